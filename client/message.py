@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..protocol.errors import InvalidParameter
 from ..protocol.names import check_name
-from ..protocol.storage.delivery import (
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SECONDS,
-    PROPERTY_TIMER_DELIVER_MS,
-)
+from ..protocol.storage.delivery import PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS, PROPERTY_TIMER_DELIVER_MS
 from ..protocol.storage.record import (
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
@@ -47,9 +43,7 @@ _OWN_PROPERTIES = {
     PROPERTY_TIMER_DELAY_SECONDS: "use delay=…",
 }
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
-_NOTED_OF_TRIES = frozenset({
-    "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
-})  # fmt: skip
+_NOTED_OF_TRIES = frozenset({"DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES"})
 """Properties in which clients record retries and dead letters. (Properties that brokers set are not user
 properties.)"""
 _TAG_OR = "||"
@@ -132,9 +126,13 @@ class Message:
         """
         properties = {name: value for name, value in stored.user_properties.items() if not _is_noted_by_broker(name)}
         return cls(
-            stored.topic if topic is None else topic, stored.body, keys=stored.keys, tags=stored.tags,
-            properties=properties, sharding_key=stored.sharding_key,
-        )  # fmt: skip
+            stored.topic if topic is None else topic,
+            stored.body,
+            keys=stored.keys,
+            tags=stored.tags,
+            properties=properties,
+            sharding_key=stored.sharding_key,
+        )
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -232,9 +230,16 @@ def _rebuild(
     delay: timedelta | None = None,
 ) -> Message:
     return Message(
-        topic, body, keys=keys, tags=tags, properties=properties, sharding_key=sharding_key, delay_level=delay_level,
-        deliver_at=deliver_at, delay=delay,
-    )  # fmt: skip
+        topic,
+        body,
+        keys=keys,
+        tags=tags,
+        properties=properties,
+        sharding_key=sharding_key,
+        delay_level=delay_level,
+        deliver_at=deliver_at,
+        delay=delay,
+    )
 
 
 def check_topic(topic: Any) -> None:

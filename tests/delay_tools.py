@@ -80,12 +80,13 @@ class DelayedStore:
         )
         self.store.open()
         self.loop = asyncio.new_event_loop()
-        writer = RecordWriter(
-            self.store, FlushedAtOnce(self.store), MadeAtOnce(self.store), self.loop, lambda: None, sync=True,  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.delays = Delays(
-            self.store, writer, self.loop, AtOnce(), lambda: None, _raise, now_ms=lambda: self.now_ms,  # type: ignore[arg-type]
-        )  # fmt: skip
+        flusher, changes, pool = FlushedAtOnce(self.store), MadeAtOnce(self.store), AtOnce()
+        writer = RecordWriter(self.store, flusher, changes, self.loop, lambda: None, sync=True)  # type: ignore[arg-type]
+
+        def now_ms() -> int:
+            return self.now_ms
+
+        self.delays = Delays(self.store, writer, self.loop, pool, lambda: None, _raise, now_ms=now_ms)  # type: ignore[arg-type]  # the pool is a stand-in
         self.store.expiry.oldest_timed = self.delays.oldest_timed
 
     def send(self, topic: str, bodies: Iterable[bytes], *, queue: int = 0, **common: object) -> int:

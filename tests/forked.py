@@ -121,8 +121,10 @@ class ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], cwd=ROOT, env=broker_environment(),
-            )  # fmt: skip
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+                env=broker_environment(),
+            )
 
     def close(self) -> None:
         """End it. What it forked is not its affair."""

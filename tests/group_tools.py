@@ -68,10 +68,9 @@ class RawMember:
 
     def beat(self, *topics: str, owned: Iterable[tuple[str, int]] | None = None, **fields: Any) -> Answer:
         """Send a heartbeat, by default owning what it has."""
-        body = msgpack.packb([
-            [[topic, "", ""] for topic in topics],
-            [list(queue) for queue in (self.rows if owned is None else owned)],
-        ])  # fmt: skip
+        body = msgpack.packb(
+            [[[topic, "", ""] for topic in topics], [list(queue) for queue in (self.rows if owned is None else owned)]]
+        )
         wanted = {"group": self.group, "member": self.name, "epoch": self.epoch, **self.fields, **fields}
         answer = self.connection.call(HEART_BEAT, wanted, body)
         if answer.code == 0:

@@ -215,12 +215,26 @@ def matches(record: Record, sent: Sent) -> bool:
     properties = record.property_map()
     message = sent.message
     return (
-        record.topic.decode(), record.queue_id, record.queue_offset, record.physical_offset, record.store_timestamp,
-        record.body, properties.get("KEYS", ""), properties.get("TAGS", ""), record.flag,
+        record.topic.decode(),
+        record.queue_id,
+        record.queue_offset,
+        record.physical_offset,
+        record.store_timestamp,
+        record.body,
+        properties.get("KEYS", ""),
+        properties.get("TAGS", ""),
+        record.flag,
     ) == (
-        sent.topic, sent.queue, sent.queue_offset, sent.physical_offset, sent.store_ms,
-        message.body, " ".join(message.keys), message.tags, message.flag,
-    )  # fmt: skip
+        sent.topic,
+        sent.queue,
+        sent.queue_offset,
+        sent.physical_offset,
+        sent.store_ms,
+        message.body,
+        " ".join(message.keys),
+        message.tags,
+        message.flag,
+    )
 
 
 def assert_holds(store: MessageStore, sent: Sequence[Sent], *, keys: bool = True) -> None:

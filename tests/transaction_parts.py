@@ -161,9 +161,15 @@ class Parts:
             self.writer, self._topic_changes, self.readers, open_max=limits.pop("open_max", 1000)
         )
         self.checks = TransactionalMessageCheckService(
-            self.service, self.producers, self.writer, timeout_ms=TIMEOUT_MS, check_interval_ms=INTERVAL_MS,
-            check_times_max=TIMES_MAX, clock=self.clock, call_at=self.clock.call_at,
-        )  # fmt: skip
+            self.service,
+            self.producers,
+            self.writer,
+            timeout_ms=TIMEOUT_MS,
+            check_interval_ms=INTERVAL_MS,
+            check_times_max=TIMES_MAX,
+            clock=self.clock,
+            call_at=self.clock.call_at,
+        )
         self.service.on_open = self.checks.opened
         for config in (*TOPICS,):
             make_topic(store, config.name, config.write_queues)
@@ -193,17 +199,19 @@ class Parts:
         appended = self.store.append(config, 0, batch)
         halves = [
             Half(
-                transaction_id, group, topic, queue, queue_offset=appended.queue_offset + index,
-                physical_offset=physical_offset, born_ms=appended.store_ms, store_ms=appended.store_ms,
+                transaction_id,
+                group,
+                topic,
+                queue,
+                queue_offset=appended.queue_offset + index,
+                physical_offset=physical_offset,
+                born_ms=appended.store_ms,
+                store_ms=appended.store_ms,
             )
             for index, (transaction_id, (physical_offset,)) in enumerate(
-                zip(
-                    made.transaction_ids,
-                    PHYSICAL_OFFSET_STRUCT.iter_unpack(appended.physical_offsets),
-                    strict=True,
-                )
+                zip(made.transaction_ids, PHYSICAL_OFFSET_STRUCT.iter_unpack(appended.physical_offsets), strict=True)
             )
-        ]  # fmt: skip
+        ]
         self.service.add(halves)
         return halves
 

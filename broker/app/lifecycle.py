@@ -151,8 +151,9 @@ class Lifecycle:
         if self._tls is None and not is_loopback(parse_address(self._settings.server.listen)[0]):
             log.warning(
                 "server.listen = %s without TLS: passwords are safe, but anyone on the network path can read and "
-                "change messages; set security.tls_certificate and security.tls_key", self._settings.server.listen,
-            )  # fmt: skip
+                "change messages; set security.tls_certificate and security.tls_key",
+                self._settings.server.listen,
+            )
 
     def reload(self) -> None:
         """Read users and certificates again, on SIGHUP."""

@@ -174,8 +174,11 @@ class CleanCommitLogService(Service):
         if gone_bytes:
             log.info(
                 "retention removed %d CommitLog files, %d bytes; the log begins at %d: %s",
-                count, gone_bytes, self._store.min_physical_offset, reason,
-            )  # fmt: skip
+                count,
+                gone_bytes,
+                self._store.min_physical_offset,
+                reason,
+            )
         return gone_bytes > 0
 
     def _say_kept(self, file: OldFile) -> None:

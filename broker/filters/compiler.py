@@ -162,10 +162,12 @@ class _Compiler:
         if isinstance(node.value, Property) and isinstance(node.low, Number) and isinstance(node.high, Number):
             return _property_between(self._lookup.getter(node.value.name), node.low.value, node.high.value)
         value = self._number(node.value)
-        return _all([
-            _compared(value, self._number(node.low), operator.ge),
-            _compared(value, self._number(node.high), operator.le),
-        ])  # fmt: skip
+        return _all(
+            [
+                _compared(value, self._number(node.low), operator.ge),
+                _compared(value, self._number(node.high), operator.le),
+            ]
+        )
 
 
 def _constant(value: Any) -> Get:

@@ -18,9 +18,7 @@ TEXT = "a string"
 SYMBOL = "a symbol"
 END = "the end"
 
-KEYWORDS = frozenset((
-    "AND", "BETWEEN", "CONTAINS", "ENDSWITH", "FALSE", "IN", "IS", "NOT", "NULL", "OR", "STARTSWITH", "TRUE",
-))  # fmt: skip
+KEYWORDS = frozenset("AND BETWEEN CONTAINS ENDSWITH FALSE IN IS NOT NULL OR STARTSWITH TRUE".split())
 """Words that cannot be names of properties, in upper or lower case."""
 
 DIGITS_MAX = 40

@@ -10,9 +10,15 @@ from .context import Peer
 
 
 def acknowledge(
-    peer: Peer, frame: Frame, request: ProduceRequest, queue: int, into: str, into_queue: int, appended: Appended,
+    peer: Peer,
+    frame: Frame,
+    request: ProduceRequest,
+    queue: int,
+    into: str,
+    into_queue: int,
+    appended: Appended,
     flush: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Acknowledge messages that were appended to ``into_queue`` of topic ``into``.
 
     ``into`` differs from the topic of the request for half, staged and scheduled messages; the response names
@@ -24,7 +30,7 @@ def acknowledge(
     if prefix:
         broker.sequences.stored(
             prefix, name, request.unique_first, request.count, into, into_queue, appended.queue_offset, frame.began
-        )  # fmt: skip
+        )
     produced = broker.counters.produced
     traffic = produced.by_topic.get(name) or produced.of(name)
     traffic.frames += 1

@@ -57,9 +57,13 @@ def _finish(
             user, answer = authenticator.finish(exchange, client_final, host)
         except AuthenticationFailed as error:
             peer.broker.audit.write(
-                AUTH.name, f"user {exchange.name}", outcome=error.name, reason=error.message,
-                address=format_address(*peer.address), client=peer.client,
-            )  # fmt: skip
+                AUTH.name,
+                f"user {exchange.name}",
+                outcome=error.name,
+                reason=error.message,
+                address=format_address(*peer.address),
+                client=peer.client,
+            )
             peer.refuse(frame, error)
             return
         peer.admit(user)

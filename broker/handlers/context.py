@@ -269,8 +269,12 @@ class Broker:
             return  # a reader that uses the name without being a group: it has no members and no progress
         log.warning(
             "group %s: messages %d to %d of topic %s, queue %d were removed before it had consumed them",
-            group, asked, moved_to - 1, topic, queue_id,
-        )  # fmt: skip
+            group,
+            asked,
+            moved_to - 1,
+            topic,
+            queue_id,
+        )
         self.groups.offsets_moved += 1
         has_room = committed is not None or len(self.store.consumer_offsets) < self.groups.offsets_max
         if has_room and (name == group or committed is not None):  # most broadcasting members commit nothing
@@ -393,9 +397,12 @@ class Peer(ClientHandle, Protocol):
         """Continue after ``suspend`` with ``call``; an error that it raises answers ``frame``."""
 
     def read(
-        self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None],
+        self,
+        frame: Frame,
+        read: Callable[[bool], T],
+        done: Callable[[T], None],
         instead: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Call ``read(True)``; if that would block, ``read(False)`` in a reader thread. Pass the result to ``done``.
 
         Later frames of the connection are handled meanwhile. Errors of ``read`` and ``done`` answer ``frame``. A caller

@@ -60,10 +60,12 @@ class Counters:
     code, from the beginning of a request's turn to its response; for a PULL without the time that it was held.
     """
 
-    __slots__ = (
-        "connections_accepted", "connections_refused", "dead_messages", "duplicates", "errors", "latencies",
-        "one_way_errors", "produce_latencies", "produced", "pulled", "retried_messages", "sent_back", "tls_failures",
-    )  # fmt: skip
+    __slots__ = tuple(
+        (
+            "connections_accepted connections_refused dead_messages duplicates errors latencies "
+            "one_way_errors produce_latencies produced pulled retried_messages sent_back tls_failures"
+        ).split()
+    )
 
     def __init__(self) -> None:
         self.connections_accepted = 0

@@ -50,16 +50,18 @@ def get_all_groups(peer: Peer, frame: Frame) -> None:
             partial = not all(sees_progress(peer, name, topic) for topic in topics)
             topics = {topic for topic in topics if peer.access.sees(TOPIC, topic)}
         group = broker.groups.groups.get(name)
-        rows.append({
-            "group": name,
-            "mode": group.mode if group is not None else CLUSTERING,
-            "state": EMPTY if group is None else group.state,
-            "members": len(group.members) if group is not None else 0,
-            "epoch": group.epoch if group is not None else 0,
-            "topics": sorted(topics - {retry_topic(name)}),
-            "partial": partial,
-            "retry_times_max": broker.store.groups.retry_times_max(name),
-        })  # fmt: skip
+        rows.append(
+            {
+                "group": name,
+                "mode": group.mode if group is not None else CLUSTERING,
+                "state": EMPTY if group is None else group.state,
+                "members": len(group.members) if group is not None else 0,
+                "epoch": group.epoch if group is not None else 0,
+                "topics": sorted(topics - {retry_topic(name)}),
+                "partial": partial,
+                "retry_times_max": broker.store.groups.retry_times_max(name),
+            }
+        )
     peer.answer(frame, GroupsAnswer(count=len(rows)), msgpack.packb(rows))
 
 
@@ -224,9 +226,12 @@ def reset_offset(peer: Peer, frame: Frame) -> None:
         broker.groups.enter(request.group)
         broker.groups.reset(request.group, request.topic, offsets)
         audit(
-            peer, INVOKE_BROKER_TO_RESET_OFFSET, f"group {request.group}, topic {request.topic}",
-            {queue: before[queue] for queue in sorted(offsets) if queue in before}, dict(sorted(offsets.items())),
-        )  # fmt: skip
+            peer,
+            INVOKE_BROKER_TO_RESET_OFFSET,
+            f"group {request.group}, topic {request.topic}",
+            {queue: before[queue] for queue in sorted(offsets) if queue in before},
+            dict(sorted(offsets.items())),
+        )
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in sorted(offsets.items()))
         peer.answer(frame, ConsumerOffsetsAnswer(count=len(offsets)), body)
 
@@ -264,6 +269,8 @@ def _target(store: MessageStore, request: ResetOffsetRequest, given: dict[int, i
     if not 0 <= given[queue_id] <= max_offset:
         raise CommitIllegal(
             f"offset {given[queue_id]} of queue {queue_id} of {topic!r} must be in [0, {max_offset}]; nothing was "
-            "reset", queue=queue_id, max_offset=max_offset,
-        )  # fmt: skip
+            "reset",
+            queue=queue_id,
+            max_offset=max_offset,
+        )
     return given[queue_id]

@@ -29,9 +29,13 @@ class ArrayBody:
         self._expected = expected
         self._length = len(body)
         self._unpacker = msgpack.Unpacker(
-            max_buffer_size=max(len(body), 1), max_str_len=TEXT_BYTES_MAX, max_array_len=0, max_map_len=0,
-            max_bin_len=0, max_ext_len=0,
-        )  # fmt: skip
+            max_buffer_size=max(len(body), 1),
+            max_str_len=TEXT_BYTES_MAX,
+            max_array_len=0,
+            max_map_len=0,
+            max_bin_len=0,
+            max_ext_len=0,
+        )
         self._unpacker.feed(body)
 
     def array(self) -> int:

@@ -193,8 +193,9 @@ def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) ->
             raise CommitIllegal(
                 f"offset {offset} cannot be committed for topic {topic}, queue {queue}: "
                 f"its next message will have offset {max_offset}",
-                queue=queue, max_offset=max_offset,
-            )  # fmt: skip
+                queue=queue,
+                max_offset=max_offset,
+            )
 
 
 def get_consume_stats(peer: Peer, frame: Frame) -> None:

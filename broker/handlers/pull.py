@@ -103,9 +103,17 @@ def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] |
 
 
 def _read(
-    broker: Broker, request: PullRequest, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
-    records: Filter | None = None, at_least_one: bool = True, *, hot: bool,
-) -> PullResult:  # fmt: skip
+    broker: Broker,
+    request: PullRequest,
+    offset: int,
+    max_count: int,
+    max_bytes: int,
+    tags: frozenset[int] | None,
+    records: Filter | None = None,
+    at_least_one: bool = True,
+    *,
+    hot: bool,
+) -> PullResult:
     """Read records as ``Pulls.pull`` does; move a group that asks for expired messages."""
     max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
     try:
@@ -263,9 +271,15 @@ class _Pull:
         self.peer.check_may_wait()
         self.busy_s = time.monotonic() - self.frame.began
         self.held = broker.holds.hold(
-            request.topic, request.queue, self.offset, self.deadline, self._woken,
-            tags=self.tags, grouped=bool(request.group), of_many=self.peer.holds_many(),
-        )  # fmt: skip
+            request.topic,
+            request.queue,
+            self.offset,
+            self.deadline,
+            self._woken,
+            tags=self.tags,
+            grouped=bool(request.group),
+            of_many=self.peer.holds_many(),
+        )
         self.peer.held(self.held)
 
     def look_again(self) -> None:
@@ -318,9 +332,16 @@ class _FilteredPull(_Pull):
         if hot:
             self._check_again()
         return _read(
-            self.peer.broker, self.request, self.offset, self.count_left, self.bytes_left, self.tags,
-            self.records, not self.found, hot=hot,
-        )  # fmt: skip
+            self.peer.broker,
+            self.request,
+            self.offset,
+            self.count_left,
+            self.bytes_left,
+            self.tags,
+            self.records,
+            not self.found,
+            hot=hot,
+        )
 
     def pulled(self, pulled: PullResult) -> None:
         """Continue the search, return the matches, or hold the pull if there are none and time is left."""

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol.auth.permissions import QUERY, TOPIC, Permissions
-from ...protocol.commands import (
-    QueryByKeyAnswer,
-    QueryByKeyRequest,
-    ViewMessageAnswer,
-    ViewMessageByIdRequest,
-)
+from ...protocol.commands import QueryByKeyAnswer, QueryByKeyRequest, ViewMessageAnswer, ViewMessageByIdRequest
 from ...protocol.errors import BrokerFailure, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import HEADER_BYTES_MAX, Frame

@@ -21,32 +21,34 @@ from ..config import changed_settings, rule_of, setting_names, value_of
 from .audit import audit
 from .context import Peer
 
-HOT_SETTINGS = frozenset({
-    "topics.auto_create",
-    "topics.default_queues",
-    "delivery.delay_max_days",
-    "limits.connections_max",
-    "limits.connection_in_flight_bytes_max",
-    "limits.in_flight_bytes_max",
-    "limits.busy_retry_after_ms",
-    "limits.held_pulls_max",
-    "limits.held_pulls_per_connection_max",
-    "limits.groups_max",
-    "limits.committed_offsets_max",
-    "limits.half_frame_timeout_ms",
-    "limits.idle_timeout_ms",
-    "limits.slow_reader_timeout_ms",
-    "retention.file_reserved_hours",
-    "retention.delete_when",
-    "retention.headroom_bytes",
-    "retention.disk_clean_percent",
-    "retention.disk_force_percent",
-    "retention.disk_refuse_percent",
-    "retention.check_interval_ms",
-    "transactions.open_max",
-    "transactions.prepared_attempts_max",
-    "log.level",
-})  # fmt: skip
+HOT_SETTINGS = frozenset(
+    {
+        "topics.auto_create",
+        "topics.default_queues",
+        "delivery.delay_max_days",
+        "limits.connections_max",
+        "limits.connection_in_flight_bytes_max",
+        "limits.in_flight_bytes_max",
+        "limits.busy_retry_after_ms",
+        "limits.held_pulls_max",
+        "limits.held_pulls_per_connection_max",
+        "limits.groups_max",
+        "limits.committed_offsets_max",
+        "limits.half_frame_timeout_ms",
+        "limits.idle_timeout_ms",
+        "limits.slow_reader_timeout_ms",
+        "retention.file_reserved_hours",
+        "retention.delete_when",
+        "retention.headroom_bytes",
+        "retention.disk_clean_percent",
+        "retention.disk_force_percent",
+        "retention.disk_refuse_percent",
+        "retention.check_interval_ms",
+        "transactions.open_max",
+        "transactions.prepared_attempts_max",
+        "log.level",
+    }
+)
 """Settings that can be changed while the broker runs. Never a path, an address, anything of ``[security]``, the flush
 policy, or a value that clients were told when they connected."""
 
@@ -98,9 +100,13 @@ def update_broker_config(peer: Peer, frame: Frame) -> None:
 def _decode_body(frame: Frame, count: int) -> dict[str, Any]:
     try:
         changes = msgpack.unpackb(
-            frame.body, max_map_len=SETTINGS_MAX, max_str_len=VALUE_CHARS_MAX, max_array_len=0, max_bin_len=0,
+            frame.body,
+            max_map_len=SETTINGS_MAX,
+            max_str_len=VALUE_CHARS_MAX,
+            max_array_len=0,
+            max_bin_len=0,
             max_ext_len=0,
-        )  # fmt: skip
+        )
     except (ValueError, msgpack.UnpackException) as error:
         raise InvalidParameter(f"the body is not one msgpack map of settings: {error}") from None
     if type(changes) is not dict or len(changes) != count or not all(type(name) is str for name in changes):

@@ -109,9 +109,13 @@ def _check_retention(request: UpdateAndCreateTopicRequest) -> None:
 
 
 def _changed(
-    peer: Peer, frame: Frame, command: Command, old: TopicConfig | None, new: TopicConfig | None,
+    peer: Peer,
+    frame: Frame,
+    command: Command,
+    old: TopicConfig | None,
+    new: TopicConfig | None,
     error: BrokerError | None,
-) -> None:  # fmt: skip
+) -> None:
     if error is not None:
         peer.fail(frame, error)
         return

@@ -70,15 +70,23 @@ def crc32_on(array: np.ndarray, at: int, end: int, crc: int) -> int:
         c = load_le32(array, at + 8)
         d = load_le32(array, at + 12)
         crc = np.int64(
-            TABLES[0xF00 | a & 0xFF] ^ TABLES[0xE00 | a >> 8 & 0xFF]
-            ^ TABLES[0xD00 | a >> 16 & 0xFF] ^ TABLES[0xC00 | a >> 24]
-            ^ TABLES[0xB00 | b & 0xFF] ^ TABLES[0xA00 | b >> 8 & 0xFF]
-            ^ TABLES[0x900 | b >> 16 & 0xFF] ^ TABLES[0x800 | b >> 24]
-            ^ TABLES[0x700 | c & 0xFF] ^ TABLES[0x600 | c >> 8 & 0xFF]
-            ^ TABLES[0x500 | c >> 16 & 0xFF] ^ TABLES[0x400 | c >> 24]
-            ^ TABLES[0x300 | d & 0xFF] ^ TABLES[0x200 | d >> 8 & 0xFF]
-            ^ TABLES[0x100 | d >> 16 & 0xFF] ^ TABLES[d >> 24]
-        )  # fmt: skip
+            TABLES[0xF00 | a & 0xFF]
+            ^ TABLES[0xE00 | a >> 8 & 0xFF]
+            ^ TABLES[0xD00 | a >> 16 & 0xFF]
+            ^ TABLES[0xC00 | a >> 24]
+            ^ TABLES[0xB00 | b & 0xFF]
+            ^ TABLES[0xA00 | b >> 8 & 0xFF]
+            ^ TABLES[0x900 | b >> 16 & 0xFF]
+            ^ TABLES[0x800 | b >> 24]
+            ^ TABLES[0x700 | c & 0xFF]
+            ^ TABLES[0x600 | c >> 8 & 0xFF]
+            ^ TABLES[0x500 | c >> 16 & 0xFF]
+            ^ TABLES[0x400 | c >> 24]
+            ^ TABLES[0x300 | d & 0xFF]
+            ^ TABLES[0x200 | d >> 8 & 0xFF]
+            ^ TABLES[0x100 | d >> 16 & 0xFF]
+            ^ TABLES[d >> 24]
+        )
         at += 16
     while at < end:
         crc = np.int64(TABLES[(crc ^ np.int64(array[at])) & 0xFF]) ^ crc >> 8
@@ -92,11 +100,15 @@ def crc32_words(crc: int, first: int, second: int) -> int:
     a = _swapped(first) ^ crc
     b = _swapped(second)
     return np.int64(
-        TABLES[0x700 | a & 0xFF] ^ TABLES[0x600 | a >> 8 & 0xFF]
-        ^ TABLES[0x500 | a >> 16 & 0xFF] ^ TABLES[0x400 | a >> 24]
-        ^ TABLES[0x300 | b & 0xFF] ^ TABLES[0x200 | b >> 8 & 0xFF]
-        ^ TABLES[0x100 | b >> 16 & 0xFF] ^ TABLES[b >> 24]
-    )  # fmt: skip
+        TABLES[0x700 | a & 0xFF]
+        ^ TABLES[0x600 | a >> 8 & 0xFF]
+        ^ TABLES[0x500 | a >> 16 & 0xFF]
+        ^ TABLES[0x400 | a >> 24]
+        ^ TABLES[0x300 | b & 0xFF]
+        ^ TABLES[0x200 | b >> 8 & 0xFF]
+        ^ TABLES[0x100 | b >> 16 & 0xFF]
+        ^ TABLES[b >> 24]
+    )
 
 
 @inlined
@@ -115,9 +127,11 @@ def crc32_behind(crc: int, part_crc: int, part_bytes: int) -> int:
     while part_bytes > 0:
         if part_bytes & 1:
             difference = np.int64(
-                ZEROS[level | difference & 0xFF] ^ ZEROS[level | 0x100 | difference >> 8 & 0xFF]
-                ^ ZEROS[level | 0x200 | difference >> 16 & 0xFF] ^ ZEROS[level | 0x300 | difference >> 24]
-            )  # fmt: skip
+                ZEROS[level | difference & 0xFF]
+                ^ ZEROS[level | 0x100 | difference >> 8 & 0xFF]
+                ^ ZEROS[level | 0x200 | difference >> 16 & 0xFF]
+                ^ ZEROS[level | 0x300 | difference >> 24]
+            )
         part_bytes >>= 1
         level += 0x400
     return part_crc ^ FRESH ^ difference

@@ -21,17 +21,7 @@ from ...protocol.storage.delivery import (
 from ...protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_HEAD_BYTES, TOPIC_BYTES_MAX, SysFlag
 from ...protocol.storage.record_crc import PROPERTIES_WITH_CRC_MAX
 from .crc32 import crc32_of
-from .dispatch import (
-    DONE,
-    PARTS,
-    R_BODY_AT,
-    R_BODY_END,
-    R_PROPERTIES_AT,
-    R_SIZE,
-    _locate,
-    _queue_hash,
-    _same_bytes,
-)
+from .dispatch import DONE, PARTS, R_BODY_AT, R_BODY_END, R_PROPERTIES_AT, R_SIZE, _locate, _queue_hash, _same_bytes
 from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
 from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
 from .record_crc import record_crc_sound, store_record_crc
@@ -174,8 +164,9 @@ def _read_digits(records: np.ndarray, at: int, end: int, digits_max: int) -> int
 
 
 @inlined
-def _group_of(records: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, groups: np.ndarray,
-              group_count: int) -> int:  # fmt: skip
+def _group_of(
+    records: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, groups: np.ndarray, group_count: int
+) -> int:
     """Return the group of a topic and queue; add it, and return ``group_count``, if it is new."""
     mask = len(slots) - 1
     slot = _queue_hash(records, at, end, queue_id) & mask
@@ -199,8 +190,9 @@ def _group_of(records: np.ndarray, at: int, end: int, queue_id: int, slots: np.n
 
 
 @inlined
-def _plan_body(records: np.ndarray, at: int, parts: np.ndarray, plan: np.ndarray, row: int,
-               is_checksummed: bool) -> bool:  # fmt: skip
+def _plan_body(
+    records: np.ndarray, at: int, parts: np.ndarray, plan: np.ndarray, row: int, is_checksummed: bool
+) -> bool:
     """Sum the body; return whether it matches the record's checksum, and any required ``__CRC32#`` matches too."""
     body_crc = crc32_of(records, parts[R_BODY_AT], parts[R_BODY_END])
     plan[row + P_BODY_CRC] = body_crc
@@ -212,9 +204,17 @@ def _plan_body(records: np.ndarray, at: int, parts: np.ndarray, plan: np.ndarray
 
 
 @kernel(i64, bytes_array, i64_array, i64, i32_array, i64_array, i64_array, i64_array, i64, i64)
-def find_targets(records: np.ndarray, chosen: np.ndarray, count: int, slots: np.ndarray, plan: np.ndarray,
-                 groups: np.ndarray, scratch: np.ndarray, checksummed_from: int,
-                 checksummed_to: int) -> int:  # fmt: skip
+def find_targets(
+    records: np.ndarray,
+    chosen: np.ndarray,
+    count: int,
+    slots: np.ndarray,
+    plan: np.ndarray,
+    groups: np.ndarray,
+    scratch: np.ndarray,
+    checksummed_from: int,
+    checksummed_to: int,
+) -> int:
     """Plan ``count`` consecutive records in ``records``; return the number of groups.
 
     ``chosen``: (physical offset, size, anything) of each, as in ``gather``. ``slots``: zeros, a power of two of them,
@@ -298,8 +298,18 @@ def _checksum_bytes(plan: np.ndarray, row: int, numbers: np.ndarray) -> int:
 
 
 @inlined
-def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.ndarray, group: int, texts: np.ndarray,
-                  numbers: np.ndarray, log: np.ndarray, position: int, size: int) -> None:  # fmt: skip
+def _write_record(
+    records: np.ndarray,
+    plan: np.ndarray,
+    row: int,
+    groups: np.ndarray,
+    group: int,
+    texts: np.ndarray,
+    numbers: np.ndarray,
+    log: np.ndarray,
+    position: int,
+    size: int,
+) -> None:
     source = plan[row + P_AT]
     properties_at = plan[row + P_PROPERTIES_AT]
     properties_end = plan[row + P_END]
@@ -352,8 +362,16 @@ def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.nd
 
 
 @kernel(results(i64, i64), bytes_array, i64_array, i64, i64, i64_array, bytes_array, i64_array, bytes_array)
-def deliver(records: np.ndarray, plan: np.ndarray, first: int, count: int, groups: np.ndarray, texts: np.ndarray,
-            numbers: np.ndarray, log: np.ndarray) -> tuple[int, int]:  # fmt: skip
+def deliver(
+    records: np.ndarray,
+    plan: np.ndarray,
+    first: int,
+    count: int,
+    groups: np.ndarray,
+    texts: np.ndarray,
+    numbers: np.ndarray,
+    log: np.ndarray,
+) -> tuple[int, int]:
     """Write the planned records, starting with ``first``, to their groups' queues in ``log``, a CommitLog file's map.
 
     Increments ``G_NEXT`` of each group. Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``, and each leaves room
@@ -370,10 +388,17 @@ def deliver(records: np.ndarray, plan: np.ndarray, first: int, count: int, group
         sys_flag = load_be32(records, plan[row + P_AT] + _AT_SYS_FLAG)
         topic_bytes = groups[group + G_NAME_END] - groups[group + G_NAME_AT]
         size = (
-            _BEFORE_HOSTS_BYTES + (20 if sys_flag & _BORN_V6 else 8) + numbers[N_STORE_HOST_END]
-            + plan[row + P_BODY_END] - plan[row + P_BODY_AT] + (2 if topic_bytes > TOPIC_BYTES_MAX else 1) + topic_bytes
-            + 2 + _properties_bytes(plan, row) + _checksum_bytes(plan, row, numbers)
-        )  # fmt: skip
+            _BEFORE_HOSTS_BYTES
+            + (20 if sys_flag & _BORN_V6 else 8)
+            + numbers[N_STORE_HOST_END]
+            + plan[row + P_BODY_END]
+            - plan[row + P_BODY_AT]
+            + (2 if topic_bytes > TOPIC_BYTES_MAX else 1)
+            + topic_bytes
+            + 2
+            + _properties_bytes(plan, row)
+            + _checksum_bytes(plan, row, numbers)
+        )
         if position + size + _BLANK_ROOM > numbers[N_LIMIT]:
             return k, position
         _write_record(records, plan, row, groups, group, texts, numbers, log, position, size)

@@ -254,8 +254,9 @@ def _queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
 
 
 @inlined
-def _find_queue(array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray,
-                topics: np.ndarray) -> int:  # fmt: skip
+def _find_queue(
+    array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray, topics: np.ndarray
+) -> int:
     """Return the row of a queue, or -1. ``slots`` has a power of two of slots, at least one of them free."""
     mask = len(slots) - 1
     slot = _queue_hash(array, at, end, queue_id) & mask
@@ -273,8 +274,9 @@ def _find_queue(array: np.ndarray, at: int, end: int, queue_id: int, slots: np.n
 
 
 @kernel(i64, bytes_array, i64, i64, i64, i32_array, i64_table, bytes_array)
-def find_queue(array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray,
-               topics: np.ndarray) -> int:  # fmt: skip
+def find_queue(
+    array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray, topics: np.ndarray
+) -> int:
     """Return the row of the queue whose topic's name is ``array[at:end]``, or -1."""
     return _find_queue(array, at, end, queue_id, slots, queues, topics)
 
@@ -331,8 +333,16 @@ def _find_properties(log: np.ndarray, at: int, end: int, found: np.ndarray) -> N
 
 
 @inlined
-def _put_key(log: np.ndarray, at: int, end: int, topic_hash: int, physical_offset: int, store_ms: int, keys: np.ndarray,
-             state: np.ndarray) -> None:  # fmt: skip
+def _put_key(
+    log: np.ndarray,
+    at: int,
+    end: int,
+    topic_hash: int,
+    physical_offset: int,
+    store_ms: int,
+    keys: np.ndarray,
+    state: np.ndarray,
+) -> None:
     row = state[S_KEYS] * KEY_ROW
     keys[row + K_HASH] = index_hash(java_hash_on(log, at, end, topic_hash))
     keys[row + K_PHYSICAL_OFFSET] = physical_offset
@@ -353,8 +363,15 @@ def _key_count(log: np.ndarray, found: np.ndarray) -> int:
 
 
 @inlined
-def _put_keys(log: np.ndarray, found: np.ndarray, topic_hash: int, physical_offset: int, store_ms: int,
-              keys: np.ndarray, state: np.ndarray) -> None:  # fmt: skip
+def _put_keys(
+    log: np.ndarray,
+    found: np.ndarray,
+    topic_hash: int,
+    physical_offset: int,
+    store_ms: int,
+    keys: np.ndarray,
+    state: np.ndarray,
+) -> None:
     """Put the unique key first, then each of KEYS, as RocketMQ's IndexService does."""
     if found[1] > found[0]:
         _put_key(log, found[0], found[1], topic_hash, physical_offset, store_ms, keys, state)
@@ -380,8 +397,15 @@ def _tags_code(log: np.ndarray, found: np.ndarray, kind: int, store_ms: int) -> 
 
 
 @inlined
-def _group(units: np.ndarray, unit_rows: np.ndarray, count: int, queues: np.ndarray, touched: np.ndarray,
-           touched_count: int, grouped: np.ndarray) -> None:  # fmt: skip
+def _group(
+    units: np.ndarray,
+    unit_rows: np.ndarray,
+    count: int,
+    queues: np.ndarray,
+    touched: np.ndarray,
+    touched_count: int,
+    grouped: np.ndarray,
+) -> None:
     """Sort the units by queue, keeping their order: ``touched`` holds (row, first unit, units) per queue."""
     first = 0
     for k in range(touched_count):
@@ -400,12 +424,38 @@ def _group(units: np.ndarray, unit_rows: np.ndarray, count: int, queues: np.ndar
 
 
 @kernel(
-    results(i64, i64), bytes_array, i64, i64, i64, i32_array, i64_table, bytes_array,
-    bytes_array, i64_array, bytes_array, i64_array, i64_array, i64_array, i64_array,
-)  # fmt: skip
-def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarray, queues: np.ndarray,
-             topics: np.ndarray, units: np.ndarray, unit_rows: np.ndarray, grouped: np.ndarray, touched: np.ndarray,
-             keys: np.ndarray, scratch: np.ndarray, state: np.ndarray) -> tuple[int, int]:  # fmt: skip
+    results(i64, i64),
+    bytes_array,
+    i64,
+    i64,
+    i64,
+    i32_array,
+    i64_table,
+    bytes_array,
+    bytes_array,
+    i64_array,
+    bytes_array,
+    i64_array,
+    i64_array,
+    i64_array,
+    i64_array,
+)
+def dispatch(
+    log: np.ndarray,
+    at: int,
+    end: int,
+    file_base: int,
+    slots: np.ndarray,
+    queues: np.ndarray,
+    topics: np.ndarray,
+    units: np.ndarray,
+    unit_rows: np.ndarray,
+    grouped: np.ndarray,
+    touched: np.ndarray,
+    keys: np.ndarray,
+    scratch: np.ndarray,
+    state: np.ndarray,
+) -> tuple[int, int]:
     """Turn the records of ``log[at:end]`` into units and keys.
 
     ``units``, ``unit_rows`` (one integer per unit) and ``scratch`` (``PARTS`` + 8 integers) are work space. Out:

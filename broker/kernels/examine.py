@@ -195,9 +195,19 @@ def _pass_over(queues: np.ndarray, row: int) -> None:
 
 
 @inlined
-def _put_unit(log: np.ndarray, row: int, queue_offset: int, physical_offset: int, found: np.ndarray,
-              scratch: np.ndarray, queues: np.ndarray, units: np.ndarray, unit_runs: np.ndarray, runs: np.ndarray,
-              state: np.ndarray) -> None:  # fmt: skip
+def _put_unit(
+    log: np.ndarray,
+    row: int,
+    queue_offset: int,
+    physical_offset: int,
+    found: np.ndarray,
+    scratch: np.ndarray,
+    queues: np.ndarray,
+    units: np.ndarray,
+    unit_runs: np.ndarray,
+    runs: np.ndarray,
+    state: np.ndarray,
+) -> None:
     unit = state[S_UNITS]
     at = unit * UNIT_BYTES
     store_be64(units, at, physical_offset)
@@ -217,8 +227,14 @@ def _put_unit(log: np.ndarray, row: int, queue_offset: int, physical_offset: int
 
 
 @inlined
-def _group_runs(units: np.ndarray, unit_runs: np.ndarray, queues: np.ndarray, runs: np.ndarray, grouped: np.ndarray,
-                state: np.ndarray) -> None:  # fmt: skip
+def _group_runs(
+    units: np.ndarray,
+    unit_runs: np.ndarray,
+    queues: np.ndarray,
+    runs: np.ndarray,
+    grouped: np.ndarray,
+    state: np.ndarray,
+) -> None:
     """Sort the units by run, keeping their order."""
     first = 0
     for run in range(state[S_TOUCHED]):
@@ -234,13 +250,44 @@ def _group_runs(units: np.ndarray, unit_runs: np.ndarray, queues: np.ndarray, ru
 
 
 @kernel(
-    results(i64, i64), bytes_array, i64, i64, i64, i32_array, i64_table, bytes_array, bytes_array, i64_array,
-    bytes_array, i64_array, i64_array, i64_array, i64_array, i64_array, i64_array, i64_array,
-)  # fmt: skip
-def examine(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarray, queues: np.ndarray,
-            topics: np.ndarray, units: np.ndarray, unit_runs: np.ndarray, grouped: np.ndarray, runs: np.ndarray,
-            keys: np.ndarray, optional_keys: np.ndarray, flaws: np.ndarray, scratch: np.ndarray, state: np.ndarray,
-            optional_state: np.ndarray) -> tuple[int, int]:  # fmt: skip
+    results(i64, i64),
+    bytes_array,
+    i64,
+    i64,
+    i64,
+    i32_array,
+    i64_table,
+    bytes_array,
+    bytes_array,
+    i64_array,
+    bytes_array,
+    i64_array,
+    i64_array,
+    i64_array,
+    i64_array,
+    i64_array,
+    i64_array,
+    i64_array,
+)
+def examine(
+    log: np.ndarray,
+    at: int,
+    end: int,
+    file_base: int,
+    slots: np.ndarray,
+    queues: np.ndarray,
+    topics: np.ndarray,
+    units: np.ndarray,
+    unit_runs: np.ndarray,
+    grouped: np.ndarray,
+    runs: np.ndarray,
+    keys: np.ndarray,
+    optional_keys: np.ndarray,
+    flaws: np.ndarray,
+    scratch: np.ndarray,
+    state: np.ndarray,
+    optional_state: np.ndarray,
+) -> tuple[int, int]:
     """Check the records of ``log[at:end]``, and derive the units and index entries that should exist.
 
     ``queues`` has rows of ``EXAMINED_ROW``; if ``Q_NEXT`` is -1, the queue's first record is trusted. ``units``,
@@ -354,8 +401,9 @@ def next_record(log: np.ndarray, at: int, end: int, file_base: int, parts: np.nd
 
 
 @kernel(i64, bytes_array, i64, i64, i64_array, i64, i64, i64)
-def compare_entries(index: np.ndarray, entries_at: int, number: int, keys: np.ndarray, first: int, count: int,
-                    begin_ms: int) -> int:  # fmt: skip
+def compare_entries(
+    index: np.ndarray, entries_at: int, number: int, keys: np.ndarray, first: int, count: int, begin_ms: int
+) -> int:
     """Compare the keys ``[first, count)`` with the index entries that begin at ``number``; return the first key whose
     entry differs, or ``count``.
 
@@ -377,8 +425,19 @@ def compare_entries(index: np.ndarray, entries_at: int, number: int, keys: np.nd
 
 
 @kernel(results(i64, i64, i64), bytes_array, i64, i64, i64, bytes_array, i64, i64, i64, i64, i64_array, i64_array)
-def pick(log: np.ndarray, at: int, end: int, file_base: int, topic: np.ndarray, topic_bytes: int, queue_id: int,
-         begin_ms: int, end_ms: int, picked: np.ndarray, parts: np.ndarray) -> tuple[int, int, int]:  # fmt: skip
+def pick(
+    log: np.ndarray,
+    at: int,
+    end: int,
+    file_base: int,
+    topic: np.ndarray,
+    topic_bytes: int,
+    queue_id: int,
+    begin_ms: int,
+    end_ms: int,
+    picked: np.ndarray,
+    parts: np.ndarray,
+) -> tuple[int, int, int]:
     """Choose the records of ``log[at:end]`` with the topic ``topic[:topic_bytes]`` (empty: any), the queue ``queue_id``
     (negative: any) and a store time in ``[begin_ms, end_ms]``.
 

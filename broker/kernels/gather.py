@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.storage.layout import (
-    MAGIC_V1,
-    MAGIC_V2,
-    PRE_BLANK_SIZE,
-    RECORD,
-    RECORD_BYTES_MIN,
-    UNIT,
-    UNIT_BYTES,
-)
+from ...protocol.storage.layout import MAGIC_V1, MAGIC_V2, PRE_BLANK_SIZE, RECORD, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
 from .jit import bytes_array, i64, i64_array, kernel, results
 from .words import copy_bytes, load_be32, load_be64, store_be32
 
@@ -40,9 +32,18 @@ CHOSEN_ROW = 3
 
 
 @kernel(results(i64, i64, i64), bytes_array, i64, i64, i64_array, i64, i64, i64, i64, i64, i64_array)
-def choose(units: np.ndarray, unit_count: int, first_queue_offset: int, tags: np.ndarray, tag_count: int,
-           physical_min: int, physical_max: int, count_max: int, bytes_max: int, chosen: np.ndarray,
-           ) -> tuple[int, int, int]:  # fmt: skip
+def choose(
+    units: np.ndarray,
+    unit_count: int,
+    first_queue_offset: int,
+    tags: np.ndarray,
+    tag_count: int,
+    physical_min: int,
+    physical_max: int,
+    count_max: int,
+    bytes_max: int,
+    chosen: np.ndarray,
+) -> tuple[int, int, int]:
     """Choose records from ConsumeQueue units, in order, until a limit is reached.
 
     ``tags``: the wanted tag codes; none (``tag_count`` 0): all. A unit outside ``[physical_min, physical_max)`` or
@@ -80,8 +81,9 @@ def choose(units: np.ndarray, unit_count: int, first_queue_offset: int, tags: np
 
 
 @kernel(i64, i64_array, i64, i64, i64, i64, i64, i64_array)
-def plan_reads(chosen: np.ndarray, count: int, file_bytes: int, gap_max: int, sparse_max: int, span_max: int,
-               reads: np.ndarray) -> int:  # fmt: skip
+def plan_reads(
+    chosen: np.ndarray, count: int, file_bytes: int, gap_max: int, sparse_max: int, span_max: int, reads: np.ndarray
+) -> int:
     """Join the chosen records into few reads: (physical offset, bytes, first record, records) each, in order.
 
     A read spans a gap of up to ``gap_max`` bytes while it has at most ``sparse_max`` times the wanted bytes and at most
@@ -118,8 +120,9 @@ def plan_reads(chosen: np.ndarray, count: int, file_bytes: int, gap_max: int, sp
 
 
 @kernel(i64, bytes_array, i64, i64_array, i64, i64, bytes_array, i64)
-def gather(span: np.ndarray, span_physical: int, chosen: np.ndarray, first: int, count: int, out: np.ndarray, at: int,
-           ) -> int:  # fmt: skip
+def gather(
+    span: np.ndarray, span_physical: int, chosen: np.ndarray, first: int, count: int, out: np.ndarray, at: int
+) -> int:
     """Copy ``count`` chosen records, starting with ``first``, from a span read at ``span_physical``; return the
     position after them."""
     for k in range(first, first + count):

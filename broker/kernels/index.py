@@ -87,8 +87,17 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
 
 
 @kernel(results(i64, i64), bytes_array, i64, i64, i64, i64, i64, i64, i64, i64_array)
-def select(index: np.ndarray, slots: int, entries: int, begin_timestamp: int, key_hash: int, begin_ms: int, end_ms: int,
-           number: int, found: np.ndarray) -> tuple[int, int]:  # fmt: skip
+def select(
+    index: np.ndarray,
+    slots: int,
+    entries: int,
+    begin_timestamp: int,
+    key_hash: int,
+    begin_ms: int,
+    end_ms: int,
+    number: int,
+    found: np.ndarray,
+) -> tuple[int, int]:
     """Follow the chain of one hash, starting at entry ``number`` (0: at its slot), newest first.
 
     ``found`` gets (physical offset, entry number) of each entry that has the hash and whose second touches

@@ -413,8 +413,9 @@ def _copy(source: np.ndarray, at: int, end: int, target: np.ndarray, target_at: 
 
 
 @inlined
-def _write_pair(frame: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int,
-                log: np.ndarray, at: int) -> int:  # fmt: skip
+def _write_pair(
+    frame: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int, log: np.ndarray, at: int
+) -> int:
     at = _copy(frame, name_at, name_at + name_bytes, log, at)
     log[at] = 1
     at = _copy(frame, value_at, value_at + value_bytes, log, at + 1)
@@ -435,8 +436,9 @@ def _write_unique(numbers: np.ndarray, texts: np.ndarray, message: int, log: np.
 
 
 @inlined
-def _write_properties(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, message: int,
-                      log: np.ndarray, at: int) -> int:  # fmt: skip
+def _write_properties(
+    frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, message: int, log: np.ndarray, at: int
+) -> int:
     row = message * PLAN_WIDTH
     at = _copy(texts, numbers[N_COMMON_AT], numbers[N_COMMON_END], log, at)
     source = plan[row + P_PROPERTIES_AT]
@@ -449,9 +451,11 @@ def _write_properties(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray,
     elif plan[row + P_PROPERTIES]:
         common_bytes = numbers[N_COMMON_END] - numbers[N_COMMON_AT]
         key_bytes = (
-            plan[row + P_PROPERTIES_BYTES] - common_bytes
-            - plan[row + P_UNIQUE] * UNIQUE_PROPERTY_BYTES - KEYS_PROPERTY_BYTES
-        )  # fmt: skip
+            plan[row + P_PROPERTIES_BYTES]
+            - common_bytes
+            - plan[row + P_UNIQUE] * UNIQUE_PROPERTY_BYTES
+            - KEYS_PROPERTY_BYTES
+        )
         at = _copy(_KEYS, 0, 4, log, at)
         log[at] = 1
         at = _copy(frame, source, source + key_bytes, log, at + 1)
@@ -463,8 +467,16 @@ def _write_properties(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray,
 
 
 @inlined
-def _write_record(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, message: int,
-                  log: np.ndarray, position: int, size: int) -> None:  # fmt: skip
+def _write_record(
+    frame: np.ndarray,
+    numbers: np.ndarray,
+    texts: np.ndarray,
+    plan: np.ndarray,
+    message: int,
+    log: np.ndarray,
+    position: int,
+    size: int,
+) -> None:
     row = message * PLAN_WIDTH
     body_at = plan[row + P_BODY_AT]
     body_end = body_at + plan[row + P_BODY_BYTES]
@@ -501,8 +513,15 @@ def _write_record(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, pla
 
 
 @inlined
-def _write(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
-           physical_offsets: np.ndarray, first: int) -> tuple[int, int]:  # fmt: skip
+def _write(
+    frame: np.ndarray,
+    numbers: np.ndarray,
+    texts: np.ndarray,
+    plan: np.ndarray,
+    log: np.ndarray,
+    physical_offsets: np.ndarray,
+    first: int,
+) -> tuple[int, int]:
     position = numbers[N_POSITION]
     fixed = _record_bytes_fixed(numbers)
     for message in range(first, numbers[N_COUNT]):
@@ -520,8 +539,15 @@ _PLAN_FIRST = -1
 
 
 @kernel(results(i64, i64, i64), bytes_array, i64_array, bytes_array, i64_array, bytes_array, bytes_array, i64)
-def _produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
-             physical_offsets: np.ndarray, first: int) -> tuple[int, int, int]:  # fmt: skip
+def _produce(
+    frame: np.ndarray,
+    numbers: np.ndarray,
+    texts: np.ndarray,
+    plan: np.ndarray,
+    log: np.ndarray,
+    physical_offsets: np.ndarray,
+    first: int,
+) -> tuple[int, int, int]:
     """Implement both functions below in one kernel, because the code that writes records is slow to compile."""
     if first == _PLAN_FIRST:
         status, message, at = _plan(frame, numbers, plan)
@@ -532,8 +558,14 @@ def _produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np
     return OK, message, position
 
 
-def produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
-            physical_offsets: np.ndarray) -> tuple[int, int, int]:  # fmt: skip
+def produce(
+    frame: np.ndarray,
+    numbers: np.ndarray,
+    texts: np.ndarray,
+    plan: np.ndarray,
+    log: np.ndarray,
+    physical_offsets: np.ndarray,
+) -> tuple[int, int, int]:
     """Validate a frame's messages and write their records into ``log``, a CommitLog file's map.
 
     ``plan`` has room for ``PLAN_WIDTH`` integers per message, ``physical_offsets`` for 8 bytes per message
@@ -547,8 +579,15 @@ def produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.
     return _produce(frame, numbers, texts, plan, log, physical_offsets, _PLAN_FIRST)
 
 
-def produce_on(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
-               physical_offsets: np.ndarray, first: int) -> tuple[int, int]:  # fmt: skip
+def produce_on(
+    frame: np.ndarray,
+    numbers: np.ndarray,
+    texts: np.ndarray,
+    plan: np.ndarray,
+    log: np.ndarray,
+    physical_offsets: np.ndarray,
+    first: int,
+) -> tuple[int, int]:
     """Write the messages that ``produce`` has planned, starting with ``first``, into the next file.
 
     Returns ``(messages written in all, position after them)``.

@@ -42,8 +42,9 @@ def store_record_crc(
 
 
 @inlined
-def record_crc_sound(log: np.ndarray, at: int, end: int, body_at: int, body_end: int, properties_at: int,
-                     body_crc: int) -> bool:  # fmt: skip
+def record_crc_sound(
+    log: np.ndarray, at: int, end: int, body_at: int, body_end: int, properties_at: int, body_crc: int
+) -> bool:
     """Return whether the record ``log[at:end]``, which must have a checksum, has the right one, or no room for one.
 
     ``body_crc``: CRC-32 with all 32 bits, computed from the stored body.

@@ -62,9 +62,7 @@ _NAME_UNIQUE = np.frombuffer(b"UNIQ_KEY", np.uint8)
 _NAME_REAL_TOPIC = np.frombuffer(b"REAL_TOPIC", np.uint8)
 _NAME_RETRY_TOPIC = np.frombuffer(b"RETRY_TOPIC", np.uint8)
 
-WAITING_TOPICS = (
-    "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_flintmq_prepared",
-)  # fmt: skip
+WAITING_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_flintmq_prepared")
 """Topics in which delayed, timed and half messages are stored first; REAL_TOPIC is the topic they were sent to."""
 _SCHEDULE, _TIMER, _HALF, _PREPARED = (np.frombuffer(name.encode(), np.uint8) for name in WAITING_TOPICS)
 
@@ -151,8 +149,16 @@ def _first_occurrence(log: np.ndarray, parts: np.ndarray) -> bool:
 
 
 @inlined
-def _continues(log: np.ndarray, run: int, row: np.ndarray, asked: int, counter: int, queue_id: int, queue_offset: int,
-               parts: np.ndarray) -> bool:  # fmt: skip
+def _continues(
+    log: np.ndarray,
+    run: int,
+    row: np.ndarray,
+    asked: int,
+    counter: int,
+    queue_id: int,
+    queue_offset: int,
+    parts: np.ndarray,
+) -> bool:
     """Return whether a record continues the run at ``run``. ``asked``: slot of ``parts`` with the begin of the topic
     that the message was sent to (its end is in the next slot)."""
     count = row[run + U_COUNT]
@@ -172,8 +178,9 @@ def _continues(log: np.ndarray, run: int, row: np.ndarray, asked: int, counter: 
 
 
 @kernel(results(i64, i64, i64), bytes_array, i64, i64, i64, i64_array, i64_array)
-def stored_runs(log: np.ndarray, at: int, end: int, file_base: int, runs: np.ndarray,
-                scratch: np.ndarray) -> tuple[int, int, int]:  # fmt: skip
+def stored_runs(
+    log: np.ndarray, at: int, end: int, file_base: int, runs: np.ndarray, scratch: np.ndarray
+) -> tuple[int, int, int]:
     """Find the runs in ``log[at:end]``, in the order of their first records.
 
     ``file_base``: physical offset of the array's first byte; ``runs``: room for ``RUN_ROW`` integers a run;

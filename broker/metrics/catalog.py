@@ -130,9 +130,7 @@ DEAD_MESSAGES = Metric(
     "flintmq_dead_messages_total", "counter", "messages of the group that became dead letters", ("group",)
 )
 OFFSETS_MOVED = Metric(
-    "flintmq_offsets_moved_total",
-    "counter",
-    "moves of a group's offset because the messages to read next had expired",
+    "flintmq_offsets_moved_total", "counter", "moves of a group's offset because the messages to read next had expired"
 )
 
 TRANSACTIONS_OPEN = Metric("flintmq_transactions_open", "gauge", "half messages of transactions that have not ended")
@@ -144,9 +142,7 @@ TRANSACTIONS_ENDED = Metric(
     ("outcome",),
 )
 TRANSACTIONS_PARKED = Metric(
-    "flintmq_transactions_parked",
-    "gauge",
-    "parked messages, including those that were delivered later",
+    "flintmq_transactions_parked", "gauge", "parked messages, including those that were delivered later"
 )
 TRANSACTION_CHECKS = Metric(
     "flintmq_transaction_checks_total",
@@ -171,9 +167,11 @@ DELAYED_DELIVERED = Metric(
     "flintmq_delayed_delivered_total", "counter", "delayed messages that were delivered, or parked", ("kind",)
 )
 DELAY_LATENESS = Metric(
-    "flintmq_delay_lateness_seconds", "histogram", "from the time a message was due until it was stored for consumers",
+    "flintmq_delay_lateness_seconds",
+    "histogram",
+    "from the time a message was due until it was stored for consumers",
     ("kind",),
-)  # fmt: skip
+)
 DELAYED_PARKED = Metric(
     "flintmq_delayed_parked_total",
     "counter",
@@ -216,20 +214,73 @@ PROCESS_FDS_MAX = Metric("process_max_fds", "gauge", "maximum of open files and 
 PROCESS_STARTED = Metric("process_start_time_seconds", "gauge", "start time of the broker, seconds since 1970")
 
 METRICS = (
-    BUILD_INFO, WRITABLE, RECOVERY, QUARANTINED_HOLES, QUARANTINED_BYTES, LOST_MESSAGES,
-    PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
-    REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, FLUSH_STALLED, CLOCK_HELD, ERRORS, ONE_WAY_ERRORS,
-    DUPLICATE_FRAMES, PRODUCER_RUNS,
-    CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, AUTHENTICATIONS, TLS_FAILURES, IN_FLIGHT, HELD_PULLS,
+    BUILD_INFO,
+    WRITABLE,
+    RECOVERY,
+    QUARANTINED_HOLES,
+    QUARANTINED_BYTES,
+    LOST_MESSAGES,
+    PRODUCED_MESSAGES,
+    PRODUCED_BYTES,
+    PULLED_MESSAGES,
+    PULLED_BYTES,
+    REQUESTS,
+    REQUEST_SECONDS,
+    FLUSH_SECONDS,
+    FLUSH_STALLED,
+    CLOCK_HELD,
+    ERRORS,
+    ONE_WAY_ERRORS,
+    DUPLICATE_FRAMES,
+    PRODUCER_RUNS,
+    CONNECTIONS,
+    CONNECTIONS_ACCEPTED,
+    CONNECTIONS_REFUSED,
+    AUTHENTICATIONS,
+    TLS_FAILURES,
+    IN_FLIGHT,
+    HELD_PULLS,
     HELD_SELECTIONS,
-    DELAYED_MESSAGES, DELAYED_DELIVERED, DELAY_LATENESS, DELAYED_PARKED, DELAYED_UNREADABLE,
-    TOPICS, QUEUES,
-    GROUPS, COMMITTED_OFFSETS, GROUP_MEMBERS, GROUP_LAG, GROUP_LAG_UNKNOWN, GROUP_IN_FLIGHT, GROUP_DELAYED,
+    DELAYED_MESSAGES,
+    DELAYED_DELIVERED,
+    DELAY_LATENESS,
+    DELAYED_PARKED,
+    DELAYED_UNREADABLE,
+    TOPICS,
+    QUEUES,
+    GROUPS,
+    COMMITTED_OFFSETS,
+    GROUP_MEMBERS,
+    GROUP_LAG,
+    GROUP_LAG_UNKNOWN,
+    GROUP_IN_FLIGHT,
+    GROUP_DELAYED,
     DEAD_LETTERS,
-    REBALANCES, RETRIED_MESSAGES, DEAD_MESSAGES, OFFSETS_MOVED,
-    BEHIND_BYTES, BEHIND_SECONDS, SEGMENTS, STORE_BYTES, DISK_FREE, DISK_TOTAL, DISK_ROOM, DISK_RUNWAY,
-    TRANSACTIONS_OPEN, TRANSACTIONS_OPENED, TRANSACTIONS_ENDED, TRANSACTIONS_PARKED, TRANSACTION_CHECKS,
-    PREPARED_MESSAGES, PREPARED_ATTEMPTS, PREPARED_ENDED,
-    PROCESS_CPU, PROCESS_RESIDENT, PROCESS_VIRTUAL, PROCESS_FDS, PROCESS_FDS_MAX, PROCESS_STARTED,
-)  # fmt: skip
+    REBALANCES,
+    RETRIED_MESSAGES,
+    DEAD_MESSAGES,
+    OFFSETS_MOVED,
+    BEHIND_BYTES,
+    BEHIND_SECONDS,
+    SEGMENTS,
+    STORE_BYTES,
+    DISK_FREE,
+    DISK_TOTAL,
+    DISK_ROOM,
+    DISK_RUNWAY,
+    TRANSACTIONS_OPEN,
+    TRANSACTIONS_OPENED,
+    TRANSACTIONS_ENDED,
+    TRANSACTIONS_PARKED,
+    TRANSACTION_CHECKS,
+    PREPARED_MESSAGES,
+    PREPARED_ATTEMPTS,
+    PREPARED_ENDED,
+    PROCESS_CPU,
+    PROCESS_RESIDENT,
+    PROCESS_VIRTUAL,
+    PROCESS_FDS,
+    PROCESS_FDS_MAX,
+    PROCESS_STARTED,
+)
 """All metrics in display order. The ``process_…`` names are those of Prometheus's own clients."""

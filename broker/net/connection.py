@@ -30,13 +30,7 @@ from ...protocol.storage.record import encode_host
 from ..budgets.receive_buffers import SharingParser
 from ..handlers.audit import audit_refused
 from ..handlers.context import Broker
-from ..handlers.registry import (
-    HANDLERS,
-    HANDLERS_BEFORE_AUTH,
-    HANDLERS_BEFORE_HELLO,
-    HANDLERS_OF_USERS,
-    ONE_WAY_CODES,
-)
+from ..handlers.registry import HANDLERS, HANDLERS_BEFORE_AUTH, HANDLERS_BEFORE_HELLO, HANDLERS_OF_USERS, ONE_WAY_CODES
 from ..security.authenticator import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
 from ..security.users import User
 from .deferred_requests import DeferredRequests
@@ -77,11 +71,12 @@ _DISCARDED = memoryview(bytearray(64 * 1024))
 class ClientConnection(DeferredRequests, asyncio.BufferedProtocol):
     """An accepted connection. ``on_lost`` is called once, after it is closed."""
 
-    __slots__ = (
-        "arrived", "authenticate_by", "born_host", "close_by", "ending", "exchange", "half_since", "handlers",
-        "idle_since", "lingering", "memory", "on_lost", "parser", "reading", "reads", "reads_seen", "stops",
-        "write_level", "write_since",
-    )  # fmt: skip
+    __slots__ = tuple(
+        (
+            "arrived authenticate_by born_host close_by ending exchange half_since handlers idle_since "
+            "lingering memory on_lost parser reading reads reads_seen stops write_level write_since"
+        ).split()
+    )
 
     def __init__(self, broker: Broker, address: tuple[str, int], on_lost: Callable[[ClientConnection], None]) -> None:
         super().__init__(broker, address)

@@ -32,10 +32,12 @@ class ResponseQueue:
     the entries before it; its latency has already been counted.
     """
 
-    __slots__ = (
-        "broker", "flush_offset", "frame_bytes", "out", "out_bytes", "running", "transport", "turn_began",
-        "unflushed", "unflushed_bytes", "write_closed", "written",
-    )  # fmt: skip
+    __slots__ = tuple(
+        (
+            "broker flush_offset frame_bytes out out_bytes running transport turn_began unflushed "
+            "unflushed_bytes write_closed written"
+        ).split()
+    )
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

@@ -121,12 +121,17 @@ class Server:
                 logging.INFO if is_news else logging.DEBUG,
                 "at most %d connections can be open, although limits.connections_max is %d: of %d descriptors, %d are "
                 "reserved for the store; raise the open-file limit (ulimit -Hn, LimitNOFILE)",
-                self._connections_max, limits.connections_max, descriptors_max(), store_descriptors(),
-            )  # fmt: skip
+                self._connections_max,
+                limits.connections_max,
+                descriptors_max(),
+                store_descriptors(),
+            )
         shortest_ms = min(
-            limits.half_frame_timeout_ms, limits.idle_timeout_ms, limits.slow_reader_timeout_ms,
+            limits.half_frame_timeout_ms,
+            limits.idle_timeout_ms,
+            limits.slow_reader_timeout_ms,
             self._broker.settings.security.auth_timeout_ms,
-        )  # fmt: skip
+        )
         self._sweep_s = min(max(shortest_ms / 4000, SWEEP_S[0]), SWEEP_S[1])
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
@@ -205,8 +210,10 @@ class Server:
                     self._broker.fatal("accepting connections", error)
                 log.error(
                     "cannot accept connections: %s (%d are open); trying again in %.1f s",
-                    error.strerror, len(self._connections), ACCEPT_PAUSE_S,
-                )  # fmt: skip
+                    error.strerror,
+                    len(self._connections),
+                    ACCEPT_PAUSE_S,
+                )
                 self._accept_off()
                 self._broker.loop.call_later(ACCEPT_PAUSE_S, self._accept_on)
                 return
@@ -285,8 +292,10 @@ class Server:
                 self._refusal_logged_at = now
                 log.warning(
                     "connection from %s:%d: TLS handshake failed: %s (%d so far)",
-                    *connection.address, handshake_failure(error), self._broker.counters.tls_failures,
-                )  # fmt: skip
+                    *connection.address,
+                    handshake_failure(error),
+                    self._broker.counters.tls_failures,
+                )
             raise
 
     def _lost(self, connection: ClientConnection) -> None:

@@ -5,18 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from ...protocol.auth.permissions import (
-    ADMIN,
-    ANY,
-    BROKER,
-    CONSUME,
-    GROUP,
-    PUBLISH,
-    QUERY,
-    TOPIC,
-    Need,
-    Permissions,
-)
+from ...protocol.auth.permissions import ADMIN, ANY, BROKER, CONSUME, GROUP, PUBLISH, QUERY, TOPIC, Need, Permissions
 from ...protocol.errors import ConfigurationError, NoPermission
 
 log = logging.getLogger(__name__)

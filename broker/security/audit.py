@@ -58,9 +58,18 @@ class AuditLog:
             self._log.propagate = True
 
     def write(
-        self, action: str, target: str, *, outcome: str = DONE, user: str = "", address: str = "", client: str = "",
-        before: Any = None, after: Any = None, reason: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        action: str,
+        target: str,
+        *,
+        outcome: str = DONE,
+        user: str = "",
+        address: str = "",
+        client: str = "",
+        before: Any = None,
+        after: Any = None,
+        reason: str = "",
+    ) -> None:
         """Add a line.
 
         ``action``: usually a command's name; ``target``: the object; ``user``: empty without authentication;

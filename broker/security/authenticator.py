@@ -51,8 +51,11 @@ class Authenticator:
             pause_s = self.backoff.failed(host)
             log.warning(
                 "%s failed to authenticate as %s: %s; the next attempt from this address waits %.1f s",
-                host, ascii(exchange.name[:NAME_CHARS_LOGGED]), error.message, pause_s,
-            )  # fmt: skip
+                host,
+                ascii(exchange.name[:NAME_CHARS_LOGGED]),
+                error.message,
+                pause_s,
+            )
             raise
         self.successes += 1
         return user, answer

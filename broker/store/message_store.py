@@ -168,16 +168,23 @@ class MessageStore:
     def _recover(self, progress: Progress, rebuild: bool, verify_all: bool) -> RecoveryReport:
         clean = self.ended_clean = not (self.path / "abort").exists()
         for table in (
-            self.topics, self.consumer_offsets, self.groups, self.delay_offsets, self.prepared, self.state,
+            self.topics,
+            self.consumer_offsets,
+            self.groups,
+            self.delay_offsets,
+            self.prepared,
+            self.state,
             self.quarantine,
-        ):  # fmt: skip
+        ):
             table.load()
         if self.consumer_offsets.is_missing and self.groups.names():
             log.warning(
                 "%s has %d consumer groups, but there is no config/consumerOffset.json: nothing is committed. If the "
                 "file was lost, stop the broker and restore it from a backup, or reset the groups' "
-                "offsets", self.path, len(self.groups.names()),
-            )  # fmt: skip
+                "offsets",
+                self.path,
+                len(self.groups.names()),
+            )
         self._checkpoint.load()
         sizes = self.state.sizes
         if self._checkpoint.mark is None:
@@ -185,17 +192,30 @@ class MessageStore:
             if sizes:
                 log.warning(
                     "%s: FlintMQ's mark does not hold: the file is damaged or lost, or RocketMQ had the store last. "
-                    "The start goes by what log and queues prove", self._checkpoint.path,
-                )  # fmt: skip
+                    "The start goes by what log and queues prove",
+                    self._checkpoint.path,
+                )
         mark = self._checkpoint.mark
         self.commitlog.queue.load(sizes.get(LOG_SIZE), mark.flushed_offset if mark is not None else 0)
         queue_problems = self.queues.load(sizes.get(QUEUE_SIZE))
         index_problem = self.index.load((sizes[SLOTS], sizes[ENTRIES]) if SLOTS in sizes and ENTRIES in sizes else None)
         report = Recovery(
-            self.commitlog, self.queues, self.index, self._checkpoint, self.state, self.topics, self.dispatcher,
-            self.quarantine, progress, self._begin_changes, clean=clean, queue_problems=queue_problems,
-            index_problem=index_problem, rebuild=rebuild, verify_all=verify_all,
-        ).run()  # fmt: skip
+            self.commitlog,
+            self.queues,
+            self.index,
+            self._checkpoint,
+            self.state,
+            self.topics,
+            self.dispatcher,
+            self.quarantine,
+            progress,
+            self._begin_changes,
+            clean=clean,
+            queue_problems=queue_problems,
+            index_problem=index_problem,
+            rebuild=rebuild,
+            verify_all=verify_all,
+        ).run()
         self.clock.begin(self.commitlog.last_store_ms, self.write_offset)
         self._adopt_topics()
         if not clean:

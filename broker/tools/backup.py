@@ -37,15 +37,7 @@ from ..store.files.table_journal import JOURNAL_SUFFIX
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.checkpoint import StoreCheckpoint
 from ..store.tables.store_state import StoreState
-from .backup_manifest import (
-    LOG_FOLDER,
-    BackedUp,
-    BackupError,
-    Manifest,
-    load_progress,
-    save_progress,
-    write_new,
-)
+from .backup_manifest import LOG_FOLDER, BackedUp, BackupError, Manifest, load_progress, save_progress, write_new
 from .findings import Findings
 from .hashing_copy import copy_summed
 from .offline import ReadOnlyFiles

@@ -158,9 +158,12 @@ def rebuild(store: Path, index_slots: int | None) -> int:
 @click.option("--apply", is_flag=True, help="Apply the repair. Without it, only print what would be done.")
 @click.option("--show", type=click.IntRange(0), default=10, metavar="N", help="Findings shown of each kind.  [10]")
 @click.option(
-    "--accept-missing", "names", multiple=True, metavar="FILE",
+    "--accept-missing",
+    "names",
+    multiple=True,
+    metavar="FILE",
     help="Give up what was in this file of the log (its name, 20 digits), which is gone for good.",
-)  # fmt: skip
+)
 @_INDEX_SLOTS
 @_tool
 def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_slots: int | None) -> int:

@@ -115,9 +115,18 @@ def _scan_file(store: OfflineStore, file: MappedFile, begin: int, end: int, want
         at = int(examine.next_record(array, at, stop, file.start_offset, parts))
     while at < stop:
         status, at, count = examine.pick(
-            array, at, min(at + PICK_BYTES, stop), file.start_offset, name, len(topic),
-            -1 if wanted.queue is None else wanted.queue, wanted.since_ms, wanted.until_ms, picked, parts,
-        )  # fmt: skip
+            array,
+            at,
+            min(at + PICK_BYTES, stop),
+            file.start_offset,
+            name,
+            len(topic),
+            -1 if wanted.queue is None else wanted.queue,
+            wanted.since_ms,
+            wanted.until_ms,
+            picked,
+            parts,
+        )
         for place in picked[:count].tolist():
             record = _decode(store, file, array, place)
             if record is not None and wanted.has_key(record):
@@ -127,9 +136,12 @@ def _scan_file(store: OfflineStore, file: MappedFile, begin: int, end: int, want
         if status not in (kernel.DONE, kernel.FULL):
             found = int(examine.next_record(array, at + 1, stop, file.start_offset, parts))
             store.findings.add(
-                "record", file.path, f"{kernel.BAD_NAMES[status]}; {found - at:,} bytes up to the next record are left "
-                "out", position=at, physical_offset=file.start_offset + at,
-            )  # fmt: skip
+                "record",
+                file.path,
+                f"{kernel.BAD_NAMES[status]}; {found - at:,} bytes up to the next record are left out",
+                position=at,
+                physical_offset=file.start_offset + at,
+            )
             at = found
 
 

@@ -21,9 +21,16 @@ class Digest(Protocol):
 
 
 def copy_summed(
-    files: Files, source: int, target: int, begin: int, end: int, digest: Digest, step: Callable[[int], None], *,
+    files: Files,
+    source: int,
+    target: int,
+    begin: int,
+    end: int,
+    digest: Digest,
+    step: Callable[[int], None],
+    *,
     write: bool = True,
-) -> int:  # fmt: skip
+) -> int:
     """Copy ``[begin, end)`` of the descriptor ``source`` to the same place of ``target``, and sum it.
 
     ``step``: called with the size of each finished chunk. ``write`` False: only hash. Returns the end of the copy, less

@@ -44,9 +44,11 @@ def _set_count_right(file: IndexFile, findings: Findings) -> None:
     file.index_count = int(used[-1]) + 1 if len(used) else 1
     if file.index_count != max(count, 1):
         findings.add(
-            "index-header", file.path, f"index_count is {count:,}, but {file.index_count - 1:,} entries are there",
+            "index-header",
+            file.path,
+            f"index_count is {count:,}, but {file.index_count - 1:,} entries are there",
             position=INDEX_HEADER.at["index_count"],
-        )  # fmt: skip
+        )
 
 
 def _find_damage(file: IndexFile, findings: Findings) -> None:
@@ -76,9 +78,11 @@ def _check_slots(file: IndexFile, slots: np.ndarray, findings: Findings) -> None
     held = np.frombuffer(file.array(), ">i4", file.slots, INDEX_HEADER_BYTES)
     for slot in np.flatnonzero(held != heads).tolist():
         findings.add(
-            "index-chain", file.path, f"slot {slot:,} leads to entry {held[slot]:,} instead of {heads[slot]:,}",
+            "index-chain",
+            file.path,
+            f"slot {slot:,} leads to entry {held[slot]:,} instead of {heads[slot]:,}",
             position=INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slot,
-        )  # fmt: skip
+        )
 
 
 def _check_header(file: IndexFile, slots: np.ndarray, offsets: np.ndarray, findings: Findings) -> None:
@@ -93,9 +97,11 @@ def _check_header(file: IndexFile, slots: np.ndarray, offsets: np.ndarray, findi
         held = getattr(file.header, name)
         if held not in expected:
             findings.add(
-                "index-header", file.path, f"{name} is {held:,} instead of {expected[0]:,}",
+                "index-header",
+                file.path,
+                f"{name} is {held:,} instead of {expected[0]:,}",
                 position=INDEX_HEADER.at[name],
-            )  # fmt: skip
+            )
 
 
 def _add(file: IndexFile, number: int, text: str, findings: Findings) -> None:

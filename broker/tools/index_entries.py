@@ -114,9 +114,12 @@ class EntryCursor:
             first, last = (keys[key * kernel.KEY_ROW :] for key in (done, stop - 1))
             if self._number == 1 and header.begin_timestamp != first[kernel.K_STORE_MS]:
                 return False
-            if examine.compare_entries(
-                file.array(), file.entries_at, self._number, keys, done, stop, header.begin_timestamp
-            ) != stop:  # fmt: skip
+            if (
+                examine.compare_entries(
+                    file.array(), file.entries_at, self._number, keys, done, stop, header.begin_timestamp
+                )
+                != stop
+            ):
                 return False
             self._number += stop - done
             if self._number == file.index_count:
@@ -210,9 +213,13 @@ class EntryCursor:
             expected = min(max(store_ms - begin_ms, 0) // 1000, SECONDS_MAX) if begin_ms > 0 else 0
             if seconds != expected:
                 _add_entry(
-                    "index-wrong", file, number, f"says second {seconds:,}, its message was stored in {expected:,}",
-                    -1, findings,
-                )  # fmt: skip
+                    "index-wrong",
+                    file,
+                    number,
+                    f"says second {seconds:,}, its message was stored in {expected:,}",
+                    -1,
+                    findings,
+                )
         if number + 1 == file.index_count and header.end_timestamp != store_ms:
             _add_header(file, "end_timestamp", header.end_timestamp, store_ms, findings)
 

@@ -93,9 +93,12 @@ def check_behind(store: OfflineStore, end: LogEnd) -> None:
             continue
         if store.clean and not store.is_rocketmq:
             store.findings.add(
-                "behind-end", file.path, f"the log ends at {end.offset:,}, but something stands here",
-                position=position, physical_offset=file.start_offset + position,
-            )  # fmt: skip
+                "behind-end",
+                file.path,
+                f"the log ends at {end.offset:,}, but something stands here",
+                position=position,
+                physical_offset=file.start_offset + position,
+            )
             return
         array, parts = file.array(), np.zeros(kernel.PARTS, np.int64)
         stop = _data_end(store, file.fd, position, file.size)

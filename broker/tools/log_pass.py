@@ -178,10 +178,13 @@ class LogPass:
     def _note_jump(self, segment: Segment, row: int, before: QueueSpan, span: QueueSpan) -> None:
         queue = self._store.queues.rows[row]
         self.findings.add(
-            "queue-offset", segment.file.path,
+            "queue-offset",
+            segment.file.path,
             f"message {span.first:,} of {queue.topic}, queue {queue.queue_id}: message {before.next:,} of that queue "
-            "comes next", position=span.first_at - segment.file.start_offset, physical_offset=span.first_at,
-        )  # fmt: skip
+            "comes next",
+            position=span.first_at - segment.file.start_offset,
+            physical_offset=span.first_at,
+        )
 
     def _compare_index_in_detail(self, segments: list[Segment]) -> None:
         """Go through the log again, in order, with one cursor, to report every error of the index."""

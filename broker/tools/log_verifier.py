@@ -105,10 +105,24 @@ class Examiner:
             self._state[kernel.S_CHECKSUMMED], border = self._store.state.checksummed.at(file.start_offset + at)
             chunk_end = min(at + CHUNK_BYTES, segment.end, border - file.start_offset)
             status, at = examine.examine(
-                array, at, chunk_end, file.start_offset, self._slots, self._rows, self._topics, self._units,
-                self._unit_runs, self._grouped, self._runs, self._keys, self._optional_keys, self._flaws, self._scratch,
-                self._state, self._optional_state,
-            )  # fmt: skip
+                array,
+                at,
+                chunk_end,
+                file.start_offset,
+                self._slots,
+                self._rows,
+                self._topics,
+                self._units,
+                self._unit_runs,
+                self._grouped,
+                self._runs,
+                self._keys,
+                self._optional_keys,
+                self._flaws,
+                self._scratch,
+                self._state,
+                self._optional_state,
+            )
             self._take(segment, before, at)
             if status == kernel.BLANK and self._fills_file(array, at):
                 at = file.size
@@ -186,9 +200,12 @@ class Examiner:
         name = topic.decode("utf-8", "replace")
         if not _may_be_a_folder(topic) or queue_id < 0:
             segment.findings.add(
-                "topic", segment.file.path, f"topic {name!r}, queue {queue_id}", position=at,
+                "topic",
+                segment.file.path,
+                f"topic {name!r}, queue {queue_id}",
+                position=at,
                 physical_offset=segment.file.start_offset + at,
-            )  # fmt: skip
+            )
             segment.records += 1
             return at + int(parts[kernel.R_SIZE])
         with self._adding:
@@ -204,9 +221,12 @@ class Examiner:
         found = examine.next_record(array, at + 1, segment.end, segment.file.start_offset, self._scratch)
         lost = found - at
         segment.findings.add(
-            "record", segment.file.path, f"{_BAD_NAMES[status]}; {lost:,} bytes up to the next record that can "
-            "be read", position=at, physical_offset=segment.file.start_offset + at,
-        )  # fmt: skip
+            "record",
+            segment.file.path,
+            f"{_BAD_NAMES[status]}; {lost:,} bytes up to the next record that can be read",
+            position=at,
+            physical_offset=segment.file.start_offset + at,
+        )
         return int(found)
 
     def _note_spans(self, segment: Segment) -> None:
@@ -243,9 +263,12 @@ def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
     file = segment.file
     topic, queue_id, queue_offset = which_message(file.array(), at)
     segment.findings.add(
-        name, file.path, f"message {queue_offset:,} of {topic}, queue {queue_id}: {text.format(detail)}", position=at,
+        name,
+        file.path,
+        f"message {queue_offset:,} of {topic}, queue {queue_id}: {text.format(detail)}",
+        position=at,
         physical_offset=file.start_offset + at,
-    )  # fmt: skip
+    )
 
 
 def which_message(array: np.ndarray, at: int) -> tuple[str, int, int]:

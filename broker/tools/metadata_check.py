@@ -50,16 +50,20 @@ def check_log_is_whole(store: OfflineStore) -> None:
     log_end = store.log_files[-1].start_offset + size if store.log_files else 0
     if mark.flushed_offset > log_end:
         store.findings.add(
-            "missing-file", folder / file_name(log_end),
-            f"the log ends at {log_end:,}, but {mark.flushed_offset:,} bytes were flushed", physical_offset=log_end,
-        )  # fmt: skip
+            "missing-file",
+            folder / file_name(log_end),
+            f"the log ends at {log_end:,}, but {mark.flushed_offset:,} bytes were flushed",
+            physical_offset=log_end,
+        )
     begin = first_of_log(store)
     if store.log_files and store.log_start > begin:
         begin -= begin % size
         store.findings.add(
-            "missing-file", folder / file_name(begin), f"the log now begins at {store.log_start:,}",
+            "missing-file",
+            folder / file_name(begin),
+            f"the log now begins at {store.log_start:,}",
             physical_offset=begin,
-        )  # fmt: skip
+        )
 
 
 def first_of_log(store: OfflineStore) -> int:
@@ -110,9 +114,11 @@ def _check_mark(store: OfflineStore, path: Path, blob: bytes, end: LogEnd) -> No
     if magic != CHECKPOINT_MARK_MAGIC or not 0 <= flushed_offset < end.offset:
         # Where RocketMQ went on, the log is longer than FlintMQ left it.
         store.findings.add(
-            "checkpoint", path, "FlintMQ's mark does not check, and no other broker wrote the log since",
+            "checkpoint",
+            path,
+            "FlintMQ's mark does not check, and no other broker wrote the log since",
             position=CHECKPOINT_MARK_AT,
-        )  # fmt: skip
+        )
     else:
         store.findings.note("FlintMQ's mark in the checkpoint does not check: RocketMQ had the store last")
 
@@ -153,9 +159,10 @@ def check_offsets(store: OfflineStore, ends: dict[tuple[str, int], int], end: Lo
                 held = ends.get((topic, queue_id), 0)
                 if held < next_offset:
                     store.findings.add(
-                        "queue-end", store.queues.folder / topic / str(queue_id),
+                        "queue-end",
+                        store.queues.folder / topic / str(queue_id),
                         f"{topic}, queue {queue_id} ends at {held:,}, not at {next_offset:,}",
-                    )  # fmt: skip
+                    )
         held_files = {file.path.name for file in store.index_files}
         for name in snapshot.index_files:
             if name not in held_files and not (store.path / "index" / name).exists():
@@ -172,6 +179,7 @@ def _check_consumer_offsets(store: OfflineStore, ends: dict[tuple[str, int], int
         held = max(ends.get((topic, queue_id), 0), store.state.next_offset(topic, queue_id))
         if offset > held:
             store.findings.add(
-                "consumer-offset", path, f"group {group} stands at {offset:,} in {topic}, queue {queue_id}, which ends "
-                f"at {held:,}",
-            )  # fmt: skip
+                "consumer-offset",
+                path,
+                f"group {group} stands at {offset:,} in {topic}, queue {queue_id}, which ends at {held:,}",
+            )

@@ -243,9 +243,12 @@ class OfflineStore:
                 continue
             if held != size:
                 self.findings.add(
-                    "file-size", path, f"it has {held:,} bytes instead of {size:,}", position=min(held, size),
+                    "file-size",
+                    path,
+                    f"it has {held:,} bytes instead of {size:,}",
+                    position=min(held, size),
                     physical_offset=file.start_offset + min(held, size),
-                )  # fmt: skip
+                )
                 file.size = min(held, size)
             self._check_no_gap(file)
             self.log_files.append(file)
@@ -254,10 +257,12 @@ class OfflineStore:
         size = self.settings.commitlog_file_bytes
         if self.log_files and (expected := self.log_files[-1].start_offset + size) != file.start_offset:
             self.findings.add(
-                "missing-file", file.path.with_name(file_name(expected)),
+                "missing-file",
+                file.path.with_name(file_name(expected)),
                 f"{(file.start_offset - expected) // size:,} missing between {self.log_files[-1].path.name} and "
-                f"{file.path.name}", physical_offset=expected,
-            )  # fmt: skip
+                f"{file.path.name}",
+                physical_offset=expected,
+            )
 
     def _load_queues(self) -> None:
         folder = self.queues.folder

@@ -108,16 +108,22 @@ def as_json(plan: Plan) -> list[str]:
     """Return the plan as JSON lines: the disk, then one line per file."""
     rows: list[dict[str, object]] = [
         {
-            "disk_used_percent": round(plan.disk.used_percent, 1), "disk_free_bytes": plan.disk.free_bytes,
+            "disk_used_percent": round(plan.disk.used_percent, 1),
+            "disk_free_bytes": plan.disk.free_bytes,
             "refuses": plan.refuses,
         }
-    ]  # fmt: skip
+    ]
     for verdict in plan.verdicts:
         file = verdict.file
-        rows.append({
-            "file": str(file.path), "bytes": file.bytes, "newest_ms": file.newest_ms, "goes": verdict.goes,
-            "reason": verdict.reason,
-        })  # fmt: skip
+        rows.append(
+            {
+                "file": str(file.path),
+                "bytes": file.bytes,
+                "newest_ms": file.newest_ms,
+                "goes": verdict.goes,
+                "reason": verdict.reason,
+            }
+        )
     if plan.last is not None:
         rows.append({"file": str(plan.last), "goes": False, "reason": "the file that is written to always stays"})
     return [to_json(row) for row in rows]

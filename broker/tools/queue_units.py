@@ -86,9 +86,12 @@ class UnitComparison:
             text = f"the unit has tags code {other_code}, the message's is {code}"
         path, position = unit_place(queue, queue_offset)
         self._findings.add(
-            "unit-wrong", path, f"message {queue_offset:,} of {queue.topic}, queue {queue.queue_id}: {text}",
-            position=position, physical_offset=physical_offset,
-        )  # fmt: skip
+            "unit-wrong",
+            path,
+            f"message {queue_offset:,} of {queue.topic}, queue {queue.queue_id}: {text}",
+            position=position,
+            physical_offset=physical_offset,
+        )
         self.reported[queue.row].add(queue_offset)
 
     def _report_missing(self, queue: ConsumeQueue, queue_offset: int, expected: Units, missing: list[int]) -> None:
@@ -104,9 +107,12 @@ class UnitComparison:
             path, position = unit_place(queue, first)
             which = f"message {first:,}" if first == last else f"messages {first:,} to {last:,}"
             self._findings.add(
-                "unit-missing", path, f"{which} of {queue.topic}, queue {queue.queue_id}", position=position,
+                "unit-missing",
+                path,
+                f"{which} of {queue.topic}, queue {queue.queue_id}",
+                position=position,
                 physical_offset=int(offsets[needed[begin]]),
-            )  # fmt: skip
+            )
             begin = end
 
 
@@ -167,16 +173,18 @@ class UnitPass:
         row = np.concatenate(([self._reached], offsets[places]))
         for number in np.flatnonzero(row[1:] <= row[:-1]).tolist():
             self._add(
-                "unit-order", at + int(places[number]),
+                "unit-order",
+                at + int(places[number]),
                 f"the unit points at physical offset {row[number + 1]:,}, the one before it at {row[number]:,}",
-            )  # fmt: skip
+            )
         self._reached = int(row[-1])
         behind = places[offsets[places] >= self._end.offset]
         for place in behind.tolist() if self._store.clean else ():
             self._add(
-                "unit-stray", at + place,
+                "unit-stray",
+                at + place,
                 f"the unit points at physical offset {offsets[place]:,}, behind the end of the log",
-            )  # fmt: skip
+            )
 
     def find_strays(self, reported: set[int]) -> None:
         """Check the record of each live unit that is not ``reported`` yet."""
@@ -190,15 +198,19 @@ class UnitPass:
                     self._store, queue, at + number, physical_offset, size
                 ):
                     self._add(
-                        "unit-stray", at + number,
+                        "unit-stray",
+                        at + number,
                         f"the unit points at physical offset {physical_offset:,}, where that message is not",
                         physical_offset,
-                    )  # fmt: skip
+                    )
 
     def _add(self, kind: str, queue_offset: int, text: str, physical_offset: int = -1) -> None:
         queue = self._queue
         path, position = unit_place(queue, queue_offset)
         self._store.findings.add(
-            kind, path, f"message {queue_offset:,} of {queue.topic}, queue {queue.queue_id}: {text}", position=position,
+            kind,
+            path,
+            f"message {queue_offset:,} of {queue.topic}, queue {queue.queue_id}: {text}",
+            position=position,
             physical_offset=physical_offset,
-        )  # fmt: skip
+        )

@@ -15,58 +15,64 @@ from .verify_backup import VerifiedBackup
 def as_json(verified: Verified, path: Path) -> Iterator[str]:
     """Yield JSON lines: each kept finding, then the summary."""
     yield from _findings_json(verified.findings)
-    yield to_json({
-        "kind": "summary",
-        "store": str(path),
-        "broker": verified.broker,
-        "stopped_in_order": verified.clean,
-        "log_start": verified.log_start,
-        "log_end": verified.log_end,
-        "log_bytes": verified.log_bytes,
-        "records": verified.records,
-        "queues": verified.queues,
-        "units": verified.units,
-        "index_files": verified.index_files,
-        "entries": verified.entries,
-        "seconds": round(verified.seconds, 3),
-        "findings": verified.findings.counts,
-        "notes": verified.findings.notes,
-    })  # fmt: skip
+    yield to_json(
+        {
+            "kind": "summary",
+            "store": str(path),
+            "broker": verified.broker,
+            "stopped_in_order": verified.clean,
+            "log_start": verified.log_start,
+            "log_end": verified.log_end,
+            "log_bytes": verified.log_bytes,
+            "records": verified.records,
+            "queues": verified.queues,
+            "units": verified.units,
+            "index_files": verified.index_files,
+            "entries": verified.entries,
+            "seconds": round(verified.seconds, 3),
+            "findings": verified.findings.counts,
+            "notes": verified.findings.notes,
+        }
+    )
 
 
 def backup_as_json(verified: VerifiedBackup, folder: Path) -> Iterator[str]:
     """Yield JSON lines for a backup."""
     manifest = verified.manifest
     yield from _findings_json(verified.findings)
-    yield to_json({
-        "kind": "summary",
-        "backup": str(folder),
-        "source": manifest.source,
-        "made_at": manifest.made_at,
-        "version": manifest.version,
-        "beside_a_broker": manifest.running,
-        "log_start": manifest.log_begin,
-        "log_end": manifest.log_end,
-        "records": verified.records,
-        "tables": len(manifest.tables),
-        "bytes": verified.bytes,
-        "seconds": round(verified.seconds, 3),
-        "findings": verified.findings.counts,
-        "notes": verified.findings.notes,
-    })  # fmt: skip
+    yield to_json(
+        {
+            "kind": "summary",
+            "backup": str(folder),
+            "source": manifest.source,
+            "made_at": manifest.made_at,
+            "version": manifest.version,
+            "beside_a_broker": manifest.running,
+            "log_start": manifest.log_begin,
+            "log_end": manifest.log_end,
+            "records": verified.records,
+            "tables": len(manifest.tables),
+            "bytes": verified.bytes,
+            "seconds": round(verified.seconds, 3),
+            "findings": verified.findings.counts,
+            "notes": verified.findings.notes,
+        }
+    )
 
 
 def _findings_json(findings: Findings) -> Iterator[str]:
     for finding in findings:
-        yield to_json({
-            "kind": finding.kind,
-            "file": str(finding.path),
-            "position": None if finding.position < 0 else finding.position,
-            "physical_offset": None if finding.physical_offset < 0 else finding.physical_offset,
-            "what": finding.text,
-            "why": KINDS[finding.kind].why,
-            "remedy": KINDS[finding.kind].remedy,
-        })  # fmt: skip
+        yield to_json(
+            {
+                "kind": finding.kind,
+                "file": str(finding.path),
+                "position": None if finding.position < 0 else finding.position,
+                "physical_offset": None if finding.physical_offset < 0 else finding.physical_offset,
+                "what": finding.text,
+                "why": KINDS[finding.kind].why,
+                "remedy": KINDS[finding.kind].remedy,
+            }
+        )
 
 
 def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterator[str]:

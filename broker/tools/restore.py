@@ -94,9 +94,12 @@ class _Restoring:
         checkpoint = StoreCheckpoint(self._files, self._store / "checkpoint")
         checkpoint.create()
         checkpoint.reset(
-            flushed_offset=self._manifest.log_end, dispatched_offset=self._manifest.log_begin,
-            physic_ms=self._manifest.last_store_ms, logics_ms=0, index_ms=0,
-        )  # fmt: skip
+            flushed_offset=self._manifest.log_end,
+            dispatched_offset=self._manifest.log_begin,
+            physic_ms=self._manifest.last_store_ms,
+            logics_ms=0,
+            index_ms=0,
+        )
         checkpoint.close()
         self._files.sync_folder(self._store)
 

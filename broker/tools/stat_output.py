@@ -56,24 +56,56 @@ def print_tables(stat: StoreStat) -> None:
         shown = f"{value:,}" if isinstance(value, int) else _moment(value)
         console.print(Text(f"{name.replace('_', ' ')}: {shown}", style="dim"))
     _print_table(
-        console, "queues",
-        {"topic": 0, "queue": 0, "from": MEDIUM, "to": MEDIUM, "messages": 0, "size": 0, "first stored": WIDE,
-         "last stored": MEDIUM},
-        [(escape(each.topic), str(each.queue), f"{each.min_offset:,}", f"{each.max_offset:,}", f"{each.messages:,}",
-          show_bytes(each.bytes), _moment(each.first_stored_at), _moment(each.last_stored_at))
-         for each in stat.queues],
-    )  # fmt: skip
+        console,
+        "queues",
+        {
+            "topic": 0,
+            "queue": 0,
+            "from": MEDIUM,
+            "to": MEDIUM,
+            "messages": 0,
+            "size": 0,
+            "first stored": WIDE,
+            "last stored": MEDIUM,
+        },
+        [
+            (
+                escape(each.topic),
+                str(each.queue),
+                f"{each.min_offset:,}",
+                f"{each.max_offset:,}",
+                f"{each.messages:,}",
+                show_bytes(each.bytes),
+                _moment(each.first_stored_at),
+                _moment(each.last_stored_at),
+            )
+            for each in stat.queues
+        ],
+    )
     _print_table(
-        console, "files", {"folder": 0, "files": 0, "size": 0, "on disk": 0},
-        [(each.files, f"{each.count:,}", show_bytes(each.bytes), show_bytes(each.allocated_bytes))
-         for each in stat.files],
-    )  # fmt: skip
+        console,
+        "files",
+        {"folder": 0, "files": 0, "size": 0, "on disk": 0},
+        [
+            (each.files, f"{each.count:,}", show_bytes(each.bytes), show_bytes(each.allocated_bytes))
+            for each in stat.files
+        ],
+    )
     _print_table(
-        console, "index", {"file": 0, "entries": 0, "full": 0, "first stored": WIDE, "last stored": MEDIUM},
-        [(each.file, f"{each.entries:,}", f"{100 * each.entries / max(each.entries_max, 1):.1f} %",
-          _moment(each.first_stored_at), _moment(each.last_stored_at))
-         for each in stat.index],
-    )  # fmt: skip
+        console,
+        "index",
+        {"file": 0, "entries": 0, "full": 0, "first stored": WIDE, "last stored": MEDIUM},
+        [
+            (
+                each.file,
+                f"{each.entries:,}",
+                f"{100 * each.entries / max(each.entries_max, 1):.1f} %",
+                _moment(each.first_stored_at),
+                _moment(each.last_stored_at),
+            )
+            for each in stat.index
+        ],
+    )
 
 
 def _print_table(console: Console, title: str, columns: dict[str, int], rows: list[tuple[str, ...]]) -> None:

@@ -216,9 +216,12 @@ class _Run:
             found = int(examine.next_record(array, at + 1, size, base, parts))
             name = "a blank record that does not end its file" if status == kernel.BLANK else kernel.BAD_NAMES[status]
             self.findings.add(
-                "backup-record", path, f"{name}; {found - at:,} bytes up to the next record that can be read",
-                position=at, physical_offset=base + at,
-            )  # fmt: skip
+                "backup-record",
+                path,
+                f"{name}; {found - at:,} bytes up to the next record that can be read",
+                position=at,
+                physical_offset=base + at,
+            )
             at = found
         with self._counting:
             self.records += int(state[kernel.S_RECORDS])

@@ -79,9 +79,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             async with waits.limit(timeout):
                 await life.loop.create_connection(
-                    lambda: connection, address.host, address.port,
-                    ssl=context, server_hostname=None if context is None else address.host,
-                )  # fmt: skip
+                    lambda: connection,
+                    address.host,
+                    address.port,
+                    ssl=context,
+                    server_hostname=None if context is None else address.host,
+                )
                 await connection._greet(access)
                 usable = True
         except TimeoutError as error:

@@ -41,13 +41,7 @@ class Iteration:
         """Awaited while there is no message."""
 
     async def messages(
-        self,
-        topic: str,
-        from_: Position,
-        until: Position | None,
-        tags: TagFilter,
-        condition: str,
-        seconds: float,
+        self, topic: str, from_: Position, until: Position | None, tags: TagFilter, condition: str, seconds: float
     ) -> AsyncGenerator[StoredMessage, None]:
         """Yield the messages, for ``Consumer.iter``. ``seconds``: for which the broker may be away."""
         span = await self._caller.run(resolve_span(topic, from_, until), self._caller.deadline(seconds))

@@ -29,11 +29,14 @@ def common_options() -> list[click.Parameter]:
         click.Option(["-b", "--broker"], metavar="HOST:PORT", help="Address of the broker, or several: a:1,b:2."),
         click.Option(["--context"], metavar="NAME", help="Use the broker of this context (flintmq context)."),
         click.Option(
-            ["--timeout"], type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+            ["--timeout"],
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
             help=f"How long to wait for a response.  [default: {TIMEOUT_SECONDS:g}]",
         ),
         click.Option(
-            ["-o", "--output", "mode"], type=click.Choice(MODES),
+            ["-o", "--output", "mode"],
+            type=click.Choice(MODES),
             help="Output format.  [default: table on a terminal, else plain]",
         ),
         click.Option(["-q", "--quiet"], is_flag=True, default=None, help="Print no progress and no summaries."),
@@ -43,7 +46,7 @@ def common_options() -> list[click.Parameter]:
         click.Option(["--tls-ca"], metavar="FILE", help="CA of the broker's certificate.  [FLINTMQ_TLS_CA]"),
         click.Option(["--tls-certificate"], metavar="FILE", help="Client certificate.  [FLINTMQ_TLS_CERTIFICATE]"),
         click.Option(["--tls-key"], metavar="FILE", help="Key of the client certificate.  [FLINTMQ_TLS_KEY]"),
-    ]  # fmt: skip
+    ]
 
 
 class CliCommand(click.Command):

@@ -38,12 +38,20 @@ BATCH_COUNT = 500
 are sent a second time."""
 PROPERTY_DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 """Property of a message that was sent again: its original id, which stays the same each time."""
-_BOOKKEEPING = frozenset({
-    PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS,
-    PROPERTY_HALF, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_ID,
-    "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
-    *FORBIDDEN_PROPERTIES,
-})  # fmt: skip
+_BOOKKEEPING = frozenset(
+    {
+        PROPERTY_DELAY,
+        PROPERTY_TIMER_DELIVER_MS,
+        PROPERTY_TIMER_DELAY_MS,
+        PROPERTY_TIMER_DELAY_SECONDS,
+        PROPERTY_HALF,
+        PROPERTY_PRODUCER_GROUP,
+        PROPERTY_TRANSACTION_ID,
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        *FORBIDDEN_PROPERTIES,
+    }
+)
 """Properties about delivery, left out when a message is sent again: the copy is an ordinary message, not delayed and
 not part of a transaction."""
 
@@ -198,9 +206,15 @@ class Resending:
     """
 
     def __init__(
-        self, consumer: Consumer, producer: Producer, topics: Iterable[str], target: Target,
-        *, dry_run: bool, read_topics: Iterable[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        consumer: Consumer,
+        producer: Producer,
+        topics: Iterable[str],
+        target: Target,
+        *,
+        dry_run: bool,
+        read_topics: Iterable[str] = (),
+    ) -> None:
         self.sent: dict[str, int] = {}
         self._consumer = consumer
         self._producer = producer

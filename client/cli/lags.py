@@ -55,9 +55,7 @@ class Lag:
     def __add__(self, other: Lag) -> Lag:
         """Return the sum of both lags."""
         return Lag(
-            self.messages + other.messages,
-            self.unknown_queues + other.unknown_queues,
-            self.partial or other.partial,
+            self.messages + other.messages, self.unknown_queues + other.unknown_queues, self.partial or other.partial
         )
 
 

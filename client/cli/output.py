@@ -155,9 +155,15 @@ class Output:
         terminal = self._stream.isatty()
         width = None if terminal or os.environ.get("COLUMNS") else WIDTH_WITHOUT_TERMINAL
         return StrictConsole(
-            file=self._stream, highlight=False, markup=False, emoji=False, no_color=not self.colour, width=width,
-            force_terminal=terminal, legacy_windows=False,
-        )  # fmt: skip
+            file=self._stream,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            no_color=not self.colour,
+            width=width,
+            force_terminal=terminal,
+            legacy_windows=False,
+        )
 
     def _table(self, columns: Sequence[TableColumn], rows: list[Mapping[str, Any]]) -> None:
         from rich.measure import Measurement

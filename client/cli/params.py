@@ -14,9 +14,18 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?i?)[bB]?")
 _OFFSETS = re.compile(r"([0-9]{1,18})?(:)?([0-9]{1,18})?")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min|m|h|d)?")
 _SIZE_UNITS = {
-    "": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
-    "ki": 2**10, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
-}  # fmt: skip
+    "": 1,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "ki": 2**10,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 _SPAN_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _PERMISSIONS = {"rw": 6, "wr": 6, "r": 4, "w": 2, "none": 0}
 
@@ -43,12 +52,7 @@ POSITION_EXAMPLES = {
     "-10": "the last ten",
     "0=17": "offset 17 of queue 0",
 }
-TIME_EXAMPLES = {
-    "@-15m": "a quarter of an hour ago",
-    "@-1h": "an hour ago",
-    "@-1d": "a day ago",
-    "@now": "now",
-}
+TIME_EXAMPLES = {"@-15m": "a quarter of an hour ago", "@-1h": "an hour ago", "@-1d": "a day ago", "@now": "now"}
 """Completions for a time. They begin with ``@`` so that no shell or command takes them for an option."""
 
 

@@ -24,9 +24,13 @@ _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
 _CLOCK_OR_QUEUE = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 _BY_QUEUE = re.compile(r"[0-9]{1,5}[:=][0-9]{1,18}(,[0-9]{1,5}[:=][0-9]{1,18})*")
 _UNITS = {
-    "ms": timedelta(milliseconds=1), "s": timedelta(seconds=1), "m": timedelta(minutes=1),
-    "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1),
-}  # fmt: skip
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+    "w": timedelta(weeks=1),
+}
 _SECONDS_DIGITS = 10
 _MILLIS_DIGITS = 13
 

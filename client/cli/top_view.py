@@ -17,9 +17,7 @@ ORDERS = (BUSIEST, LARGEST, BY_NAME)
 
 END_KEYS = ("q", "Q", "\x04")
 SORT_KEY, OTHER_TABLE_KEY = "s", "\t"
-_STEPS = {
-    "\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1,
-}  # fmt: skip
+_STEPS = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
 _PAGES = {"\x1b[5~": -1, "\x1b[6~": 1, " ": 1, "b": -1}
 _ENDS = {"\x1b[H": 0, "\x1b[1~": 0, "g": 0, "\x1b[F": 1, "\x1b[4~": 1, "G": 1}
 

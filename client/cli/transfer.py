@@ -48,15 +48,24 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'."),
         click.option("-k", "--key", help="Only messages with this key, found through the index."),
         click.option(
-            "--until", type=POSITION, default="latest", show_default=True, metavar="POSITION",
+            "--until",
+            type=POSITION,
+            default="latest",
+            show_default=True,
+            metavar="POSITION",
             help="Where to end (exclusive); latest: the present end.",
         ),
         click.option(
-            "--from", "from_", type=POSITION, default="earliest", show_default=True, metavar="POSITION",
+            "--from",
+            "from_",
+            type=POSITION,
+            default="earliest",
+            show_default=True,
+            metavar="POSITION",
             help=f"Where to start: {POSITION_FORMS}.",
         ),
         click.argument("topic", type=TOPIC),
-    ):  # fmt: skip
+    ):
         function = decorator(function)
     return function
 

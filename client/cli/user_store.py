@@ -56,9 +56,11 @@ class UserStore(Protocol):
 def store_option(function: Any) -> Any:
     """Add ``--store``."""
     return click.option(
-        "--store", envvar="FLINTMQ_STORE__PATH", metavar="DIR",
+        "--store",
+        envvar="FLINTMQ_STORE__PATH",
+        metavar="DIR",
         help="Edit the users in this store's folder, instead of asking the broker. The broker may run or not.",
-    )(function)  # fmt: skip
+    )(function)
 
 
 @contextmanager

@@ -171,12 +171,7 @@ def _instead(client: object, name: str) -> str:
 
 
 def access_of(
-    *,
-    user: Any = None,
-    password: Any = None,
-    tls: Any = None,
-    tls_certificate: Any = None,
-    tls_key: Any = None,
+    *, user: Any = None, password: Any = None, tls: Any = None, tls_certificate: Any = None, tls_key: Any = None
 ) -> Access:
     """Check the access arguments of a client (``AccessOptions``).
 

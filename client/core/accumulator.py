@@ -147,10 +147,7 @@ class ProduceFrame:
     duplicate. ``body`` is packed when the frame is first sent.
     """
 
-    __slots__ = (
-        "body", "born_ms", "content", "count", "deadline", "error", "first", "group", "head", "indexes", "lane",
-        "singles",
-    )  # fmt: skip
+    __slots__ = tuple("body born_ms content count deadline error first group head indexes lane singles".split())
 
     def __init__(
         self,
@@ -208,9 +205,7 @@ class Lane:
     At most ``window`` of its frames are in flight. ``retries``: frames to resend, before anything in ``waiting``.
     """
 
-    __slots__ = (
-        "_answers", "_queues_seen", "heads", "in_flight", "offered", "queue", "retries", "topic", "waiting", "window",
-    )  # fmt: skip
+    __slots__ = tuple("_answers _queues_seen heads in_flight offered queue retries topic waiting window".split())
 
     def __init__(self, topic: str, queue: int, window: int) -> None:
         self.topic = topic

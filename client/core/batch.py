@@ -119,9 +119,7 @@ class Batch:
     ``messages`` are decoded lazily; ``bodies()`` is the fastest way to get all bodies.
     """
 
-    __slots__ = (
-        "_messages", "_records", "_tags", "go_on", "lost", "max_offset", "min_offset", "next_offset", "queue", "topic",
-    )  # fmt: skip
+    __slots__ = tuple("_messages _records _tags go_on lost max_offset min_offset next_offset queue topic".split())
 
     def __init__(
         self,
@@ -174,9 +172,15 @@ class Batch:
         raws = [bytes(message.record) for message in messages]
         body = b"".join([RECORD_SIZE_STRUCT.pack(len(raw)) for raw in raws] + raws)
         part = Batch(
-            self.topic, self.queue, body, len(raws), next_offset=self.next_offset, min_offset=self.min_offset,
-            max_offset=self.max_offset, go_on=self.go_on,
-        )  # fmt: skip
+            self.topic,
+            self.queue,
+            body,
+            len(raws),
+            next_offset=self.next_offset,
+            min_offset=self.min_offset,
+            max_offset=self.max_offset,
+            go_on=self.go_on,
+        )
         part._messages = list(messages)
         return part
 

@@ -41,14 +41,7 @@ from .accumulator import (
     ProduceFrame,
     Single,
 )
-from .packer import (
-    FRAME_BYTES_TARGET,
-    FRAME_COUNT_MAX,
-    HEAD_BYTES_RESERVED,
-    ROW_OVERHEAD_BYTES,
-    Rows,
-    new_packer,
-)
+from .packer import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Rows, new_packer
 from .produce_header import ProduceHead
 from .receipts import Acknowledged
 from .retry import Backoff, is_retriable

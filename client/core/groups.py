@@ -128,9 +128,15 @@ def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: boo
     """Return the operation that sets a group's committed offsets, by queue."""
     body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
     return operation(
-        commands.INVOKE_BROKER_TO_RESET_OFFSET, _offsets, body,
-        group=group, topic=topic, to="offset", count=len(offsets), force=force,
-    )  # fmt: skip
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        _offsets,
+        body,
+        group=group,
+        topic=topic,
+        to="offset",
+        count=len(offsets),
+        force=force,
+    )
 
 
 def reset_to(
@@ -138,10 +144,15 @@ def reset_to(
 ) -> Operation[dict[int, int]]:
     """Return the operation that moves a group's committed offsets to ``first``, ``last`` or ``time``."""
     return operation(
-        commands.INVOKE_BROKER_TO_RESET_OFFSET, _offsets,
-        group=group, topic=topic, to=to, timestamp_ms=timestamp_ms,
-        queue=ALL_QUEUES if queue is None else queue, force=force,
-    )  # fmt: skip
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        _offsets,
+        group=group,
+        topic=topic,
+        to=to,
+        timestamp_ms=timestamp_ms,
+        queue=ALL_QUEUES if queue is None else queue,
+        force=force,
+    )
 
 
 def _offsets(answer: Answer) -> dict[int, int]:

@@ -21,8 +21,11 @@ Position: TypeAlias = End | datetime | int | Mapping[int, int] | Sequence[int]
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 ENDS: Mapping[str, Literal["earliest", "latest"]] = {
-    EARLIEST: EARLIEST, "first": EARLIEST, LATEST: LATEST, "last": LATEST,
-}  # fmt: skip
+    EARLIEST: EARLIEST,
+    "first": EARLIEST,
+    LATEST: LATEST,
+    "last": LATEST,
+}
 """The canonical word for each word that means an end."""
 _PULL_COUNT = 4096
 _PULL_BYTES = 1 << 20

@@ -41,11 +41,25 @@ from ..errors import CompressionUnavailable, CorruptMessage
 from .compression import DecompressionFailed, decompress
 from .times import from_millis
 
-_OWN_PROPERTIES = frozenset({
-    PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE,
-    PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS,
-    PROPERTY_TIMER_OUT_MS,
-}) | TRANSACTION_PROPERTIES | RETRY_PROPERTIES  # fmt: skip
+_OWN_PROPERTIES = (
+    frozenset(
+        {
+            PROPERTY_KEYS,
+            PROPERTY_TAGS,
+            PROPERTY_UNIQ_KEY,
+            PROPERTY_SHARDING_KEY,
+            PROPERTY_REAL_TOPIC,
+            PROPERTY_REAL_QUEUE,
+            PROPERTY_DELAY,
+            PROPERTY_TIMER_DELIVER_MS,
+            PROPERTY_TIMER_DELAY_MS,
+            PROPERTY_TIMER_DELAY_SECONDS,
+            PROPERTY_TIMER_OUT_MS,
+        }
+    )
+    | TRANSACTION_PROPERTIES
+    | RETRY_PROPERTIES
+)
 
 # Fast path for the usual fields, in one step: body_crc, sys_flag, body_length. It works only if both hosts are IPv4;
 # PLAIN_MASK tells whether a body needs more than a slice.

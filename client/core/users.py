@@ -44,10 +44,7 @@ def create_user(user: str, verifier: Verifier, grants: Iterable[Grant]) -> Opera
 
 
 def update_user(
-    user: str,
-    verifier: Verifier | None = None,
-    grant: Iterable[Grant] = (),
-    revoke: Iterable[Grant] | None = (),
+    user: str, verifier: Verifier | None = None, grant: Iterable[Grant] = (), revoke: Iterable[Grant] | None = ()
 ) -> Operation[None]:
     """Change the password or the grants of a user. ``revoke``: None revokes all."""
     body: dict[str, Any] = {}

@@ -159,9 +159,13 @@ class Handling:
         log.error(
             "group %s: the listener has not returned from %d messages of topic %s, queue %d, from offset %d, for %.0f "
             "s (listener_timeout): they will be redelivered to this or another member",
-            self._options.group, len(work.messages), claim.topic, claim.queue, work.messages[0].queue_offset,
+            self._options.group,
+            len(work.messages),
+            claim.topic,
+            claim.queue,
+            work.messages[0].queue_offset,
             now - work.begun_at,
-        )  # fmt: skip
+        )
         self.counts.stuck += 1
         work.given_up = True
         claim.running -= 1
@@ -250,8 +254,10 @@ class Handling:
         messages = sorted((failure.message for failure in failed), key=lambda message: -message.reconsume_times)
         log.warning(
             "group %s: moved to %s as dead letters: %s",
-            self._options.group, dead_letter_topic(self._options.group), describe(messages[:count], tries),
-        )  # fmt: skip
+            self._options.group,
+            dead_letter_topic(self._options.group),
+            describe(messages[:count], tries),
+        )
 
     def _fenced(self, claim: Claim, epoch: int, error: FlintError) -> None:
         """Handle a queue that belongs to another member, which gets the failed messages with all uncommitted ones."""
@@ -259,8 +265,11 @@ class Handling:
         if self._claims.refuse(claim.topic, epoch, [claim.queue]):
             log.warning(
                 "group %s: queue %d of topic %s was taken from this member, which dropped its messages: %s",
-                self._options.group, claim.queue, claim.topic, error,
-            )  # fmt: skip
+                self._options.group,
+                claim.queue,
+                claim.topic,
+                error,
+            )
         else:
             self._back_at = self._clock() + backoff_seconds(3)
 
@@ -282,14 +291,18 @@ class Handling:
         if left.tries > self._retry_times_max():
             log.error(
                 "group %s: %d messages failed for the last time, and cannot be stored as dead letters: %s",
-                self._options.group, len(messages), error,
-            )  # fmt: skip
+                self._options.group,
+                len(messages),
+                error,
+            )
             self.counts.skipped += len(messages)
             return True
         log.error(
-                "group %s: %d failed messages could not be sent back, so this member retries them: %s",
-            self._options.group, len(messages), error,
-        )  # fmt: skip
+            "group %s: %d failed messages could not be sent back, so this member retries them: %s",
+            self._options.group,
+            len(messages),
+            error,
+        )
         left.rest = [*messages, *left.rest]
         return True
 

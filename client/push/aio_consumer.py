@@ -48,28 +48,50 @@ class PushConsumer:
     an awaitable, the loop awaits it.
     """
 
-    # fmt: off
     @overload
     def __init__(
-        self, addresses: Addresses, group: str, topics: Subscriptions, listener: MessageListener, *,
-        batch: None = None, **options: Unpack[PushOptions],
+        self,
+        addresses: Addresses,
+        group: str,
+        topics: Subscriptions,
+        listener: MessageListener,
+        *,
+        batch: None = None,
+        **options: Unpack[PushOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self, addresses: Addresses = ..., *, group: str, topics: Subscriptions, listener: MessageListener,
-        batch: None = None, **options: Unpack[PushOptions],
+        self,
+        addresses: Addresses = ...,
+        *,
+        group: str,
+        topics: Subscriptions,
+        listener: MessageListener,
+        batch: None = None,
+        **options: Unpack[PushOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self, addresses: Addresses, group: str, topics: Subscriptions, listener: BatchListener, *,
-        batch: int, **options: Unpack[PushOptions],
+        self,
+        addresses: Addresses,
+        group: str,
+        topics: Subscriptions,
+        listener: BatchListener,
+        *,
+        batch: int,
+        **options: Unpack[PushOptions],
     ) -> None: ...
     @overload
     def __init__(
-        self, addresses: Addresses = ..., *, group: str, topics: Subscriptions, listener: BatchListener,
-        batch: int, **options: Unpack[PushOptions],
+        self,
+        addresses: Addresses = ...,
+        *,
+        group: str,
+        topics: Subscriptions,
+        listener: BatchListener,
+        batch: int,
+        **options: Unpack[PushOptions],
     ) -> None: ...
-    # fmt: on
     def __init__(
         self,
         addresses: Addresses | None = None,
@@ -99,12 +121,25 @@ class PushConsumer:
         entry = access_for(self, access)
         self._listener = check_listener(listener)
         self._options = check_options(
-            group=group, topics=topics, member=member, mode=mode, start=start, orderly=orderly, batch=batch,
-            workers=workers, prefetch_messages=prefetch_messages, prefetch_bytes=prefetch_bytes,
-            auto_commit=auto_commit, commit_interval=commit_interval, session_timeout=session_timeout,
-            listener_timeout=listener_timeout, retry_times_max=retry_times_max, delay_level=delay_level,
-            suspend=suspend, retry_reason=retry_reason,
-        )  # fmt: skip
+            group=group,
+            topics=topics,
+            member=member,
+            mode=mode,
+            start=start,
+            orderly=orderly,
+            batch=batch,
+            workers=workers,
+            prefetch_messages=prefetch_messages,
+            prefetch_bytes=prefetch_bytes,
+            auto_commit=auto_commit,
+            commit_interval=commit_interval,
+            session_timeout=session_timeout,
+            listener_timeout=listener_timeout,
+            retry_times_max=retry_times_max,
+            delay_level=delay_level,
+            suspend=suspend,
+            retry_reason=retry_reason,
+        )
         self._timeout = check_timeout("timeout", timeout)
         self._life = ClientRuntime(type(self).__name__)
         self._started = False

@@ -117,8 +117,9 @@ class Membership:
                 log.warning(
                     "group %s: the broker has no readable topic %s: nothing is consumed from it until it exists; "
                     "check its name (flintmq topic list shows all topics, flintmq topic create creates one)",
-                    group, topic,
-                )  # fmt: skip
+                    group,
+                    topic,
+                )
         for topic in self.missing:
             if topic not in missing:
                 log.info("group %s: topic %s exists now", group, topic)

@@ -81,9 +81,12 @@ def failed_with(error: BaseException, options: Options, messages: Sequence[Store
         log.error("group %s: the listener failed on %s: %s", options.group, describe(messages, tries), error)
     else:
         log.warning(
-            "group %s: the listener failed with %r on %s", options.group, error, describe(messages, tries),
+            "group %s: the listener failed with %r on %s",
+            options.group,
+            error,
+            describe(messages, tries),
             exc_info=error,
-        )  # fmt: skip
+        )
     kept = reason if options.retry_reason else ""
     return [Failure(message, delay_level, kept) for message in messages]
 

@@ -91,8 +91,11 @@ class Reading:
                 claim.refused = error
                 log.warning(
                     "group %s: topic %s, queue %d cannot be read: %s",
-                    self._options.group, claim.topic, claim.queue, error,
-                )  # fmt: skip
+                    self._options.group,
+                    claim.topic,
+                    claim.queue,
+                    error,
+                )
 
     def _moved(self, claim: Claim, error: OffsetOutOfRange) -> None:
         """Continue at the nearest existing offset, after retention or a crash removed the next messages."""
@@ -100,8 +103,14 @@ class Reading:
         claim.position = min(max(before, error.min_offset), error.max_offset)
         log.warning(
             "group %s: topic %s, queue %d holds %d to %d, not %d: continuing from %d",
-            self._options.group, claim.topic, claim.queue, error.min_offset, error.max_offset, before, claim.position,
-        )  # fmt: skip
+            self._options.group,
+            claim.topic,
+            claim.queue,
+            error.min_offset,
+            error.max_offset,
+            before,
+            claim.position,
+        )
         self._handling.counts.skipped += max(claim.position - before, 0)
         if not claim.works:
             claim.commit_offset = claim.position

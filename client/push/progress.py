@@ -162,8 +162,11 @@ class Progress:
             log.warning(
                 "group %s: queues %s of topic %s were taken from this member, which dropped their messages; "
                 "messages that it had handled but not committed may be handled twice: %s",
-                self._options.group, ", ".join(map(str, dropped)), topic, error,
-            )  # fmt: skip
+                self._options.group,
+                ", ".join(map(str, dropped)),
+                topic,
+                error,
+            )
         return bool(dropped)
 
 

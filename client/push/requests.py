@@ -50,10 +50,18 @@ def heart_beat(options: Options, epoch: int, owned: Sequence[Sequence[str | int]
 
     wanted = [[topic, tags.expression, condition] for topic, (tags, condition) in options.subscriptions.items()]
     return operation(
-        commands.HEART_BEAT, decode, msgpack.packb([wanted, owned]),
-        group=options.group, member=options.member, epoch=epoch, mode=options.mode, start=options.start,
-        start_ms=options.start_ms, session_timeout_ms=int(options.session_seconds * 1000), orderly=options.orderly,
-    )  # fmt: skip
+        commands.HEART_BEAT,
+        decode,
+        msgpack.packb([wanted, owned]),
+        group=options.group,
+        member=options.member,
+        epoch=epoch,
+        mode=options.mode,
+        start=options.start,
+        start_ms=options.start_ms,
+        session_timeout_ms=int(options.session_seconds * 1000),
+        orderly=options.orderly,
+    )
 
 
 def leave(options: Options, epoch: int) -> Operation[None]:
@@ -69,29 +77,52 @@ def pull(options: Options, epoch: int, claim: Claim, max_count: int, max_bytes: 
         return _batch(claim, tags, answer)
 
     return operation(
-        commands.PULL, decode, hold_seconds=HOLD_MS / 1000,
-        topic=claim.topic, queue=claim.queue, offset=claim.position, max_count=max_count, max_bytes=max_bytes,
-        wait_ms=HOLD_MS, tags=tags.expression, filter=condition,
-        group=options.group, member=options.member, epoch=epoch,
-    )  # fmt: skip
+        commands.PULL,
+        decode,
+        hold_seconds=HOLD_MS / 1000,
+        topic=claim.topic,
+        queue=claim.queue,
+        offset=claim.position,
+        max_count=max_count,
+        max_bytes=max_bytes,
+        wait_ms=HOLD_MS,
+        tags=tags.expression,
+        filter=condition,
+        group=options.group,
+        member=options.member,
+        epoch=epoch,
+    )
 
 
 def _batch(claim: Claim, tags: TagFilter, answer: Answer) -> Batch:
     head: Any = decode_fields(commands.RecordsAnswer, answer.fields)
     return Batch(
-        claim.topic, claim.queue, answer.body, head.count,
-        next_offset=head.next_offset, min_offset=head.min_offset, max_offset=head.max_offset,
-        lost=head.lost, go_on=answer.code == PULL_RETRY_IMMEDIATELY, tags=tags,
-    )  # fmt: skip
+        claim.topic,
+        claim.queue,
+        answer.body,
+        head.count,
+        next_offset=head.next_offset,
+        min_offset=head.min_offset,
+        max_offset=head.max_offset,
+        lost=head.lost,
+        go_on=answer.code == PULL_RETRY_IMMEDIATELY,
+        tags=tags,
+    )
 
 
 def commit(options: Options, epoch: int, topic: str, offsets: Mapping[int, int]) -> Operation[None]:
     """Commit the offsets of one topic."""
     body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
     return operation(
-        commands.UPDATE_CONSUMER_OFFSET, nothing, body,
-        group=options.group, topic=topic, count=len(offsets), member=options.member, epoch=epoch,
-    )  # fmt: skip
+        commands.UPDATE_CONSUMER_OFFSET,
+        nothing,
+        body,
+        group=options.group,
+        topic=topic,
+        count=len(offsets),
+        member=options.member,
+        epoch=epoch,
+    )
 
 
 def send_back(
@@ -106,8 +137,15 @@ def send_back(
 
     body = b"".join(PHYSICAL_OFFSET_STRUCT.pack(failure.message.physical_offset) for failure in failed)
     return operation(
-        commands.CONSUMER_SEND_MSG_BACK, decode, body,
-        group=options.group, count=len(failed), delay_level=delay_level, retry_times_max=retry_times_max,
-        member=options.member, epoch=epoch, reason=reasons[0] if same else "",
+        commands.CONSUMER_SEND_MSG_BACK,
+        decode,
+        body,
+        group=options.group,
+        count=len(failed),
+        delay_level=delay_level,
+        retry_times_max=retry_times_max,
+        member=options.member,
+        epoch=epoch,
+        reason=reasons[0] if same else "",
         reasons="" if same else commands.REASON_SEPARATOR.join(reasons),
-    )  # fmt: skip
+    )

@@ -185,9 +185,12 @@ def with_access(brokers: Iterable[BrokerAddress], values: Mapping[str, Any]) -> 
         password = _first_line(file)
     try:
         access = access_of(
-            user=values.get("user"), password=password, tls=values.get("tls"),
-            tls_certificate=values.get("tlsCertificate"), tls_key=values.get("tlsKey"),
-        )  # fmt: skip
+            user=values.get("user"),
+            password=password,
+            tls=values.get("tls"),
+            tls_certificate=values.get("tlsCertificate"),
+            tls_key=values.get("tlsKey"),
+        )
     except InvalidArgument as error:
         raise InvalidOption(f"options 'user', 'password', 'tls', …: {error}") from None
     return tuple(replace(broker, access=access) for broker in brokers)

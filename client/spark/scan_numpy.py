@@ -24,12 +24,14 @@ from .slices import gather, slices
 
 _INTEGERS = {4: ">i4", 8: ">i8"}
 _HEAD_FIELDS = [field.name for field in RECORD.fields if not field.name.endswith("_host")]
-_HEAD = np.dtype({
-    "names": _HEAD_FIELDS,
-    "formats": [_INTEGERS[field.width] for field in RECORD.fields if field.name in _HEAD_FIELDS],
-    "offsets": [RECORD.at[name] for name in _HEAD_FIELDS],
-    "itemsize": RECORD_HEAD_BYTES,
-})  # fmt: skip
+_HEAD = np.dtype(
+    {
+        "names": _HEAD_FIELDS,
+        "formats": [_INTEGERS[field.width] for field in RECORD.fields if field.name in _HEAD_FIELDS],
+        "offsets": [RECORD.at[name] for name in _HEAD_FIELDS],
+        "itemsize": RECORD_HEAD_BYTES,
+    }
+)
 """A record's fixed head for IPv4 hosts, without the hosts themselves."""
 _AT = RECORD.at
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6

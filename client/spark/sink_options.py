@@ -70,16 +70,18 @@ WRITE_OPTIONS = (
     Option("topic", writable_topic, "the topic of all rows; wins over a column `topic`"),
     Option("flush", flush, "`sync` or `async`: what an acknowledgement means; never less than the broker's setting"),
     Option(
-        "delivery", delivery,
+        "delivery",
+        delivery,
         f"`{AT_LEAST_ONCE}` (default) or `{EXACTLY_ONCE}`: one transaction for each write or micro-batch",
     ),
     Option("timeoutMs", positive, f"time limit of sending a message, broker restarts included (default {TIMEOUT_MS})"),
     Option(
-        "compressOver", compress_over,
+        "compressOver",
+        compress_over,
         f"bodies of more bytes are compressed (default {COMPRESS_OVER_BYTES}); `never`: none",
     ),
     *ACCESS_OPTIONS,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

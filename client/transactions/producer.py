@@ -149,9 +149,14 @@ class TransactionProducer:
         self._group = requests.check_group(group)
         seconds = requests.check_session(session_timeout)
         self._halves = _Halves(
-            self._group, addresses, delivery_timeout=delivery_timeout, compress_over=compress_over,
-            compression=compression, flush=flush, **access,
-        )  # fmt: skip
+            self._group,
+            addresses,
+            delivery_timeout=delivery_timeout,
+            compress_over=compress_over,
+            compression=compression,
+            flush=flush,
+            **access,
+        )
         self._decisions = Decisions(self._halves.delivery)
         self._questions = Questions(self._decisions, self._check_later)
         connection_log = ConnectionLog(f"producer group {self._group}", logging.WARNING)

@@ -68,8 +68,10 @@ class Questions:
         """Answer that ``check`` failed, so that the broker asks again later."""
         log.error(
             "producer group %s: check failed for transaction %s; the broker will ask again",
-            self.registration.group, question.transaction_id, exc_info=error,
-        )  # fmt: skip
+            self.registration.group,
+            question.transaction_id,
+            exc_info=error,
+        )
         self.last_error = error
         waiting = self._take(question)
         self.failed_count += 1

@@ -87,9 +87,13 @@ def heart_beat(group: str, member: str, session_seconds: float) -> Operation[flo
         return decode_fields(commands.HeartBeatAnswer, answer.fields).interval_ms / 1000
 
     return operation(
-        commands.HEART_BEAT, decode,
-        group=group, member=member, kind=PRODUCER, session_timeout_ms=int(session_seconds * 1000),
-    )  # fmt: skip
+        commands.HEART_BEAT,
+        decode,
+        group=group,
+        member=member,
+        kind=PRODUCER,
+        session_timeout_ms=int(session_seconds * 1000),
+    )
 
 
 def leave(group: str, member: str) -> Operation[None]:

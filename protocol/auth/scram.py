@@ -141,12 +141,7 @@ class ClientExchange:
     """
 
     def __init__(
-        self,
-        name: str,
-        password: str,
-        *,
-        nonce: str = "",
-        derive: Callable[[str, bytes, int], Keys] = derive_keys,
+        self, name: str, password: str, *, nonce: str = "", derive: Callable[[str, bytes, int], Keys] = derive_keys
     ) -> None:
         self._password = password
         self._derive = derive

@@ -46,9 +46,7 @@ class HeartBeatAnswer:
         "identifies this run of the broker; a broker that restarted may have lost the latest commits", default=0
     )
     missing: str = text(
-        "subscribed topics that do not exist or cannot be read; the first 100, separated by spaces",
-        32767,
-        default="",
+        "subscribed topics that do not exist or cannot be read; the first 100, separated by spaces", 32767, default=""
     )
 
 

@@ -33,9 +33,9 @@ DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
 GROUP_TOPIC_PREFIXES = (RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)
 """Prefixes of topics that the broker creates for a group."""
 
-UNREADABLE_TOPICS = frozenset({
-    SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, PREPARED_TOPIC, OP_PREPARED_TOPIC,
-})  # fmt: skip
+UNREADABLE_TOPICS = frozenset(
+    {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, PREPARED_TOPIC, OP_PREPARED_TOPIC}
+)
 """Topics that no client may pull: their messages are not delivered yet, or are of no use to clients."""
 
 PROPERTY_REAL_TOPIC = "REAL_TOPIC"
@@ -48,9 +48,9 @@ PROPERTY_RETRY_REASON = "RETRY_REASON"
 """FlintMQ's own: the consumer's reason why the latest attempt failed."""
 PROPERTY_RETRY_MEMBER = "RETRY_MEMBER"
 """FlintMQ's own: the group member whose latest attempt failed."""
-RETRY_PROPERTIES = frozenset({
-    PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID, PROPERTY_RETRY_REASON, PROPERTY_RETRY_MEMBER,
-})  # fmt: skip
+RETRY_PROPERTIES = frozenset(
+    {PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID, PROPERTY_RETRY_REASON, PROPERTY_RETRY_MEMBER}
+)
 """Properties that the broker sets on a message that was sent back."""
 PROPERTY_TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 PROPERTY_TIMER_DELAY_MS = "TIMER_DELAY_MS"
@@ -67,9 +67,9 @@ open. Half messages that are already in the log may have a longer one."""
 PROPERTY_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 PROPERTY_RECORD_CRC = "__CRC32#"
 
-TRANSACTION_PROPERTIES = frozenset({
-    PROPERTY_HALF, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_ID, PROPERTY_CHECK_TIMES,
-})  # fmt: skip
+TRANSACTION_PROPERTIES = frozenset(
+    {PROPERTY_HALF, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_ID, PROPERTY_CHECK_TIMES}
+)
 """Properties of a message's transaction; of no use to its consumers."""
 
 MEMBER_SEPARATOR = ":"

@@ -168,16 +168,18 @@ class Record:
             sys_flag |= SysFlag.STORE_HOST_V6
         v2 = len(self.topic) > TOPIC_BYTES_MAX
         crc = body_crc(self.body) if self.body_crc is None else self.body_crc
-        tail = b"".join([
-            struct.pack(">q", self.store_timestamp),
-            self.store_host,
-            struct.pack(">iqi", self.reconsume_times, self.prepared_transaction_offset, len(self.body)),
-            self.body,
-            struct.pack(">h" if v2 else ">b", len(self.topic)),
-            self.topic,
-            _I16.pack(len(properties)),
-            properties,
-        ])  # fmt: skip
+        tail = b"".join(
+            [
+                struct.pack(">q", self.store_timestamp),
+                self.store_host,
+                struct.pack(">iqi", self.reconsume_times, self.prepared_transaction_offset, len(self.body)),
+                self.body,
+                struct.pack(">h" if v2 else ">b", len(self.topic)),
+                self.topic,
+                _I16.pack(len(properties)),
+                properties,
+            ]
+        )
         total_size = _BORN_HOST_AT + len(self.born_host) + len(tail)
         head = struct.pack(
             ">iiiiiqqiq",
@@ -258,9 +260,7 @@ def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Recor
 class _Parts:
     """Positions of one record's variable parts; raises ``CorruptRecord`` if they do not add up to its size."""
 
-    __slots__ = (
-        "body_at", "body_end", "properties_at", "store_host_end", "store_timestamp_at", "topic_at", "topic_end",
-    )  # fmt: skip
+    __slots__ = tuple("body_at body_end properties_at store_host_end store_timestamp_at topic_at topic_end".split())
 
     def __init__(self, blob: Buffer, at: int, total_size: int, magic: int, sys_flag: int) -> None:
         end = at + total_size

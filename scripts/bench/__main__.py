@@ -32,10 +32,7 @@ def arguments() -> argparse.Namespace:
     )
     names = [case.name for case in ALL]
     parser.add_argument(
-        "group",
-        nargs="?",
-        choices=["spark"],
-        help="only the cases that need Spark, which is installed (490 MB)",
+        "group", nargs="?", choices=["spark"], help="only the cases that need Spark, which is installed (490 MB)"
     )
     parser.add_argument("--case", action="append", choices=names, metavar="NAME", help="only this case; repeatable")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help=f"runs of each case (default: {RUNS})")

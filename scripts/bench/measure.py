@@ -17,9 +17,20 @@ Samples: TypeAlias = Generator[Sample, None, None]
 """One sample per run."""
 
 _NUMBER = {
-    "msg/s": ",.0f", "rows/s": ",.0f", "µs": ",.0f", "ns": ",.0f", "µs/row": ".2f", "ms": ".2f", "s": ".2f",
-    "GB/s": ".2f", "MB": ",.0f", "KiB": ",.1f", "×": ".2f", "× as long": ".1f", "queues": ",.0f",
-}  # fmt: skip
+    "msg/s": ",.0f",
+    "rows/s": ",.0f",
+    "µs": ",.0f",
+    "ns": ",.0f",
+    "µs/row": ".2f",
+    "ms": ".2f",
+    "s": ".2f",
+    "GB/s": ".2f",
+    "MB": ",.0f",
+    "KiB": ",.1f",
+    "×": ".2f",
+    "× as long": ".1f",
+    "queues": ",.0f",
+}
 _MORE_IS_BETTER = {"msg/s", "rows/s", "GB/s", "×"}
 
 

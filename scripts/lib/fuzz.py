@@ -114,11 +114,26 @@ class Rounds:
     def _round(self, seed: int, report: Path) -> tuple[int, str]:
         """pytest's exit code or ``CUT``, and what it said."""
         command = [
-            sys.executable, "-m", "pytest", "-m", "hypothesis", "-q", "--no-header", "--tb=short", "--show-capture=no",
-            "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-o", "junit_family=xunit1",
-            f"--hypothesis-seed={seed}", f"--junitxml={report}",
-            *(f"--deselect={each.node}" for each in self.found), *map(str, self._files),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "hypothesis",
+            "-q",
+            "--no-header",
+            "--tb=short",
+            "--show-capture=no",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "-o",
+            "junit_family=xunit1",
+            f"--hypothesis-seed={seed}",
+            f"--junitxml={report}",
+            *(f"--deselect={each.node}" for each in self.found),
+            *map(str, self._files),
+        ]
         environment = {**os.environ, VARIABLE: "1"}
         with subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

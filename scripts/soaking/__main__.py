@@ -33,14 +33,19 @@ def main() -> int:
     parser.add_argument("--flush", choices=("sync", "async"), default="sync")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="makes the same run again")
     parser.add_argument(
-        "--rounds", type=int, default=0, help="instead: so many rounds of faults (kills, power cuts, I/O errors), "
+        "--rounds",
+        type=int,
+        default=0,
+        help="instead: so many rounds of faults (kills, power cuts, I/O errors), "
         "each judged; see tests/fault/harness/README.md",
-    )  # fmt: skip
+    )
     parser.add_argument("--campaign", type=int, help="of such a run with --seed, only the store of this number again")
     parser.add_argument(
-        "--disks", action="store_true", help="with --rounds: on an ext4 that is shut down or fails to sync, and on a "
+        "--disks",
+        action="store_true",
+        help="with --rounds: on an ext4 that is shut down or fails to sync, and on a "
         "tmpfs that fills; takes root, a loop device and strace",
-    )  # fmt: skip
+    )
     options = parser.parse_args()
     if options.rounds or options.campaign is not None:
         from . import rounds

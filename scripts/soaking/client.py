@@ -63,12 +63,16 @@ class Reporter:
     def say(self, **last: Any) -> None:
         """One line now."""
         print(
-            json.dumps({
-                "resident_bytes": resident_bytes(), "blocked_seconds": self._blocker.blocked_seconds,
-                **self.numbers, **last,
-            }),
+            json.dumps(
+                {
+                    "resident_bytes": resident_bytes(),
+                    "blocked_seconds": self._blocker.blocked_seconds,
+                    **self.numbers,
+                    **last,
+                }
+            ),
             flush=True,
-        )  # fmt: skip
+        )
 
 
 async def told() -> Any:

@@ -51,12 +51,7 @@ Opened = Callable[[PreparedParent, Path, Planned], AbstractContextManager[Campai
 def on_this_disk(prepared: PreparedParent, folder: Path, planned: Planned) -> Iterator[Campaign]:
     """A campaign whose store lies in ``folder``."""
     yield Campaign(
-        prepared,
-        folder,
-        planned.seed,
-        sync=planned.sync,
-        retention=planned.retention,
-        checksums=planned.checksums,
+        prepared, folder, planned.seed, sync=planned.sync, retention=planned.retention, checksums=planned.checksums
     )
 
 
@@ -103,10 +98,13 @@ class Run:
                 self.failed.append(planned.number)
                 if not isinstance(failure, RoundFailed):
                     traceback.print_exc()
-                print(f"FAILED: campaign {planned.number}: {type(failure).__name__}: {failure}\n"
-                      f"  its store is kept: {campaign.keep(folder)}\n"
-                      f"  again: {self._command} --seed {self._seed} --campaign {planned.number}",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                print(
+                    f"FAILED: campaign {planned.number}: {type(failure).__name__}: {failure}\n"
+                    f"  its store is kept: {campaign.keep(folder)}\n"
+                    f"  again: {self._command} --seed {self._seed} --campaign {planned.number}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         if planned.number not in self.failed:
             shutil.rmtree(folder)
         self.hit |= campaign.hit
@@ -115,8 +113,11 @@ class Run:
         if time.monotonic() >= self._shown + SHOWN_EVERY_S:
             self._shown = time.monotonic()
             acknowledged = sum(tally.acknowledged for tally in self.tallies.values())
-            print(f"{self.seconds:5.0f} s  {self.done} rounds, {acknowledged:,} messages acknowledged, "
-                  f"{len(self.failed)} campaigns failed", flush=True)  # fmt: skip
+            print(
+                f"{self.seconds:5.0f} s  {self.done} rounds, {acknowledged:,} messages acknowledged, "
+                f"{len(self.failed)} campaigns failed",
+                flush=True,
+            )
 
 
 def run(rounds: int, seed: int, campaign: int | None, *, disks: bool) -> int:
@@ -139,8 +140,10 @@ def run(rounds: int, seed: int, campaign: int | None, *, disks: bool) -> int:
     which = f"--rounds {rounds}" if campaign is None else f"--campaign {campaign}"
     print(table(made.tallies))
     machine = f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
-    print(f"\n`{command} {which} --seed {seed}`: {machine}, {datetime.now(UTC):%Y-%m-%d}, {made.seconds:,.0f} s, "
-          f"{made.seconds / max(made.done, 1):.2f} s a round")  # fmt: skip
+    print(
+        f"\n`{command} {which} --seed {seed}`: {machine}, {datetime.now(UTC):%Y-%m-%d}, {made.seconds:,.0f} s, "
+        f"{made.seconds / max(made.done, 1):.2f} s a round"
+    )
     missed = sorted(set(POINTS) - made.hit)
     all_due = not disks and campaign is None and rounds >= ALL_POINTS_AFTER_ROUNDS
     if not disks:

@@ -72,8 +72,10 @@ class Client:
         self.early_bytes = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "soaking.client", json.dumps(arguments)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -138,10 +140,16 @@ def soak(plan: Plan, folder: Path) -> None:
         clients += producers
         messages_max = int((plan.seconds + FINISH_SECONDS_MAX) * plan.rate) + 10_000
         followers = [
-            Client(f"follower {n}", role="follow", producers=plan.producers, messages_max=messages_max,
-                   seed=source.random(), **common)
+            Client(
+                f"follower {n}",
+                role="follow",
+                producers=plan.producers,
+                messages_max=messages_max,
+                seed=source.random(),
+                **common,
+            )
             for n in range(plan.followers)
-        ]  # fmt: skip
+        ]
         clients += followers
         broker = _through_restarts(plan, source, broker, folder, port, clients)
         _judge(broker, producers, followers)

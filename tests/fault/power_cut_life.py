@@ -68,9 +68,16 @@ class Life:
     def remember(self, other: Life) -> None:
         """Take over what another life promised of the same store."""
         for name in (
-            "written", "synced", "served", "topics", "deleted", "in_doubt", "named", "committed",
+            "written",
+            "synced",
+            "served",
+            "topics",
+            "deleted",
+            "in_doubt",
+            "named",
+            "committed",
             "expiring_below",
-        ):  # fmt: skip
+        ):
             setattr(self, name, copy.deepcopy(getattr(other, name)))
 
     def promises(self) -> Hashable:

@@ -40,11 +40,12 @@ def bury(store: MessageStore, group: str) -> list[int]:
     make_topic(store, dead_letter_topic(group), 1)
     records = [
         Record(
-            topic=dead_letter_topic(group).encode(), body=b"%d" % number,
+            topic=dead_letter_topic(group).encode(),
+            body=b"%d" % number,
             properties=encode_properties({PROPERTY_RETRY_TOPIC: f"again-{group}"}),
         )
         for number in range(LETTERS)
-    ]  # fmt: skip
+    ]
     store.append_records(records)
     dispatch(store)
     return [record.physical_offset for record in records]
@@ -235,10 +236,7 @@ def test_the_command_line_passes_over_a_damaged_body_names_it_and_ends_with_an_e
 
 
 def test_a_damaged_message_that_is_asked_for_by_key_is_not_said_to_be_unknown(cli: Cli) -> None:
-    for topic, says in (
-        ("bills", BODY_LINE),
-        ("orders", "flintmq: MESSAGE_DAMAGED: 1 record of topic orders"),
-    ):
+    for topic, says in (("bills", BODY_LINE), ("orders", "flintmq: MESSAGE_DAMAGED: 1 record of topic orders")):
         done = cli.run("query", "key", topic, f"key-{DAMAGED}")
         assert (done.code, done.out) == (EXIT_ERROR, "")
         (line,) = done.err.splitlines()

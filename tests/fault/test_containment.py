@@ -262,9 +262,17 @@ def test_damage_at_random_costs_what_it_hits(tmp_path: Path, seed: int) -> None:
 # Every bit of a record's head.
 
 UNCHECKED = {
-    "queue_id", "flag", "queue_offset", "sys_flag", "born_timestamp", "born_host", "store_timestamp", "store_host",
-    "reconsume_times", "prepared_transaction_offset",
-}  # fmt: skip
+    "queue_id",
+    "flag",
+    "queue_offset",
+    "sys_flag",
+    "born_timestamp",
+    "born_host",
+    "store_timestamp",
+    "store_host",
+    "reconsume_times",
+    "prepared_transaction_offset",
+}
 """Fields that no checksum covers without ``__CRC32#``."""
 
 
@@ -351,9 +359,13 @@ def test_a_hole_of_which_nobody_knows_the_messages_is_filled_with_what_is_in_no_
 def forged(queue_offset: int, physical_offset: int, topic: bytes = b"orders", body: bytes = b"forged") -> bytes:
     """A record that somebody sent as part of a body, in the hope that it is taken for one."""
     return Record(
-        topic=topic, body=body, queue_offset=queue_offset, physical_offset=physical_offset,
-        store_timestamp=1 << 42, properties=b"KEYS\x01forged\x02",
-    ).encode()  # fmt: skip
+        topic=topic,
+        body=body,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        store_timestamp=1 << 42,
+        properties=b"KEYS\x01forged\x02",
+    ).encode()
 
 
 def hostile(begin: int, head_bytes: int, count: int, topic: bytes, queue_offset: int) -> bytes:

@@ -48,19 +48,24 @@ class Life:
         """One thing that a broker may do."""
         delayed, chance = self.delayed, self._chance
         actions: list[Callable[[], object]] = (
-            [self._send] * 6 + [delayed.step] * 6 + [self._wait] * 3
+            [self._send] * 6
+            + [delayed.step] * 6
+            + [self._wait] * 3
             + [delayed.store.flush, self._dispatch, delayed.delays.persist, delayed.store.sync_derived, self._roll]
-        )  # fmt: skip
+        )
         chance.choice(actions)()
 
     def _send(self) -> None:
         chance = self._chance
         bodies = [b"%06d" % (self._number + k) for k in range(chance.randint(1, 6))]
         self._number += len(bodies)
-        common = chance.choice([
-            {"DELAY": 1}, {"DELAY": chance.randint(1, 18)},
-            {"TIMER_DELAY_SEC": chance.choice([1, 2, 30, 4_000, 90_000])},
-        ])  # fmt: skip
+        common = chance.choice(
+            [
+                {"DELAY": 1},
+                {"DELAY": chance.randint(1, 18)},
+                {"TIMER_DELAY_SEC": chance.choice([1, 2, 30, 4_000, 90_000])},
+            ]
+        )
         self.delayed.send(chance.choice(["a", "b"]), bodies, queue=chance.randrange(2), **common)
         for body in bodies:
             self.sent[body] = self.delayed.store.write_offset

@@ -217,12 +217,29 @@ def two_units_changed_places(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        all_queues_gone, a_topic_gone, a_queue_gone, first_file_gone, second_file_gone, last_file_gone,
-        only_the_last_file_left, file_cut_short, last_file_cut_to_nothing, file_too_long, file_zeroed, last_file_zeroed,
-        queue_zeroed, file_of_random_bytes, every_file_random, files_of_another_queue, a_unit_of_ones,
-        a_unit_beyond_the_log, a_unit_gone, a_unit_that_fills, two_units_changed_places,
+        all_queues_gone,
+        a_topic_gone,
+        a_queue_gone,
+        first_file_gone,
+        second_file_gone,
+        last_file_gone,
+        only_the_last_file_left,
+        file_cut_short,
+        last_file_cut_to_nothing,
+        file_too_long,
+        file_zeroed,
+        last_file_zeroed,
+        queue_zeroed,
+        file_of_random_bytes,
+        every_file_random,
+        files_of_another_queue,
+        a_unit_of_ones,
+        a_unit_beyond_the_log,
+        a_unit_gone,
+        a_unit_that_fills,
+        two_units_changed_places,
     ],
-)  # fmt: skip
+)
 def test_a_damaged_consumequeue_is_built_again(
     filled: Callable[[END], tuple[Path, list[Sent]]], tmp_path: Path, end: END, damage: Damage
 ) -> None:
@@ -346,12 +363,29 @@ def a_slot_of_another_chain(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        index_gone, oldest_index_gone, middle_index_gone, newest_index_gone, newest_index_cut_short,
-        oldest_index_cut_short, oldest_index_random, newest_index_random, newest_index_zeroed, every_index_zeroed,
-        slots_zeroed, entries_zeroed, header_zeroed, count_too_small, count_too_large, count_negative,
-        count_of_another_size, end_offset_beyond_the_log, begin_offset_wrong, begin_time_wrong, a_slot_of_another_chain,
+        index_gone,
+        oldest_index_gone,
+        middle_index_gone,
+        newest_index_gone,
+        newest_index_cut_short,
+        oldest_index_cut_short,
+        oldest_index_random,
+        newest_index_random,
+        newest_index_zeroed,
+        every_index_zeroed,
+        slots_zeroed,
+        entries_zeroed,
+        header_zeroed,
+        count_too_small,
+        count_too_large,
+        count_negative,
+        count_of_another_size,
+        end_offset_beyond_the_log,
+        begin_offset_wrong,
+        begin_time_wrong,
+        a_slot_of_another_chain,
     ],
-)  # fmt: skip
+)
 def test_a_damaged_index_is_built_again(
     filled: Callable[[END], tuple[Path, list[Sent]]], tmp_path: Path, end: END, damage: Damage
 ) -> None:

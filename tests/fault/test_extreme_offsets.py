@@ -7,20 +7,17 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import StoreSettings
-from flintmq.protocol.storage.layout import (
-    INDEX_ENTRY,
-    INDEX_HEADER_BYTES,
-    INDEX_SLOT_BYTES,
-    UNIT,
-    UNIT_BYTES,
-)
+from flintmq.protocol.storage.layout import INDEX_ENTRY, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT, UNIT_BYTES
 from tests.store_tools import SMALL, assert_holds, kill, open_store, overwrite, plain, put, reopen
 from tests.tools_runs import findings
 
 SETTINGS = StoreSettings(
-    commitlog_file_bytes=SMALL.commitlog_file_bytes, consumequeue_file_bytes=20 * 100, index_slots=500,
-    index_entries=200, allocate_step_bytes=SMALL.allocate_step_bytes,
-)  # fmt: skip
+    commitlog_file_bytes=SMALL.commitlog_file_bytes,
+    consumequeue_file_bytes=20 * 100,
+    index_slots=500,
+    index_entries=200,
+    allocate_step_bytes=SMALL.allocate_step_bytes,
+)
 EXTREMES = (-(2**63), -(2**63) + 1, -1, 2**63 - 1, 2**63 - 100)
 COUNT = 50
 

@@ -13,15 +13,7 @@ from flintmq.broker.background.flush import FlushService, flush_service
 from flintmq.broker.background.reput import ReputMessageService
 from flintmq.broker.store import StoreFailed, StoreSettings
 from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
-from tests.store_tools import (
-    MIB,
-    UnsyncedFiles,
-    append,
-    make_topic,
-    open_store,
-    plain,
-    reopen,
-)
+from tests.store_tools import MIB, UnsyncedFiles, append, make_topic, open_store, plain, reopen
 
 
 class FailingDisk(UnsyncedFiles):
@@ -46,9 +38,14 @@ class FailingDisk(UnsyncedFiles):
 async def test_everyone_who_waits_hears_of_the_failure_and_nobody_is_acknowledged(tmp_path: Path, policy: str) -> None:
     files = FailingDisk()
     settings = StoreSettings(
-        commitlog_file_bytes=4 * MIB, consumequeue_file_bytes=1000, index_slots=500, index_entries=200,
-        allocate_step_bytes=MIB, flush_policy=policy, flush_interval_ms=1,
-    )  # fmt: skip
+        commitlog_file_bytes=4 * MIB,
+        consumequeue_file_bytes=1000,
+        index_slots=500,
+        index_entries=200,
+        allocate_step_bytes=MIB,
+        flush_policy=policy,
+        flush_interval_ms=1,
+    )
     store = open_store(tmp_path / "store", settings, files)
     loop = asyncio.get_running_loop()
     fatal: asyncio.Future[tuple[str, BaseException]] = loop.create_future()
@@ -99,9 +96,11 @@ def test_queues_that_cannot_be_written_when_the_loop_takes_them_back_end_the_bro
     posted: list[tuple[Callable[..., object], tuple[object, ...]]] = []
     ended: list[tuple[str, BaseException]] = []
     service = ReputMessageService(
-        store, lambda call, *arguments: posted.append((call, arguments)), lambda touched: None,
+        store,
+        lambda call, *arguments: posted.append((call, arguments)),
+        lambda touched: None,
         lambda name, error: ended.append((name, error)),
-    )  # fmt: skip
+    )
     append(store, "orders", 0, plain(1))
     store.flush()
     files.write_error = errno.ENOSPC

@@ -140,8 +140,13 @@ def test_it_may_die_anywhere_and_comes_to_the_same_result(tmp_path: Path) -> Non
 
     def accepted(files: DyingFiles | None = None) -> None:
         give_up(path, [SECOND], index_slots=SMALL.index_slots, files=files)
-        repair(path, examine(path, lambda *_: None, index_slots=SMALL.index_slots), lambda *_: None,
-               index_slots=SMALL.index_slots, files=files)  # fmt: skip
+        repair(
+            path,
+            examine(path, lambda *_: None, index_slots=SMALL.index_slots),
+            lambda *_: None,
+            index_slots=SMALL.index_slots,
+            files=files,
+        )
 
     accepted()
     expected = result(path)

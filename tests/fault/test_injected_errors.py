@@ -122,7 +122,7 @@ def test_a_message_whose_sync_fails_is_not_acknowledged_nor_any_behind_it(store:
         ("rename", f"flintmq/new/new-new-{SECOND_FILE}", {}),
         ("rename", f"flintmq/new/{SECOND_FILE}", {}),
     ],
-)  # fmt: skip
+)
 def test_an_io_error_of_what_cannot_be_written_again_ends_the_broker_which_says_the_file(
     store: Store, call: str, path: str, settings: dict[str, Any]
 ) -> None:

@@ -10,18 +10,7 @@ import pytest
 
 from flintmq.broker.store import MessageStore
 from tests.fault.dying_files import Died, DyingFiles
-from tests.store_tools import (
-    SMALL,
-    Sent,
-    assert_holds,
-    copy_store,
-    kill,
-    open_store,
-    plain,
-    pull_all,
-    put,
-    reopen,
-)
+from tests.store_tools import SMALL, Sent, assert_holds, copy_store, kill, open_store, plain, pull_all, put, reopen
 
 
 @pytest.fixture(scope="module")

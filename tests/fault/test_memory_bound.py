@@ -74,8 +74,11 @@ def flood(
     arguments = map(str, (running.port, connections, bytes_each, frame_bytes, body_bytes))
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.flood", *arguments],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -91,9 +91,9 @@ def store(tmp_path: Path, files: NamelessFiles) -> MessageStore:
     put(store, "orders", 0, plain(1, first=900))
     properties = b"REAL_TOPIC\x01orders\x02REAL_QID\x010\x02"
     for first in range(0, COUNT, 5):
-        store.append_records([
-            Record(b"waiting", each.body, properties) for each in plain(5, size=BODY_BYTES, first=first)
-        ])  # fmt: skip
+        store.append_records(
+            [Record(b"waiting", each.body, properties) for each in plain(5, size=BODY_BYTES, first=first)]
+        )
     dispatch(store)
     return store
 

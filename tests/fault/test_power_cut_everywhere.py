@@ -171,9 +171,7 @@ def test_after_any_power_cut_acknowledged_and_served_messages_are_there(memory_p
     kill(store)
 
 
-def test_no_power_cut_in_a_start_with_much_to_recover_or_in_a_stop_loses_anything(
-    memory_path: Path,
-) -> None:
+def test_no_power_cut_in_a_start_with_much_to_recover_or_in_a_stop_loses_anything(memory_path: Path) -> None:
     sweep = Sweep(memory_path)
     life = sweep.life
     sweep.do_unseen(lambda: work(sweep))
@@ -186,9 +184,7 @@ def test_no_power_cut_in_a_start_with_much_to_recover_or_in_a_stop_loses_anythin
     assert sweep.moments > sweep.cuts > 100
 
 
-def test_after_any_power_cut_while_retention_deletes_undispatched_files_offsets_continue(
-    memory_path: Path,
-) -> None:
+def test_after_any_power_cut_while_retention_deletes_undispatched_files_offsets_continue(memory_path: Path) -> None:
     """Retention deletes all messages of one queue whose units are not on disk yet."""
     sweep = Sweep(memory_path)
     life = sweep.life

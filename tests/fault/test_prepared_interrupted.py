@@ -62,9 +62,12 @@ class Life:
         """Do one random operation of a broker."""
         made = self.made
         actions: list[Callable[[], object]] = (
-            [self._prepare] * 8 + [self._commit] * 2 + [made.step] * 6 + [made.dispatch] * 3
+            [self._prepare] * 8
+            + [self._commit] * 2
+            + [made.step] * 6
+            + [made.dispatch] * 3
             + [self._abort, self._wait, made.store.flush, made.save, made.store.sync_derived]
-        )  # fmt: skip
+        )
         self._chance.choice(actions)()
 
     def _prepare(self) -> None:

@@ -106,16 +106,47 @@ def under_fire(broker: Factory) -> Iterator[RunningBroker]:
 # ---- requests ----
 
 STRANGE_VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1.5, float("nan"), "", "x", "x" * 200,
-    "\x00", "\ud7ff", "../../etc", b"", b"\xff" * 100, [], [1, [2, [3, [4]]]], {}, {"a": {"b": {}}}, [None] * 256,
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31 - 1,
+    2**31,
+    2**63 - 1,
+    2**64 - 1,
+    -(2**63),
+    1.5,
+    float("nan"),
+    "",
+    "x",
+    "x" * 200,
+    "\x00",
+    "\ud7ff",
+    "../../etc",
+    b"",
+    b"\xff" * 100,
+    [],
+    [1, [2, [3, [4]]]],
+    {},
+    {"a": {"b": {}}},
+    [None] * 256,
+)
 NAMES = ("witness-not", "fuzz", "%RETRY%fuzz", "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "TBW102")
 BODIES = (
-    b"", b"\x00" * 12, b"\xc1", b"\x91" * 5000, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff",
+    b"",
+    b"\x00" * 12,
+    b"\xc1",
+    b"\x91" * 5000,
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
     b"\xc6\xff\xff\xff\xff",
-    struct.pack(">iq", 0, 2**62) * 3, msgpack.packb([b"body", {}]), msgpack.packb([b"b", {"KEYS": "k"}]) * 3,
-    msgpack.packb({"groups": [{"group": "fuzz"}]}), msgpack.packb([["fuzz", {"fuzz": [0, 1]}]]),
-)  # fmt: skip
+    struct.pack(">iq", 0, 2**62) * 3,
+    msgpack.packb([b"body", {}]),
+    msgpack.packb([b"b", {"KEYS": "k"}]) * 3,
+    msgpack.packb({"groups": [{"group": "fuzz"}]}),
+    msgpack.packb([["fuzz", {"fuzz": [0, 1]}]]),
+)
 
 
 def plausible(source: random.Random, field: dataclasses.Field[Any]) -> Any:
@@ -356,7 +387,10 @@ class Client(RuleBasedStateMachine):
 def test_legal_and_illegal_steps_in_any_order(under_fire: RunningBroker) -> None:
     machine: Any = type("Machine", (Client,), {"running": under_fire})
     rules = settings(
-        max_examples=max(20, ROUNDS // 5), stateful_step_count=30, deadline=None,
-        suppress_health_check=list(HealthCheck), print_blob=True,
-    )  # fmt: skip
+        max_examples=max(20, ROUNDS // 5),
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+    )
     run_state_machine_as_test(seed(SEED)(machine), settings=rules)

@@ -112,9 +112,11 @@ def test_a_changed_bit_of_any_field_is_found_and_never_served(tmp_path: Path, fi
     at = sent[3].physical_offset
     record = originals[at]
     behind = {
-        "topic": RECORD_HEAD_BYTES + BODY + 1, "key": record.index(b"k-2"), "value": record.index(b"web"),
+        "topic": RECORD_HEAD_BYTES + BODY + 1,
+        "key": record.index(b"k-2"),
+        "value": record.index(b"web"),
         "checksum": len(record) - 5,
-    }  # fmt: skip
+    }
     flip(path, at + (behind[field] if field in behind else RECORD.at[field]), 0x01)
     found = [each for each in findings(path) if each.physical_offset == at]
     assert found, findings(path)

@@ -9,19 +9,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.protocol.storage.layout import CHECKPOINT_MARK, CHECKPOINT_MARK_AT
-from tests.store_tools import (
-    Sent,
-    append,
-    assert_holds,
-    kill,
-    open_store,
-    overwrite,
-    plain,
-    put,
-    reopen,
-    restore,
-    save,
-)
+from tests.store_tools import Sent, append, assert_holds, kill, open_store, overwrite, plain, put, reopen, restore, save
 from tests.tools_runs import verified
 
 DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {

@@ -87,10 +87,17 @@ def test_queues_and_index_that_are_no_files_are_made_anew(
 @pytest.mark.parametrize(
     "name",
     [
-        f"commitlog/{FIRST}", "checkpoint", "abort", "lock", "config/topics.json", "config/topics.json.bak",
-        "config/consumerOffset.json", "config/subscriptionGroup.json", "flintmq/state.json",
+        f"commitlog/{FIRST}",
+        "checkpoint",
+        "abort",
+        "lock",
+        "config/topics.json",
+        "config/topics.json.bak",
+        "config/consumerOffset.json",
+        "config/subscriptionGroup.json",
+        "flintmq/state.json",
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_made_anew_is_refused_by_name(
     store: tuple[Path, list[Sent]], change: Callable[[Path], None], name: str
 ) -> None:

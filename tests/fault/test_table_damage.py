@@ -23,9 +23,13 @@ from tests.store_tools import SMALL, copy_store, make_topic, open_store, overwri
 from tests.tools_runs import verified
 
 TABLES = [
-    "config/topics.json", "config/consumerOffset.json", "config/delayOffset.json", "config/subscriptionGroup.json",
-    "flintmq/state.json", "flintmq/prepared.json",
-]  # fmt: skip
+    "config/topics.json",
+    "config/consumerOffset.json",
+    "config/delayOffset.json",
+    "config/subscriptionGroup.json",
+    "flintmq/state.json",
+    "flintmq/prepared.json",
+]
 
 
 def flipped(content: bytes, source: random.Random) -> bytes:
@@ -73,10 +77,15 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def what_tables_say(store: MessageStore) -> object:
     return (
-        {config.name: config.to_json() for config in store.topics}, store.consumer_offsets.all_committed(own=True),
-        store.groups.names(), [store.delay_offsets.delivered(level) for level in range(19)],
-        store.prepared.saved.committed, store.state.sizes, store.state.kept_offsets, store.state.deleted,
-    )  # fmt: skip
+        {config.name: config.to_json() for config in store.topics},
+        store.consumer_offsets.all_committed(own=True),
+        store.groups.names(),
+        [store.delay_offsets.delivered(level) for level in range(19)],
+        store.prepared.saved.committed,
+        store.state.sizes,
+        store.state.kept_offsets,
+        store.state.deleted,
+    )
 
 
 def still_says_the_same(blob: bytes, whole: bytes) -> bool:
@@ -187,7 +196,7 @@ TIMER_DAMAGES: dict[str, Callable[[Path], object]] = {
     "the hour's file gone": lambda path: hour_file(path).unlink(),
     "both cursors emptied": lambda path: both_cursors(path, lambda content: b""),
     "both cursors changed": lambda path: both_cursors(path, lambda content: content.replace(b"17", b"18")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("damage", TIMER_DAMAGES)

@@ -291,13 +291,21 @@ def test_a_store_is_no_backup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("rebuild", "{}"), ("repair", "{}"), ("repair", "{}", "--apply"), ("repair", "{}", "--accept-missing", FIRST),
-        ("dump", "{}"), ("dump", "{}", "--running"), ("stat", "{}"), ("stat", "{}", "--running"), ("plan-clean", "{}"),
-        ("backup", "{}", "{}-2"), ("serve", "--store", "{}", "--listen", "127.0.0.1:0"),
+        ("rebuild", "{}"),
+        ("repair", "{}"),
+        ("repair", "{}", "--apply"),
+        ("repair", "{}", "--accept-missing", FIRST),
+        ("dump", "{}"),
+        ("dump", "{}", "--running"),
+        ("stat", "{}"),
+        ("stat", "{}", "--running"),
+        ("plan-clean", "{}"),
+        ("backup", "{}", "{}-2"),
+        ("serve", "--store", "{}", "--listen", "127.0.0.1:0"),
         ("serve", "--store", "{}", "--listen", "127.0.0.1:0", "--set", "security.auth=scram"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_command_that_needs_a_store_says_restore_first_and_changes_nothing(
     folder: Path, arguments: tuple[str, ...]
 ) -> None:

@@ -166,9 +166,10 @@ def test_zeroed_pages_are_found_and_the_messages_that_are_gone_are_named(
     overwrite(store / log_file(sent), begin, bytes(4096 * pages))
     result = found(store)
     gone = [
-        each for each in source[1]
+        each
+        for each in source[1]
         if log_file(each) == log_file(sent) and begin - 18_200 < in_log(each) < begin + 4096 * pages
-    ]  # fmt: skip
+    ]
     assert {"record", "unit-stray"} & {each.kind for each in result}
     strays = {each.physical_offset for each in result if each.kind == "unit-stray"}
     assert strays <= {each.physical_offset for each in gone} | {-1}

@@ -121,8 +121,11 @@ def test_without_pyspark_its_cases_are_skipped_with_a_remedy(tmp_path: Path, nam
 
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PYSPARK, "--quick", "--case", name, "--json", str(json_file)],
-        capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, "PYTHONPATH": str(RUN.parents[1])},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": str(RUN.parents[1])},
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
     (case,) = json.loads(json_file.read_text())["cases"]

@@ -121,9 +121,15 @@ class TestOffset:
 
     @pytest.mark.parametrize(
         ("to", "after"),
-        [("earliest", {0: 0, 1: 0}), ("latest", {0: 3, 1: 3}), ("2", {0: 2, 1: 2}), ("0:1", {0: 1}),
-         ("@-1h", {0: 0, 1: 0}), ("@+1h", {0: 3, 1: 3})],
-    )  # fmt: skip
+        [
+            ("earliest", {0: 0, 1: 0}),
+            ("latest", {0: 3, 1: 3}),
+            ("2", {0: 2, 1: 2}),
+            ("0:1", {0: 1}),
+            ("@-1h", {0: 0, 1: 0}),
+            ("@+1h", {0: 3, 1: 3}),
+        ],
+    )
     def test_a_group_can_be_reset_to_any_position(
         self, cli: Cli, shared_broker: RunningBroker, filled: str, to: str, after: dict[int, int]
     ) -> None:

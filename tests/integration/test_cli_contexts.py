@@ -67,9 +67,10 @@ class TestCompletion:
 
     def _completed(self, cli: Cli, *words: str) -> list[str]:
         cli.variables = {
-            "_FLINTMQ_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["flintmq", *words]),
+            "_FLINTMQ_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(["flintmq", *words]),
             "COMP_CWORD": str(len(words)),
-        }  # fmt: skip
+        }
         done = cli.spawn()
         assert (done.code, done.err) == (0, "")
         return [line.partition(",")[2] for line in done.lines if line]
@@ -95,9 +96,11 @@ class TestCompletion:
 
     def test_completion_does_not_ask_for_a_password(self, cli: Cli) -> None:
         cli.variables = {
-            "_FLINTMQ_COMPLETE": "bash_complete", "COMP_WORDS": "flintmq tail x", "COMP_CWORD": "2",
+            "_FLINTMQ_COMPLETE": "bash_complete",
+            "COMP_WORDS": "flintmq tail x",
+            "COMP_CWORD": "2",
             "FLINTMQ_USER": "billing",
-        }  # fmt: skip
+        }
         with cli:
             terminal = Terminal(cli, [], 80)
             assert terminal.finish() == 0
@@ -106,9 +109,10 @@ class TestCompletion:
     def test_the_broker_s_program_is_completed(self, tmp_path: Path) -> None:
         def completed(*words: str) -> list[str]:
             variables = {
-                "_FLINTMQ_BROKER_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["flintmq-broker", *words]),
+                "_FLINTMQ_BROKER_COMPLETE": "bash_complete",
+                "COMP_WORDS": " ".join(["flintmq-broker", *words]),
                 "COMP_CWORD": str(len(words)),
-            }  # fmt: skip
+            }
             script = Path(sys.executable).with_name("flintmq-broker")
             done = subprocess.run([script], env=os.environ | variables, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")

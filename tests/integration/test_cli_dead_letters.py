@@ -88,8 +88,11 @@ class TestShow:
         }
         assert base64.b64decode(row["body_base64"]) == sent.body
         assert (row["keys"], row["tag"], row["sharding_key"], row["properties"]) == (
-            ["a", "b"], "t", "s", {"colour": "red"},
-        )  # fmt: skip
+            ["a", "b"],
+            "t",
+            "s",
+            {"colour": "red"},
+        )
         assert (row["original_topic"], row["topic"], row["message_id"]) == (topic, f"%DLQ%{group}", receipt.message_id)
         assert (row["reconsume_times"], row["queue_offset"]) == (1, 0)
         shown = cli.run("dlq", "show", group, "-o", "plain").out
@@ -147,8 +150,12 @@ class TestResend:
         assert (done.rows, done.err) == (dry.rows, "sent 2 messages again; 0 still waiting\n")
         first, again = stored(shared_broker, topic)
         assert (again.body, again.keys, again.tags, again.sharding_key, again.queue) == (
-            b"first", ("a", "b"), "t", "s", first.queue,
-        )  # fmt: skip
+            b"first",
+            ("a", "b"),
+            "t",
+            "s",
+            first.queue,
+        )
         assert again.user_properties == {"colour": "red", PROPERTY_DLQ_ORIGIN_MESSAGE_ID: receipts[0].message_id}
         assert again.message_id != first.message_id
         assert again.reconsume_times == 0

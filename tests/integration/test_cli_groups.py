@@ -54,8 +54,12 @@ class TestStatus:
         names = described("group status")
         assert {*status, *status["members"][0], *status["queues"][0]} == names
         assert (status["state"], status["mode"], status["lag"], status["ready"], status["in_flight"]) == (
-            "stable", "clustering", 6, 4, 2,
-        )  # fmt: skip
+            "stable",
+            "clustering",
+            6,
+            4,
+            2,
+        )
         (only,) = status["members"]
         assert (only["member"], only["queues"], only["address"].partition(":")[0]) == ("m-1", 2, "127.0.0.1")
         assert {"topic": filled, "tags": "", "filter": ""} in only["subscriptions"]
@@ -82,10 +86,7 @@ class TestStatus:
         assert cli.run("group", "reset", group, filled, "--to", "1", "--queue", "1").code == EXIT_OK
         (status,) = cli.run("group", "status", group, "-o", "json").rows
         assert (status["state"], status["members"], status["lag"]) == ("empty", [], 5)
-        assert [(row["queue"], row["committed"], row["lag"]) for row in status["queues"]] == [
-            (0, None, 3),
-            (1, 1, 2),
-        ]
+        assert [(row["queue"], row["committed"], row["lag"]) for row in status["queues"]] == [(0, None, 3), (1, 1, 2)]
 
     def test_each_member_of_a_broadcasting_group_has_its_own_progress(
         self, cli: Cli, filled: str, shared_broker: RunningBroker, connect: ConnectionFactory
@@ -95,8 +96,11 @@ class TestStatus:
         members[1].commit(filled, 0, 3).raise_for_error()
         (status,) = cli.run("group", "status", group, "-o", "json").rows
         assert {(row["member"], row["queue"], row["committed"]) for row in status["queues"]} == {
-            ("m-1", 0, 0), ("m-1", 1, 0), ("m-2", 0, 3), ("m-2", 1, 0),
-        }  # fmt: skip
+            ("m-1", 0, 0),
+            ("m-1", 1, 0),
+            ("m-2", 0, 3),
+            ("m-2", 1, 0),
+        }
         refused = cli.run("group", "reset", group, filled, "--to", "earliest", "--force")
         assert "each of its members keeps its own progress" in refused.err
         for member in members:
@@ -249,8 +253,13 @@ def test_what_retention_took_is_shown_with_how_much_was_missed(
         (event,) = moved.rows
         assert set(event) == described("group moved")
         assert {name: event[name] for name in event if name != "time"} == {
-            "group": "billing", "topic": "orders", "queue": 0, "asked": 0, "moved_to": first, "missed": first,
-        }  # fmt: skip
+            "group": "billing",
+            "topic": "orders",
+            "queue": 0,
+            "asked": 0,
+            "moved_to": first,
+            "missed": first,
+        }
         assert cli.run("group", "moved", "other", "-o", "json").rows == []
         assert cli.run("group", "moved", "--since", "+1m", "-o", "json").rows == []
         assert json.loads(cli.run("status", "-o", "json").out)["offsets_moved"] == 1

@@ -64,9 +64,14 @@ class HostileBroker:
         if frame.code == commands.HELLO.code:
             code, body = 0, b""
             fields = {
-                "protocol": 1, "broker": EVIL, "version": EVIL, "flush": "sync\x1b[m", "frame_bytes_max": 2**24,
-                "produce_frame_bytes_max": 2**20, "message_bytes_max": 2**19,
-            }  # fmt: skip
+                "protocol": 1,
+                "broker": EVIL,
+                "version": EVIL,
+                "flush": "sync\x1b[m",
+                "frame_bytes_max": 2**24,
+                "produce_frame_bytes_max": 2**20,
+                "message_bytes_max": 2**19,
+            }
         return encode_frame(RESPONSE, code, frame.request_id, fields, body)
 
 
@@ -85,15 +90,34 @@ def hostile() -> Iterator[Callable[[Answerer], HostileBroker]]:
 
 
 LINES: list[list[str]] = [
-    ["topic", "list"], ["topic", "list", "-m", "--system"], ["topic", "status", "t"], ["topic", "create", "t"],
-    ["topic", "update", "t", "--queues", "9"], ["topic", "delete", "t", "-y"],
-    ["group", "list"], ["group", "status", "g"], ["group", "reset", "g", "t", "--to", "earliest"],
-    ["group", "delete", "g", "-y"], ["group", "moved"],
-    ["offset", "show", "g"], ["dlq", "list"], ["dlq", "show", "g"], ["tx", "list"], ["tx", "list", "--parked"],
-    ["delay", "list"], ["status"], ["check"], ["config", "list"], ["config", "get", "log.level"],
-    ["config", "set", "log.level=info"], ["pull", "t"], ["query", "key", "t", "k"], ["query", "id", "A" * 32],
-    ["send", "t", "x"], ["query", "time", "t", "@-1h"],
-]  # fmt: skip
+    ["topic", "list"],
+    ["topic", "list", "-m", "--system"],
+    ["topic", "status", "t"],
+    ["topic", "create", "t"],
+    ["topic", "update", "t", "--queues", "9"],
+    ["topic", "delete", "t", "-y"],
+    ["group", "list"],
+    ["group", "status", "g"],
+    ["group", "reset", "g", "t", "--to", "earliest"],
+    ["group", "delete", "g", "-y"],
+    ["group", "moved"],
+    ["offset", "show", "g"],
+    ["dlq", "list"],
+    ["dlq", "show", "g"],
+    ["tx", "list"],
+    ["tx", "list", "--parked"],
+    ["delay", "list"],
+    ["status"],
+    ["check"],
+    ["config", "list"],
+    ["config", "get", "log.level"],
+    ["config", "set", "log.level=info"],
+    ["pull", "t"],
+    ["query", "key", "t", "k"],
+    ["query", "id", "A" * 32],
+    ["send", "t", "x"],
+    ["query", "time", "t", "@-1h"],
+]
 
 
 def check_harmless(line: list[str], done: Done) -> None:
@@ -123,9 +147,17 @@ def test_errors_are_text(hostile: Callable[[Answerer], HostileBroker], tmp_path:
 def record() -> bytes:
     properties = {"TAGS": EVIL.replace("\x01", "").replace("\x02", ""), "KEYS": "k\x1b[2J", "a\x1b": "b\x9b"}
     return Record(
-        topic=b"t", body=EVIL.encode(), properties=encode_properties(properties), queue_id=0, queue_offset=0,
-        physical_offset=0, store_timestamp=1, born_timestamp=1, store_host=HOST, born_host=HOST,
-    ).encode()  # fmt: skip
+        topic=b"t",
+        body=EVIL.encode(),
+        properties=encode_properties(properties),
+        queue_id=0,
+        queue_offset=0,
+        physical_offset=0,
+        store_timestamp=1,
+        born_timestamp=1,
+        store_host=HOST,
+        born_host=HOST,
+    ).encode()
 
 
 def content(command: Command, fields: dict[str, Any]) -> tuple[int, dict[str, Any], bytes]:
@@ -154,17 +186,41 @@ def content(command: Command, fields: dict[str, Any]) -> tuple[int, dict[str, An
         return 0, {"count": len(rows)}, msgpack.packb(rows)
     if command is commands.GET_CONSUMER_CONNECTION_LIST:
         member = {
-            "member": EVIL, "client": EVIL, "address": EVIL, "epoch": 1, "since_ms": 1, "heartbeat_ms": 1,
-            "orderly": False, "queues": 1, "subscriptions": [[EVIL, EVIL, EVIL]],
-        }  # fmt: skip
-        group = {"group": EVIL, "mode": EVIL, "state": EVIL, "epoch": 1, "members": [member], "delayed": 1,
-                 "queues": [[EVIL, 0, EVIL, 1, 1, 0, 2]]}  # fmt: skip
+            "member": EVIL,
+            "client": EVIL,
+            "address": EVIL,
+            "epoch": 1,
+            "since_ms": 1,
+            "heartbeat_ms": 1,
+            "orderly": False,
+            "queues": 1,
+            "subscriptions": [[EVIL, EVIL, EVIL]],
+        }
+        group = {
+            "group": EVIL,
+            "mode": EVIL,
+            "state": EVIL,
+            "epoch": 1,
+            "members": [member],
+            "delayed": 1,
+            "queues": [[EVIL, 0, EVIL, 1, 1, 0, 2]],
+        }
         return 0, {"group": EVIL}, msgpack.packb(group)
     if command is commands.GET_CONSUME_STATS:
         return 0, {"count": 1}, msgpack.packb([[EVIL, EVIL, 0, 1, 0, 2]])
     if command is commands.GET_TRANSACTIONS:
-        row = {"id": EVIL, "topic": EVIL, "queue": 0, "group": EVIL, "born_ms": 1, "stored_ms": 1, "checks": 1,
-               "half_queue_offset": 0, "half_physical_offset": 0, "delivered": False}  # fmt: skip
+        row = {
+            "id": EVIL,
+            "topic": EVIL,
+            "queue": 0,
+            "group": EVIL,
+            "born_ms": 1,
+            "stored_ms": 1,
+            "checks": 1,
+            "half_queue_offset": 0,
+            "half_physical_offset": 0,
+            "delivered": False,
+        }
         return 0, {"count": 1, "open": 1, "parked": 1}, msgpack.packb([row])
     if command is commands.GET_BROKER_RUNTIME_INFO:
         info: dict[str, Any] = dict.fromkeys(RUNTIME_INFO, 1)

@@ -33,9 +33,14 @@ def only(address: str, topic: str) -> StoredMessage:
 def test_it_is_what_was_sent(shared_broker: RunningBroker, topic: str, message: Message) -> None:
     address, other = shared_broker.address, f"{topic}-other"
     sent = Message(
-        topic, message.body, keys=message.keys, tags=message.tags, properties=message.properties,
-        sharding_key=message.sharding_key, delay=message.delay,
-    )  # fmt: skip
+        topic,
+        message.body,
+        keys=message.keys,
+        tags=message.tags,
+        properties=message.properties,
+        sharding_key=message.sharding_key,
+        delay=message.delay,
+    )
     with Producer(address) as producer, Admin(address) as admin:
         producer.send(sent)
         until(lambda: sum(queue.max_offset for queue in admin.topic_stats(topic)) == 1)

@@ -53,8 +53,11 @@ def test_messages_of_one_call_come_each_at_its_time_as_they_were_sent(
         assert [ids[message.body] for message in sent] == [receipt.message_id for receipt in receipts]
         for message in messages:
             assert (message.topic, message.keys, message.tags, dict(message.user_properties)) == (
-                topic, ("a",), "t", {"x": "y"},
-            )  # fmt: skip
+                topic,
+                ("a",),
+                "t",
+                {"x": "y"},
+            )
         assert next(message for message in messages if message.body == b"timed").stored_at >= at
 
 
@@ -68,8 +71,10 @@ def test_single_messages_and_bulks_take_the_same_delays(
         producer.send(Message(topic, b"now"), queue=0)
         bodies = [message.body for message in receive(consumer, topic, 6)]
         assert (bodies[0], bodies[-1], sorted(bodies)) == (
-            b"now", b"single", sorted([b"now", b"level", b"bulk", b"bulk", b"bulk", b"single"]),
-        )  # fmt: skip
+            b"now",
+            b"single",
+            sorted([b"now", b"level", b"bulk", b"bulk", b"bulk", b"single"]),
+        )
 
 
 @pytest.mark.parametrize(
@@ -122,8 +127,11 @@ def test_what_waits_is_shown_by_level_and_hour(
         assert "level 18 (2 h)" in shown.out
         rows = cli.run("delay", "list", "-o", "json").rows
     assert [(row["kind"], row["level"], row["messages"]) for row in rows] == [
-        ("level", 18, 3), ("hour", None, 2), ("hour", None, 2), ("hour", None, 2),
-    ]  # fmt: skip
+        ("level", 18, 3),
+        ("hour", None, 2),
+        ("hour", None, 2),
+        ("hour", None, 2),
+    ]
 
 
 def test_a_receipt_says_when_the_message_is_delivered(

@@ -55,8 +55,10 @@ def test_a_staged_transaction_is_committed_or_dropped(
         assert not bodies(shared_broker, topic)
         listed = admin.prepared(f"{topic}/")
         assert [(each.attempt, each.messages, each.topics) for each in listed.attempts] == [
-            (first, 5, (topic,)), (second, 4_995, (topic,)), (lost, 1, (topic,)),
-        ]  # fmt: skip
+            (first, 5, (topic,)),
+            (second, 4_995, (topic,)),
+            (lost, 1, (topic,)),
+        ]
         assert (listed.open - of_others, list(listed.copying)) == (3, [])
         assert [each.attempt for each in admin.prepared(f"{topic}/", max_count=1).attempts] == [first]
         with pytest.raises(PreparedIncomplete) as raised:
@@ -73,8 +75,7 @@ def test_a_staged_transaction_is_committed_or_dropped(
 
 
 @pytest.mark.parametrize(
-    ("attempt", "error"),
-    [*((name, InvalidArgument) for name in ("", "x" * 201, "é", "a\n")), (7, InvalidArgumentType)],
+    ("attempt", "error"), [*((name, InvalidArgument) for name in ("", "x" * 201, "é", "a\n")), (7, InvalidArgumentType)]
 )
 def test_a_name_that_cannot_be_is_refused_before_anything_is_sent(
     clients: Clients, shared_broker: RunningBroker, topic: str, attempt: Any, error: type[Exception]
@@ -134,7 +135,8 @@ def test_the_shell_shows_and_drops_what_is_prepared(broker: BrokerFactory, tmp_p
         rows = cli.run("tx", "prepared", "q/", "-o", "json").rows
         assert set(rows[0]) == described("tx prepared")
         assert [(row["attempt"], row["topics"], row["messages"]) for row in rows] == [
-            ("q/1/a", "t u", 3), ("q/1/b", "t u", 3),
-        ]  # fmt: skip
+            ("q/1/a", "t u", 3),
+            ("q/1/b", "t u", 3),
+        ]
         assert "dropped 2 stages" in cli.run("tx", "drop", "q/").err
         assert [row["attempt"] for row in cli.run("tx", "prepared", "-o", "json").rows] == ["r/1/a"]

@@ -32,11 +32,7 @@ from flintmq.client.core.delivery import Delivery
 from tests.conftest import BrokerFactory, Brokers, RunningBroker
 
 NEVER_MS = 3_600_000
-ASKING = {
-    "transactions.timeout_ms": 20,
-    "transactions.check_interval_ms": 20,
-    "transactions.check_times_max": 10_000,
-}
+ASKING = {"transactions.timeout_ms": 20, "transactions.check_interval_ms": 20, "transactions.check_times_max": 10_000}
 
 
 @pytest.fixture(scope="module")

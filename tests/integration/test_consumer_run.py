@@ -78,10 +78,11 @@ PROGRAMS = [
     pytest.param(AIO, id="aio"),
     pytest.param(AIO_PLAIN, id="aio with a plain function"),
     pytest.param(
-        UVLOOP, id="uvloop",
+        UVLOOP,
+        id="uvloop",
         marks=pytest.mark.skipif(importlib.util.find_spec("uvloop") is None, reason="uvloop is not installed"),
     ),
-]  # fmt: skip
+]
 
 
 class Program:
@@ -93,8 +94,10 @@ class Program:
         with self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", program, address, topic, str(folder)],
-                stdout=subprocess.PIPE, stderr=stderr, env=broker_environment(),
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=broker_environment(),
+            )
 
     def noted(self, name: str) -> list[str]:
         """Return the messages that listeners have written to a file."""

@@ -32,9 +32,9 @@ def send_until_it_ends(address: str, name: str, chance: random.Random, sent: set
     with Producer(address, delivery_timeout=1.0) as producer:
         for number in range(count):
             body = f"{name}-{number}".encode()
-            delay: dict[str, Any] = chance.choice([
-                {"delay_level": 1}, {"delay": timedelta(seconds=1)}, {"delay": timedelta(seconds=2)},
-            ])  # fmt: skip
+            delay: dict[str, Any] = chance.choice(
+                [{"delay_level": 1}, {"delay": timedelta(seconds=1)}, {"delay": timedelta(seconds=2)}]
+            )
             try:
                 producer.send(Message(TOPIC, body, **delay))
             except FlintError:

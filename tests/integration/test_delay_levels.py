@@ -50,8 +50,10 @@ def test_a_delayed_message_comes_after_its_delay_as_it_was_sent(
         assert record.store_timestamp >= before_ms + 1000
         properties = record.property_map()
         assert (properties["KEYS"], properties["TAGS"], properties["colour"]) == (
-            f"key-{record.body.decode()}", "t", "red",
-        )  # fmt: skip
+            f"key-{record.body.decode()}",
+            "t",
+            "red",
+        )
         assert (properties["DELAY"], properties["REAL_TOPIC"], properties["REAL_QID"]) == ("1", "delayed-1", "2")
 
 

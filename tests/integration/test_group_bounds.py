@@ -145,11 +145,12 @@ class TestHowManyThereMayBe:
             peer.call(commands.HEART_BEAT, {"group": "new", "member": "m"}, subscription),
             peer.call(commands.HEART_BEAT, {"group": "new", "member": "m", "mode": "broadcasting"}, subscription),
             peer.call(
-                commands.CONSUMER_SEND_MSG_BACK, {"group": "new", "count": 1},
+                commands.CONSUMER_SEND_MSG_BACK,
+                {"group": "new", "count": 1},
                 PHYSICAL_OFFSET_STRUCT.pack(physical_offset),
             ),
             peer.call(commands.INVOKE_BROKER_TO_RESET_OFFSET, {"group": "new", "topic": "orders", "to": "first"}),
-        ]  # fmt: skip
+        ]
         assert [answer.code for answer in answers] == [LimitReached.code] * 4
         assert "limits.groups_max is 3" in answers[0].fields["message"]
         assert known(peer) == {"g-0", "g-1", "g-2"}

@@ -52,8 +52,11 @@ def test_queues_that_a_stopped_group_has_not_seen_yet_count_from_their_first_mes
     assert (critical.code, critical.rows[0]["lag"]) == (2, 40)
     shown = cli.run("offset", "show", group, "-o", "json").rows
     assert [(row["queue"], row["committed"], row["lag"]) for row in shown] == [
-        (0, 5, 10), (1, 5, 10), (2, None, 10), (3, None, 10),
-    ]  # fmt: skip
+        (0, 5, 10),
+        (1, 5, 10),
+        (2, None, 10),
+        (3, None, 10),
+    ]
     top = cli.run("top", "-n", "1", "-i", "100ms", "-o", "json").rows[0]
     assert {row["lag"] for row in top["groups"] if row["group"] == group} == {40}
     with clients.Admin(shared_broker.address) as admin:

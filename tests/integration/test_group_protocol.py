@@ -147,14 +147,17 @@ def test_a_name_is_free_again_when_its_connection_is_gone_and_the_one_before_is_
     assert zombie.pull(filled, 0, 3).code == EpochFenced.code
 
 
-@pytest.mark.parametrize(("fields", "code"), [
-    ({"mode": "both"}, InvalidParameter.code),
-    ({"start": "middle"}, InvalidParameter.code),
-    ({"kind": "spectator"}, InvalidParameter.code),
-    ({"session_timeout_ms": 10}, InvalidParameter.code),
-    ({"member": ""}, InvalidParameter.code),
-    ({"group": "no/slash"}, InvalidParameter.code),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"mode": "both"}, InvalidParameter.code),
+        ({"start": "middle"}, InvalidParameter.code),
+        ({"kind": "spectator"}, InvalidParameter.code),
+        ({"session_timeout_ms": 10}, InvalidParameter.code),
+        ({"member": ""}, InvalidParameter.code),
+        ({"group": "no/slash"}, InvalidParameter.code),
+    ],
+)
 def test_an_invalid_heartbeat_is_refused_and_no_member_joins(
     filled: str, member: Members, fields: dict[str, Any], code: int
 ) -> None:
@@ -164,21 +167,24 @@ def test_an_invalid_heartbeat_is_refused_and_no_member_joins(
     assert asked.code == GroupNotExist.code
 
 
-@pytest.mark.parametrize(("subscriptions", "code"), [
-    ([["t/x", "", ""]], InvalidParameter.code),
-    ([["t", "a || ", ""]], InvalidParameter.code),
-    ([["t", "", "a >"]], FilterIllegal.code),
-    ([["t", "", ""], ["t", "a", ""]], InvalidParameter.code),
-    ([["RMQ_SYS_TRANS_HALF_TOPIC", "", ""]], NoPermission.code),
-    ([["SCHEDULE_TOPIC_XXXX", "", ""]], NoPermission.code),
-    (["t"], InvalidParameter.code),
-    ({"t": ""}, InvalidParameter.code),
-    ([[f"t{n}", "", ""] for n in range(1001)], InvalidParameter.code),
-    ([["t", "a" * 4_097, ""]], InvalidParameter.code),
-    ([[f"t{n}", "a" * 4_000, ""] for n in range(33)], InvalidParameter.code),
-    ([["t", 1, ""]], InvalidParameter.code),
-    ([["t", "", []]], InvalidParameter.code),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("subscriptions", "code"),
+    [
+        ([["t/x", "", ""]], InvalidParameter.code),
+        ([["t", "a || ", ""]], InvalidParameter.code),
+        ([["t", "", "a >"]], FilterIllegal.code),
+        ([["t", "", ""], ["t", "a", ""]], InvalidParameter.code),
+        ([["RMQ_SYS_TRANS_HALF_TOPIC", "", ""]], NoPermission.code),
+        ([["SCHEDULE_TOPIC_XXXX", "", ""]], NoPermission.code),
+        (["t"], InvalidParameter.code),
+        ({"t": ""}, InvalidParameter.code),
+        ([[f"t{n}", "", ""] for n in range(1001)], InvalidParameter.code),
+        ([["t", "a" * 4_097, ""]], InvalidParameter.code),
+        ([[f"t{n}", "a" * 4_000, ""] for n in range(33)], InvalidParameter.code),
+        ([["t", 1, ""]], InvalidParameter.code),
+        ([["t", "", []]], InvalidParameter.code),
+    ],
+)
 def test_a_subscription_that_cannot_be_is_refused(
     peer: RawConnection, group: str, subscriptions: Any, code: int
 ) -> None:
@@ -437,13 +443,16 @@ def test_why_each_failed_is_kept_with_it(filled: str, group: str, peer: RawConne
     assert reasons(2) == ["ü" * 1024]
 
 
-@pytest.mark.parametrize(("fields", "said"), [
-    ({"reason": "x" * 1025}, "1024"),
-    ({"reasons": "a\x02b\x02c"}, "reasons has 3 entries for 2 messages"),
-    ({"reasons": "a\x02" + "x" * 1025}, "at most 1024"),
-    ({"reasons": "a\x02b", "reason": "c"}, "both reason and reasons"),
-    ({"reason": 5}, "reason"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"reason": "x" * 1025}, "1024"),
+        ({"reasons": "a\x02b\x02c"}, "reasons has 3 entries for 2 messages"),
+        ({"reasons": "a\x02" + "x" * 1025}, "at most 1024"),
+        ({"reasons": "a\x02b", "reason": "c"}, "both reason and reasons"),
+        ({"reason": 5}, "reason"),
+    ],
+)
 def test_reasons_that_cannot_be_kept_are_refused_and_nothing_is_sent_back(
     filled: str, group: str, peer: RawConnection, fields: dict[str, Any], said: str
 ) -> None:
@@ -479,8 +488,13 @@ def test_an_invalid_send_back_is_refused_as_a_whole(
 def test_a_group_that_asks_for_what_retention_took_is_moved_on_and_that_is_kept_as_an_event(
     broker: BrokerFactory, connect: ConnectionFactory
 ) -> None:
-    running = broker(settings={"retention.file_reserved_hours": 0, "retention.check_interval_ms": 50,
-                               "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24))})  # fmt: skip
+    running = broker(
+        settings={
+            "retention.file_reserved_hours": 0,
+            "retention.check_interval_ms": 50,
+            "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
+        }
+    )
     peer = connect(running)
     first = RawMember(connect(running), "g", "a", start="first")
     peer.produce("orders", bytes(400_000), queue=0).raise_for_error()

@@ -18,10 +18,31 @@ from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnect
 from tests.store_tools import open_store
 
 NAMES = [
-    "../escaped", "../../escaped", "..", ".", "/escaped", "a/../../escaped", "a/b", "..\\escaped", "~/escaped",
-    "a\0b", "a\nb", "a b", "..%2fescaped", "a.b", "C:escaped", "\u2025/escaped", "é", "-/", "",
-    "x" * 300, "\x1b[2J", "$(touch escaped)", "`escaped`", "*",
-]  # fmt: skip
+    "../escaped",
+    "../../escaped",
+    "..",
+    ".",
+    "/escaped",
+    "a/../../escaped",
+    "a/b",
+    "..\\escaped",
+    "~/escaped",
+    "a\0b",
+    "a\nb",
+    "a b",
+    "..%2fescaped",
+    "a.b",
+    "C:escaped",
+    "\u2025/escaped",
+    "é",
+    "-/",
+    "",
+    "x" * 300,
+    "\x1b[2J",
+    "$(touch escaped)",
+    "`escaped`",
+    "*",
+]
 OFFSET = CONSUMER_OFFSET_STRUCT.pack(0, 0)
 ROW = msgpack.packb([b"x", {}])
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01{}\x02"
@@ -30,16 +51,21 @@ Door = Callable[[str], tuple[Command, dict[str, Any], bytes]]
 DOORS: dict[str, Door] = {
     "produce": lambda name: (commands.PRODUCE, {"topic": name, "count": 1}, ROW),
     "produce by columns": lambda name: (
-        commands.PRODUCE, {"topic": name, "count": 1, "layout": 1}, msgpack.packb([b"x"]) + msgpack.packb([None])
+        commands.PRODUCE,
+        {"topic": name, "count": 1, "layout": 1},
+        msgpack.packb([b"x"]) + msgpack.packb([None]),
     ),
     "prepare": lambda name: (commands.PRODUCE, {"topic": name, "count": 1, "prepare": "a"}, ROW),
     "half message": lambda name: (commands.PRODUCE, {"topic": name, "count": 1, "common": HALF.format("g")}, ROW),
     "producer group": lambda name: (
         commands.PRODUCE,
-        {"topic": "good", "count": 1, "common": HALF.format(name), "unique_prefix": "00" * 10, "unique_first": 1}, ROW,
+        {"topic": "good", "count": 1, "common": HALF.format(name), "unique_prefix": "00" * 10, "unique_first": 1},
+        ROW,
     ),
     "real topic": lambda name: (
-        commands.PRODUCE, {"topic": "good", "count": 1, "common": f"REAL_TOPIC\x01{name}\x02"}, ROW
+        commands.PRODUCE,
+        {"topic": "good", "count": 1, "common": f"REAL_TOPIC\x01{name}\x02"},
+        ROW,
     ),
     "delayed": lambda name: (commands.PRODUCE, {"topic": name, "count": 1, "common": "DELAY\x011\x02"}, ROW),
     "create topic": lambda name: (commands.UPDATE_AND_CREATE_TOPIC, {"topic": name}, b""),
@@ -47,28 +73,42 @@ DOORS: dict[str, Door] = {
     "pull": lambda name: (commands.PULL, {"topic": name, "queue": 0, "offset": 0}, b""),
     "topic stats": lambda name: (commands.GET_TOPIC_STATS_INFO, {"topic": name}, b""),
     "join group": lambda name: (
-        commands.HEART_BEAT, {"group": name, "member": "m"}, msgpack.packb([[["good", "", ""]], []])
+        commands.HEART_BEAT,
+        {"group": name, "member": "m"},
+        msgpack.packb([[["good", "", ""]], []]),
     ),
     "subscribe": lambda name: (
-        commands.HEART_BEAT, {"group": "g", "member": "m"}, msgpack.packb([[[name, "", ""]], []])
+        commands.HEART_BEAT,
+        {"group": "g", "member": "m"},
+        msgpack.packb([[[name, "", ""]], []]),
     ),
     "commit for group": lambda name: (
-        commands.UPDATE_CONSUMER_OFFSET, {"group": name, "topic": "good", "count": 1}, OFFSET
+        commands.UPDATE_CONSUMER_OFFSET,
+        {"group": name, "topic": "good", "count": 1},
+        OFFSET,
     ),
     "commit in topic": lambda name: (
-        commands.UPDATE_CONSUMER_OFFSET, {"group": "g", "topic": name, "count": 1}, OFFSET
+        commands.UPDATE_CONSUMER_OFFSET,
+        {"group": "g", "topic": name, "count": 1},
+        OFFSET,
     ),
     "reset group": lambda name: (
-        commands.INVOKE_BROKER_TO_RESET_OFFSET, {"group": name, "topic": "good", "to": "first"}, b""
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        {"group": name, "topic": "good", "to": "first"},
+        b"",
     ),
     "delete group": lambda name: (commands.DELETE_SUBSCRIPTIONGROUP, {"group": name}, b""),
     "send back": lambda name: (
-        commands.CONSUMER_SEND_MSG_BACK, {"group": name, "count": 1}, PHYSICAL_OFFSET_STRUCT.pack(0)
+        commands.CONSUMER_SEND_MSG_BACK,
+        {"group": name, "count": 1},
+        PHYSICAL_OFFSET_STRUCT.pack(0),
     ),
     "end transaction": lambda name: (
-        commands.END_TRANSACTION, {"group": name, "transaction_id": name or "x", "commit": True}, b""
+        commands.END_TRANSACTION,
+        {"group": name, "transaction_id": name or "x", "commit": True},
+        b"",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

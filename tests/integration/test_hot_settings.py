@@ -250,8 +250,7 @@ def check_retention(running: RunningBroker, peer: RawConnection, connect: Connec
 def check_refuse_percent(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
     """These two settings make the disk count as full; setting them back ends that."""
     change(
-        peer,
-        {"retention.check_interval_ms": 50, "retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60},
+        peer, {"retention.check_interval_ms": 50, "retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60}
     ).raise_for_error()
 
     def refusal() -> str:

@@ -147,9 +147,12 @@ WAYS = [one_by_one, from_many_threads, many, bulk, to_one_queue]
 
 @pytest.mark.parametrize("way", WAYS, ids=[way.__name__ for way in WAYS])
 def test_lost_answers_make_no_duplicates(
-    clients: Clients, shared_broker: RunningBroker, proxy: LosingProxy, topic: str,
+    clients: Clients,
+    shared_broker: RunningBroker,
+    proxy: LosingProxy,
+    topic: str,
     way: Callable[[Producer, str], tuple[list[bytes], list[Receipt]]],
-) -> None:  # fmt: skip
+) -> None:
     with clients.Producer(proxy.address, delivery_timeout=60) as producer:
         sent, receipts = way(producer, topic)
         proxy.lossless = True

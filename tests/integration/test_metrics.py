@@ -417,7 +417,7 @@ def exchange(port: int, *parts: bytes, finish: bool = False) -> bytes:
         ([b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * HEAD_BYTES_MAX], b"431"),
         ([b"x" * 1_000_000], b"431"),
     ],
-)  # fmt: skip
+)
 def test_any_bytes_get_one_answer(shared_broker: RunningBroker, parts: list[bytes], status: bytes) -> None:
     answer = exchange(metrics_port(shared_broker), *parts)
     assert answer.startswith(b"HTTP/1.1 " + status + b" ")
@@ -562,9 +562,7 @@ def test_systemd_hears_of_the_start_and_the_stop(broker: Factory, tmp_path: Path
         assert b"STOPPING=1" in manager.recv(4096)
 
 
-def test_a_metrics_port_in_use_is_reported_with_the_setting_that_fixes_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_metrics_port_in_use_is_reported_with_the_setting_that_fixes_it(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         sockets = listen_for_metrics("", port - 1)

@@ -265,9 +265,14 @@ def test_a_group_consumes_and_tries_again_with_its_topic_and_group_alone(running
 
     seen = Seen(fail_once)
     consumer = PushConsumer(
-        running.address, group="eaters", topics="consumed", listener=seen, start="first", user="eater",
+        running.address,
+        group="eaters",
+        topics="consumed",
+        listener=seen,
+        start="first",
+        user="eater",
         password=PASSWORD,
-    )  # fmt: skip
+    )
     with consumer, Producer(running.address, user="sender", password=PASSWORD) as producer:
         producer.send(Message("consumed", b"1", keys=["k"]))
         assert [message.body for message in seen.wait(2)] == [b"1", b"1"]
@@ -284,10 +289,7 @@ def test_a_transaction_takes_its_topic_and_its_producer_group(running: RunningBr
     def seller(name: str) -> TransactionProducer:
         return TransactionProducer(running.address, "sellers", unknown, user=name, password=PASSWORD)
 
-    with (
-        seller("seller") as producer,
-        producer.transaction(Message("sold", b"1")),
-    ):
+    with seller("seller") as producer, producer.transaction(Message("sold", b"1")):
         pass
     assert log_in("admin").pull("sold", 0).code != NoPermission.code
     with (

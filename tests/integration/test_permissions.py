@@ -78,39 +78,51 @@ ONE_SETTING = msgpack.packb({"limits.busy_retry_after_ms": 100})
 CASES = [
     Case(commands.PRODUCE, [on("topic", "T", "publish")], {**QUEUE, "count": 1}, ROW),
     Case(
-        commands.PRODUCE, [on("topic", "T", "publish"), on("group", "G", "publish")],
-        {**QUEUE, "count": 1, "common": HALF.format("g-half"), "unique_prefix": PREFIX, "unique_first": 7}, ROW, "half",
+        commands.PRODUCE,
+        [on("topic", "T", "publish"), on("group", "G", "publish")],
+        {**QUEUE, "count": 1, "common": HALF.format("g-half"), "unique_prefix": PREFIX, "unique_first": 7},
+        ROW,
+        "half",
     ),
     Case(commands.PRODUCE, [on("topic", "T", "publish")], {**QUEUE, "count": 1, "prepare": "p-1"}, ROW, "prepared"),
     Case(commands.PRODUCE, [on("topic", "T-new", "publish")], {"topic": "T-new", "count": 1}, ROW, "made"),
     Case(commands.PULL, [on("topic", "T", "consume")], {**QUEUE, "offset": 0}),
     Case(
-        commands.PULL, [on("topic", "T", "consume"), on("group", "G", "consume")], {**QUEUE, **G, "offset": 0},
+        commands.PULL,
+        [on("topic", "T", "consume"), on("group", "G", "consume")],
+        {**QUEUE, **G, "offset": 0},
         name="pull-of-group",
     ),
     Case(commands.QUERY_BY_KEY, [on("topic", "T", "query")], {**T, "key": "k"}),
     Case(commands.VIEW_MESSAGE_BY_ID, [on("topic", "T", "query")], {**T, "id": "key-of-T"}, name="view"),
     Case(commands.QUERY_CONSUMER_OFFSET, [on("group", "G", "query"), on("topic", "T", "query")], {**G, **T}),
     Case(
-        commands.UPDATE_CONSUMER_OFFSET, [on("group", "G", "consume"), on("topic", "T", "consume")],
-        {**G, **T, "count": 1}, OFFSETS,
+        commands.UPDATE_CONSUMER_OFFSET,
+        [on("group", "G", "consume"), on("topic", "T", "consume")],
+        {**G, **T, "count": 1},
+        OFFSETS,
     ),
     Case(commands.GET_CONSUME_STATS, [on("group", "G", "query"), on("topic", "T", "query")], {**G, **T}),
     Case(
-        commands.HEART_BEAT, [on("group", "G", "consume"), on("topic", "T", "consume")], MEMBER,
+        commands.HEART_BEAT,
+        [on("group", "G", "consume"), on("topic", "T", "consume")],
+        MEMBER,
         msgpack.packb([[["t-HEART_BEAT", "", ""]], []]),
     ),
     Case(commands.HEART_BEAT, [on("group", "G", "publish")], {**MEMBER, "kind": "producer"}, name="producer"),
     Case(commands.UNREGISTER_CLIENT, [on("group", "G", "consume")], MEMBER),
     Case(commands.UNREGISTER_CLIENT, [on("group", "G", "publish")], {**MEMBER, "kind": "producer"}, name="producer-2"),
     Case(
-        commands.CONSUMER_SEND_MSG_BACK, [on("group", "G", "consume"), on("topic", "T", "consume")], {**G, "count": 1},
+        commands.CONSUMER_SEND_MSG_BACK,
+        [on("group", "G", "consume"), on("topic", "T", "consume")],
+        {**G, "count": 1},
         b"physical offset",
     ),
     Case(commands.GET_CONSUMER_CONNECTION_LIST, [on("group", "G", "query")], G),
     Case(commands.DELETE_SUBSCRIPTIONGROUP, [on("group", "G", "admin")], G),
     Case(
-        commands.INVOKE_BROKER_TO_RESET_OFFSET, [on("group", "G", "admin"), on("topic", "T", "query")],
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        [on("group", "G", "admin"), on("topic", "T", "query")],
         {**G, **T, "to": "first"},
     ),
     Case(commands.SEARCH_OFFSET_BY_TIMESTAMP, [on("topic", "T", "query")], {**QUEUE, "timestamp_ms": 0}),
@@ -118,11 +130,14 @@ CASES = [
     Case(commands.GET_MIN_OFFSET, [on("topic", "T", "query")], QUEUE),
     Case(commands.GET_EARLIEST_MSG_STORETIME, [on("topic", "T", "query")], QUEUE),
     Case(
-        commands.END_TRANSACTION, [on("group", "G", "publish"), on("topic", "T", "publish")],
+        commands.END_TRANSACTION,
+        [on("group", "G", "publish"), on("topic", "T", "publish")],
         {**G, "transaction_id": "transaction of T", "commit": True},
     ),
     Case(
-        commands.COMMIT_PREPARED, [on("topic", "T", "publish")], {"series": "s", "number": 1, "count": 1},
+        commands.COMMIT_PREPARED,
+        [on("topic", "T", "publish")],
+        {"series": "s", "number": 1, "count": 1},
         msgpack.packb([["attempt-of-t-COMMIT_PREPARED", 1]]),
     ),
     Case(commands.ABORT_PREPARED, [on("topic", "T", "publish")], {"drop": "attempt-of-t-ABORT_PREPARED"}),
@@ -138,7 +153,7 @@ CASES = [
     Case(commands.AUTH_UPDATE_USER, ADMIN, {"user": "changed-user"}, msgpack.packb({"grant": []})),
     Case(commands.AUTH_DELETE_USER, ADMIN, {"user": "removed-user"}),
     Case(commands.AUTH_LIST_USER, ADMIN),
-]  # fmt: skip
+]
 """Commands whose rule is ``anybody`` are not here: what they show is tested below."""
 
 BY_NAME = {case.name or case.command.name: case for case in CASES}

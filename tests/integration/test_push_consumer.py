@@ -87,9 +87,12 @@ class TestConsuming:
         with clients.Producer(address) as producer:
             producer.send(Message(topic, b"before"))
             starts: dict[str, Start] = {
-                "first": "first", "earliest": "earliest", "last": "last", "latest": "latest",
+                "first": "first",
+                "earliest": "earliest",
+                "last": "last",
+                "latest": "latest",
                 "time": datetime.now(UTC) - timedelta(hours=1),
-            }  # fmt: skip
+            }
             seen = {name: Seen() for name in starts}
             consumers = [
                 clients.PushConsumer(address, f"{topic}-{name}", topic, seen[name], start=start)

@@ -70,8 +70,11 @@ class Program:
     def __init__(self, source: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(source), *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=broker_environment(),
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=broker_environment(),
+        )
 
     def tell(self, line: str = "") -> dict[str, Any]:
         """Send a line; return the state after it."""
@@ -116,11 +119,7 @@ def test_a_member_that_was_frozen_drops_what_others_have_now_and_commits_the_res
 ) -> None:
     running = broker()
     seen = Seen()
-    with (
-        Producer(running.address) as producer,
-        Admin(running.address) as admin,
-        Consumer(running.address) as reader,
-    ):
+    with Producer(running.address) as producer, Admin(running.address) as admin, Consumer(running.address) as reader:
         admin.create_topic("orders", queues=QUEUES)
         frozen = Program(MEMBER, running.address, kind)
         programs.append(frozen)
@@ -163,8 +162,13 @@ def nobody_asked(metrics: str) -> int:
 def test_a_transactional_producer_that_was_frozen_can_commit_and_is_asked_again(
     broker: BrokerFactory, programs: list[Program]
 ) -> None:
-    running = broker(settings={"transactions.timeout_ms": 20, "transactions.check_interval_ms": 20,
-                               "transactions.check_times_max": 10_000})  # fmt: skip
+    running = broker(
+        settings={
+            "transactions.timeout_ms": 20,
+            "transactions.check_interval_ms": 20,
+            "transactions.check_times_max": 10_000,
+        }
+    )
     (metrics,) = [line.removeprefix("metrics: ") for line in running.output if line.startswith("metrics: ")]
     with Admin(running.address) as admin, Consumer(running.address) as reader:
         admin.create_topic("orders", queues=1)

@@ -48,9 +48,7 @@ def test_a_member_leaves_at_once_although_a_failed_message_waits_to_be_tried_aga
 ) -> None:
     send(clients, address, topic, b"0")
     seen = Seen(always_fails)
-    consumer = clients.PushConsumer(
-        address, topic, topic, seen, start="first", orderly=True, suspend=LONG_SECONDS
-    )  # fmt: skip
+    consumer = clients.PushConsumer(address, topic, topic, seen, start="first", orderly=True, suspend=LONG_SECONDS)
     with consumer:
         until(lambda: consumer.health().failed == 1)
     with clients.Admin(address) as admin:

@@ -59,8 +59,13 @@ def test_close_lets_a_listener_finish_although_the_broker_is_away(broker: Broker
 def test_a_message_that_fails_and_that_retention_took_is_tried_here_and_given_up_in_the_end(
     broker: BrokerFactory,
 ) -> None:
-    running = broker(settings={"retention.file_reserved_hours": 0, "retention.check_interval_ms": 50,
-                               "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24))})  # fmt: skip
+    running = broker(
+        settings={
+            "retention.file_reserved_hours": 0,
+            "retention.check_interval_ms": 50,
+            "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
+        }
+    )
     gone = threading.Event()
     tries: list[int] = []
 

@@ -107,8 +107,9 @@ class Breaking:
         monkeypatch.setattr(Connection, "request", breaking)
 
 
-@pytest.mark.parametrize("command", [commands.PULL, commands.UPDATE_CONSUMER_OFFSET, commands.HEART_BEAT,
-                                     commands.CONSUMER_SEND_MSG_BACK])  # fmt: skip
+@pytest.mark.parametrize(
+    "command", [commands.PULL, commands.UPDATE_CONSUMER_OFFSET, commands.HEART_BEAT, commands.CONSUMER_SEND_MSG_BACK]
+)
 def test_whatever_was_to_be_sent_when_the_connection_broke_is_sent_on_the_next_one(
     monkeypatch: pytest.MonkeyPatch, broker: BrokerFactory, command: Command
 ) -> None:
@@ -122,11 +123,7 @@ def test_whatever_was_to_be_sent_when_the_connection_broke_is_sent_on_the_next_o
         if message.body == b"fails" and tried.count(b"fails") == 1:
             raise TryLater(1)
 
-    with (
-        Producer(running.address) as producer,
-        Consumer(running.address) as reader,
-        Admin(running.address) as admin,
-    ):
+    with Producer(running.address) as producer, Consumer(running.address) as reader, Admin(running.address) as admin:
         admin.create_topic("orders", queues=QUEUES)
         with PushConsumer(
             running.address, "g", "orders", listener, start="first", commit_interval=0.05, session_timeout=1.0

@@ -71,9 +71,14 @@ def wait_for_messages(connection: Any, topic: str, queue: int, count: int) -> No
 def test_messages_come_back_as_they_were_sent(broker: Factory, connect: Connect, flush: str) -> None:
     connection = connect(broker("--flush", flush))
     fields = {
-        "topic": "orders", "queue": 1, "count": 2, "common": "source\x01web\x02", "born_ms": 1_700_000_000_000,
-        "unique_prefix": "7F0000010000AABBCCDD", "unique_first": 2**48 - 1,
-    }  # fmt: skip
+        "topic": "orders",
+        "queue": 1,
+        "count": 2,
+        "common": "source\x01web\x02",
+        "born_ms": 1_700_000_000_000,
+        "unique_prefix": "7F0000010000AABBCCDD",
+        "unique_first": 2**48 - 1,
+    }
     body = rows([b"one", {"KEYS": "k1 k2", "TAGS": "eu"}], [b"two", {"TAGS": "us"}, 0, 7])
     produced = connection.call(PRODUCE, fields, body).raise_for_error()
     assert produced.fields["queue"] == 1
@@ -83,8 +88,11 @@ def test_messages_come_back_as_they_were_sent(broker: Factory, connect: Connect,
     first, second = records(connection.pull("orders", 1))
     assert (first.body, second.body) == (b"one", b"two")
     assert first.property_map() == {
-        "KEYS": "k1 k2", "TAGS": "eu", "source": "web", "UNIQ_KEY": "7F0000010000AABBCCDDFFFFFFFFFFFF",
-    }  # fmt: skip
+        "KEYS": "k1 k2",
+        "TAGS": "eu",
+        "source": "web",
+        "UNIQ_KEY": "7F0000010000AABBCCDDFFFFFFFFFFFF",
+    }
     assert second.property_map()["UNIQ_KEY"] == unique_key("7F0000010000AABBCCDD", 2**48)
     assert second.flag == 7
     assert [first.physical_offset, second.physical_offset] == physical_offsets

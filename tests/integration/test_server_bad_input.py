@@ -203,12 +203,7 @@ def test_an_answer_to_a_request_that_was_not_asked_is_ignored(peer: Any) -> None
 def test_one_way_frames_are_never_answered(peer: Any, topic: str) -> None:
     before = info(peer)["one_way_errors"]
     peer.send_one_way(PRODUCE, {"topic": topic, "count": 1, "queue": 0}, rows([b"one way", {}]))
-    for fields in (
-        {},
-        {"topic": "a/b", "count": 1},
-        {"topic": topic, "count": 9},
-        {"topic": topic, "count": "1"},
-    ):
+    for fields in ({}, {"topic": "a/b", "count": 1}, {"topic": topic, "count": 9}, {"topic": topic, "count": "1"}):
         peer.send_one_way(PRODUCE, fields, rows([b"bad", {}]))
     peer.send_one_way(PULL, {"topic": topic, "queue": 0, "offset": 0})
     peer.send_one_way(9999)

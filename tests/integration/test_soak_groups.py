@@ -23,9 +23,11 @@ def soak(*options: str) -> str:
     seed = os.environ.get("FLINTMQ_SEED", str(random.SystemRandom().randrange(1 << 31)))
     done = subprocess.run(
         [sys.executable, "-m", "soaking", "groups", "--minutes", str(MINUTES), "--seed", seed, *options],
-        capture_output=True, text=True, timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

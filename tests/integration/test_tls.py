@@ -221,9 +221,7 @@ class TestMutual:
         self, strict: RunningBroker, authority: Authority, clients: Clients
     ) -> None:
         mine = authority.issue("client", "client.example")
-        access: AccessOptions = {
-            "tls": authority.path, "tls_certificate": mine.certificate, "tls_key": mine.key,
-        }  # fmt: skip
+        access: AccessOptions = {"tls": authority.path, "tls_certificate": mine.certificate, "tls_key": mine.key}
         with clients.Admin(self.address(strict), **access) as admin:
             admin.topics()
 
@@ -244,9 +242,7 @@ class TestMutual:
         self, strict: RunningBroker, authority: Authority, clients: Clients, tmp_path: Path
     ) -> None:
         theirs = Authority(tmp_path, "strangers").issue("client", "client.example")
-        access: AccessOptions = {
-            "tls": authority.path, "tls_certificate": theirs.certificate, "tls_key": theirs.key,
-        }  # fmt: skip
+        access: AccessOptions = {"tls": authority.path, "tls_certificate": theirs.certificate, "tls_key": theirs.key}
 
         def is_refused_and_logged() -> bool:
             with clients.Admin(self.address(strict), timeout=0.3, **access) as admin, pytest.raises(ConnectionFailed):
@@ -260,9 +256,12 @@ class TestMutual:
     ) -> None:
         theirs = Authority(tmp_path, "strangers").issue("client", "client.example")
         with Admin(
-            self.address(strict), tls=authority.path, tls_certificate=theirs.certificate, tls_key=theirs.key,
+            self.address(strict),
+            tls=authority.path,
+            tls_certificate=theirs.certificate,
+            tls_key=theirs.key,
             timeout=0.3,
-        ) as admin:  # fmt: skip
+        ) as admin:
             with pytest.raises(ConnectionFailed):
                 admin.topics()
             mine = authority.issue("client", "client.example")

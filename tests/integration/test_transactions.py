@@ -36,12 +36,7 @@ from flintmq.protocol.errors import (
     TransactionGroupWrong,
     TransactionNotExist,
 )
-from flintmq.protocol.storage.delivery import (
-    HALF_TOPIC,
-    OP_HALF_TOPIC,
-    TRANSACTION_GROUP,
-    TRANSACTION_PARKED_TOPIC,
-)
+from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import Record, decode_record, encode_host, encode_properties
@@ -61,11 +56,7 @@ from tests.transaction_tools import (
 )
 
 NEVER_MS = 3_600_000
-SOON = {
-    "transactions.timeout_ms": 20,
-    "transactions.check_interval_ms": 20,
-    "transactions.check_times_max": 10_000,
-}
+SOON = {"transactions.timeout_ms": 20, "transactions.check_interval_ms": 20, "transactions.check_times_max": 10_000}
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +254,14 @@ class TestBadInput:
         ],
     )
     def test_what_cannot_be_a_half_message_is_refused(
-        self, connection: RawConnection, topic: str, number: int, fields: dict[str, Any],
-        error: type[Exception], match: str,
-    ) -> None:  # fmt: skip
+        self,
+        connection: RawConnection,
+        topic: str,
+        number: int,
+        fields: dict[str, Any],
+        error: type[Exception],
+        match: str,
+    ) -> None:
         connection.produce(topic, b"first").raise_for_error()
         before = len(listed(connection))
         request = {"topic": topic, "common": common(), "unique_prefix": PREFIX, "unique_first": number, **fields}

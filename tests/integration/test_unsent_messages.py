@@ -82,10 +82,15 @@ def test_a_producer_of_a_loop_that_ended_says_so_when_it_is_collected(
     assert caplog.text.count(LOST) == 1
 
 
-@pytest.mark.parametrize(("program", "end"), [
-    (SYNC, "producer.close()"), (SYNC, "producer.flush()"), (AIO, "await producer.close()"),
-    (AIO, "await producer.flush()"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [
+        (SYNC, "producer.close()"),
+        (SYNC, "producer.flush()"),
+        (AIO, "await producer.close()"),
+        (AIO, "await producer.flush()"),
+    ],
+)
 def test_one_that_waits_for_its_messages_says_nothing(program: str, end: str, shared_broker: RunningBroker) -> None:
     assert run(program.format(end=end), shared_broker.address) == (0, "")
 

@@ -16,12 +16,7 @@ from flintmq.protocol import commands
 from flintmq.protocol.auth.permissions import ADMIN, BROKER, CONSUME, PUBLISH, TOPIC, Grant
 from flintmq.protocol.auth.scram import ITERATIONS_MIN, make_verifier
 from flintmq.protocol.auth.users import USERS_FILE, verifier_row
-from flintmq.protocol.errors import (
-    AuthenticationFailed,
-    AuthenticationRequired,
-    UserExistsAlready,
-    UserNotExist,
-)
+from flintmq.protocol.errors import AuthenticationFailed, AuthenticationRequired, UserExistsAlready, UserNotExist
 from tests.cli_tools import Cli
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RunningBroker
 from tests.security_tools import PASSWORD, SCRAM, authenticate, set_grants, set_user
@@ -41,8 +36,7 @@ def running(tmp_path: Path) -> Iterator[RunningBroker]:
     set_user(tmp_path / "store", "ops")
     brokers = Brokers(tmp_path)
     yield brokers.start(
-        store=tmp_path / "store",
-        settings=SCRAM | {"log.audit": tmp_path / "audit.log", "topics.auto_create": True},
+        store=tmp_path / "store", settings=SCRAM | {"log.audit": tmp_path / "audit.log", "topics.auto_create": True}
     )
     brokers.stop_all()
 
@@ -172,7 +166,7 @@ def test_a_broker_that_serves_everybody_names_the_other_way(broker: BrokerFactor
         (commands.AUTH_DELETE_USER, "nobody", b"", "there is no user 'nobody'"),
         (commands.AUTH_LIST_USER, "nobody", b"", "there is no user 'nobody'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done_is_refused_and_changes_nothing(
     running: RunningBroker, connect: ConnectionFactory, command: commands.Command, user: str, body: Any, why: str
 ) -> None:

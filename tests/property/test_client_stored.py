@@ -67,13 +67,7 @@ def test_a_batch_is_what_was_stored(stored: list[tuple[Record, bytes]]) -> None:
             message.physical_offset,
             message.flag,
             message.reconsume_times,
-        ) == (
-            record.queue_id,
-            record.queue_offset,
-            record.physical_offset,
-            record.flag,
-            record.reconsume_times,
-        )
+        ) == (record.queue_id, record.queue_offset, record.physical_offset, record.flag, record.reconsume_times)
         assert message.stored_ms == record.store_timestamp
 
 

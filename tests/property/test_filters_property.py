@@ -43,9 +43,13 @@ def compared(symbol: str, left: Any, right: Any) -> bool | None:
     elif isinstance(left, bool) or isinstance(right, bool):
         left, right = (side if isinstance(side, bool) else side.lower() == "true" for side in (left, right))
     results: dict[str, bool] = {
-        "=": left == right, "<>": left != right, "<": left < right, "<=": left <= right, ">": left > right,
+        "=": left == right,
+        "<>": left != right,
+        "<": left < right,
+        "<=": left <= right,
+        ">": left > right,
         ">=": left >= right,
-    }  # fmt: skip
+    }
     return results[symbol]
 
 
@@ -168,9 +172,41 @@ def test_a_filter_is_what_its_tree_says(condition: tuple[str, Evaluate], sent: l
 
 
 TOKENS = [
-    "a", "b", "5", "-", "1.5", "'x'", "''", "(", ")", ",", "=", "<>", "<", ">=", "AND", "OR", "NOT", "IN", "IS", "NULL",
-    "BETWEEN", "TRUE", "FALSE", "CONTAINS", "STARTSWITH", "--", "/*", "*/", "\n", "'", "9" * 30, "1e999", "5x", "LIKE",
-]  # fmt: skip
+    "a",
+    "b",
+    "5",
+    "-",
+    "1.5",
+    "'x'",
+    "''",
+    "(",
+    ")",
+    ",",
+    "=",
+    "<>",
+    "<",
+    ">=",
+    "AND",
+    "OR",
+    "NOT",
+    "IN",
+    "IS",
+    "NULL",
+    "BETWEEN",
+    "TRUE",
+    "FALSE",
+    "CONTAINS",
+    "STARTSWITH",
+    "--",
+    "/*",
+    "*/",
+    "\n",
+    "'",
+    "9" * 30,
+    "1e999",
+    "5x",
+    "LIKE",
+]
 
 
 @settings(max_examples=1500, deadline=None)

@@ -49,11 +49,7 @@ def drive(parser: FrameParser, data: bytes, cuts: list[int]) -> list[Parsed]:
     return parsed
 
 
-@given(
-    st.lists(frames, max_size=8),
-    st.lists(st.integers(0, 1_000_000), max_size=30),
-    st.sampled_from([0, 1 << 22]),
-)
+@given(st.lists(frames, max_size=8), st.lists(st.integers(0, 1_000_000), max_size=30), st.sampled_from([0, 1 << 22]))
 def test_any_split_of_the_bytes_gives_the_frames_that_were_sent(
     sent: list[Parsed], cuts: list[int], keep_bytes: int
 ) -> None:

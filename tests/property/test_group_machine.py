@@ -56,9 +56,16 @@ class GroupMachine(RuleBasedStateMachine):
     def enter(self, client: Client) -> None:
         self.clients[client.name] = client
         member = Member(
-            client.name, client.remote, 0, SESSION, {"t": MemberSubscription("t")}, False, self.now, self.now + SESSION,
+            client.name,
+            client.remote,
+            0,
+            SESSION,
+            {"t": MemberSubscription("t")},
+            False,
             self.now,
-        )  # fmt: skip
+            self.now + SESSION,
+            self.now,
+        )
         self.group.join(member, list(client.working))
         self.settle()
         client.epoch = 0

@@ -64,7 +64,7 @@ def some_records(chance: random.Random, count: int) -> tuple[list[bytes], list[C
             prepared_transaction_offset=chance.randrange(3),
         )
         for k in range(count)
-    ]  # fmt: skip
+    ]
     checksum = chance.choice([False, True])
     write_log(every, 4096, checksum=checksum)
     blobs = [record.encode(checksum=checksum) for record in every]
@@ -164,8 +164,9 @@ def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
     text_array = fenced(texts, sentinel=sentinel)
     numbers = fenced(
         [position, position + room_bytes, FILE_BASE, STORE_MS, len(host), int(committed), 20 * checksum],
-        np.int64, sentinel,
-    )  # fmt: skip
+        np.int64,
+        sentinel,
+    )
     done, end = kernel.deliver(
         records.array, plan.array, 0, count, groups.array, text_array.array, numbers.array, log.array
     )

@@ -27,15 +27,53 @@ sentinels = st.sampled_from(SENTINELS)
 seeds = st.integers(0, 2**32 - 1)
 
 NAMES_OF_PROPERTIES = [
-    b"UNIQ_KEY", b"KEYS", b"TAGS", b"DELAY", b"KEY", b"TAGSX", b"UNIQ_KEZ", b"A", b"", b"KEYS2", b"\xff",
-]  # fmt: skip
+    b"UNIQ_KEY",
+    b"KEYS",
+    b"TAGS",
+    b"DELAY",
+    b"KEY",
+    b"TAGSX",
+    b"UNIQ_KEZ",
+    b"A",
+    b"",
+    b"KEYS2",
+    b"\xff",
+]
 VALUES = [
-    b"", b"a", b"Aa", b"BB", b"k1 k2", b" k1  k2 ", b"  ", "größe 日本語 a😀b".encode(), b"\xff\xfe",
-    b"k\xe2\x82 x\xf0\x9f\x98", b"a\x01b", b"polygenelubricants", b"x" * 100, b"TagA", b"12345678", b"1234567\xc3\xa9",
-]  # fmt: skip
+    b"",
+    b"a",
+    b"Aa",
+    b"BB",
+    b"k1 k2",
+    b" k1  k2 ",
+    b"  ",
+    "größe 日本語 a😀b".encode(),
+    b"\xff\xfe",
+    b"k\xe2\x82 x\xf0\x9f\x98",
+    b"a\x01b",
+    b"polygenelubricants",
+    b"x" * 100,
+    b"TagA",
+    b"12345678",
+    b"1234567\xc3\xa9",
+]
 DELAYS = [
-    b"0", b"1", b"3", b"18", b"19", b"99", b"100", b"1000", b"99999999999", b"+2", b"-1", b"x1", b"1x", b"007", b"",
-]  # fmt: skip
+    b"0",
+    b"1",
+    b"3",
+    b"18",
+    b"19",
+    b"99",
+    b"100",
+    b"1000",
+    b"99999999999",
+    b"+2",
+    b"-1",
+    b"x1",
+    b"1x",
+    b"007",
+    b"",
+]
 
 
 def rich_properties(seed: int) -> bytes:

@@ -108,12 +108,9 @@ def test_one_record_that_lies_about_its_queue_offset_is_one_flaw() -> None:
 
 @given(
     st.lists(
-        st.sampled_from(
-            [-(2**63), -(2**63) + 1, -2, -1, 0, 1, 2, MAX, MAX + 1, 2**63 - 1]
-        ),
-        min_size=1, max_size=8,
+        st.sampled_from([-(2**63), -(2**63) + 1, -2, -1, 0, 1, 2, MAX, MAX + 1, 2**63 - 1]), min_size=1, max_size=8
     )
-)  # fmt: skip
+)
 @example([-(2**63)])  # the smallest was once taken for "none yet", as -1 was
 @example([-(2**63), -(2**63) + 1, 0])
 @example([5, -1, 7, -1])
@@ -210,9 +207,18 @@ def test_records_are_picked_by_topic_queue_and_time(
     array, picked = fenced(log, sentinel=sentinel), room(pick_room, np.int64, sentinel)
     parts, name = room(dispatch.PARTS, np.int64, sentinel), fenced(topic or b"\0", sentinel=sentinel)
     status, stopped_at, count = examine.pick(
-        array.array, at, len(log), file_base, name.array, len(topic), queue_id, begin_ms, end_ms, picked.array,
+        array.array,
+        at,
+        len(log),
+        file_base,
+        name.array,
+        len(topic),
+        queue_id,
+        begin_ms,
+        end_ms,
+        picked.array,
         parts.array,
-    )  # fmt: skip
+    )
     assert array.intact
     assert picked.intact
     assert parts.intact

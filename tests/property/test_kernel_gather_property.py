@@ -47,9 +47,15 @@ units = st.lists(
 
 
 @given(
-    units, st.lists(st.sampled_from([0, 1, -5, 2**40]), max_size=3), st.integers(0, 500), st.integers(0, 2500),
-    st.integers(1, 25), st.one_of(st.integers(0, 3000), st.just(1)), st.integers(0, 2**62), sentinels,
-)  # fmt: skip
+    units,
+    st.lists(st.sampled_from([0, 1, -5, 2**40]), max_size=3),
+    st.integers(0, 500),
+    st.integers(0, 2500),
+    st.integers(1, 25),
+    st.one_of(st.integers(0, 3000), st.just(1)),
+    st.integers(0, 2**62),
+    sentinels,
+)
 @examples(300)
 def test_units_are_chosen_as_the_twin_chooses(
     blob: bytes, tags: list[int], low: int, high: int, count_max: int, bytes_max: int, first: int, sentinel: int
@@ -83,9 +89,13 @@ def chosen_records(draw: st.DrawFn) -> list[Chosen]:
 
 
 @given(
-    chosen_records(), st.sampled_from([100, 1000, 4096, 1 << 30]), st.integers(0, 100), st.integers(1, 8),
-    st.integers(1, 3000), sentinels,
-)  # fmt: skip
+    chosen_records(),
+    st.sampled_from([100, 1000, 4096, 1 << 30]),
+    st.integers(0, 100),
+    st.integers(1, 8),
+    st.integers(1, 3000),
+    sentinels,
+)
 @examples(300)
 def test_reads_are_planned_as_the_twin_plans_and_hold_every_record(
     chosen: list[Chosen], file_bytes: int, gap_max: int, sparse_max: int, span_max: int, sentinel: int

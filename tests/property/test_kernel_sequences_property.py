@@ -66,11 +66,17 @@ def make_records(seed: int) -> list[Record]:
         key = make_key(chance, prefix, max(counter, 0))
         records.append(
             Record(
-                topic, chance.randbytes(chance.choice([0, 1, 40])), make_properties(chance, topic, key), queue_id,
-                queue_offset, sys_flag=chance.choice(TRANSACTIONS), born_host=chance.choice([V4, V6]),
-                store_host=chance.choice([V4, V6]), reconsume_times=chance.choice([0] * 9 + [1]),
+                topic,
+                chance.randbytes(chance.choice([0, 1, 40])),
+                make_properties(chance, topic, key),
+                queue_id,
+                queue_offset,
+                sys_flag=chance.choice(TRANSACTIONS),
+                born_host=chance.choice([V4, V6]),
+                store_host=chance.choice([V4, V6]),
+                reconsume_times=chance.choice([0] * 9 + [1]),
             )
-        )  # fmt: skip
+        )
     return records
 
 

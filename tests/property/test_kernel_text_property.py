@@ -15,10 +15,12 @@ from tests.twins.produce import text_problem
 
 sentinels = st.sampled_from(SENTINELS)
 rough = st.lists(
-    st.one_of(st.sampled_from([b"abcdefgh", b"\x01", b"\x02", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0"]),
-              st.characters(exclude_categories=["Cs"]).map(str.encode)),
+    st.one_of(
+        st.sampled_from([b"abcdefgh", b"\x01", b"\x02", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0"]),
+        st.characters(exclude_categories=["Cs"]).map(str.encode),
+    ),
     max_size=9,
-).map(b"".join)  # fmt: skip
+).map(b"".join)
 blobs = st.one_of(
     st.binary(max_size=60), rough, st.text(st.characters(exclude_categories=["Cs"]), max_size=30).map(str.encode)
 )

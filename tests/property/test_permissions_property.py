@@ -13,9 +13,11 @@ from flintmq.protocol.storage.delivery import dead_letter_topic, retry_topic
 
 NAMES = st.text("ab-", min_size=1, max_size=3)
 OWN = st.one_of(
-    NAMES.map(retry_topic), NAMES.map(dead_letter_topic), st.sampled_from(sorted(SYSTEM_TOPICS)),
+    NAMES.map(retry_topic),
+    NAMES.map(dead_letter_topic),
+    st.sampled_from(sorted(SYSTEM_TOPICS)),
     NAMES.map(lambda name: f"rmq_sys_{name}"),
-)  # fmt: skip
+)
 SOME = st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=4, unique=True)
 GRANTS = st.one_of(
     st.builds(lambda actions, name: {"actions": actions, "topic": name}, SOME, NAMES | OWN),

@@ -56,9 +56,13 @@ class Cluster:
     def _start(self, name: str, main: str, arguments: tuple[str, ...], says: str) -> tuple[subprocess.Popen[str], str]:
         command = [str(Path(self.environment["SPARK_HOME"], "bin", "spark-class")), main, *arguments]
         process = subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            command,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self.processes.append(process)
         watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
         watchdog.start()

@@ -77,11 +77,20 @@ def test_a_store_is_read_whole_beside_its_broker_and_after_it(broker: BrokerFact
         consumed = [message for topic in TOPICS for message in consumer.iter(topic, until="latest")]
     expected = sorted(
         (
-            message.topic, message.queue, message.queue_offset, message.physical_offset, message.body, message.tags,
-            list(message.keys), message.message_id, message.born_at, message.stored_at, 0,
+            message.topic,
+            message.queue,
+            message.queue_offset,
+            message.physical_offset,
+            message.body,
+            message.tags,
+            list(message.keys),
+            message.message_id,
+            message.born_at,
+            message.stored_at,
+            0,
         )
         for message in consumed
-    )  # fmt: skip
+    )
     assert len(beside) == COUNT
     assert [(*row[:8], row[8].replace(tzinfo=UTC), row[9].replace(tzinfo=UTC), row[10]) for row in beside] == expected
     assert {int(bytes(row.body)[:8]) for row in beside} == set(range(COUNT))

@@ -35,16 +35,18 @@ def made_up_flights(seed: int) -> list[dict[str, str]]:
         hour = begin + timedelta(hours=number * 24 * DAYS // FLIGHTS)
         cancelled = rng.random() < 0.02
         delay = rng.choice((rng.randint(-20, 60), rng.randint(0, 400)))
-        rows.append({
-            "time_hour": hour.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "carrier": rng.choice(("UA", "AA", "B6")),
-            "flight": str(number),
-            "tailnum": rng.choice(("N14228", "N24211", "NA")),
-            "origin": rng.choice(("EWR", "JFK", "LGA")),
-            "dest": rng.choice(("IAH", "MIA", "BQN")),
-            "dep_time": "NA" if cancelled else "517",
-            "dep_delay": "NA" if cancelled else str(delay),
-        })  # fmt: skip
+        rows.append(
+            {
+                "time_hour": hour.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "carrier": rng.choice(("UA", "AA", "B6")),
+                "flight": str(number),
+                "tailnum": rng.choice(("N14228", "N24211", "NA")),
+                "origin": rng.choice(("EWR", "JFK", "LGA")),
+                "dest": rng.choice(("IAH", "MIA", "BQN")),
+                "dep_time": "NA" if cancelled else "517",
+                "dep_delay": "NA" if cancelled else str(delay),
+            }
+        )
     return rows
 
 
@@ -70,8 +72,11 @@ def test_a_worker_killed_and_a_broker_restarted_in_the_middle_change_nothing(
         arguments = (cluster.url, bootstrap, east.address, str(tmp_path), str(ROWS_A_BATCH))
         application = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.cluster_app", *arguments],
-            cwd=ROOT, env=spark_environment, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=spark_environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
             assert application.stdout is not None
             batches = 0

@@ -151,13 +151,15 @@ class Copying:
 
     def start(self) -> None:
         """Start it, in a group of its own: a kill takes its Java and its Python workers along."""
-        arguments = (
-            self._master, self.broker.address, "in", "out", str(self._checkpoint), str(ROWS_A_BATCH),
-        )  # fmt: skip
+        arguments = (self._master, self.broker.address, "in", "out", str(self._checkpoint), str(ROWS_A_BATCH))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.exactly_once_app", *arguments],
-            cwd=ROOT, env=self._environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def run_until(self, batches: int) -> bool:
         """Return when it says that so many micro-batches more are done; False where it ended before."""

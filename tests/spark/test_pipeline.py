@@ -33,9 +33,15 @@ FLIGHTS = 3000
 TIMEOUT_S = 60.0
 LONG_S = 150.0
 LATE_FLIGHT = {
-    "time_hour": "2013-03-02T10:00:00Z", "carrier": "AA", "flight": 9999, "tailnum": "N1", "origin": "JFK",
-    "dest": "BOS", "dep_time": 1000, "dep_delay": 500,
-}  # fmt: skip
+    "time_hour": "2013-03-02T10:00:00Z",
+    "carrier": "AA",
+    "flight": 9999,
+    "tailnum": "N1",
+    "origin": "JFK",
+    "dest": "BOS",
+    "dep_time": 1000,
+    "dep_delay": 500,
+}
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +103,14 @@ def test_results_are_those_of_the_csv_and_what_comes_too_late_or_is_no_flight_is
 def test_small_batches_drop_nothing(spark: SparkSession, pipeline: Pipeline, csv: Path) -> None:
     lateness = timedelta(days=1)
     small = Pipeline(
-        broker=pipeline.broker, topic=pipeline.topic, alerts_topic=pipeline.alerts_topic, folders=pipeline.folders,
-        once=True, lateness=lateness, rows_a_batch=1001,
-    )  # fmt: skip
+        broker=pipeline.broker,
+        topic=pipeline.topic,
+        alerts_topic=pipeline.alerts_topic,
+        folders=pipeline.folders,
+        once=True,
+        lateness=lateness,
+        rows_a_batch=1001,
+    )
     progress = run(spark, small)
     assert progress["departures"].batches >= FLIGHTS // 1001
     assert progress["departures"].late == 0
@@ -153,9 +164,19 @@ def test_killed_in_the_middle_it_goes_on_and_the_results_are_exact(
 ) -> None:
     results = pipeline.folders.results
     line = [
-        "pipeline", "run", "--topic", pipeline.topic, "--alerts-topic", pipeline.alerts_topic, "--parquet",
-        str(results), "--batch", "700", "--master", "local[2]",
-    ]  # fmt: skip
+        "pipeline",
+        "run",
+        "--topic",
+        pipeline.topic,
+        "--alerts-topic",
+        pipeline.alerts_topic,
+        "--parquet",
+        str(results),
+        "--batch",
+        "700",
+        "--master",
+        "local[2]",
+    ]
     first = cli.start(*line, "--once", start_new_session=True)  # a group of its own: its Java and workers die with it
     wait_until((results / SINK_LOG / "1").exists, first)
     os.killpg(first.pid, signal.SIGKILL)

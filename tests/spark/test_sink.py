@@ -132,11 +132,17 @@ def test_an_empty_frame_is_no_error(write: Any, bodies_of_range: Any, shared_bro
         ("append", {}, {"price": "id"}, ["IncompatibleSchema: column 'price' (bigint) is not a column of the sink"]),
         ("overwrite", {}, {}, ['InvalidOption: mode("overwrite")', '"append"']),
     ],
-)  # fmt: skip
+)
 def test_a_write_that_cannot_be_done_is_refused_at_once(
-    write: Any, bodies_of_range: Any, shared_broker: RunningBroker, name: str,
-    mode: str, options: dict[str, Any], columns: dict[str, str], words: list[str],
-) -> None:  # fmt: skip
+    write: Any,
+    bodies_of_range: Any,
+    shared_broker: RunningBroker,
+    name: str,
+    mode: str,
+    options: dict[str, Any],
+    columns: dict[str, str],
+    words: list[str],
+) -> None:
     with pytest.raises(Exception) as raised:
         write(bodies_of_range(0, 3, **columns), mode, **options)
     for word in words:

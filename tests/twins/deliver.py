@@ -61,25 +61,29 @@ def plan(
         if size_at(blob, 0) != size:
             planned.append(None)
             continue
-        topic, queue_id = (
-            _value(record.properties, b"REAL_TOPIC"),
-            _digits(_value(record.properties, b"REAL_QID"), 9),
-        )
+        topic, queue_id = (_value(record.properties, b"REAL_TOPIC"), _digits(_value(record.properties, b"REAL_QID"), 9))
         due_ms = _digits(_value(record.properties, b"TIMER_OUT_MS"), 15)
         planned.append(Planned(record, (topic, queue_id) if topic and queue_id >= 0 else None, due_ms))
     return planned
 
 
 def delivered(
-    record: Record, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int, store_ms: int, host: bytes,
+    record: Record,
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+    physical_offset: int,
+    store_ms: int,
+    host: bytes,
     committed: bool,
-) -> Record:  # fmt: skip
+) -> Record:
     """The record as a message of another topic; ``committed``: by the transaction that prepared it."""
     checksums = (b"__CRC32#\x01", b"__CRC32#\x02")
     kept = [
-        pair for pair in _pairs(record.properties) if not pair.startswith(checksums[0])
-        and pair not in (checksums[1], checksums[1][:-1])
-    ]  # fmt: skip
+        pair
+        for pair in _pairs(record.properties)
+        if not pair.startswith(checksums[0]) and pair not in (checksums[1], checksums[1][:-1])
+    ]
     sys_flag = record.sys_flag
     if committed:
         sys_flag = sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT

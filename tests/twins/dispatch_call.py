@@ -62,9 +62,11 @@ class Table:
     def find(self, name: QueueName) -> int:
         """The kernel's answer for a queue."""
         topic = fenced(b"\xa5" + name[0] + b"\xa5")
-        return int(kernel.find_queue(
-            topic.array, 1, 1 + len(name[0]), name[1], self.slots.array, self.rows.array, self.topics.array
-        ))  # fmt: skip
+        return int(
+            kernel.find_queue(
+                topic.array, 1, 1 + len(name[0]), name[1], self.slots.array, self.rows.array, self.topics.array
+            )
+        )
 
 
 @dataclass
@@ -120,9 +122,21 @@ def dispatch(
     state[kernel.S_INDEX_FROM] = index_from
     before = log.bytes()
     status, stopped_at = kernel.dispatch(
-        log.array, at, end, file_base, table.slots.array, table.rows.array, table.topics.array, work.units.array,
-        work.unit_rows.array, work.grouped.array, work.touched.array, work.keys.array, work.scratch.array, state,
-    )  # fmt: skip
+        log.array,
+        at,
+        end,
+        file_base,
+        table.slots.array,
+        table.rows.array,
+        table.topics.array,
+        work.units.array,
+        work.unit_rows.array,
+        work.grouped.array,
+        work.touched.array,
+        work.keys.array,
+        work.scratch.array,
+        state,
+    )
     assert log.intact
     assert table.intact
     assert work.intact

@@ -160,9 +160,15 @@ class Work:
     """The kernel's work space and outputs; its state goes on from call to call."""
 
     def __init__(
-        self, margin_ms: int, *, unit_room: int = 64, key_room: int = KEYS_OF_ONE_RECORD_MAX, flaw_room: int = 256,
-        checksummed: bool = False, sentinel: int = 0xA5,
-    ) -> None:  # fmt: skip
+        self,
+        margin_ms: int,
+        *,
+        unit_room: int = 64,
+        key_room: int = KEYS_OF_ONE_RECORD_MAX,
+        flaw_room: int = 256,
+        checksummed: bool = False,
+        sentinel: int = 0xA5,
+    ) -> None:
         self.units = room(unit_room * UNIT_BYTES, sentinel=sentinel)
         self.unit_runs = room(unit_room, np.int64, sentinel)
         self.grouped = room(unit_room * UNIT_BYTES, sentinel=sentinel)
@@ -179,9 +185,17 @@ class Work:
     def arrays(self) -> list[Fenced]:
         """All of them, in the order of the kernel's parameters."""
         return [
-            self.units, self.unit_runs, self.grouped, self.runs, self.keys, self.optional_keys, self.flaws,
-            self.scratch, self.state, self.optional_state,
-        ]  # fmt: skip
+            self.units,
+            self.unit_runs,
+            self.grouped,
+            self.runs,
+            self.keys,
+            self.optional_keys,
+            self.flaws,
+            self.scratch,
+            self.state,
+            self.optional_state,
+        ]
 
 
 def _rows(array: Fenced, count: int, width: int) -> list[tuple[int, ...]]:
@@ -192,9 +206,15 @@ def call(log: Fenced, at: int, end: int, file_base: int, table: ExaminedTable, w
     """One call of the kernel. The outputs are checked for what must always hold."""
     before = log.bytes()
     status, stopped_at = examine.examine(
-        log.array, at, end, file_base, table.slots.array, table.rows.array, table.topics.array,
+        log.array,
+        at,
+        end,
+        file_base,
+        table.slots.array,
+        table.rows.array,
+        table.topics.array,
         *(array.array for array in work.arrays()),
-    )  # fmt: skip
+    )
     assert all(array.intact for array in [log, *work.arrays()])
     assert table.intact
     assert log.bytes() == before
@@ -211,12 +231,18 @@ def call(log: Fenced, at: int, end: int, file_base: int, table: ExaminedTable, w
     assert reached == state[dispatch.S_UNITS]
     firsts, first_at = table.column(examine.Q_FIRST), table.column(examine.Q_FIRST_AT)
     return Examined(
-        int(status), int(stopped_at), state[dispatch.S_RECORDS], runs,
-        _keys(work.keys, state[dispatch.S_KEYS]), _keys(work.optional_keys, state[examine.S_OPTIONAL_KEYS]),
+        int(status),
+        int(stopped_at),
+        state[dispatch.S_RECORDS],
+        runs,
+        _keys(work.keys, state[dispatch.S_KEYS]),
+        _keys(work.optional_keys, state[examine.S_OPTIONAL_KEYS]),
         [(kind, at, detail) for kind, at, detail in _rows(work.flaws, state[examine.S_FLAWS], examine.FLAW_ROW)],
-        state[dispatch.S_LAST_STORE_MS], table.column(dispatch.Q_NEXT),
-        {name: (firsts[name], first_at[name]) for name in firsts}, table.column(examine.Q_RECORDS),
-    )  # fmt: skip
+        state[dispatch.S_LAST_STORE_MS],
+        table.column(dispatch.Q_NEXT),
+        {name: (firsts[name], first_at[name]) for name in firsts},
+        table.column(examine.Q_RECORDS),
+    )
 
 
 def _keys(array: Fenced, count: int) -> list[Key]:

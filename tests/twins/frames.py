@@ -11,11 +11,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from flintmq.protocol.storage.record import (
-    COMMON_ONLY_PROPERTIES,
-    FORBIDDEN_PROPERTIES,
-    FORBIDDEN_PROPERTY_PREFIX,
-)
+from flintmq.protocol.storage.record import COMMON_ONLY_PROPERTIES, FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX
 
 from .produce import COLUMNS, HOST, HOST_V6, ROWS, Batch, Message
 from .wire import (

@@ -21,14 +21,7 @@ from flintmq.protocol.storage.layout import (
     UNIT_STRUCT,
     SysFlag,
 )
-from flintmq.protocol.storage.record import (
-    CorruptRecord,
-    Record,
-    body_crc,
-    check_record_crc,
-    decode_record,
-    split_keys,
-)
+from flintmq.protocol.storage.record import CorruptRecord, Record, body_crc, check_record_crc, decode_record, split_keys
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
 DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

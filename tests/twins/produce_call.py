@@ -49,9 +49,14 @@ class Call:
         numbers[kernel.N_FILE_BASE] += numbers[kernel.N_LIMIT]
         log = fenced(bytes([UNTOUCHED]) * file_bytes)
         self.message, self.position = kernel.produce_on(
-            self.frame.array, numbers, self.texts.array, self.plan.array, log.array, self.physical_offsets.array,
+            self.frame.array,
+            numbers,
+            self.texts.array,
+            self.plan.array,
+            log.array,
+            self.physical_offsets.array,
             self.message,
-        )  # fmt: skip
+        )
         assert log.intact
         return log
 
@@ -111,7 +116,11 @@ def produce(
         physical_offsets=fenced(bytes(8 * batch.count), sentinel=sentinel),
     )
     call.status, call.message, call.position = kernel.produce(
-        call.frame.array, call.numbers.array, call.texts.array, call.plan.array, call.log.array,
+        call.frame.array,
+        call.numbers.array,
+        call.texts.array,
+        call.plan.array,
+        call.log.array,
         call.physical_offsets.array,
-    )  # fmt: skip
+    )
     return call

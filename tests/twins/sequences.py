@@ -13,8 +13,11 @@ from .arrays import fenced, room
 from .log import Stopped, read_record, size_at
 
 WAITING_TOPICS = (
-    b"SCHEDULE_TOPIC_XXXX", b"rmq_sys_wheel_timer", b"RMQ_SYS_TRANS_HALF_TOPIC", b"rmq_sys_flintmq_prepared",
-)  # fmt: skip
+    b"SCHEDULE_TOPIC_XXXX",
+    b"rmq_sys_wheel_timer",
+    b"RMQ_SYS_TRANS_HALF_TOPIC",
+    b"rmq_sys_flintmq_prepared",
+)
 KEY = re.compile(rb"([0-9A-Fa-f]{20})([0-9A-F]{12})")
 
 
@@ -101,8 +104,14 @@ def call(
         ]
         found.append(
             Run(
-                begin, log[prefix_at : prefix_at + sequences.PREFIX_DIGITS], first, messages,
-                log[asked_at : asked_at + asked], log[topic_at : topic_at + topic], queue_id, queue_offset,
+                begin,
+                log[prefix_at : prefix_at + sequences.PREFIX_DIGITS],
+                first,
+                messages,
+                log[asked_at : asked_at + asked],
+                log[topic_at : topic_at + topic],
+                queue_id,
+                queue_offset,
             )
-        )  # fmt: skip
+        )
     return int(status), int(stopped_at), found

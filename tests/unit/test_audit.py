@@ -37,20 +37,35 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_a_line_says_when_who_what_to_which_object_and_how_it_went(audit: AuditLog, tmp_path: Path) -> None:
     audit.write(
-        "UPDATE_AND_CREATE_TOPIC", "topic orders", user="ann", address="10.0.0.1:5", client="flintmq", before=None,
+        "UPDATE_AND_CREATE_TOPIC",
+        "topic orders",
+        user="ann",
+        address="10.0.0.1:5",
+        client="flintmq",
+        before=None,
         after={"perm": 6},
-    )  # fmt: skip
+    )
     audit.write("DELETE_TOPIC_IN_BROKER", "topic orders", address="127.0.0.1:7", outcome="NO_PERMISSION", reason="no")
     assert lines(tmp_path / "audit") == [
         {
-            "time": "2001-09-09T01:46:40.500Z", "action": "UPDATE_AND_CREATE_TOPIC", "object": "topic orders",
-            "user": "ann", "address": "10.0.0.1:5", "client": "flintmq", "after": {"perm": 6}, "outcome": "done",
+            "time": "2001-09-09T01:46:40.500Z",
+            "action": "UPDATE_AND_CREATE_TOPIC",
+            "object": "topic orders",
+            "user": "ann",
+            "address": "10.0.0.1:5",
+            "client": "flintmq",
+            "after": {"perm": 6},
+            "outcome": "done",
         },
         {
-            "time": "2001-09-09T01:46:40.500Z", "action": "DELETE_TOPIC_IN_BROKER", "object": "topic orders",
-            "address": "127.0.0.1:7", "outcome": "NO_PERMISSION", "reason": "no",
+            "time": "2001-09-09T01:46:40.500Z",
+            "action": "DELETE_TOPIC_IN_BROKER",
+            "object": "topic orders",
+            "address": "127.0.0.1:7",
+            "outcome": "NO_PERMISSION",
+            "reason": "no",
         },
-    ]  # fmt: skip
+    ]
 
 
 def test_the_file_is_private_to_its_owner_and_is_created_again_after_a_move(audit: AuditLog, tmp_path: Path) -> None:

@@ -11,8 +11,11 @@ def test_a_range_begins_when_the_option_is_enabled_and_ends_when_it_is_disabled(
     ranges.begin(100)
     ranges.begin(900)  # another start with the option enabled continues the range
     assert [ranges.at(offset) for offset in (0, 99, 100, 10**9)] == [
-        (False, 100), (False, 100), (True, FOREVER), (True, FOREVER),
-    ]  # fmt: skip
+        (False, 100),
+        (False, 100),
+        (True, FOREVER),
+        (True, FOREVER),
+    ]
     ranges.end(300)
     ranges.end(500)  # another start with the option disabled
     assert list(ranges) == [(100, 300)]
@@ -22,8 +25,12 @@ def test_a_range_begins_when_the_option_is_enabled_and_ends_when_it_is_disabled(
     assert list(ranges) == [(100, 300), (500, OPEN)]
     assert ranges.at(300) == (False, 500)
     assert [ranges.around(offset) for offset in (99, 100, 299, 300, 500)] == [
-        (0, 0), (100, 300), (100, 300), (0, 0), (500, FOREVER),
-    ]  # fmt: skip
+        (0, 0),
+        (100, 300),
+        (100, 300),
+        (0, 0),
+        (500, FOREVER),
+    ]
 
 
 def test_without_writes_toggling_the_option_adds_no_range() -> None:

@@ -137,9 +137,19 @@ def test_a_wrong_command_line_is_explained_in_two_lines(cli: Cli, typed: str, sa
 
 @pytest.mark.parametrize(
     ("word", "mistyped"),
-    [("stauts", True), ("sned", True), ("tial", True), ("topics", True), ("orders", False), ("topic-0", False),
-     ("status-updates", False), ("bench-results", False), ("offers", False), ("x", False)],
-)  # fmt: skip
+    [
+        ("stauts", True),
+        ("sned", True),
+        ("tial", True),
+        ("topics", True),
+        ("orders", False),
+        ("topic-0", False),
+        ("status-updates", False),
+        ("bench-results", False),
+        ("offers", False),
+        ("x", False),
+    ],
+)
 def test_a_word_counts_as_a_mistyped_command_only_if_it_is_close_to_one(word: str, mistyped: bool) -> None:
     assert is_mistyped(word, list(COMMANDS)) is mistyped
 

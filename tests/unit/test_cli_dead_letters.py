@@ -11,11 +11,25 @@ from flintmq.protocol.storage.record import Record, encode_properties
 
 SENT = {"colour": "red", "WAIT": "true"}
 NOTED = {
-    "DELAY": "0", "TIMER_DELIVER_MS": "1", "TIMER_DELAY_SEC": "1", "TIMER_DELAY_MS": "1", "TIMER_OUT_MS": "1",
-    "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0", "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "00" * 16,
-    "TRAN_MSG": "true", "PGROUP": "p", "__transactionId__": "x", "TRANSACTION_CHECK_TIMES": "2", "__CRC32#": "1",
-    "INNER_NUM": "1", "INNER_MULTI_QUEUE_OFFSET": "1", "RECONSUME_TIME": "3", "MAX_RECONSUME_TIMES": "16",
-}  # fmt: skip
+    "DELAY": "0",
+    "TIMER_DELIVER_MS": "1",
+    "TIMER_DELAY_SEC": "1",
+    "TIMER_DELAY_MS": "1",
+    "TIMER_OUT_MS": "1",
+    "REAL_TOPIC": "%RETRY%g",
+    "REAL_QID": "0",
+    "RETRY_TOPIC": "orders",
+    "ORIGIN_MESSAGE_ID": "00" * 16,
+    "TRAN_MSG": "true",
+    "PGROUP": "p",
+    "__transactionId__": "x",
+    "TRANSACTION_CHECK_TIMES": "2",
+    "__CRC32#": "1",
+    "INNER_NUM": "1",
+    "INNER_MULTI_QUEUE_OFFSET": "1",
+    "RECONSUME_TIME": "3",
+    "MAX_RECONSUME_TIMES": "16",
+}
 OWN = {"KEYS": "a b", "TAGS": "t", "__SHARDINGKEY": "s", "UNIQ_KEY": "7F0000010F8C2DCA0A6B92885F0000AA"}
 
 

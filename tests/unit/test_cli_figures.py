@@ -114,9 +114,7 @@ class TestRates:
         assert rates.per_second["produced_messages"] == 250
         assert rates.per_second["pulled_messages"] == 0
         assert rates.per_second["errors"] == 2
-        assert [(row.topic, row.produced_per_second) for row in rates.topics] == [
-            ("orders", 5), ("new", 0), ("old", 0),
-        ]  # fmt: skip
+        assert [(row.topic, row.produced_per_second) for row in rates.topics] == [("orders", 5), ("new", 0), ("old", 0)]
         assert [(row.group, row.committed_per_second, row.lag) for row in rates.groups] == [
             ("new", 0, 30),
             ("g", 10, 5),
@@ -129,9 +127,15 @@ class TestRates:
 
 @pytest.mark.parametrize(
     ("value", "low", "state"),
-    [(5, False, OK), (11, False, WARNING), (21, False, CRITICAL), (None, False, UNKNOWN),
-     (30, True, OK), (19, True, CRITICAL)],
-)  # fmt: skip
+    [
+        (5, False, OK),
+        (11, False, WARNING),
+        (21, False, CRITICAL),
+        (None, False, UNKNOWN),
+        (30, True, OK),
+        (19, True, CRITICAL),
+    ],
+)
 def test_a_figure_beyond_its_limits_is_bad(value: float | None, low: bool, state: int) -> None:
     assert CheckFinding("lag", value, show_bytes, 10 if not low else 25, 20, low).state == state
 

@@ -73,33 +73,60 @@ class TestEscaping:
 class TestUnits:
     @pytest.mark.parametrize(
         ("count", "shown"),
-        [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12_345, "12.3 kB"), (999_600, "1.00 MB"),
-         (1.5e12, "1.50 TB"), (None, "–")],
-    )  # fmt: skip
+        [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (12_345, "12.3 kB"),
+            (999_600, "1.00 MB"),
+            (1.5e12, "1.50 TB"),
+            (None, "–"),
+        ],
+    )
     def test_byte_counts_are_shown_with_units(self, count: float | None, shown: str) -> None:
         assert show_bytes(count) == shown
 
     @pytest.mark.parametrize(
         ("rate", "shown"),
-        [(0, "0/s"), (0.25, "0.2/s"), (12.34, "12.3/s"), (1234, "1,234/s"), (12_345, "12.3 k/s"),
-         (1_234_567, "1.23 M/s"), (None, "–")],
-    )  # fmt: skip
+        [
+            (0, "0/s"),
+            (0.25, "0.2/s"),
+            (12.34, "12.3/s"),
+            (1234, "1,234/s"),
+            (12_345, "12.3 k/s"),
+            (1_234_567, "1.23 M/s"),
+            (None, "–"),
+        ],
+    )
     def test_rates_are_shown_with_units(self, rate: float | None, shown: str) -> None:
         assert show_rate(rate) == shown
 
     @pytest.mark.parametrize(
         ("seconds", "shown"),
-        [(0, "0 µs"), (0.000_12, "120 µs"), (0.012_34, "12.3 ms"), (1.234, "1.23 s"), (59.94, "59.9 s"),
-         (59.96, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (529_200, "6 d 3 h"), (-1, "–"), (None, "–")],
-    )  # fmt: skip
+        [
+            (0, "0 µs"),
+            (0.000_12, "120 µs"),
+            (0.012_34, "12.3 ms"),
+            (1.234, "1.23 s"),
+            (59.94, "59.9 s"),
+            (59.96, "1 min"),
+            (200, "3 min 20 s"),
+            (7500, "2 h 5 min"),
+            (529_200, "6 d 3 h"),
+            (-1, "–"),
+            (None, "–"),
+        ],
+    )
     def test_durations_are_shown_with_units(self, seconds: float | None, shown: str) -> None:
         assert show_seconds(seconds) == shown
 
     def test_counts_are_shown_with_the_right_plural(self) -> None:
         assert show_count(1_234_567) == "1,234,567"
         assert [plural(1, "message"), plural(2000, "message"), plural(2, "query", "queries")] == [
-            "1 message", "2,000 messages", "2 queries",
-        ]  # fmt: skip
+            "1 message",
+            "2,000 messages",
+            "2 queries",
+        ]
 
     def test_times_are_in_utc_for_machines_and_local_for_people(self) -> None:
         moment = datetime(2026, 11, 21, 11, 0, 0, 123_999, tzinfo=timezone(timedelta(hours=1)))

@@ -72,10 +72,23 @@ def test_help_prints_the_help_of_the_named_command(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("word", "looks"),
     [
-        ("help", True), ("HELP", True), ("hlep", True), ("verison", True), ("list", True), ("topics", True),
-        ("serve", True), ("consumer", True), ("ls", True), ("pubs", True), ("orders", False), ("events", False),
-        ("metrics", False), ("payments", False), ("help-desk", False), ("topic-0", False),
+        ("help", True),
+        ("HELP", True),
+        ("hlep", True),
+        ("verison", True),
+        ("list", True),
+        ("topics", True),
+        ("serve", True),
+        ("consumer", True),
+        ("ls", True),
+        ("pubs", True),
+        ("orders", False),
+        ("events", False),
+        ("metrics", False),
+        ("payments", False),
+        ("help-desk", False),
+        ("topic-0", False),
     ],
-)  # fmt: skip
+)
 def test_a_word_that_may_mean_a_command_is_recognized(word: str, looks: bool) -> None:
     assert looks_like_command(word, KNOWN) is looks

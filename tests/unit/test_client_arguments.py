@@ -68,10 +68,15 @@ class TestAddresses:
 
 
 CLIENTS: list[Callable[..., object]] = [
-    client.Producer, client.Consumer, client.Admin, aio.Producer, aio.Consumer, aio.Admin,
+    client.Producer,
+    client.Consumer,
+    client.Admin,
+    aio.Producer,
+    aio.Consumer,
+    aio.Admin,
     lambda **options: client.PushConsumer(group="g", topics="t", listener=print, **options),
     lambda **options: client.TransactionProducer(group="g", check=lambda message: client.Outcome.COMMIT, **options),
-]  # fmt: skip
+]
 
 
 class TestUnknownArguments:

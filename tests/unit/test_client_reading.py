@@ -17,12 +17,7 @@ from flintmq.client.core.session import Answer
 from flintmq.client.core.tags import EVERYTHING, parse_tags
 from flintmq.client.core.times import from_millis
 from flintmq.client.core.topics import QueueStats
-from flintmq.protocol.commands import (
-    GET_TOPIC_STATS_INFO,
-    PULL,
-    QUEUE_STATS_STRUCT,
-    SEARCH_OFFSET_BY_TIMESTAMP,
-)
+from flintmq.protocol.commands import GET_TOPIC_STATS_INFO, PULL, QUEUE_STATS_STRUCT, SEARCH_OFFSET_BY_TIMESTAMP
 from flintmq.protocol.errors import PULL_NOT_FOUND
 from flintmq.protocol.storage.record import Record
 

@@ -143,12 +143,16 @@ def test_a_copy_counts_for_one_waiting_message(delayed: DelayedStore) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"reconsume_times": 1}, {"born_timestamp": 2}, {"body": b"another"}, {"queue_id": 1}, {"flag": 7},
+        {"reconsume_times": 1},
+        {"born_timestamp": 2},
+        {"body": b"another"},
+        {"queue_id": 1},
+        {"flag": 7},
         {"properties": b"UNIQ_KEY\x01once\x02"},
         {"properties": b"UNIQ_KEY\x01other\x02REAL_TOPIC\x01t\x02REAL_QID\x010\x02"},
     ],
     ids=lambda other: next(iter(other)),
-)  # fmt: skip
+)
 def test_a_message_that_is_not_its_copy_does_not_keep_one_from_being_delivered(
     delayed: DelayedStore, other: dict[str, Any]
 ) -> None:
@@ -231,7 +235,15 @@ def test_what_a_rocketmq_left_undelivered_is_delivered_as_it_would_have(tmp_path
 def what_stays(record: Record) -> tuple[object, ...]:
     """Return the parts of a record that do not depend on where and when it is stored."""
     return (
-        record.topic, record.queue_id, record.body, record.properties, record.flag, record.sys_flag,
-        record.born_timestamp, record.born_host, record.reconsume_times,
-        record.prepared_transaction_offset, record.body_crc,
-    )  # fmt: skip
+        record.topic,
+        record.queue_id,
+        record.body,
+        record.properties,
+        record.flag,
+        record.sys_flag,
+        record.born_timestamp,
+        record.born_host,
+        record.reconsume_times,
+        record.prepared_transaction_offset,
+        record.body_crc,
+    )

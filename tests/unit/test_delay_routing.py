@@ -34,9 +34,7 @@ def test_a_level_waits_in_its_queue(level: str, taken: int) -> None:
     to = route(asked({"TAGS": "t", "DELAY": level}), "orders", 3, NOW_MS, 40)
     assert to is not None
     assert (to.config.name, to.config.queues, to.queue) == (SCHEDULE_TOPIC, 18, taken - 1)
-    assert decode_properties(to.common) == {
-        "TAGS": "t", "DELAY": str(taken), "REAL_TOPIC": "orders", "REAL_QID": "3",
-    }  # fmt: skip
+    assert decode_properties(to.common) == {"TAGS": "t", "DELAY": str(taken), "REAL_TOPIC": "orders", "REAL_QID": "3"}
 
 
 @pytest.mark.parametrize(
@@ -60,8 +58,12 @@ def test_a_time_waits_in_the_timer_topic_with_the_second_before_it(name: str, va
     assert to is not None
     assert (to.config.name, to.config.queues, to.queue) == (TIMER_TOPIC, 1, 0)
     assert decode_properties(to.common) == {
-        "KEYS": "k", name: str(value), "REAL_TOPIC": "orders", "REAL_QID": "0", "TIMER_OUT_MS": str(out_ms),
-    }  # fmt: skip
+        "KEYS": "k",
+        name: str(value),
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "0",
+        "TIMER_OUT_MS": str(out_ms),
+    }
 
 
 @pytest.mark.parametrize("past_ms", [0, 1, 1_000, PAST_MS_MAX - 1])

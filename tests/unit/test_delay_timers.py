@@ -162,21 +162,30 @@ def test_an_index_rebuilt_after_the_clock_went_back_omits_nothing(delayed: Delay
 
 
 def test_a_delivered_record_is_the_waiting_one_except_its_place(delayed: DelayedStore) -> None:
-    properties = {
-        "UNIQ_KEY": "0" * 32, "REAL_TOPIC": "t", "REAL_QID": "3", "TIMER_OUT_MS": str(START_MS), "TAGS": "x",
-    }  # fmt: skip
+    properties = {"UNIQ_KEY": "0" * 32, "REAL_TOPIC": "t", "REAL_QID": "3", "TIMER_OUT_MS": str(START_MS), "TAGS": "x"}
     waiting = Record(
-        TIMER_TOPIC.encode(), b"body", encode_properties(properties) + b"__CRC32#\x011234567890\x02", flag=7,
-        sys_flag=0x108, born_timestamp=5, born_host=BORN_HOST, reconsume_times=3, prepared_transaction_offset=9,
+        TIMER_TOPIC.encode(),
+        b"body",
+        encode_properties(properties) + b"__CRC32#\x011234567890\x02",
+        flag=7,
+        sys_flag=0x108,
+        born_timestamp=5,
+        born_host=BORN_HOST,
+        reconsume_times=3,
+        prepared_transaction_offset=9,
         store_host=HOST,
-    )  # fmt: skip
+    )
     delayed.send("t", [b"first"], queue=3)
     delayed.append([waiting])
     delayed.run(START_MS + 1_000)
     _, record = delayed.records("t", 3)
     assert (record.body, record.flag, record.sys_flag, record.born_timestamp, record.born_host) == (
-        b"body", 7, 0x108, 5, BORN_HOST,
-    )  # fmt: skip
+        b"body",
+        7,
+        0x108,
+        5,
+        BORN_HOST,
+    )
     assert (record.reconsume_times, record.prepared_transaction_offset, record.queue_offset) == (3, 0, 1)
     assert record.properties == encode_properties(properties)
 
@@ -239,10 +248,13 @@ def test_retention_takes_files_whose_timed_messages_are_appended_again_and_loses
 
     settings = RetentionSection(file_reserved_hours=1, delete_when=";".join(f"{hour:02d}" for hour in range(24)))
     service = CleanCommitLogService(
-        delayed.store, settings, lambda *call: None, lambda name, error: None,
+        delayed.store,
+        settings,
+        lambda *call: None,
+        lambda name, error: None,
         clock=lambda: delayed.store.commitlog.last_store_ms / 1000 + 2 * HOUR_SECONDS,
         disk=lambda path: Disk(1, 1 << 40),
-    )  # fmt: skip
+    )
     service.roll = roll
     expected: Counter[bytes] = Counter()
     for turn in range(4):
@@ -401,8 +413,11 @@ def test_a_stop_tells_a_rocketmq_what_it_can_where_the_index_is_damaged(
     delayed.run(START_MS + 5_000)
     delayed.restart()
     delayed.run()
-    (rows,) = (path for path in (tmp_path / "store" / "flintmq" / "timers").iterdir() if path.name.isdigit()
-               and int(path.name) > START_MS // 1000 + 3600)  # fmt: skip
+    (rows,) = (
+        path
+        for path in (tmp_path / "store" / "flintmq" / "timers").iterdir()
+        if path.name.isdigit() and int(path.name) > START_MS // 1000 + 3600
+    )
     overwrite(rows, 0, b"\xff")
     delayed.stop()
     assert "may repeat timed messages" in caplog.text

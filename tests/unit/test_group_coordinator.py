@@ -67,9 +67,14 @@ def groups(store: MessageStore, clock: Clock) -> GroupCoordinator:
 
 
 def beat(
-    groups: GroupCoordinator, name: str, remote: FakeRemote, epoch: int = 0, held: list[tuple[str, int]] | None = None,
-    topic: str = "t", seconds: int = 10,
-) -> tuple[ConsumerGroup, Member]:  # fmt: skip
+    groups: GroupCoordinator,
+    name: str,
+    remote: FakeRemote,
+    epoch: int = 0,
+    held: list[tuple[str, int]] | None = None,
+    topic: str = "t",
+    seconds: int = 10,
+) -> tuple[ConsumerGroup, Member]:
     request = HeartBeatRequest(group="g", member=name, epoch=epoch, session_timeout_ms=seconds * 1000)
     return groups.heart_beat(remote, request, {topic: MemberSubscription(topic)}, held or [])
 

@@ -54,10 +54,9 @@ def test_a_unit_has_the_records_offset_its_size_and_its_tags_hash() -> None:
     answer = run(first, second)
     size = len(first.encode())
     assert (answer.status, answer.records, answer.last_store_ms) == (kernel.DONE, 2, NOW_MS)
-    assert answer.units == {ORDERS: [
-        struct.pack(">qiq", 0, size, 2598919),
-        struct.pack(">qiq", size, len(second.encode()), 0),
-    ]}  # fmt: skip
+    assert answer.units == {
+        ORDERS: [struct.pack(">qiq", 0, size, 2598919), struct.pack(">qiq", size, len(second.encode()), 0)]
+    }
 
 
 def test_a_negative_tags_hash_is_sign_extended() -> None:
@@ -66,9 +65,27 @@ def test_a_negative_tags_hash_is_sign_extended() -> None:
 
 @pytest.mark.parametrize(
     ("delay", "seconds"),
-    [(1, 1), (2, 5), (3, 10), (4, 30), (5, 60), (6, 120), (14, 600), (15, 1200), (16, 1800), (17, 3600), (18, 7200),
-     (19, 7200), (99, 7200), (100, 7200), (1000, 7200), (2**31 - 1, 7200), ("+2", 5), ("007", 180)],
-)  # fmt: skip
+    [
+        (1, 1),
+        (2, 5),
+        (3, 10),
+        (4, 30),
+        (5, 60),
+        (6, 120),
+        (14, 600),
+        (15, 1200),
+        (16, 1800),
+        (17, 3600),
+        (18, 7200),
+        (19, 7200),
+        (99, 7200),
+        (100, 7200),
+        (1000, 7200),
+        (2**31 - 1, 7200),
+        ("+2", 5),
+        ("007", 180),
+    ],
+)
 def test_a_scheduled_record_has_its_deliver_time_as_tags_code(delay: int | str, seconds: int) -> None:
     record = a_record(f"TAGS\x01TagA\x02DELAY\x01{delay}\x02".encode(), SCHEDULE)
     assert code_of(record) == NOW_MS + 1000 * seconds
@@ -306,7 +323,7 @@ def test_a_call_ends_at_the_first_record_that_begins_at_or_behind_its_end() -> N
         (RECORD.size, b"B", kernel.BAD_CRC),
         (RECORD.at["body_crc"], b"\0\0\0\0", kernel.BAD_CRC),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_sound_record_stops_a_scan_and_says_why(at: int, content: bytes, status: int) -> None:
     log = bytearray(write_log([a_record(b"A\x01b\x02")]))
     assert len(log) == 105

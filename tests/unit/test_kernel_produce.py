@@ -53,13 +53,31 @@ def test_a_message_becomes_the_record_that_the_format_says() -> None:
     assert (call.status, call.message) == (kernel.OK, 1)
     blob = call.log.bytes()[: call.position]
     # Written out by hand from the description of the format.
-    assert blob == bytes.fromhex(
-        "0000009c" "daa320a7" "3610a686" "00000003" "00000000"  # size 88 + 5 + 7 + 2 + 54, magic, crc
-        "00000000000003e8" "0000000100000000" "00000000"  # queue_offset, physical_offset, sys_flag
-        "0000018bcfe56800" "7f00000100002a9f" "0000018bcfe5687b" "7f00000100002a9f"  # born, store: time and host
-        "00000000" "0000000000000000"  # reconsume_times, prepared_transaction_offset
-        "00000005" "68656c6c6f" "06" "6f7264657273" "0036"
-    ) + b"C\x01c\x02TAGS\x01eu\x02UNIQ_KEY\x017F00000104D2A1B2C3D4004C4B400000\x02"  # fmt: skip
+    assert (
+        blob
+        == bytes.fromhex(
+            "0000009c"
+            "daa320a7"
+            "3610a686"
+            "00000003"
+            "00000000"  # size 88 + 5 + 7 + 2 + 54, magic, crc
+            "00000000000003e8"
+            "0000000100000000"
+            "00000000"  # queue_offset, physical_offset, sys_flag
+            "0000018bcfe56800"
+            "7f00000100002a9f"
+            "0000018bcfe5687b"
+            "7f00000100002a9f"  # born, store: time and host
+            "00000000"
+            "0000000000000000"  # reconsume_times, prepared_transaction_offset
+            "00000005"
+            "68656c6c6f"
+            "06"
+            "6f7264657273"
+            "0036"
+        )
+        + b"C\x01c\x02TAGS\x01eu\x02UNIQ_KEY\x017F00000104D2A1B2C3D4004C4B400000\x02"
+    )
     assert call.offsets(1) == [FILE_BASE]
 
 
@@ -222,7 +240,7 @@ def test_bytes_behind_the_last_message_are_refused(frame: Batch, behind: bytes) 
         *((b"DELAY", value, kernel.DELAY_NOT_INTEGER) for value in (b"-", b"+", b"1s", b" 1", b"1.0", b"--1", b"0x1")),
         (b"DELAY", b"9" * 30, kernel.DELAY_NOT_INTEGER),
     ],
-)  # fmt: skip
+)
 def test_a_property_that_would_harm_a_reader_is_refused(name: bytes, value: bytes, status: int) -> None:
     call = refused(with_property(name, value))
     assert (call.status, call.message) == (status, 1)

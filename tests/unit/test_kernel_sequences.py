@@ -20,9 +20,16 @@ V6 = encode_host("2001:db8::7", 10911)
 
 
 def a_record(
-    counter: int = 5, queue_offset: int = 0, *, prefix: str = PREFIX, key: str | None = None, more: str = "",
-    topic: bytes = b"orders", queue_id: int = 0, **fields: Any,
-) -> Record:  # fmt: skip
+    counter: int = 5,
+    queue_offset: int = 0,
+    *,
+    prefix: str = PREFIX,
+    key: str | None = None,
+    more: str = "",
+    topic: bytes = b"orders",
+    queue_id: int = 0,
+    **fields: Any,
+) -> Record:
     """Return a message as the broker stores it.
 
     ``key`` replaces the generated key; ``more`` are properties before the others.
@@ -53,10 +60,16 @@ def test_messages_that_follow_each_other_are_one_run() -> None:
 @pytest.mark.parametrize(
     "following",
     [
-        a_record(6, 1, prefix=OTHER), a_record(7, 1), a_record(5, 1), a_record(6, 2), a_record(6, 0),
-        a_record(6, 1, queue_id=1), a_record(6, 1, topic=b"orderz"), a_record(6, 1, topic=b"orders2"),
+        a_record(6, 1, prefix=OTHER),
+        a_record(7, 1),
+        a_record(5, 1),
+        a_record(6, 2),
+        a_record(6, 0),
+        a_record(6, 1, queue_id=1),
+        a_record(6, 1, topic=b"orderz"),
+        a_record(6, 1, topic=b"orders2"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_follow_is_a_run_of_its_own(following: Record) -> None:
     first, second = runs_of(a_record(5, 0), following)
     assert (first.count, second.count) == (1, 1)
@@ -87,9 +100,18 @@ def test_addresses_of_any_length_are_passed_over(hosts: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["", "x", PREFIX, unique_key(PREFIX, 5)[:-1], unique_key(PREFIX, 5) + "0", "G" + unique_key(PREFIX, 5)[1:],
-     unique_key(PREFIX, 5)[:-1] + "G", unique_key(PREFIX, 5)[:-1] + "a", "7F" * 28],
-)  # fmt: skip
+    [
+        "",
+        "x",
+        PREFIX,
+        unique_key(PREFIX, 5)[:-1],
+        unique_key(PREFIX, 5) + "0",
+        "G" + unique_key(PREFIX, 5)[1:],
+        unique_key(PREFIX, 5)[:-1] + "G",
+        unique_key(PREFIX, 5)[:-1] + "a",
+        "7F" * 28,
+    ],
+)
 def test_a_key_that_no_producer_of_counters_made_does_not_count(key: str) -> None:
     assert runs_of(a_record(key=key)) == []
 

@@ -18,11 +18,24 @@ def refused(
 @pytest.mark.parametrize(
     "host",
     [
-        "localhost", "localhost:10912", "LOCALHOST", "localhost.", "127.0.0.1", "127.0.0.1:1", "127.9.9.9", "[::1]",
-        "[::1]:10912", HERE, f"{HERE}:10912", "broker", "BROKER:10912", "broker.example.com", "broker.example.com.:80",
+        "localhost",
+        "localhost:10912",
+        "LOCALHOST",
+        "localhost.",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "127.9.9.9",
+        "[::1]",
+        "[::1]:10912",
+        HERE,
+        f"{HERE}:10912",
+        "broker",
+        "BROKER:10912",
+        "broker.example.com",
+        "broker.example.com.:80",
         "0.0.0.0:10912",
     ],
-)  # fmt: skip
+)
 def test_the_ports_own_names_are_served(host: str) -> None:
     assert refused(host) == ""
 
@@ -30,12 +43,32 @@ def test_the_ports_own_names_are_served(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example", "evil.example:10912", "localhost.evil.example", "127.0.0.1.evil.example", "10.1.2.4", "broke",
-        "brokerr", "", ":10912", "[::2]", "[localhost]", "[::1", "localhost:", "localhost:x", "localhost:10912:1",
-        "a@localhost", "localhost/x", "local host", "\xe9", "\x00", "localhost\x00", "127.1", "2130706433",
+        "evil.example",
+        "evil.example:10912",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.1.2.4",
+        "broke",
+        "brokerr",
+        "",
+        ":10912",
+        "[::2]",
+        "[localhost]",
+        "[::1",
+        "localhost:",
+        "localhost:x",
+        "localhost:10912:1",
+        "a@localhost",
+        "localhost/x",
+        "local host",
+        "\xe9",
+        "\x00",
+        "localhost\x00",
+        "127.1",
+        "2130706433",
         "0x7f.0.0.1",
     ],
-)  # fmt: skip
+)
 def test_any_other_name_is_refused_by_the_setting_that_allows_it(host: str) -> None:
     said = refused(host)
     assert "metrics.hosts" in said

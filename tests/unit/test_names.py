@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flintmq.protocol.errors import InvalidParameter
-from flintmq.protocol.names import (
-    PRODUCE_FORBIDDEN_TOPICS,
-    SYSTEM_TOPICS,
-    check_name,
-    is_system_topic,
-    may_produce_to,
-)
+from flintmq.protocol.names import PRODUCE_FORBIDDEN_TOPICS, SYSTEM_TOPICS, check_name, is_system_topic, may_produce_to
 from flintmq.protocol.storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 
 

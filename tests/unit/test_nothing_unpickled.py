@@ -54,10 +54,17 @@ def test_no_module_unpickles_or_evaluates_anything(package: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "import pickle", "from pickle import loads", "import marshal as m", "import yaml", "eval('1')", "exec(x)",
-        "import numpy\nnumpy.load(f, allow_pickle=True)", "subprocess.run(x, shell=True)", "__import__(name)",
+        "import pickle",
+        "from pickle import loads",
+        "import marshal as m",
+        "import yaml",
+        "eval('1')",
+        "exec(x)",
+        "import numpy\nnumpy.load(f, allow_pickle=True)",
+        "subprocess.run(x, shell=True)",
+        "__import__(name)",
         "def f():\n    import shelve",
     ],
-)  # fmt: skip
+)
 def test_it_would_be_found(source: str) -> None:
     assert list(found_in(source))

@@ -27,10 +27,16 @@ from flintmq.protocol.names import SYSTEM_TOPICS
 from flintmq.protocol.storage.delivery import UNREADABLE_TOPICS, dead_letter_topic, retry_topic
 from tests.remotes import FakeRemote
 
-OWN_TOPICS = sorted({
-    *SYSTEM_TOPICS, *UNREADABLE_TOPICS, "rmq_sys_anything", "RMQ_SYS_ANYTHING", retry_topic("billing"),
-    dead_letter_topic("billing"),
-})  # fmt: skip
+OWN_TOPICS = sorted(
+    {
+        *SYSTEM_TOPICS,
+        *UNREADABLE_TOPICS,
+        "rmq_sys_anything",
+        "RMQ_SYS_ANYTHING",
+        retry_topic("billing"),
+        dead_letter_topic("billing"),
+    }
+)
 
 
 def permissions(*grants: dict[str, Any]) -> Permissions:

@@ -22,9 +22,13 @@ def batch(first: int, count: int, next_offset: int | None = None) -> Batch:
 
 def make(orderly: bool = False, messages_max: int = 100, chunk_max: int | None = 32, batch_max: int = 1000) -> Claims:
     return Claims(
-        messages_max=messages_max, bytes_max=1 << 20, batch_max=batch_max, orderly=orderly, chunk_max=chunk_max,
+        messages_max=messages_max,
+        bytes_max=1 << 20,
+        batch_max=batch_max,
+        orderly=orderly,
+        chunk_max=chunk_max,
         workers=2,
-    )  # fmt: skip
+    )
 
 
 def only(claims: Claims) -> Claim:

@@ -53,9 +53,13 @@ class Handler:
 
 
 COROUTINES: list[Callable[..., Any]] = [
-    coroutine, Handler().handle, Handler(), functools.partial(two, None), functools.partial(Handler()),
+    coroutine,
+    Handler().handle,
+    Handler(),
+    functools.partial(two, None),
+    functools.partial(Handler()),
     functools.partial(functools.partial(two), None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("listener", COROUTINES)

@@ -17,45 +17,54 @@ FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
 
 
 @pytest.mark.parametrize("kind", [PushConsumer, aio.PushConsumer])
-@pytest.mark.parametrize(("options", "said"), [
-    ({"listener": None}, "listener is missing"),
-    ({"listener": 5}, "listener must be callable"),
-    ({"group": ""}, "the group name is empty"),
-    ({"group": "a/b"}, "characters that are not allowed"),
-    ({"group": 7}, "group must be a str"),
-    ({"topics": ()}, "topics names no topic"),
-    ({"topics": {}}, "topics names no topic"),
-    ({"topics": 5}, "topics must be a topic"),
-    ({"topics": ["a/b"]}, "characters that are not allowed"),
-    ({"topics": {"t": 5}}, "tags|int"),
-    ({"topics": {"t": Subscription(filter=5)}}, "filter must be a str"),  # type: ignore[arg-type]
-    ({"mode": "both"}, "'clustering' or 'broadcasting'"),
-    ({"start": "middle"}, r"'earliest' \(or 'first'\), 'latest' \(or 'last'\) or an aware datetime"),
-    ({"start": datetime(2026, 1, 1)}, "aware|timezone"),  # noqa: DTZ001
-    ({"member": ""}, "printable characters"),
-    ({"member": "x" * 200}, "1 to 128"),
-    ({"batch": 0}, "batch is 0"),
-    ({"workers": 0}, "workers is 0"),
-    ({"workers": 1.5}, "workers must be an int"),
-    ({"prefetch_messages": 0}, "prefetch_messages is 0"),
-    ({"prefetch_bytes": -1}, "prefetch_bytes is -1"),
-    ({"commit_interval": 0}, "commit_interval is 0"),
-    ({"session_timeout": 0.5}, "1 to 300 seconds"),
-    ({"session_timeout": 301}, "1 to 300 seconds"),
-    ({"listener_timeout": "no"}, "listener_timeout must be a number"),
-    ({"retry_times_max": -1}, "retry_times_max is -1"),
-    ({"delay_level": 19}, "delay_level is 19"),
-    ({"suspend": 0}, "suspend is 0"),
-    ({"addresses": "host:port"}, "host:port"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"listener": None}, "listener is missing"),
+        ({"listener": 5}, "listener must be callable"),
+        ({"group": ""}, "the group name is empty"),
+        ({"group": "a/b"}, "characters that are not allowed"),
+        ({"group": 7}, "group must be a str"),
+        ({"topics": ()}, "topics names no topic"),
+        ({"topics": {}}, "topics names no topic"),
+        ({"topics": 5}, "topics must be a topic"),
+        ({"topics": ["a/b"]}, "characters that are not allowed"),
+        ({"topics": {"t": 5}}, "tags|int"),
+        ({"topics": {"t": Subscription(filter=5)}}, "filter must be a str"),  # type: ignore[arg-type]
+        ({"mode": "both"}, "'clustering' or 'broadcasting'"),
+        ({"start": "middle"}, r"'earliest' \(or 'first'\), 'latest' \(or 'last'\) or an aware datetime"),
+        ({"start": datetime(2026, 1, 1)}, "aware|timezone"),  # noqa: DTZ001
+        ({"member": ""}, "printable characters"),
+        ({"member": "x" * 200}, "1 to 128"),
+        ({"batch": 0}, "batch is 0"),
+        ({"workers": 0}, "workers is 0"),
+        ({"workers": 1.5}, "workers must be an int"),
+        ({"prefetch_messages": 0}, "prefetch_messages is 0"),
+        ({"prefetch_bytes": -1}, "prefetch_bytes is -1"),
+        ({"commit_interval": 0}, "commit_interval is 0"),
+        ({"session_timeout": 0.5}, "1 to 300 seconds"),
+        ({"session_timeout": 301}, "1 to 300 seconds"),
+        ({"listener_timeout": "no"}, "listener_timeout must be a number"),
+        ({"retry_times_max": -1}, "retry_times_max is -1"),
+        ({"delay_level": 19}, "delay_level is 19"),
+        ({"suspend": 0}, "suspend is 0"),
+        ({"addresses": "host:port"}, "host:port"),
+    ],
+)
 def test_an_invalid_option_is_named(kind: type[Any], options: dict[str, Any], said: str) -> None:
     with pytest.raises((InvalidArgument, TypeError), match=said):
         kind(**{**FINE, **options})
 
 
 def test_valid_options_are_accepted() -> None:
-    consumer = PushConsumer(**{**FINE, "topics": {"t": "a || b", "u": None, "v": Subscription(filter="a > 5")},
-                               "start": datetime(2026, 1, 1, tzinfo=UTC), "member": "me"})  # fmt: skip
+    consumer = PushConsumer(
+        **{
+            **FINE,
+            "topics": {"t": "a || b", "u": None, "v": Subscription(filter="a > 5")},
+            "start": datetime(2026, 1, 1, tzinfo=UTC),
+            "member": "me",
+        }
+    )
     assert (consumer.group, consumer.member) == ("g", "me")
     assert not consumer.health().alive
     consumer.close()
@@ -64,9 +73,18 @@ def test_valid_options_are_accepted() -> None:
 @pytest.mark.parametrize(("one", "other"), [("first", "earliest"), ("last", "latest")])
 def test_both_pairs_of_words_for_the_ends_of_a_queue_are_start_rules(one: End, other: End) -> None:
     options: dict[str, Any] = dict.fromkeys(signature(check_options).parameters) | {
-        "group": "g", "topics": "t", "mode": "clustering", "workers": 1, "prefetch_messages": 1, "prefetch_bytes": 1,
-        "commit_interval": 1, "session_timeout": 10, "listener_timeout": 1, "delay_level": 0, "suspend": 1,
-    }  # fmt: skip
+        "group": "g",
+        "topics": "t",
+        "mode": "clustering",
+        "workers": 1,
+        "prefetch_messages": 1,
+        "prefetch_bytes": 1,
+        "commit_interval": 1,
+        "session_timeout": 10,
+        "listener_timeout": 1,
+        "delay_level": 0,
+        "suspend": 1,
+    }
     assert check_options(**options | {"start": one}).start == check_options(**options | {"start": other}).start == one
 
 

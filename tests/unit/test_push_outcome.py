@@ -21,9 +21,13 @@ UNIQUE = "7F00000100002A9F0000000000000001"
 
 def message(tries: int = 0, queue_offset: int = 7, **properties: str) -> StoredMessage:
     record = Record(
-        topic=b"%RETRY%g" if tries else b"jobs", body=b"x", reconsume_times=tries, queue_id=2,
-        queue_offset=queue_offset, properties=encode_properties({"UNIQ_KEY": UNIQUE, **properties}),
-    )  # fmt: skip
+        topic=b"%RETRY%g" if tries else b"jobs",
+        body=b"x",
+        reconsume_times=tries,
+        queue_id=2,
+        queue_offset=queue_offset,
+        properties=encode_properties({"UNIQ_KEY": UNIQUE, **properties}),
+    )
     blob = record.encode()
     found = StoredMessage(len(blob), 0, blob, "")
     found.shown_in("jobs")
@@ -47,23 +51,26 @@ def raised_from(raised: BaseException, cause: BaseException | None, context: Bas
     return raised
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    (ValueError("no such account"), "ValueError: no such account"),
-    (ValueError("first\nsecond"), "ValueError: first"),
-    (ValueError(), "ValueError"),
-    (ValueError("a\x01b\x02c"), "ValueError: a b c"),
-    (ValueError("\udcff"), "ValueError: ?"),
-    (BrokenText(), "BrokenText: its text is not available (RuntimeError)"),
-    (TryLater(), "TryLater"),
-    (GiveUp(), "GiveUp"),
-    (TryLater(3, reason="bank closed"), "bank closed"),
-    (GiveUp(reason="no such account"), "no such account"),
-    (GiveUp("no such account"), "no such account"),
-    (raised_from(TryLater(), KeyError("k")), "KeyError: 'k'"),
-    (raised_from(TryLater(), None, KeyError("k")), "KeyError: 'k'"),
-    (raised_from(TryLater(reason="later"), KeyError("k")), "later"),
-    (ValueError("x" * 5000), "ValueError: " + "x" * 1011 + "…"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such account"), "ValueError: no such account"),
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError(), "ValueError"),
+        (ValueError("a\x01b\x02c"), "ValueError: a b c"),
+        (ValueError("\udcff"), "ValueError: ?"),
+        (BrokenText(), "BrokenText: its text is not available (RuntimeError)"),
+        (TryLater(), "TryLater"),
+        (GiveUp(), "GiveUp"),
+        (TryLater(3, reason="bank closed"), "bank closed"),
+        (GiveUp(reason="no such account"), "no such account"),
+        (GiveUp("no such account"), "no such account"),
+        (raised_from(TryLater(), KeyError("k")), "KeyError: 'k'"),
+        (raised_from(TryLater(), None, KeyError("k")), "KeyError: 'k'"),
+        (raised_from(TryLater(reason="later"), KeyError("k")), "later"),
+        (ValueError("x" * 5000), "ValueError: " + "x" * 1011 + "…"),
+    ],
+)
 def test_the_reason_is_one_line_about_the_exception(error: BaseException, reason: str) -> None:
     assert reason_of(error) == reason
     assert len(reason) <= 1024

@@ -25,11 +25,25 @@ EPOCH = 7
 
 def options() -> Options:
     return check_options(
-        group="g", topics=["t", "u"], member=None, mode="clustering", start="first", orderly=False, batch=None,
-        workers=1, prefetch_messages=100, prefetch_bytes=1 << 20, auto_commit=True, commit_interval=1.0,
-        session_timeout=10.0, listener_timeout=10.0, retry_times_max=None, delay_level=0, suspend=1.0,
+        group="g",
+        topics=["t", "u"],
+        member=None,
+        mode="clustering",
+        start="first",
+        orderly=False,
+        batch=None,
+        workers=1,
+        prefetch_messages=100,
+        prefetch_bytes=1 << 20,
+        auto_commit=True,
+        commit_interval=1.0,
+        session_timeout=10.0,
+        listener_timeout=10.0,
+        retry_times_max=None,
+        delay_level=0,
+        suspend=1.0,
         retry_reason=False,
-    )  # fmt: skip
+    )
 
 
 class Member:
@@ -110,9 +124,7 @@ def test_missing_queues_and_topics_do_not_prevent_commits_of_the_others(member: 
     assert list(member.due()) == ["t [0, 1]"]
 
 
-def test_a_queue_cut_by_a_crash_does_not_prevent_commits_of_the_others(
-    member: Member,
-) -> None:
+def test_a_queue_cut_by_a_crash_does_not_prevent_commits_of_the_others(member: Member) -> None:
     answer(member.due(), {"t": CommitIllegal("beyond", queue=2, max_offset=3)})
     (request,) = member.due().values()
     assert list(CONSUMER_OFFSET_STRUCT.iter_unpack(request[0].body)) == [(0, 5), (1, 5), (2, 3), (3, 5)]

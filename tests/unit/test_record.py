@@ -208,11 +208,11 @@ def test_keys_are_separated_by_one_space_and_empty_keys_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("host", "port", "blob"),
     [
-        ("127.0.0.1", 0, bytes.fromhex("7f000001" "00000000")),
-        ("10.1.2.3", 65535, bytes.fromhex("0a010203" "0000ffff")),
-        ("::1", 10911, bytes.fromhex("00000000000000000000000000000001" "00002a9f")),
+        ("127.0.0.1", 0, bytes.fromhex("7f00000100000000")),
+        ("10.1.2.3", 65535, bytes.fromhex("0a0102030000ffff")),
+        ("::1", 10911, bytes.fromhex("0000000000000000000000000000000100002a9f")),
     ],
-)  # fmt: skip
+)
 def test_hosts_are_address_bytes_and_a_port_of_four_bytes(host: str, port: int, blob: bytes) -> None:
     assert encode_host(host, port) == blob
     assert decode_host(blob) == decode_host(memoryview(blob)) == (host, port)

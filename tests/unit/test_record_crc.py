@@ -7,20 +7,23 @@ import zlib
 import pytest
 
 from flintmq.protocol.storage.layout import PROPERTIES_BYTES_MAX
-from flintmq.protocol.storage.record import (
-    CorruptRecord,
-    Record,
-    check_record_crc,
-    decode_record,
-    encode_host,
-)
+from flintmq.protocol.storage.record import CorruptRecord, Record, check_record_crc, decode_record, encode_host
 from flintmq.protocol.storage.record_crc import record_crc_property, without_record_crc
 
 HOST = encode_host("127.0.0.1", 10911)
 EXAMPLE = Record(
-    b"orders", b"hello", b"KEYS\x01o-1\x02TAGS\x01eu\x02", queue_id=3, queue_offset=7, physical_offset=4096, flag=-5,
-    born_timestamp=1_700_000_000_000, born_host=HOST, store_timestamp=1_700_000_000_123, store_host=HOST,
-)  # fmt: skip
+    b"orders",
+    b"hello",
+    b"KEYS\x01o-1\x02TAGS\x01eu\x02",
+    queue_id=3,
+    queue_offset=7,
+    physical_offset=4096,
+    flag=-5,
+    born_timestamp=1_700_000_000_000,
+    born_host=HOST,
+    store_timestamp=1_700_000_000_123,
+    store_host=HOST,
+)
 # Written out by hand from the description of the format; the checksum of the bytes before it is zlib's.
 EXAMPLE_BEFORE = bytes.fromhex(
     "0000008bdaa320a7"  # total_size 139 = 88 + 5 + 1 + 6 + 2 + 17 + 20, magic

@@ -91,9 +91,13 @@ class World:
         self.now = time.time()
         self.died: list[object] = []
         self.service = CleanCommitLogService(
-            store, RetentionSection(**settings), self._post, self._fatal,
-            clock=lambda: self.now, disk=lambda path: self.disk,
-        )  # fmt: skip
+            store,
+            RetentionSection(**settings),
+            self._post,
+            self._fatal,
+            clock=lambda: self.now,
+            disk=lambda path: self.disk,
+        )
 
     def _post(self, *call: Any) -> None:
         self.died.append(call)

@@ -16,11 +16,20 @@ from tests.store_tools import BORN_HOST, HOST
 
 def stored(reconsume_times: int = 0, **properties: str) -> Record:
     return Record(
-        topic=b"orders", body=b"x", properties=encode_properties({"KEYS": "k", **properties}), queue_id=3,
-        queue_offset=7, physical_offset=4711, flag=5, sys_flag=SysFlag.COMPRESSED | SysFlag.TRANSACTION_COMMIT,
-        born_timestamp=1, born_host=BORN_HOST, store_host=HOST, reconsume_times=reconsume_times,
+        topic=b"orders",
+        body=b"x",
+        properties=encode_properties({"KEYS": "k", **properties}),
+        queue_id=3,
+        queue_offset=7,
+        physical_offset=4711,
+        flag=5,
+        sys_flag=SysFlag.COMPRESSED | SysFlag.TRANSACTION_COMMIT,
+        born_timestamp=1,
+        born_host=BORN_HOST,
+        store_host=HOST,
+        reconsume_times=reconsume_times,
         prepared_transaction_offset=9,
-    )  # fmt: skip
+    )
 
 
 def test_the_first_time_it_waits_at_level_3_and_remembers_where_it_came_from() -> None:
@@ -29,9 +38,13 @@ def test_the_first_time_it_waits_at_level_3_and_remembers_where_it_came_from() -
     assert not back.dead
     assert (record.topic, record.queue_id, record.reconsume_times) == (b"SCHEDULE_TOPIC_XXXX", 2, 1)
     assert properties == {
-        "KEYS": "k", "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": offset_id(HOST, 4711), "DELAY": "3",
-        "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0",
-    }  # fmt: skip
+        "KEYS": "k",
+        "RETRY_TOPIC": "orders",
+        "ORIGIN_MESSAGE_ID": offset_id(HOST, 4711),
+        "DELAY": "3",
+        "REAL_TOPIC": "%RETRY%g",
+        "REAL_QID": "0",
+    }
     assert (record.body, record.flag, record.sys_flag, record.born_timestamp) == (b"x", 5, SysFlag.COMPRESSED, 1)
     assert record.prepared_transaction_offset == 0
 
@@ -58,9 +71,10 @@ def test_what_a_producer_set_does_not_say_where_a_message_came_from(level: int) 
     assert not properties.keys() & {"RETRY_REASON", "RETRY_MEMBER"}
 
 
-@pytest.mark.parametrize(("tried", "level", "most", "dead"), [
-    (15, 0, 16, False), (16, 0, 16, True), (0, -1, 16, True), (0, 0, 0, True), (0, 5, 1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tried", "level", "most", "dead"),
+    [(15, 0, 16, False), (16, 0, 16, True), (0, -1, 16, True), (0, 0, 0, True), (0, 5, 1, False)],
+)
 def test_after_the_last_try_or_when_told_so_it_is_a_dead_letter(tried: int, level: int, most: int, dead: bool) -> None:
     back = send_back(stored(tried), "g", level, most)
     assert back.dead == dead

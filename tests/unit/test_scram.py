@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.protocol.auth import scram
-from flintmq.protocol.auth.scram import (
-    ClientExchange,
-    ScramError,
-    ServerExchange,
-    Verifier,
-    make_verifier,
-    prepare,
-)
+from flintmq.protocol.auth.scram import ClientExchange, ScramError, ServerExchange, Verifier, make_verifier, prepare
 
 # The example of RFC 7677, section 3.
 PASSWORD = "pencil"
@@ -102,12 +95,25 @@ class TestBadMessages:
     @pytest.mark.parametrize(
         "message",
         [
-            "", "n,,", "n,,n=user", "n,,r=abc", "n,a=other,n=user,r=abc", "n,,m=ext,n=user,r=abc", "n,,n=,r=abc",
-            "n,,n=us=er,r=abc", "n,,n=user,r=", "n,,n=user,r=a b", "n,,n=user,r=\u00e9", "n,,n=us\0er,r=abc",
-            "p=tls-unique,,n=user,r=abc", "x,,n=user,r=abc", "n,,n=user,r=" + "a" * 257, "n,,n=user,r=abc\n",
+            "",
+            "n,,",
+            "n,,n=user",
+            "n,,r=abc",
+            "n,a=other,n=user,r=abc",
+            "n,,m=ext,n=user,r=abc",
+            "n,,n=,r=abc",
+            "n,,n=us=er,r=abc",
+            "n,,n=user,r=",
+            "n,,n=user,r=a b",
+            "n,,n=user,r=\u00e9",
+            "n,,n=us\0er,r=abc",
+            "p=tls-unique,,n=user,r=abc",
+            "x,,n=user,r=abc",
+            "n,,n=user,r=" + "a" * 257,
+            "n,,n=user,r=abc\n",
             "n,,n=" + "u" * 2000 + ",r=abc",
         ],
-    )  # fmt: skip
+    )
     def test_an_invalid_first_message(self, message: str) -> None:
         with pytest.raises(ScramError):
             server().first(message)
@@ -115,11 +121,19 @@ class TestBadMessages:
     @pytest.mark.parametrize(
         "message",
         [
-            "", "c=biws", CLIENT_FINAL + "\n", CLIENT_FINAL.replace("c=biws", "c=eSws"), CLIENT_FINAL[:-1],
-            CLIENT_FINAL.replace("p=d", "p=e"), CLIENT_FINAL.replace(",p=", ",x=1,p="), CLIENT_FINAL + ",x=1",
-            CLIENT_FINAL.split("p=")[0] + "p=AAAA", CLIENT_FINAL.replace("r=r", "r=R"), "v=" + "A" * 43 + "=",
+            "",
+            "c=biws",
+            CLIENT_FINAL + "\n",
+            CLIENT_FINAL.replace("c=biws", "c=eSws"),
+            CLIENT_FINAL[:-1],
+            CLIENT_FINAL.replace("p=d", "p=e"),
+            CLIENT_FINAL.replace(",p=", ",x=1,p="),
+            CLIENT_FINAL + ",x=1",
+            CLIENT_FINAL.split("p=")[0] + "p=AAAA",
+            CLIENT_FINAL.replace("r=r", "r=R"),
+            "v=" + "A" * 43 + "=",
         ],
-    )  # fmt: skip
+    )
     def test_an_invalid_proof(self, message: str) -> None:
         exchange = server()
         exchange.first(CLIENT_FIRST)

@@ -18,9 +18,17 @@ def sequences() -> ProducerSequences:
 
 
 def store(
-    sequences: ProducerSequences, first: int, count: int, queue_offset: int | None = None, *, prefix: str = PREFIX,
-    asked: str = "orders", topic: str = "orders", queue: int = 0, now: float = 0.0,
-) -> None:  # fmt: skip
+    sequences: ProducerSequences,
+    first: int,
+    count: int,
+    queue_offset: int | None = None,
+    *,
+    prefix: str = PREFIX,
+    asked: str = "orders",
+    topic: str = "orders",
+    queue: int = 0,
+    now: float = 0.0,
+) -> None:
     """Store a frame; the default queue offset is the one that its counter implies."""
     offset = first if queue_offset is None else queue_offset
     sequences.stored(prefix, asked, first, count, topic, queue, offset, now)

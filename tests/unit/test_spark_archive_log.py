@@ -228,10 +228,18 @@ def test_the_queues_of_a_store_that_was_stopped_in_order_say_where_its_log_ends(
 
 def test_every_option_is_read() -> None:
     given = {
-        "path": "/store", "SUBSCRIBE": "a, b", "startingTimestamp": "1", "endingTimestamp": "1970-01-01T00:00:01Z",
-        "startingPhysicalOffset": "5", "endingPhysicalOffset": "6", "partitionBytes": "1000000",
-        "includeProperties": "true", "includeHeaders": "true", "verifyChecksums": "false", "failOnCorruption": "FALSE",
-    }  # fmt: skip
+        "path": "/store",
+        "SUBSCRIBE": "a, b",
+        "startingTimestamp": "1",
+        "endingTimestamp": "1970-01-01T00:00:01Z",
+        "startingPhysicalOffset": "5",
+        "endingPhysicalOffset": "6",
+        "partitionBytes": "1000000",
+        "includeProperties": "true",
+        "includeHeaders": "true",
+        "verifyChecksums": "false",
+        "failOnCorruption": "FALSE",
+    }
     options = archive_options(given)
     assert (options.path, options.topics, options.pattern) == ("/store", ("a", "b"), None)
     assert (options.starting_ms, options.ending_ms) == (1, 1000)

@@ -197,8 +197,10 @@ def test_damage_fails_the_read_naming_file_byte_and_offset(store: Path, log: Mad
         with pytest.raises(CorruptLog, match=said) as caught:
             read_rows(store, partition_bytes=partition_bytes)
         assert (caught.value.path.name, caught.value.position, caught.value.physical_offset) == (
-            f"{start:020d}", position, place,
-        )  # fmt: skip
+            f"{start:020d}",
+            position,
+            place,
+        )
         assert 'option("failOnCorruption", "false")' in str(caught.value)
 
 

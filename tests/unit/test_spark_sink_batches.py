@@ -124,7 +124,7 @@ def test_columns_that_the_broker_fills_are_not_looked_at() -> None:
         ({"headers": pa.array([[{"key": "a", "value": b"1"}] * 2, [], []], HEADERS)}, 0, ["'a' twice"]),
         ({"headers": pa.array([[None], [], []], HEADERS)}, 0, ["null"]),
     ],
-)  # fmt: skip
+)
 def test_a_row_that_cannot_be_sent_is_named(columns: dict[str, Any], row: int, words: list[str]) -> None:
     with pytest.raises(InvalidMessage) as raised:
         sends(rows(None if "topic" in columns else "orders", **{"body": bodies(3), **columns}))

@@ -86,7 +86,10 @@ def test_every_record_is_the_bytes_of_its_message(store: MessageStore) -> None:
             body=message.body,
             properties=b"app\x01bench\x02"
             + encode_properties(row)
-            + b"UNIQ_KEY\x01" + b"7F0000010000ABCDEF01" + b"%012X" % (0xFFFF + number) + b"\x02",
+            + b"UNIQ_KEY\x01"
+            + b"7F0000010000ABCDEF01"
+            + b"%012X" % (0xFFFF + number)
+            + b"\x02",
             queue_id=2,
             queue_offset=number,
             physical_offset=at,
@@ -96,7 +99,7 @@ def test_every_record_is_the_bytes_of_its_message(store: MessageStore) -> None:
             born_host=BORN_HOST,
             store_timestamp=each.store_ms,
             store_host=HOST,
-        )  # fmt: skip
+        )
         written = decode_record(log, at)
         assert written.property_map() == record.property_map()
         record.properties = written.properties  # the kernel chooses their order

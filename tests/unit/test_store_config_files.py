@@ -48,10 +48,7 @@ def as_it_is(table: dict[str, Any]) -> dict[str, Any]:
 
 def test_integer_keys_are_read_with_and_without_quotes_and_text_is_left_alone() -> None:
     table = parse_table(ROCKETMQ_OFFSETS)
-    assert table["offsetTable"] == {
-        "CompatTopic@CompatGroup": {"0": 60, "1": 65, "-1": 7},
-        'a"{1:2}@g': {"10": 3},
-    }
+    assert table["offsetTable"] == {"CompatTopic@CompatGroup": {"0": 60, "1": 65, "-1": 7}, 'a"{1:2}@g': {"10": 3}}
     assert parse_table(json.dumps(table)) == table
 
 
@@ -166,13 +163,25 @@ def test_topics_keep_what_rocketmq_wrote_beside(tmp_path: Path) -> None:
     table = json.loads((tmp_path / "topics.json").read_text())
     assert table["dataVersion"]["counter"] == 3
     assert table["topicConfigTable"]["orders"] == {
-        "attributes": {"+message.type": "NORMAL"}, "order": False, "perm": 6, "readQueueNums": 9,
-        "topicFilterType": "SINGLE_TAG", "topicName": "orders", "topicSysFlag": 3, "writeQueueNums": 9,
-    }  # fmt: skip
+        "attributes": {"+message.type": "NORMAL"},
+        "order": False,
+        "perm": 6,
+        "readQueueNums": 9,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "orders",
+        "topicSysFlag": 3,
+        "writeQueueNums": 9,
+    }
     assert table["topicConfigTable"]["bills"] == {
-        "attributes": {}, "order": False, "perm": 4, "readQueueNums": 4, "topicFilterType": "SINGLE_TAG",
-        "topicName": "bills", "topicSysFlag": 0, "writeQueueNums": 4,
-    }  # fmt: skip
+        "attributes": {},
+        "order": False,
+        "perm": 4,
+        "readQueueNums": 4,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "bills",
+        "topicSysFlag": 0,
+        "writeQueueNums": 4,
+    }
     again = TopicTable(UnsyncedFiles(), tmp_path / "topics.json")
     again.load()
     assert [(each.name, each.writable, each.readable) for each in again] == [

@@ -215,9 +215,14 @@ def opened_with(path: Path, topic: str, queue: int, properties: list[dict[str, s
     log = b""
     for number, each in enumerate(properties):
         log += Record(
-            topic=topic.encode(), queue_id=queue, queue_offset=number, physical_offset=len(log), body=b"later",
-            properties=encode_properties(each), store_timestamp=1_700_000_000_000,
-        ).encode()  # fmt: skip
+            topic=topic.encode(),
+            queue_id=queue,
+            queue_offset=number,
+            physical_offset=len(log),
+            body=b"later",
+            properties=encode_properties(each),
+            store_timestamp=1_700_000_000_000,
+        ).encode()
     (path / "commitlog").mkdir(parents=True)
     (path / "commitlog" / f"{0:020d}").write_bytes(log.ljust(FILE_BYTES, b"\0"))
     return open_store(path)

@@ -64,9 +64,10 @@ def test_a_fresh_store_has_what_every_store_has(tmp_path: Path) -> None:
     assert (path / "lock").stat().st_size == len(b"lock")
     assert (path / "abort").read_text() == str(os.getpid())
     store.close()
-    assert sorted(each.name for each in path.iterdir()) == [
-        "checkpoint", "commitlog", "config", "consumequeue", "flintmq", "index", "lock",
-    ]  # fmt: skip
+    assert (
+        sorted(each.name for each in path.iterdir())
+        == "checkpoint commitlog config consumequeue flintmq index lock".split()
+    )
     assert (path / "lock").read_bytes() == b"lock"
     assert (path / "checkpoint").stat().st_size == 4096
 
@@ -164,9 +165,12 @@ def test_a_store_whose_sizes_are_not_recorded_is_refused_too(tmp_path: Path, cha
 def test_sizes_may_change_while_there_is_nothing_of_that_size(tmp_path: Path) -> None:
     open_store(tmp_path / "store").close()
     other = StoreSettings(
-        commitlog_file_bytes=8 * 1024 * 1024, consumequeue_file_bytes=400, index_slots=700, index_entries=90,
+        commitlog_file_bytes=8 * 1024 * 1024,
+        consumequeue_file_bytes=400,
+        index_slots=700,
+        index_entries=90,
         allocate_step_bytes=1024 * 1024,
-    )  # fmt: skip
+    )
     store = open_store(tmp_path / "store", other)
     sent = put(store, "orders", 0, plain(70))
     store.close()

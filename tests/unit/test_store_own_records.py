@@ -21,12 +21,19 @@ def test_they_follow_the_producers_records_in_their_queues_and_keep_what_they_sa
     put(store, "orders", 0, plain(3))
     records = [
         Record(
-            topic=b"orders", body=b"again %d" % n, properties=encode_properties({"KEYS": f"k{n}"}), queue_id=n % 2,
-            sys_flag=COMMITTED, born_timestamp=77, born_host=BORN_HOST, reconsume_times=n, flag=9,
+            topic=b"orders",
+            body=b"again %d" % n,
+            properties=encode_properties({"KEYS": f"k{n}"}),
+            queue_id=n % 2,
+            sys_flag=COMMITTED,
+            born_timestamp=77,
+            born_host=BORN_HOST,
+            reconsume_times=n,
+            flag=9,
             prepared_transaction_offset=123,
         )
         for n in range(4)
-    ]  # fmt: skip
+    ]
     end_offset = store.append_records(records)
     put(store, "orders", 0, plain(1))
     assert end_offset < store.write_offset
@@ -56,10 +63,13 @@ def test_they_roll_into_the_next_file_and_survive_a_restart(tmp_path: Path) -> N
     store.close()
 
 
-@pytest.mark.parametrize("record", [
-    Record(topic=b"orders", body=b"", properties=b"x" * (PROPERTIES_BYTES_MAX + 1)),
-    Record(topic=b"orders", body=bytes(SMALL.commitlog_file_bytes)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(topic=b"orders", body=b"", properties=b"x" * (PROPERTIES_BYTES_MAX + 1)),
+        Record(topic=b"orders", body=bytes(SMALL.commitlog_file_bytes)),
+    ],
+)
 def test_one_that_cannot_be_stored_keeps_all_of_them_out(tmp_path: Path, record: Record) -> None:
     store = open_store(tmp_path)
     make_topic(store, "orders")

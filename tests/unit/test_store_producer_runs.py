@@ -45,9 +45,15 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 def produce(
-    store: MessageStore, first: int, messages: Sequence[Message], *, topic: str = "orders", queue: int = 0,
-    prefix: str = PREFIX, born_host: bytes = b"",
-) -> list[Sent]:  # fmt: skip
+    store: MessageStore,
+    first: int,
+    messages: Sequence[Message],
+    *,
+    topic: str = "orders",
+    queue: int = 0,
+    prefix: str = PREFIX,
+    born_host: bytes = b"",
+) -> list[Sent]:
     """Store a frame of a producer and dispatch it."""
     batch = make_batch(messages, unique_prefix=prefix.encode(), unique_first=first)
     batch.born_host = born_host or batch.born_host
@@ -74,8 +80,10 @@ class TestTail:
         produce(store, 110, plain(5), queue=1)
         produce(store, 7, plain(1), prefix=OTHER)
         assert tail(store) == [
-            run_of(100, 10, 0), run_of(110, 5, 0, queue=1), StoredRun(OTHER, "orders", 7, 1, "orders", 0, 10),
-        ]  # fmt: skip
+            run_of(100, 10, 0),
+            run_of(110, 5, 0, queue=1),
+            StoredRun(OTHER, "orders", 7, 1, "orders", 0, 10),
+        ]
 
     def test_messages_without_a_counter_have_none(self, store: MessageStore) -> None:
         store.append(make_topic(store, "orders"), 0, make_batch(plain(5)))

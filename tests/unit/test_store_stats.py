@@ -31,9 +31,15 @@ class Bench:
         self.flush = flush_service(self.store, post, self._fatal)
         self.checkpoint = CheckpointService(self.store, post, self._fatal)
         self.stats = StoreStatsService(
-            self.store, RetentionSection(), self.flush, self.checkpoint, post, self._fatal,
-            clock=lambda: self.now, disk=lambda path: self.disk,
-        )  # fmt: skip
+            self.store,
+            RetentionSection(),
+            self.flush,
+            self.checkpoint,
+            post,
+            self._fatal,
+            clock=lambda: self.now,
+            disk=lambda path: self.disk,
+        )
 
     def _post(self, call: Any, *arguments: Any) -> None:
         call(*arguments)

@@ -59,9 +59,7 @@ def test_an_encrypted_key_is_refused_without_a_prompt(authority: Authority, tmp_
     mine = authority.issue("encrypted")
     key = serialization.load_pem_private_key(Path(mine.key).read_bytes(), None)
     encrypted = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"secret"),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
     )
     Path(mine.key).write_bytes(encrypted)
     with pytest.raises(ConfigurationError, match="the key is encrypted, and the broker cannot ask for its password"):

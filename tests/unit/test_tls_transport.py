@@ -222,8 +222,5 @@ async def _no_handshake(context: ssl.SSLContext, client: Callable[[socket.socket
 def test_a_handshake_that_does_not_come_about_says_why(
     contexts: Contexts, client: Callable[[socket.socket], None], timeout_s: float, error: type[OSError], says: str
 ) -> None:
-    with (
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        pytest.raises(error, match=says),
-    ):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.raises(error, match=says):
         runner.run(_no_handshake(contexts[0], client, timeout_s))

@@ -66,10 +66,18 @@ def test_a_row_has_the_names_that_a_message_has_on_the_command_line(source: Fill
     rows, _ = dumped(path, from_offset=sent[-1].physical_offset)
     (row,) = rows
     expected = {
-        "topic": "orders", "queue": 0, "queue_offset": sent[-1].queue_offset,
-        "physical_offset": sent[-1].physical_offset, "keys": ["key-7", "other"], "tag": "t", "body": "again",
-        "body_bytes": 5, "properties": {}, "reconsume_times": 0, "sharding_key": None,
-    }  # fmt: skip
+        "topic": "orders",
+        "queue": 0,
+        "queue_offset": sent[-1].queue_offset,
+        "physical_offset": sent[-1].physical_offset,
+        "keys": ["key-7", "other"],
+        "tag": "t",
+        "body": "again",
+        "body_bytes": 5,
+        "properties": {},
+        "reconsume_times": 0,
+        "sharding_key": None,
+    }
     assert {name: row[name] for name in expected} == expected
     assert row["stored_at"].endswith("Z")
     assert len(row["message_id"]) == 32

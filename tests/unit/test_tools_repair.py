@@ -11,16 +11,7 @@ from click.testing import CliRunner, Result
 from flintmq.broker.tools.commands import repair, verify
 from flintmq.broker.tools.findings import KINDS
 from flintmq.broker.tools.repair import ACTIONS
-from tests.store_tools import (
-    SMALL,
-    Sent,
-    assert_only_these_are_left,
-    open_store,
-    overwrite,
-    plain,
-    put,
-    tree,
-)
+from tests.store_tools import SMALL, Sent, assert_only_these_are_left, open_store, overwrite, plain, put, tree
 
 SLOTS = ["--index-slots", str(SMALL.index_slots)]
 

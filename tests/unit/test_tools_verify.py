@@ -85,11 +85,16 @@ def test_a_store_whose_log_rolled_with_blanks_is_sound(path: Path) -> None:
 
 def test_a_store_with_every_kind_of_property_is_sound(path: Path) -> None:
     store = open_store(path)
-    put(store, "orders", 0, [
-        Message(b"", keys=("a", "b", "a"), tags="größe"),
-        Message(b"x", properties=(("名", "値"), ("empty?", " "))),
-        Message(b"y" * 17, keys=("k" * 3000,)),
-    ])  # fmt: skip
+    put(
+        store,
+        "orders",
+        0,
+        [
+            Message(b"", keys=("a", "b", "a"), tags="größe"),
+            Message(b"x", properties=(("名", "値"), ("empty?", " "))),
+            Message(b"y" * 17, keys=("k" * 3000,)),
+        ],
+    )
     store.close()
     assert_sound(path)
 

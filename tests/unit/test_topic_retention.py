@@ -16,18 +16,7 @@ from flintmq.broker.store.retention.expiry import HOUR_MS
 from flintmq.broker.store.retention.topic_retention import UNITS_A_STEP, TopicRetention
 from flintmq.broker.store.tables.config_files import RETENTION_FOREVER
 from flintmq.protocol.errors import MessageNotFound, OffsetOutOfRange
-from tests.store_tools import (
-    MIB,
-    Sent,
-    assert_found,
-    assert_holds,
-    find,
-    make_topic,
-    open_store,
-    plain,
-    put,
-    reopen,
-)
+from tests.store_tools import MIB, Sent, assert_found, assert_holds, find, make_topic, open_store, plain, put, reopen
 
 
 @pytest.fixture

@@ -65,9 +65,12 @@ def test_a_commit_is_the_record_that_rocketmq_makes_of_the_half(records: list[Re
         made = committed(half, record)
         # The store gives each record its place and time.
         placed = replace(
-            made, queue_offset=commit.queue_offset, physical_offset=commit.physical_offset,
-            store_timestamp=commit.store_timestamp, store_host=commit.store_host,
-        )  # fmt: skip
+            made,
+            queue_offset=commit.queue_offset,
+            physical_offset=commit.physical_offset,
+            store_timestamp=commit.store_timestamp,
+            store_host=commit.store_host,
+        )
         assert placed.encode() == commit.encode()
 
 
@@ -124,8 +127,7 @@ def test_what_is_written_again_keeps_everything_but_a_stale_checksum() -> None:
 
 
 @pytest.mark.parametrize(
-    "properties",
-    [{}, {"REAL_TOPIC": "t"}, {"REAL_TOPIC": "t", "REAL_QID": "x"}, {"REAL_TOPIC": "t", "REAL_QID": "-1"}],
+    "properties", [{}, {"REAL_TOPIC": "t"}, {"REAL_TOPIC": "t", "REAL_QID": "x"}, {"REAL_TOPIC": "t", "REAL_QID": "-1"}]
 )
 def test_a_half_message_without_a_destination_is_invalid(properties: dict[str, str]) -> None:
     assert Half.of(Record(HALF_TOPIC.encode(), b"", encode_properties(properties))) is None

@@ -12,12 +12,7 @@ from flintmq.broker.delivery.transactions.records import Half
 from flintmq.broker.delivery.transactions.startup_scan import History
 from flintmq.broker.store import WouldBlock
 from flintmq.protocol.errors import BrokerFailure, TransactionEnded, TransactionGroupWrong, TransactionNotExist
-from flintmq.protocol.storage.delivery import (
-    HALF_TOPIC,
-    OP_HALF_TOPIC,
-    TRANSACTION_GROUP,
-    TRANSACTION_PARKED_TOPIC,
-)
+from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import Record
 from tests.store_tools import find
@@ -117,8 +112,11 @@ class TestChecks:
             await made.clock.advance(0.001)
             ((request, message, _),) = producer.asked
             assert (request.group, request.transaction_id, request.topic, request.check_times) == (
-                "payers", half.transaction_id, "orders", 1,
-            )  # fmt: skip
+                "payers",
+                half.transaction_id,
+                "orders",
+                1,
+            )
             assert (message.topic, message.queue_id, message.body) == (b"orders", 3, b"paid")
             producer.answer("unknown")
             await made.clock.advance(INTERVAL_S - 0.001)
@@ -349,7 +347,13 @@ class TestStart:
         async with parts(tmp_path) as made:
             (half,) = made.produce("orders", 0, b"paid", first=1)
             unknown = type(half)(
-                transaction_id(99), half.group, "orders", 0, queue_offset=0, physical_offset=half.physical_offset,
-                born_ms=0, store_ms=0,
-            )  # fmt: skip
+                transaction_id(99),
+                half.group,
+                "orders",
+                0,
+                queue_offset=0,
+                physical_offset=half.physical_offset,
+                born_ms=0,
+                store_ms=0,
+            )
             assert isinstance(await made.end(unknown, commit=True), TransactionNotExist)

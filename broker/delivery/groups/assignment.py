@@ -82,9 +82,13 @@ class _Loads:
 
 
 def _place(
-    queues: list[Queue], members: Mapping[str, Collection[str]], before: Mapping[Queue, str],
-    wanting: Mapping[str, list[str]], loads: _Loads, result: dict[Queue, str],
-) -> None:  # fmt: skip
+    queues: list[Queue],
+    members: Mapping[str, Collection[str]],
+    before: Mapping[Queue, str],
+    wanting: Mapping[str, list[str]],
+    loads: _Loads,
+    result: dict[Queue, str],
+) -> None:
     """Leave each queue with its member if that still wants it; give the others to the members with the fewest."""
     free: list[Queue] = []
     for queue in queues:
@@ -142,9 +146,12 @@ def _best_move(giver: str, topics: set[str], wanting: Mapping[str, list[str]], l
 
 
 def _spread_topics(
-    topics: list[str], members: Mapping[str, Collection[str]], wanting: Mapping[str, list[str]], loads: _Loads,
+    topics: list[str],
+    members: Mapping[str, Collection[str]],
+    wanting: Mapping[str, list[str]],
+    loads: _Loads,
     result: dict[Queue, str],
-) -> None:  # fmt: skip
+) -> None:
     """Let members swap queues until none has two more of a topic than another that wants it.
 
     A swap leaves the number of queues of both members unchanged. Each swap lowers the sum of the squares of the loads

@@ -158,8 +158,10 @@ class Timers:
         rows["physical_offset"] = chosen[early, C_PHYSICAL_OFFSET]
         rows["size"] = chosen[early, C_SIZE]
         hours = self.state.hours
-        rolled = [hours[number].rolled_below if number in hours else 0 for number in
-                  (rows["due_second"] // HOUR_SECONDS).tolist()]  # fmt: skip
+        rolled = [
+            hours[number].rolled_below if number in hours else 0
+            for number in (rows["due_second"] // HOUR_SECONDS).tolist()
+        ]
         below_rolled = rows["physical_offset"] < np.array(rolled, np.int64)
         topics: Counter[str] = Counter()
         if below_rolled.any():

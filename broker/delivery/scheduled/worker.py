@@ -183,5 +183,6 @@ class Delays:
                 raise
             log.error(
                 "cannot save the delivery progress of delayed messages of %s, the disk is full: %s; retrying",
-                store.path, error,
-            )  # fmt: skip
+                store.path,
+                error,
+            )

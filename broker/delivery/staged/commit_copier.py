@@ -43,8 +43,11 @@ class PreparedWork:
     def _expire(self, now_ms: int) -> bool:
         names = self._prepared.table.idle_since(now_ms - self._prepared.timeout_ms)
         if names:
-            log.warning("attempts expired: %s%s; dropping their messages, which were not committed in time",
-                        ", ".join(names[:3]), f" and {len(names) - 3} more" if len(names) > 3 else "")  # fmt: skip
+            log.warning(
+                "attempts expired: %s%s; dropping their messages, which were not committed in time",
+                ", ".join(names[:3]),
+                f" and {len(names) - 3} more" if len(names) > 3 else "",
+            )
             self._prepared.drop(names, "expire")
         return False
 

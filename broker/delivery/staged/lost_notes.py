@@ -49,5 +49,8 @@ class LostNotes:
             attempt.ranges = sorted([*attempt.ranges, gap], key=lambda each: each.first)
             log.warning("recovered %d messages of a lost note: attempt %s lacks exactly these", missing, attempt.name)
         else:
-            log.error("notes are lost to damage of the log, and it is unknown which messages they were about: %d "
-                      "attempts are committed without some of their messages", len(lacking))  # fmt: skip
+            log.error(
+                "notes are lost to damage of the log, and it is unknown which messages they were about: %d "
+                "attempts are committed without some of their messages",
+                len(lacking),
+            )

@@ -43,9 +43,7 @@ _NAMES_A_NOTE = 1_000
 def note_record(note: Note, now_ms: int, host: bytes) -> Record:
     """Return the record of a note."""
     properties = encode_properties({PROPERTY_TAGS: note[0]})
-    return Record(
-        OP_PREPARED_TOPIC.encode(), msgpack.packb(note), properties, born_timestamp=now_ms, born_host=host
-    )  # fmt: skip
+    return Record(OP_PREPARED_TOPIC.encode(), msgpack.packb(note), properties, born_timestamp=now_ms, born_host=host)
 
 
 def drop_notes(attempts: Sequence[str]) -> list[Note]:

@@ -98,8 +98,11 @@ class PreparedMessages:
         for series, commit in table.commits.items():
             self.committing[series] = Committing(commit, decided=True)
         if table.attempts or table.commits:
-            log.info("%d attempts have prepared messages; %d transactions are committed and not copied yet",
-                     len(table.attempts), len(table.commits))  # fmt: skip
+            log.info(
+                "%d attempts have prepared messages; %d transactions are committed and not copied yet",
+                len(table.attempts),
+                len(table.commits),
+            )
         self.wake()
 
     # ---- preparing
@@ -144,9 +147,15 @@ class PreparedMessages:
     # ---- ending
 
     def commit(
-        self, series: str, number: int, wanted: Sequence[tuple[str, int]], drop: str, *, sync: bool = False,
+        self,
+        series: str,
+        number: int,
+        wanted: Sequence[tuple[str, int]],
+        drop: str,
+        *,
+        sync: bool = False,
         may_drop: MayDrop | None = None,
-    ) -> Begun:  # fmt: skip
+    ) -> Begun:
         """Commit the messages of attempts.
 
         ``wanted``: the attempts, with the number of messages of each; ``drop``: prefix of other attempts to drop,

@@ -87,16 +87,23 @@ def _settle(
         log.error("dropping %d attempts: some of their prepared messages are no longer in the log", len(lost))
         table.drop(lost)
     for series, number in table.torn.items():
-        log.error("transaction %d of %s was being copied, but its commit note is lost: the broker copies no more of it",
-                  number, series)  # fmt: skip
+        log.error(
+            "transaction %d of %s was being copied, but its commit note is lost: the broker copies no more of it",
+            number,
+            series,
+        )
     for series, commit in list(table.commits.items()):
         # Create it again: the end of its last range is known only now.
         attempts = [each for each in commit.attempts if each.ranges]
         commit = table.commits[series] = Commit(series, commit.number, attempts, commit.note_offset)
         missing = _lost_of(store, [each for attempt in attempts for each in attempt.ranges])
         if missing:
-            log.error("transaction %d of %s is committed, but %d of its messages are lost to damage of the log",
-                      commit.number, series, missing)  # fmt: skip
+            log.error(
+                "transaction %d of %s is committed, but %d of its messages are lost to damage of the log",
+                commit.number,
+                series,
+                missing,
+            )
         if queue is not None:
             commit.position = _copied(store, queue, commit, copies.get(series))
 
@@ -171,8 +178,11 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
     at = max(first, store.queue_reads.first_offset(queue))
     lost = store.quarantine.lost_between(OP_PREPARED_TOPIC, 0, at, queue.max_offset)
     if lost:
-        log.error("%d notes on prepared messages are lost to damage of the log: dropping the uncommitted messages "
-                  "that they were about", sum(end - begin for begin, end in lost))  # fmt: skip
+        log.error(
+            "%d notes on prepared messages are lost to damage of the log: dropping the uncommitted messages "
+            "that they were about",
+            sum(end - begin for begin, end in lost),
+        )
     while at < queue.max_offset:
         blob = queue.read_units(at, min(RECORDS_A_STEP, queue.max_offset - at), hot=False)
         chosen, count = choose(np.frombuffer(blob, UNITS), at)

@@ -14,11 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ....protocol.commands import (
-    CHECK_TRANSACTION_STATE,
-    CheckTransactionStateAnswer,
-    CheckTransactionStateRequest,
-)
+from ....protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
 from ....protocol.errors import SUCCESS, BrokerError, FlintError, InvalidParameter, TransactionEnded
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
@@ -156,8 +152,11 @@ class TransactionalMessageCheckService:
             if error is None:
                 log.warning(
                     "parked transaction %s of producer group %s, topic %s: %d checks got no decision",
-                    half.transaction_id, half.group, half.topic, half.check_times,
-                )  # fmt: skip
+                    half.transaction_id,
+                    half.group,
+                    half.topic,
+                    half.check_times,
+                )
             else:
                 log.error("could not park transaction %s: %s", half.transaction_id, error.message)
 
@@ -191,8 +190,11 @@ class TransactionalMessageCheckService:
             self.unasked += 1
             log.info(
                 "no live producer of group %s to ask about transaction %s (check %d of %d)",
-                half.group, half.transaction_id, half.check_times, self._times_max,
-            )  # fmt: skip
+                half.group,
+                half.transaction_id,
+                half.check_times,
+                self._times_max,
+            )
             return
         self.asked += 1
         request = CheckTransactionStateRequest(
@@ -218,8 +220,12 @@ class TransactionalMessageCheckService:
             if outcome not in (COMMIT, ROLLBACK, "unknown"):
                 raise InvalidParameter(f"outcome must be commit, rollback or unknown, got {outcome!r}")
         except InvalidParameter as error:
-            log.warning("a producer of group %s failed to answer a check of transaction %s: %s",
-                        half.group, half.transaction_id, error.message)  # fmt: skip
+            log.warning(
+                "a producer of group %s failed to answer a check of transaction %s: %s",
+                half.group,
+                half.transaction_id,
+                error.message,
+            )
             return
         if outcome != "unknown":
             self._transactions.finish(transaction, outcome, lambda error: self._finished(half, error))

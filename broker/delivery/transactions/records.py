@@ -43,10 +43,9 @@ class Half:
     created it, and when this record was stored.
     """
 
-    __slots__ = (
-        "born_ms", "check_times", "group", "physical_offset", "queue", "queue_offset", "store_ms", "topic",
-        "transaction_id",
-    )  # fmt: skip
+    __slots__ = tuple(
+        "born_ms check_times group physical_offset queue queue_offset store_ms topic transaction_id".split()
+    )
 
     def __init__(
         self,

@@ -80,8 +80,11 @@ class TransactionalMessageService:
                 table.end(transaction, COMMIT, 0)
                 self.ends.note(half.queue_offset)
         if found.halves:
-            log.info("%d transactions are open; %d more were committed before a crash, writing their missing notes",
-                     len(table), len(found.committed))  # fmt: skip
+            log.info(
+                "%d transactions are open; %d more were committed before a crash, writing their missing notes",
+                len(table),
+                len(found.committed),
+            )
         self.ends.save()
 
     def check_new(self, transaction_ids: Sequence[str]) -> None:

@@ -12,12 +12,7 @@ from dataclasses import dataclass, field
 from ....protocol.commands import RECORD_SIZE_STRUCT
 from ....protocol.errors import BrokerFailure, TopicNotExist, TransactionGroupWrong, TransactionNotExist
 from ....protocol.fields import I32_MAX
-from ....protocol.storage.delivery import (
-    HALF_TOPIC,
-    OP_HALF_TOPIC,
-    TRANSACTION_GROUP,
-    TRANSACTION_PARKED_TOPIC,
-)
+from ....protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from ....protocol.storage.record import PROPERTY_UNIQ_KEY, Record, decode_record
 from ...store import MessageStore
 from .records import Half, ended_offsets, id_of, is_committed

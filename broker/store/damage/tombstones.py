@@ -54,9 +54,15 @@ class Tombstone(NamedTuple):
         checksum = checksum and _bytes_min(len(self.topic), checksum=True) <= self.size
         body = bytes(self.size - _bytes_min(len(self.topic), checksum=checksum))
         record = Record(
-            topic=self.topic, body=body, queue_id=self.queue, queue_offset=self.queue_offset, sys_flag=self.sys_flag,
-            physical_offset=self.physical_offset, born_timestamp=store_ms, store_timestamp=store_ms,
-        )  # fmt: skip
+            topic=self.topic,
+            body=body,
+            queue_id=self.queue,
+            queue_offset=self.queue_offset,
+            sys_flag=self.sys_flag,
+            physical_offset=self.physical_offset,
+            born_timestamp=store_ms,
+            store_timestamp=store_ms,
+        )
         return record.encode(checksum=checksum)
 
 

@@ -21,9 +21,14 @@ class DerivedFiles:
     """Queues and index of a recovered store. Runs beside appends, dispatch and reads."""
 
     def __init__(
-        self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, dispatcher: Dispatcher,
-        state: StoreState, checkpoint: StoreCheckpoint,
-    ) -> None:  # fmt: skip
+        self,
+        commitlog: CommitLog,
+        queues: ConsumeQueueTable,
+        index: IndexService,
+        dispatcher: Dispatcher,
+        state: StoreState,
+        checkpoint: StoreCheckpoint,
+    ) -> None:
         self._commitlog = commitlog
         self._queues = queues
         self._index = index

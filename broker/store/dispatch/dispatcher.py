@@ -117,8 +117,9 @@ class Dispatcher:
         return DamagedRecord(
             f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {physical_offset:,}), "
             "below the log's end. Start the broker again: a start contains it",
-            physical_offset, kernel.BAD_NAMES[status],
-        )  # fmt: skip
+            physical_offset,
+            kernel.BAD_NAMES[status],
+        )
 
     @property
     def record_bytes(self) -> int:
@@ -135,9 +136,21 @@ class Dispatcher:
         """
         self._counts[kernel.S_INDEX_FROM] = index_from
         status, position = kernel.dispatch(
-            array, position, end, file_base, self._queues.slots, rows, self._queues.topics,
-            self._units, self._unit_rows, self._grouped, self._touched, self._keys, self._scratch, self._state,
-        )  # fmt: skip
+            array,
+            position,
+            end,
+            file_base,
+            self._queues.slots,
+            rows,
+            self._queues.topics,
+            self._units,
+            self._unit_rows,
+            self._grouped,
+            self._touched,
+            self._keys,
+            self._scratch,
+            self._state,
+        )
         return status, position
 
     def touched(self) -> list[tuple[int, int, int]]:
@@ -189,8 +202,9 @@ class Dispatcher:
             raise DamagedRecord(
                 f"the record at physical offset {at:,} in {self._commitlog.queue.folder} names topic {topic!r}, queue "
                 f"{queue_id}, which cannot be a queue's folder. Start the broker again: a start contains it",
-                at, "a topic or queue that cannot be one",
-            )  # fmt: skip
+                at,
+                "a topic or queue that cannot be one",
+            )
         return self._queues.add(topic.decode(), queue_id)
 
     def _close_gap(self, log_array: np.ndarray, position: int, on_gap: OnGap | None) -> None:
@@ -210,8 +224,9 @@ class Dispatcher:
                 f"the record at physical offset {self.reput_offset:,} says queue offset {queue_offset:,}, but queue "
                 f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Start the broker again: a start "
                 "contains it",
-                self.reput_offset, "a queue offset that cannot be",
-            )  # fmt: skip
+                self.reput_offset,
+                "a queue offset that cannot be",
+            )
         else:
             log.warning(
                 "topic %s queue %d: messages %d to %d are not in the log",

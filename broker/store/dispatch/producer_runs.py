@@ -157,8 +157,11 @@ class ProducerRuns:
                 if status not in (dispatch.DONE, dispatch.BLANK, dispatch.FULL):
                     log.warning(
                         "%s has %s at byte %d: producers' messages behind it are not recognised when they are sent "
-                        "again", file.path, dispatch.BAD_NAMES[status], position,
-                    )  # fmt: skip
+                        "again",
+                        file.path,
+                        dispatch.BAD_NAMES[status],
+                        position,
+                    )
                     return
 
     def _named(self, file: MappedFile, rows: np.ndarray) -> list[StoredRun]:

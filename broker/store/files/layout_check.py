@@ -11,15 +11,16 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_FOLDERS = (
-    "commitlog", "consumequeue", "index", "config", "flintmq", "flintmq/aside", "flintmq/new", "flintmq/quarantine",
-    "flintmq/timers",
-)  # fmt: skip
-_TABLES = (
-    "config/topics.json", "config/consumerOffset.json", "config/subscriptionGroup.json", "config/delayOffset.json",
-    "flintmq/state.json", "flintmq/prepared.json", "flintmq/users.json", "flintmq/quarantine/index.json",
-    "flintmq/clock.json",
-)  # fmt: skip
+_FOLDERS = tuple(
+    ("commitlog consumequeue index config flintmq flintmq/aside flintmq/new flintmq/quarantine flintmq/timers").split()
+)
+_TABLES = tuple(
+    (
+        "config/topics.json config/consumerOffset.json config/subscriptionGroup.json "
+        "config/delayOffset.json flintmq/state.json flintmq/prepared.json flintmq/users.json "
+        "flintmq/quarantine/index.json flintmq/clock.json"
+    ).split()
+)
 _FILES = ("lock", "abort", "checkpoint", "config/topics.json.journal", *_TABLES, *(f"{name}.bak" for name in _TABLES))
 _LOG_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 

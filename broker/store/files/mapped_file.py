@@ -149,8 +149,10 @@ class MappedFileQueue:
             file = next(file for file in self.files if file.path == path)
             log.warning(
                 "%s has %s bytes instead of %s: it was cut short, and gets zeros at its end",
-                path, f"{held:,}", f"{file.size:,}",
-            )  # fmt: skip
+                path,
+                f"{held:,}",
+                f"{file.size:,}",
+            )
             self.os.allocate(file.fd, held, file.size - held)
             self.os.sync_data(file.fd)
         self._short.clear()

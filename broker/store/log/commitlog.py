@@ -157,7 +157,7 @@ class CommitLog:
                 raise MessageIllegal(
                     f"a message of topic {record.topic.decode(errors='replace')} cannot be stored again: its record "
                     f"would take {size:,} bytes, {len(record.properties):,} of them properties, of which at most "
-                    f"{PROPERTIES_BYTES_MAX:,} are allowed; nothing was written",
+                    f"{PROPERTIES_BYTES_MAX:,} are allowed; nothing was written"
                 )
             bound += size
             largest = max(largest, size)
@@ -197,14 +197,35 @@ class CommitLog:
         texts = prefix.ljust(UNIQUE_PREFIX_DIGITS) + batch.common + topic + batch.born_host + self.store_host
         self._texts_blob[:store_end] = texts
         _NUMBERS.pack_into(
-            self._numbers_blob, 0,
-            batch.body_at, batch.body_end, batch.count, batch.layout, batch.sys_flag,
-            common_at, common_end, 0, 1 if prefix else 0, batch.unique_first,
-            common_end, topic_end, topic_end, born_end, born_end, store_end,
-            queue_id, queue_offset, batch.born_ms or store_ms, store_ms, self.settings.message_bytes_max,
-            self.write_offset - file.start_offset, file.size, file.start_offset, FRAME_RECORDS_BYTES_MAX,
+            self._numbers_blob,
+            0,
+            batch.body_at,
+            batch.body_end,
+            batch.count,
+            batch.layout,
+            batch.sys_flag,
+            common_at,
+            common_end,
+            0,
+            1 if prefix else 0,
+            batch.unique_first,
+            common_end,
+            topic_end,
+            topic_end,
+            born_end,
+            born_end,
+            store_end,
+            queue_id,
+            queue_offset,
+            batch.born_ms or store_ms,
+            store_ms,
+            self.settings.message_bytes_max,
+            self.write_offset - file.start_offset,
+            file.size,
+            file.start_offset,
+            FRAME_RECORDS_BYTES_MAX,
             self.checksum_bytes,
-        )  # fmt: skip
+        )
 
     def roll(self, file: MappedFile, position: int) -> MappedFile:
         """End ``file`` with a blank at ``position``, in the middle of a frame; return the next file.

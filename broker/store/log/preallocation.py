@@ -76,8 +76,10 @@ class LogPreallocator:
             f"the disk of {folder} is full: {free:,} bytes are free, {needed_bytes:,} were needed "
             f"(store.allocate_step_bytes is {step:,}); nothing was written. Free space or shorten "
             "retention.file_reserved_hours; writes resume by themselves",
-            retry_after_ms=1000, free_bytes=free, needed_bytes=needed_bytes,
-        )  # fmt: skip
+            retry_after_ms=1000,
+            free_bytes=free,
+            needed_bytes=needed_bytes,
+        )
 
     def _check_full(self, error: OSError) -> None:
         """Raise ``StoreFailed`` unless the error says that the disk is full."""

@@ -80,8 +80,9 @@ def common_properties(text: str) -> bytes:
     if len(blob) > limit:
         raise MessageIllegal(
             f"the common properties take {len(blob):,} bytes, at most {limit:,} are allowed; nothing of the frame was "
-            "written", properties_bytes_max=limit,
-        )  # fmt: skip
+            "written",
+            properties_bytes_max=limit,
+        )
     array = np.frombuffer(bytearray(blob), np.uint8)
     at = 0
     for pair in blob[:-1].split(b"\x02"):
@@ -109,20 +110,24 @@ def refusal(status: int, message: int, detail: int, *, body_at: int, message_byt
         limit = kernel.PRODUCED_PROPERTIES_BYTES_MAX
         return MessageIllegal(
             f"message {message}: its properties take {detail:,} bytes, at most {limit:,} are allowed; nothing of "
-            "the frame was written", message_index=message, properties_bytes_max=limit,
-        )  # fmt: skip
+            "the frame was written",
+            message_index=message,
+            properties_bytes_max=limit,
+        )
     if status == kernel.RECORD_TOO_LONG:
         limit = message_bytes_max
         return MessageIllegal(
             f"message {message}: its record would take {detail:,} bytes, store.message_bytes_max allows {limit:,}; "
-            "nothing of the frame was written", message_index=message, message_bytes_max=limit,
-        )  # fmt: skip
+            "nothing of the frame was written",
+            message_index=message,
+            message_bytes_max=limit,
+        )
     if status == kernel.RECORDS_TOO_LONG:
         return MessageIllegal(
             f"the records of this frame would take more than {FRAME_RECORDS_BYTES_MAX:,} bytes; send fewer "
             "messages a frame; nothing of it was written"
         )
     return MessageIllegal(
-        f"message {message}: {_RULES[status]} (byte {detail - body_at} of the body); "
-        "nothing of the frame was written", message_index=message,
-    )  # fmt: skip
+        f"message {message}: {_RULES[status]} (byte {detail - body_at} of the body); nothing of the frame was written",
+        message_index=message,
+    )

@@ -22,10 +22,12 @@ class ConsumeQueue:
     reput writes; retention deletes the oldest files.
     """
 
-    __slots__ = (
-        "_dirty", "_empty_file", "_files", "_open_files", "file_bytes", "files", "folder", "folder_dirty", "max_offset",
-        "min_hint", "queue_id", "row", "start_offset", "topic",
-    )  # fmt: skip
+    __slots__ = tuple(
+        (
+            "_dirty _empty_file _files _open_files file_bytes files folder folder_dirty max_offset min_hint "
+            "queue_id row start_offset topic"
+        ).split()
+    )
 
     def __init__(
         self, files: Files, open_files: OpenFiles, folder: Path, topic: str, queue_id: int, file_bytes: int, row: int

@@ -53,9 +53,18 @@ class Pulls:
         self._log = log
 
     def pull(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
-        *, hot: bool, records: RecordFilter | None = None, one_at_least: bool = True,
-    ) -> PullResult:  # fmt: skip
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tags: frozenset[int] | None,
+        *,
+        hot: bool,
+        records: RecordFilter | None = None,
+        one_at_least: bool = True,
+    ) -> PullResult:
         """Return records of a queue from ``offset`` on.
 
         ``tags``: tag codes, one of which a record must have; None: all. ``records``: filter that a record must match
@@ -69,18 +78,34 @@ class Pulls:
             log_start = self._commitlog.start_offset
             try:
                 return self._pull(
-                    topic, queue_id, offset, max_count, max_bytes, tags,
-                    hot=hot, records=records, one_at_least=one_at_least,
-                )  # fmt: skip
+                    topic,
+                    queue_id,
+                    offset,
+                    max_count,
+                    max_bytes,
+                    tags,
+                    hot=hot,
+                    records=records,
+                    one_at_least=one_at_least,
+                )
             except CorruptLog:
                 if self._commitlog.start_offset == log_start:
                     raise
                 # Retention deleted the file after its unit was read. Pull again from the log as it is now.
 
     def _pull(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
-        *, hot: bool, records: RecordFilter | None, one_at_least: bool,
-    ) -> PullResult:  # fmt: skip
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tags: frozenset[int] | None,
+        *,
+        hot: bool,
+        records: RecordFilter | None,
+        one_at_least: bool,
+    ) -> PullResult:
         queue = self._queues.queue(topic, queue_id)
         max_offset = queue.max_offset if queue is not None else self._queues.next_offset(topic, queue_id)
         min_offset = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset
@@ -88,8 +113,9 @@ class Pulls:
             raise OffsetOutOfRange(
                 f"offset {offset} of queue {queue_id} of {topic!r} is outside of [{min_offset}, {max_offset}]; pull "
                 "from one of these on",
-                min_offset=min_offset, max_offset=max_offset,
-            )  # fmt: skip
+                min_offset=min_offset,
+                max_offset=max_offset,
+            )
         if queue is None or offset == max_offset:
             return PullResult(PULL_NOT_FOUND, 0, offset, min_offset, max_offset, bytearray())
         max_bytes = min(max_bytes, ANSWER_BYTES_MAX - 4 * min(max_count, max_bytes // RECORD_BYTES_MIN + 1))
@@ -115,9 +141,15 @@ class Pulls:
         return PullResult(SUCCESS, count, next_offset, min_offset, max_offset, body)
 
     def _choose(
-        self, queue: ConsumeQueue, offset: int, max_offset: int, max_count: int, max_bytes: int,
-        tags: frozenset[int] | None, hot: bool,
-    ) -> tuple[np.ndarray, int, int, int]:  # fmt: skip
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_offset: int,
+        max_count: int,
+        max_bytes: int,
+        tags: frozenset[int] | None,
+        hot: bool,
+    ) -> tuple[np.ndarray, int, int, int]:
         """Return (chosen records, their number, their bytes, queue offset to continue from)."""
         commitlog = self._commitlog
         codes = np.array(sorted(tags), np.int64) if tags else _NO_TAGS
@@ -133,9 +165,17 @@ class Pulls:
                 raise CorruptLog(f"{queue.folder} has no unit {offset:,} although it should reach to {max_offset:,}")
             chosen = np.empty(min(unit_count, max_count) * kernel.CHOSEN_ROW, np.int64)
             seen, count, size = kernel.choose(
-                np.frombuffer(units, np.uint8), unit_count, offset, codes, len(tags) if tags else 0,
-                commitlog.start_offset, commitlog.write_offset, max_count, max_bytes, chosen,
-            )  # fmt: skip
+                np.frombuffer(units, np.uint8),
+                unit_count,
+                offset,
+                codes,
+                len(tags) if tags else 0,
+                commitlog.start_offset,
+                commitlog.write_offset,
+                max_count,
+                max_bytes,
+                chosen,
+            )
             offset += seen
             looked += seen
             if self._log.quarantine and count:
@@ -169,5 +209,7 @@ class Pulls:
             f"message {queue_offset:,} of queue {queue.queue_id} of {queue.topic!r} is damaged: no sound record is "
             f"at physical offset {physical_offset:,}, where the queue points. Stop the broker and run `flintmq-broker "
             f"repair --apply` on its store, which keeps the bytes aside; or go on from offset {queue_offset + 1:,}",
-            physical_offset, "no sound record where a queue points", queue_offset,
-        )  # fmt: skip
+            physical_offset,
+            "no sound record where a queue points",
+            queue_offset,
+        )

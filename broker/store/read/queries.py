@@ -69,9 +69,18 @@ class Queries:
         self._log = log
 
     def query(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, *, hot: bool,
-        behind_bytes: int = 0, visible_below: int | None = None,
-    ) -> QueryResult:  # fmt: skip
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int,
+        end_ms: int,
+        max_count: int,
+        cursor: str,
+        *,
+        hot: bool,
+        behind_bytes: int = 0,
+        visible_below: int | None = None,
+    ) -> QueryResult:
         """Return the topic's messages with a key (one of KEYS, or the unique key), newest first.
 
         Only messages that were stored in ``[begin_ms, end_ms]`` count. ``visible_below``: hide records at or after this
@@ -171,9 +180,14 @@ class Queries:
         )
 
     def view(
-        self, message_id: str, topic: str, *, hot: bool, visible_below: int,
+        self,
+        message_id: str,
+        topic: str,
+        *,
+        hot: bool,
+        visible_below: int,
         may_show: Callable[[str], bool] | None = None,
-    ) -> QueryResult:  # fmt: skip
+    ) -> QueryResult:
         """Return one message by id: first as an offset id, then as a unique key, in ``topic`` or in every user topic.
 
         ``may_show``: predicate of a topic; messages of other topics are treated as missing. Raises ``MessageNotFound``,

@@ -33,9 +33,14 @@ class Derived:
 
 
 def derive(
-    commitlog: CommitLog, queues: ConsumeQueueTable, dispatcher: Dispatcher, begin: int, end: int, missing: set[int],
+    commitlog: CommitLog,
+    queues: ConsumeQueueTable,
+    dispatcher: Dispatcher,
+    begin: int,
+    end: int,
+    missing: set[int],
     impossible: list[DamagedRecord],
-) -> Iterator[Derived]:  # fmt: skip
+) -> Iterator[Derived]:
     """Derive the units and keys of ``[begin, end)`` as dispatch would, up to the first record that is not sound.
 
     Both bounds must be record boundaries. A yielded object is valid until the next step. Adds the rows of queues that
@@ -93,10 +98,15 @@ class DerivedCheck:
         """Records found by the last ``compare`` that no queue can have."""
 
     def compare(
-        self, begin: int, end: int, problems: dict[int, str], counts: dict[int, int], index_files: int,
+        self,
+        begin: int,
+        end: int,
+        problems: dict[int, str],
+        counts: dict[int, int],
+        index_files: int,
         progress: Progress,
         on_gap: Callable[[int, int, int], str],
-    ) -> tuple[str, int]:  # fmt: skip
+    ) -> tuple[str, int]:
         """Compare ``[begin, end)`` with the queues and with the first ``index_files`` index files.
 
         Returns (problem of the index, number of index files that are right). Skips queues that have an entry in

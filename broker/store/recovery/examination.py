@@ -38,11 +38,22 @@ class Examination:
     """
 
     def __init__(
-        self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, state: StoreState,
-        log: LogRecovery, check: DerivedCheck, progress: Progress, is_unknown: Callable[[str], bool],
-        note: Callable[[str], None], is_tombstone: Callable[[int], bool], *, queue_problems: dict[int, str],
-        index_problem: str, rebuild: bool,
-    ) -> None:  # fmt: skip
+        self,
+        commitlog: CommitLog,
+        queues: ConsumeQueueTable,
+        index: IndexService,
+        state: StoreState,
+        log: LogRecovery,
+        check: DerivedCheck,
+        progress: Progress,
+        is_unknown: Callable[[str], bool],
+        note: Callable[[str], None],
+        is_tombstone: Callable[[int], bool],
+        *,
+        queue_problems: dict[int, str],
+        index_problem: str,
+        rebuild: bool,
+    ) -> None:
         self._commitlog = commitlog
         self._queues = queues
         self._index = index
@@ -156,8 +167,9 @@ class Examination:
         self.liars[physical_offset] = DamagedRecord(
             f"the record at physical offset {physical_offset:,} is message {queue_offset:,} of queue {queue.queue_id} "
             f"of {queue.topic}, but says it is another",
-            physical_offset, "a record that says it is another message",
-        )  # fmt: skip
+            physical_offset,
+            "a record that says it is another message",
+        )
         return ""
 
     def _says_it_is_another(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:

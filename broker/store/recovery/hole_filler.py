@@ -72,10 +72,18 @@ class HoleFiller:
                 lost, store_ms, ends_file = found
                 self.unlisted.append(
                     QuarantinedRange(
-                        physical_offset, size, "what it was is not known: the index was lost", found_ms, store_ms,
-                        tuple(lost), ends_file, self._checksummed.at(physical_offset)[0], name, filled=True,
+                        physical_offset,
+                        size,
+                        "what it was is not known: the index was lost",
+                        found_ms,
+                        store_ms,
+                        tuple(lost),
+                        ends_file,
+                        self._checksummed.at(physical_offset)[0],
+                        name,
+                        filled=True,
                     )
-                )  # fmt: skip
+                )
 
     def _tombstones_at(self, begin: int, size: int) -> tuple[list[LostRange], int, bool] | None:
         """Return (messages, store time, whether a blank follows) of the tombstones that fill a range exactly.
@@ -172,8 +180,9 @@ class HoleFiller:
                 log.warning(
                     "the log has something sound at physical offset %s again, where it was damaged: the messages are "
                     "delivered again; what was found there before is still in %s",
-                    f"{each.physical_offset:,}", self._quarantine.folder / each.file,
-                )  # fmt: skip
+                    f"{each.physical_offset:,}",
+                    self._quarantine.folder / each.file,
+                )
             self._quarantine.drop(self.restored)
             self.restored = []
         if self.unlisted:
@@ -224,9 +233,14 @@ class HoleFiller:
         log.error(
             "%s is damaged: %s at byte %s (physical offset %s), %s bytes. %s. The bytes are kept in %s; the log goes "
             "on behind them. Restore the file from a backup to have the messages again, or have producers send them",
-            file.path, each.reason, f"{each.physical_offset - file.start_offset:,}", f"{each.physical_offset:,}",
-            f"{each.bytes:,}", lost_text(each.lost), self._quarantine.folder / each.file,
-        )  # fmt: skip
+            file.path,
+            each.reason,
+            f"{each.physical_offset - file.start_offset:,}",
+            f"{each.physical_offset:,}",
+            f"{each.bytes:,}",
+            lost_text(each.lost),
+            self._quarantine.folder / each.file,
+        )
 
     def patch_units(self, queues: ConsumeQueueTable, ranges: Iterable[QuarantinedRange]) -> None:
         """Point the existing units of lost messages at their tombstones, so that the queues need not be refilled."""

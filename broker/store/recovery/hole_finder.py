@@ -200,10 +200,7 @@ class HoleFinder:
             fields = RECORD_STRUCT.unpack(array[position : position + RECORD_STRUCT.size].tobytes())
             name = array[self._parts[kernel.R_TOPIC_AT] : self._parts[kernel.R_TOPIC_END]].tobytes()
             queue, queue_offset = (name, fields[3]), fields[5]
-            if fields[7] & SysFlag.TRANSACTION_MASK not in (
-                SysFlag.TRANSACTION_PREPARED,
-                SysFlag.TRANSACTION_ROLLBACK,
-            ):
+            if fields[7] & SysFlag.TRANSACTION_MASK not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
                 before = seen.get(queue) or (self._last_offset(queue, begin), at)
                 if queue_offset <= before[0]:
                     forged = max(forged, before[1])

@@ -70,10 +70,19 @@ class LogRecovery:
     """
 
     def __init__(
-        self, commitlog: CommitLog, checkpoint: StoreCheckpoint, progress: Progress, *, clean: bool, log_start: int,
-        proves_hole: Callable[[int], bool], checksummed: ChecksummedRanges, evidence: UnitEvidence,
-        passed_over: Iterable[tuple[int, int]] = (), verify_all: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        commitlog: CommitLog,
+        checkpoint: StoreCheckpoint,
+        progress: Progress,
+        *,
+        clean: bool,
+        log_start: int,
+        proves_hole: Callable[[int], bool],
+        checksummed: ChecksummedRanges,
+        evidence: UnitEvidence,
+        passed_over: Iterable[tuple[int, int]] = (),
+        verify_all: bool = False,
+    ) -> None:
         self._commitlog = commitlog
         self._files = commitlog.queue
         self._checkpoint = checkpoint

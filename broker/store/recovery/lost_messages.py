@@ -27,10 +27,17 @@ class LostMessages:
     """
 
     def __init__(
-        self, commitlog: CommitLog, queues: ConsumeQueueTable, dispatcher: Dispatcher, evidence: UnitEvidence,
-        record_is_sound: RecordIsSound, begins_at: Callable[[str, int], int], holes: Iterable[Hole],
-        dispatched: int, end: int,
-    ) -> None:  # fmt: skip
+        self,
+        commitlog: CommitLog,
+        queues: ConsumeQueueTable,
+        dispatcher: Dispatcher,
+        evidence: UnitEvidence,
+        record_is_sound: RecordIsSound,
+        begins_at: Callable[[str, int], int],
+        holes: Iterable[Hole],
+        dispatched: int,
+        end: int,
+    ) -> None:
         self._record_is_sound = record_is_sound
         self._begins_at = begins_at
         self._commitlog = commitlog

@@ -30,14 +30,7 @@ from ..errors import ContainmentStuck, CorruptLog, DamagedRecord
 from ..index.index_file import IndexService
 from ..log.commitlog import CommitLog
 from ..queue.consume_queue import ConsumeQueue
-from ..queue.queue_check import (
-    count_units,
-    find_start,
-    first_unit,
-    last_record_unit,
-    order_problem,
-    units_behind,
-)
+from ..queue.queue_check import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
 from ..queue.queue_table import ConsumeQueueTable
 from ..tables.checkpoint import StoreCheckpoint
 from ..tables.config_files import TopicTable
@@ -72,11 +65,24 @@ class Recovery:
     """
 
     def __init__(
-        self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, checkpoint: StoreCheckpoint,
-        state: StoreState, topics: TopicTable, dispatcher: Dispatcher, quarantine: Quarantine, progress: Progress,
-        before_changes: Callable[[], None], *, clean: bool, queue_problems: dict[int, str], index_problem: str,
-        rebuild: bool = False, verify_all: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        commitlog: CommitLog,
+        queues: ConsumeQueueTable,
+        index: IndexService,
+        checkpoint: StoreCheckpoint,
+        state: StoreState,
+        topics: TopicTable,
+        dispatcher: Dispatcher,
+        quarantine: Quarantine,
+        progress: Progress,
+        before_changes: Callable[[], None],
+        *,
+        clean: bool,
+        queue_problems: dict[int, str],
+        index_problem: str,
+        rebuild: bool = False,
+        verify_all: bool = False,
+    ) -> None:
         self._commitlog = commitlog
         self._queues = queues
         self._index = index
@@ -93,16 +99,32 @@ class Recovery:
         self._container.look()
         self._evidence = UnitEvidence(lambda: sound_queues(queues, queue_problems))
         self._log = LogRecovery(
-            commitlog, checkpoint, progress,
-            clean=clean, log_start=state.snapshot.log_start, proves_hole=self._units_prove_records_behind,
+            commitlog,
+            checkpoint,
+            progress,
+            clean=clean,
+            log_start=state.snapshot.log_start,
+            proves_hole=self._units_prove_records_behind,
             checksummed=state.checksummed,
-            evidence=self._evidence, verify_all=verify_all,
+            evidence=self._evidence,
+            verify_all=verify_all,
             passed_over=[(each.physical_offset, each.end_offset) for each in self._container.pending],
-        )  # fmt: skip
+        )
         self._examination = Examination(
-            commitlog, queues, index, state, self._log, self._check, progress, self._is_unknown, self._note,
-            quarantine.covers, queue_problems=queue_problems, index_problem=index_problem, rebuild=rebuild,
-        )  # fmt: skip
+            commitlog,
+            queues,
+            index,
+            state,
+            self._log,
+            self._check,
+            progress,
+            self._is_unknown,
+            self._note,
+            quarantine.covers,
+            queue_problems=queue_problems,
+            index_problem=index_problem,
+            rebuild=rebuild,
+        )
         self._changed(each.physical_offset for each in self._container.restored)
         self._refilled: set[int] = set()
         """Rows of the queues that were refilled from the beginning of the log."""
@@ -176,9 +198,16 @@ class Recovery:
     def _contain(self, holes: list[Hole], end: int) -> None:
         """Fill holes of the log, and point the units of lost messages at their tombstones."""
         lost = LostMessages(
-            self._commitlog, self._queues, self._dispatcher, self._evidence, self._log.record_is_sound,
-            self._first_queue_offset, holes, self._first_trusted(), end,
-        ).find()  # fmt: skip
+            self._commitlog,
+            self._queues,
+            self._dispatcher,
+            self._evidence,
+            self._log.record_is_sound,
+            self._first_queue_offset,
+            holes,
+            self._first_trusted(),
+            end,
+        ).find()
         contained = self._container.contain(holes, lost, self._store_times_behind(holes))
         self._container.patch_units(self._queues, contained)
         self.report.quarantined += contained
@@ -354,8 +383,9 @@ class Recovery:
                 f"{file.path if file else self._commitlog.queue.folder}: the record at physical offset "
                 f"{physical_offset:,} says it is message {queue_offset:,} of queue {queue.queue_id} of {queue.topic}, "
                 f"but message {below[0]:,} comes behind it",
-                physical_offset, "a record that says it is another message",
-            )  # fmt: skip
+                physical_offset,
+                "a record that says it is another message",
+            )
         # The queue's units before the record may have been lost: refill the queue from the log, once. A gap that
         # remains after that is in the log itself.
         if queue.max_offset > queue.start_offset and queue.row not in self._refilled:

@@ -49,9 +49,13 @@ class TopicRetention:
     """Keeps the floors of a loaded store (``StoreState.floors``). One thread at a time calls it, beside all others."""
 
     def __init__(
-        self, queues: ConsumeQueueTable, queue_reads: QueueReads, log_reads: LogReads, topics: TopicTable,
+        self,
+        queues: ConsumeQueueTable,
+        queue_reads: QueueReads,
+        log_reads: LogReads,
+        topics: TopicTable,
         state: StoreState,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._queues = queues
         self._queue_reads = queue_reads
         self._log_reads = log_reads

@@ -139,9 +139,10 @@ class SteadyClock(StoreClock):
         if last_store_ms and now_ms < last_ms - STEP_MS:
             log.warning(
                 "the clock says %s and is %.1f s behind the newest message of the store: either it is wrong now, or it "
-                "was ahead. It is believed; store times stay ahead of it until it has caught up", _utc(now_ms),
+                "was ahead. It is believed; store times stay ahead of it until it has caught up",
+                _utc(now_ms),
                 (last_ms - now_ms) / 1000,
-            )  # fmt: skip
+            )
             self._note(Step(write_offset, last_store_ms, now_ms, now_ms - last_ms + PACE))  # never too early
         elif self._steps:
             self._caught_up_ms = self._steps[-1].caught_up_ms
@@ -195,9 +196,11 @@ class SteadyClock(StoreClock):
         if self._held is None or abs(off - self._held[1]) > STEP_MS * _NS_A_MS:
             self._held = elapsed, off
             log.warning(
-                "the wall clock jumped by %.1f s, to %s. It is believed once it has stayed there for %d s", off / _NS,
-                _utc(wall // _NS_A_MS), HOLD_S,
-            )  # fmt: skip
+                "the wall clock jumped by %.1f s, to %s. It is believed once it has stayed there for %d s",
+                off / _NS,
+                _utc(wall // _NS_A_MS),
+                HOLD_S,
+            )
         if elapsed - self._held[0] >= HOLD_S * _NS:
             self._follow(wall, elapsed, off)
         else:
@@ -229,8 +232,12 @@ class SteadyClock(StoreClock):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            log.error("no room to note in %s that the clock was moved: %s; the next step is noted with it: if the "
-                      "broker ends before, what waits in a delay level may come late", self._path, error)  # fmt: skip
+            log.error(
+                "no room to note in %s that the clock was moved: %s; the next step is noted with it: if the "
+                "broker ends before, what waits in a delay level may come late",
+                self._path,
+                error,
+            )
 
     def stored_ms(self, physical_offsets: np.ndarray, store_ms: np.ndarray) -> np.ndarray:
         """Return the store times of records by the present clock.

@@ -58,11 +58,13 @@ class PreparedState:
             return
         snapshot = newest[1]
         try:
-            self._file.save({
-                "nextNote": snapshot.next_note,
-                "nextMessage": snapshot.next_message,
-                "committed": list(snapshot.committed.items()),
-            })  # fmt: skip
+            self._file.save(
+                {
+                    "nextNote": snapshot.next_note,
+                    "nextMessage": snapshot.next_message,
+                    "committed": list(snapshot.committed.items()),
+                }
+            )
         except BaseException:
             with self._lock:
                 self._waiting.appendleft(newest)

@@ -18,10 +18,19 @@ FILE_BYTES = 100 * 1024 * 1024
 ROLL_MS = 2 * 86_400_000
 PAST_MS = 3_600_000
 
-TIMER_LOG_UNITS = np.dtype([
-    ("size", ">i4"), ("previous", ">i8"), ("magic", ">i4"), ("written_ms", ">i8"), ("delay_ms", ">i4"),
-    ("physical_offset", ">i8"), ("message_bytes", ">i4"), ("topic_hash", ">i4"), ("reserved", ">i8"),
-])  # fmt: skip
+TIMER_LOG_UNITS = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("written_ms", ">i8"),
+        ("delay_ms", ">i4"),
+        ("physical_offset", ">i8"),
+        ("message_bytes", ">i4"),
+        ("topic_hash", ">i4"),
+        ("reserved", ">i8"),
+    ]
+)
 _ENDING_BYTES = 16
 _DEFAULT, _ROLL = 1, 2
 

@@ -20,9 +20,25 @@ COLUMNS = (
 DATA_COLUMNS = (TableColumn("kind", ""), TableColumn("level", ""), TableColumn("begins_at", ""), *COLUMNS[1:])
 """Columns of JSON and plain output. ``kind`` is level, hour or parked."""
 LEVELS = (
-    "1 s", "5 s", "10 s", "30 s", "1 min", "2 min", "3 min", "4 min", "5 min", "6 min", "7 min", "8 min", "9 min",
-    "10 min", "20 min", "30 min", "1 h", "2 h",
-)  # fmt: skip
+    "1 s",
+    "5 s",
+    "10 s",
+    "30 s",
+    "1 min",
+    "2 min",
+    "3 min",
+    "4 min",
+    "5 min",
+    "6 min",
+    "7 min",
+    "8 min",
+    "9 min",
+    "10 min",
+    "20 min",
+    "30 min",
+    "1 h",
+    "2 h",
+)
 
 
 @click.group(cls=CliGroup)

@@ -228,8 +228,7 @@ def resend(
     """
     if bool(ids) + (offsets is not None) > 1 or (to_topic and to_group):
         raise click.UsageError(
-            "use either --id or --queue-offset, and either --to-topic or --to-group",
-            click.get_current_context(),
+            "use either --id or --queue-offset, and either --to-topic or --to-group", click.get_current_context()
         )
     target = Target(to_topic, group if to_group else "")
     code, trouble = EXIT_OK, None

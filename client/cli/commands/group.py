@@ -77,11 +77,8 @@ QUEUE_COLUMNS = (
 )
 PLAIN_COLUMNS = tuple(
     TableColumn(name, name)
-    for name in (
-        "group", "topic", "queue", "member", "committed", "min_offset", "max_offset", "ready", "in_flight", "delayed",
-        "lag",
-    )
-)  # fmt: skip
+    for name in "group topic queue member committed min_offset max_offset ready in_flight delayed lag".split()
+)
 MOVED_COLUMNS = (
     TableColumn("time", "TIME", show_moment),
     TableColumn("group", "GROUP", fold=True),

@@ -104,9 +104,14 @@ def produce(settings: BrokerChoice, topic: str, csv: Path | None, queues: int, r
     _ = settings.hello
     with _bar(settings) as advance:
         sent = replay(
-            settings.addresses, topic, csv or packaged_csv(), queues=queues, per_second=rate, timeout=settings.seconds,
+            settings.addresses,
+            topic,
+            csv or packaged_csv(),
+            queues=queues,
+            per_second=rate,
+            timeout=settings.seconds,
             advance=advance,
-        )  # fmt: skip
+        )
     settings.output.record(
         (
             number("flights", "flights"),
@@ -173,9 +178,14 @@ def run(
     from ...pipeline.session import pipeline_session
 
     task = runner.Pipeline(
-        broker=settings.addresses, topic=topic, alerts_topic=alerts_topic, folders=Folders.of(parquet, checkpoint),
-        once=once, lateness=timedelta(seconds=lateness), rows_a_batch=batch,
-    )  # fmt: skip
+        broker=settings.addresses,
+        topic=topic,
+        alerts_topic=alerts_topic,
+        folders=Folders.of(parquet, checkpoint),
+        once=once,
+        lateness=timedelta(seconds=lateness),
+        rows_a_batch=batch,
+    )
     _ = settings.hello
     log = task.folders.checkpoint / SPARK_LOG
     with stop_request() as stopping, runner.prepared(task, settings.seconds):

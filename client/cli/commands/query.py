@@ -167,13 +167,7 @@ class TimeCommand(CliCommand):
 @click.option("--offsets", is_flag=True, help="Show the offset of each queue at that time instead of messages.")
 @format_options
 def by_time(
-    settings: BrokerChoice,
-    topic: str,
-    moment: datetime,
-    count: int,
-    offsets: bool,
-    template: Format | None,
-    raw: bool,
+    settings: BrokerChoice, topic: str, moment: datetime, count: int, offsets: bool, template: Format | None, raw: bool
 ) -> int:
     """Show the first messages stored at TIME or later, oldest first, or the queue offsets at that time."""
     with settings.consumer() as consumer:

@@ -56,9 +56,15 @@ class Sending:
             keys = [[*self.keys, *([key.decode("utf-8", "replace")] if key else [])] or None for key, _ in pairs]
         try:
             receipts = producer.send_bulk(
-                self.topic, bodies, keys=keys, tags=self.tag, properties=self.properties, queue=self.queue,
-                sharding_key=self.sharding_key, **self.delay,
-            )  # fmt: skip
+                self.topic,
+                bodies,
+                keys=keys,
+                tags=self.tag,
+                properties=self.properties,
+                queue=self.queue,
+                sharding_key=self.sharding_key,
+                **self.delay,
+            )
         except DeliveryFailed as error:
             sent = [body for body, receipt in zip(bodies, error.receipts, strict=True) if receipt is not None]
             self._acknowledged(sent)

@@ -29,11 +29,13 @@ ANSWER_SECONDS_MAX = 2.0
 RESIZE_SECONDS = 0.25
 """Seconds between two redraws, so that the screen follows a change of the terminal's size."""
 KEY_BYTES_MAX = 8
-PLAIN_COLUMNS = (
-    "time", "produced_messages_per_second", "produced_bytes_per_second", "pulled_messages_per_second",
-    "pulled_bytes_per_second", "flush_p99_seconds", "reput_behind_bytes", "index_behind_bytes", "disk_free_bytes",
-    "disk_runway_seconds", "lag",
-)  # fmt: skip
+PLAIN_COLUMNS = tuple(
+    (
+        "time produced_messages_per_second produced_bytes_per_second pulled_messages_per_second "
+        "pulled_bytes_per_second flush_p99_seconds reput_behind_bytes index_behind_bytes disk_free_bytes "
+        "disk_runway_seconds lag"
+    ).split()
+)
 
 
 @command("top")

@@ -33,11 +33,7 @@ TOPIC_COLUMNS = (
     TableColumn("retention_bytes", "AT MOST", lambda size: show_bytes(size) if size else ""),
     TableColumn("system", "SYSTEM", lambda system: "yes" if system else ""),
 )
-SHOWN_COLUMNS = (
-    TOPIC_COLUMNS[0],
-    TableColumn("shown_queues", "QUEUES"),
-    *TOPIC_COLUMNS[3:],
-)
+SHOWN_COLUMNS = (TOPIC_COLUMNS[0], TableColumn("shown_queues", "QUEUES"), *TOPIC_COLUMNS[3:])
 """Columns of a table, which shows the queues in one column."""
 RETENTION_NAMES = ("retention_hours", "retention_bytes")
 MESSAGE_COLUMNS = (
@@ -56,14 +52,18 @@ QUEUE_COLUMNS = (
 
 RETENTION_OPTIONS = (
     click.option(
-        "--retention-bytes", type=RETENTION_BYTES, metavar="SIZE",
+        "--retention-bytes",
+        type=RETENTION_BYTES,
+        metavar="SIZE",
         help="Maximum size of the messages that the topic keeps: 10GB; none: no limit.",
     ),
     click.option(
-        "--retention", type=RETENTION, metavar="TIME",
+        "--retention",
+        type=RETENTION,
+        metavar="TIME",
         help="How long the topic keeps its messages: 24h, 7d, forever; default: as long as the broker keeps its log.",
     ),
-)  # fmt: skip
+)
 
 
 def show_hours(hours: int) -> str:
@@ -215,9 +215,14 @@ def create(
             note(settings, f"topic {name} already exists")
             return
         admin.create_topic(
-            name, queues, read_queues=read_queues, write_queues=write_queues, perm=perm,
-            retention_hours=retention, retention_bytes=retention_bytes,
-        )  # fmt: skip
+            name,
+            queues,
+            read_queues=read_queues,
+            write_queues=write_queues,
+            perm=perm,
+            retention_hours=retention,
+            retention_bytes=retention_bytes,
+        )
         rows = [_row(_found(admin, name))]
         settings.output.rows(_columns(settings, rows), rows)
 

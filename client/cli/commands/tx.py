@@ -110,8 +110,11 @@ def prepared(settings: BrokerChoice, prefix: str, count: int) -> None:
     ]
     settings.output.rows(PREPARED_COLUMNS, rows, empty="no messages are staged")
     for each in found.copying:
-        note(settings, f"transaction {each.number} of {each.series} is committed; the broker has copied "
-                       f"{each.copied} of {each.messages} messages")  # fmt: skip
+        note(
+            settings,
+            f"transaction {each.number} of {each.series} is committed; the broker has copied "
+            f"{each.copied} of {each.messages} messages",
+        )
 
 
 @tx.command("drop")

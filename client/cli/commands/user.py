@@ -120,10 +120,13 @@ def show(settings: BrokerChoice, store: str | None) -> None:
     """List the users."""
     with open_users(settings, store) as users:
         rows = [
-            {"user": name, "admin": any(each.kind == BROKER and ADMIN in each.actions for each in grants),
-             "grants": len(grants)}
+            {
+                "user": name,
+                "admin": any(each.kind == BROKER and ADMIN in each.actions for each in grants),
+                "grants": len(grants),
+            }
             for name, grants in sorted(users.grants().items())
-        ]  # fmt: skip
+        ]
     where = f" --store {store}" if store is not None else ""
     settings.output.rows(COLUMNS, rows, empty=f"there are no users; flintmq user add NAME{where} adds one")
 

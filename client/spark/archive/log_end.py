@@ -64,12 +64,14 @@ def _lost_end(log: LogFiles, found: ReadableLog, last_unit: LastUnit) -> Corrupt
     file = found.log.files[-1] if found.log.files else None
     path = file.path if file is not None else log.folder / f"{found.end:020d}"
     return CorruptLog(
-        path, found.end - (file.start if file is not None else found.end), found.end,
+        path,
+        found.end - (file.start if file is not None else found.end),
+        found.end,
         f"no sound record follows, but {last_unit.path} points at one that ends at {last_unit.end:,}: the log was cut "
         "short, or its end is damaged",
         f"Restore the file from a backup, or {SKIP_HINT}; "
         "to read files that were copied while a broker wrote, put them into a folder of their own",
-    )  # fmt: skip
+    )
 
 
 def _end_of_records(file: LogFile, fail: bool) -> int | None:

@@ -209,10 +209,13 @@ def _check_sizes(files: list[LogFile], fail: bool) -> list[LogFile]:
         elif size == usual and following.start > file.end:
             missing = file.path.with_name(f"{file.end:020d}")
             error = CorruptLog(
-                missing, 0, file.end,
+                missing,
+                0,
+                file.end,
                 f"the file is missing: {file.path.name} ends at {file.end:,}, the next one there is "
-                f"{following.path.name}", _RESTORE,
-            )  # fmt: skip
+                f"{following.path.name}",
+                _RESTORE,
+            )
             fitting.append(_tolerate(error, fail, file))
         elif size < usual:
             reason = f"the file has {size:,} bytes, the others {usual:,}: it was cut short"
@@ -242,11 +245,13 @@ def _check_reaches(folder: Path, files: list[LogFile], flushed_offset: int, fail
     path = files[-1].path if files else folder / f"{0:020d}"
     position = end - files[-1].start if files else 0
     error = CorruptLog(
-        path, position, end,
+        path,
+        position,
+        end,
         f"the log ends here, but the store's checkpoint says that it is flushed up to {flushed_offset:,}: the file was "
         "cut short, later files are missing, or the copy is older than its checkpoint",
         _RESTORE + "; if the copy is complete as it is, load its commitlog folder without the checkpoint",
-    )  # fmt: skip
+    )
     if fail:
         raise error
     logger.warning("skipped: %s", error)

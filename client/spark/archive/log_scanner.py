@@ -182,8 +182,10 @@ def judge(file: LogFile, fd: int, at: int, *, check_crc: bool = False) -> tuple[
 def _ambiguous(stretch: LogRange, at: int, size: int) -> AmbiguousBoundary:
     file_bytes = stretch.file.end - stretch.file.start
     return AmbiguousBoundary(
-        stretch.file.path, at - stretch.file.start, at,
+        stretch.file.path,
+        at - stretch.file.start,
+        at,
         f"a sound record of {size:,} bytes reaches beyond {stretch.end:,}, where one was expected to begin: its body "
         "contains bytes that look like records. The rows of this read are wrong and must not be used",
         f'With option("partitionBytes", "{file_bytes}") or more, partitions begin where files begin, which is certain',
-    )  # fmt: skip
+    )

@@ -57,14 +57,15 @@ ARCHIVE_OPTIONS = (
     Option("startingPhysicalOffset", physical_offset, "only messages at or after this offset of the CommitLog"),
     Option("endingPhysicalOffset", physical_offset, "only messages before this offset"),
     Option(
-        "partitionBytes", partition_bytes,
+        "partitionBytes",
+        partition_bytes,
         f"bytes of the CommitLog that a Spark partition reads (default {PARTITION_BYTES}, 128 MiB)",
     ),
     Option("includeProperties", boolean, "`true`: a column `properties`"),
     Option("includeHeaders", boolean, "`true`: a column `headers`"),
     Option("verifyChecksums", boolean, "`true` (default): every body that is read must have its checksum"),
     Option("failOnCorruption", boolean, "`true` (default): fail if the log is damaged; `false`: skip the damage"),
-)  # fmt: skip
+)
 _PATHS = Option("paths", one_path, "several stores: refused")
 
 

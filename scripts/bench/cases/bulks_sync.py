@@ -76,9 +76,6 @@ def produce(address: str, count: int, barrier: Any, spans: Any) -> None:
 CASE = Case(
     "bulks-sync",
     "bulks of 100 from 4 producers, sync flush",
-    (
-        Measure("processes", "4 processes", "msg/s", 250_000),
-        Measure("threads", "4 threads of one process", "msg/s"),
-    ),
+    (Measure("processes", "4 processes", "msg/s", 250_000), Measure("threads", "4 threads of one process", "msg/s")),
     samples,
 )

@@ -82,9 +82,6 @@ def decode(answers: list[PulledRows], scan: Callable[..., Any]) -> int:
 CASE = Case(
     "spark-decode",
     "answers to pulls → Arrow, all columns, checksums verified, one core",
-    (
-        Measure("numba", "with Numba", "rows/s", 3_000_000),
-        Measure("numpy", "without Numba", "rows/s", 3_000_000),
-    ),
+    (Measure("numba", "with Numba", "rows/s", 3_000_000), Measure("numpy", "without Numba", "rows/s", 3_000_000)),
     samples,
 )

@@ -76,9 +76,13 @@ def back_up(store: Path, folder: Path, count: int) -> dict[str, float]:
 
 def _run(*arguments: object) -> str:
     done = subprocess.run(
-        [EXECUTABLE, *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS_MAX,
-        env=settings_free_environment(), check=False,
-    )  # fmt: skip
+        [EXECUTABLE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        env=settings_free_environment(),
+        check=False,
+    )
     if done.returncode:
         raise BenchFailed(f"{arguments[0]} ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
     return done.stdout

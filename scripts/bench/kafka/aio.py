@@ -51,8 +51,11 @@ class AioKafka:
         assert self._python is not None
         return subprocess.Popen(
             [str(self._python), str(_PROGRAM), command, kafka.address, kafka.topic, *map(str, arguments)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=_clean_environment(),
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_clean_environment(),
+        )
 
     def run(self, kafka: Kafka, command: str, *arguments: object) -> Any:
         """Return the output of such a program."""
@@ -99,9 +102,18 @@ def _install(folder: Path) -> Path:
     python = environment / "bin" / "python"
     for command in (
         [sys.executable, "-m", "venv", str(environment)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:",
-         REQUIREMENT],
-    ):  # fmt: skip
+        [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--only-binary",
+            ":all:",
+            REQUIREMENT,
+        ],
+    ):
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, env=_clean_environment()

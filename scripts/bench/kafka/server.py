@@ -19,9 +19,13 @@ STOP_SECONDS_MAX = 20.0
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _BROKER_OPTIONS = (
     # The options of Kafka's own start script.
-    "-Xms1G", "-Xmx1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
+    "-Xms1G",
+    "-Xmx1G",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent",
-)  # fmt: skip
+)
 _QUIET_CLIENT = ("-Dorg.apache.logging.log4j.level=WARN", "-Xmx512m")
 _STARTS_MAX = 3
 _POLL_SECONDS = 0.02

@@ -46,9 +46,9 @@ def count(spark: SparkSession, source: Source) -> tuple[int, int]:
     """Return the number of rows of a source, and the bytes of all bodies."""
     from pyspark.sql import functions
 
-    rows, body_bytes = _batch(spark, source).agg(
-        functions.count("*"), functions.sum(functions.octet_length(source.body))
-    ).collect()[0]  # fmt: skip
+    rows, body_bytes = (
+        _batch(spark, source).agg(functions.count("*"), functions.sum(functions.octet_length(source.body))).collect()[0]
+    )
     return rows, body_bytes or 0
 
 
@@ -69,9 +69,12 @@ def stream_to_noop(spark: SparkSession, source: Source, folder: Path) -> Work:
 
     def run() -> int:
         query = (
-            _stream(spark, source).writeStream.format("noop").option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True).start()
-        )  # fmt: skip
+            _stream(spark, source)
+            .writeStream.format("noop")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
         query.awaitTermination()
         return sum(progress["numInputRows"] for progress in query.recentProgress)
 
@@ -105,10 +108,12 @@ class _Arrivals:
         self._changed = threading.Condition()
         self._body = source.body
         self.query = (
-            _stream(spark, source).writeStream.foreachBatch(self._note)
+            _stream(spark, source)
+            .writeStream.foreachBatch(self._note)
             .option("checkpointLocation", tempfile.mkdtemp(prefix="checkpoint-", dir=folder))
-            .trigger(processingTime="0 seconds").start()
-        )  # fmt: skip
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
 
     def _note(self, batch: DataFrame, number: int) -> None:
         made = [STAMP.unpack_from(body)[0] for (body,) in batch.select(self._body).collect()]

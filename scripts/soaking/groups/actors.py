@@ -33,8 +33,11 @@ class Actor:
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"soaking.groups.{module}", told],
-                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     @property
     def ended(self) -> bool:
@@ -138,7 +141,14 @@ class Slot:
         """Start a new life; the one before may still be leaving."""
         self.members.append(
             Member(
-                "member", f"{self.name}.{len(self.members)}", folder, group=self.group, orderly=self.orderly,
-                batch=self.batch, member=self.name if self.keeps_name else None, asyncio=self.asyncio, **arguments,
+                "member",
+                f"{self.name}.{len(self.members)}",
+                folder,
+                group=self.group,
+                orderly=self.orderly,
+                batch=self.batch,
+                member=self.name if self.keeps_name else None,
+                asyncio=self.asyncio,
+                **arguments,
             )
-        )  # fmt: skip
+        )

@@ -77,11 +77,20 @@ def options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the member, but for its listener."""
     orderly = arguments["orderly"]
     return {
-        "addresses": arguments["address"], "group": arguments["group"], "topics": arguments["topic"],
-        "batch": arguments["batch"], "orderly": orderly, "workers": 4, "start": "first",
-        "member": arguments["member"], "delay_level": 0 if orderly else RETRY_LEVEL, "suspend": 0.1,
-        "prefetch_messages": 1_024, "commit_interval": arguments["commit_interval"], "timeout": JOIN_SECONDS,
-    }  # fmt: skip
+        "addresses": arguments["address"],
+        "group": arguments["group"],
+        "topics": arguments["topic"],
+        "batch": arguments["batch"],
+        "orderly": orderly,
+        "workers": 4,
+        "start": "first",
+        "member": arguments["member"],
+        "delay_level": 0 if orderly else RETRY_LEVEL,
+        "suspend": 0.1,
+        "prefetch_messages": 1_024,
+        "commit_interval": arguments["commit_interval"],
+        "timeout": JOIN_SECONDS,
+    }
 
 
 def attend(arguments: dict[str, Any], listener: Listener, leave: threading.Event) -> None:

@@ -71,11 +71,17 @@ class Soak:
         """
         batches = {ORDERLY: None if self._plan.calm else 16, CONCURRENT: 16}
         return [
-            Slot(f"{group}-{number}", group, orderly=group == ORDERLY, batch=batches[group] if number == 2 else None,
-                 keeps_name=number == 1, asyncio=number == 0)
+            Slot(
+                f"{group}-{number}",
+                group,
+                orderly=group == ORDERLY,
+                batch=batches[group] if number == 2 else None,
+                keeps_name=number == 1,
+                asyncio=number == 0,
+            )
             for group in (ORDERLY, CONCURRENT)
             for number in range(3)
-        ]  # fmt: skip
+        ]
 
     def run(self) -> None:
         """All of it."""
@@ -86,10 +92,15 @@ class Soak:
             for number in range(self._plan.producers):
                 self._producers.append(
                     Producing(
-                        f"producer-{number}", self._folder, address=self._broker.address, topic=TOPIC,
-                        keys=self._plan.keys, rate=self._plan.rate, seed=self._source.randrange(1 << 31),
+                        f"producer-{number}",
+                        self._folder,
+                        address=self._broker.address,
+                        topic=TOPIC,
+                        keys=self._plan.keys,
+                        rate=self._plan.rate,
+                        seed=self._source.randrange(1 << 31),
                     )
-                )  # fmt: skip
+                )
             for slot in self._slots:
                 self._join(slot)
             self._through_changes()
@@ -145,9 +156,14 @@ class Soak:
         self._counts["joined"] += 1
         plan = self._plan
         slot.join(
-            self._folder, address=self._broker.address, topic=TOPIC, seed=self._source.randrange(1 << 31),
-            failing=plan.failing, slow_ms=plan.slow_ms, commit_interval=0.5,
-        )  # fmt: skip
+            self._folder,
+            address=self._broker.address,
+            topic=TOPIC,
+            seed=self._source.randrange(1 << 31),
+            failing=plan.failing,
+            slow_ms=plan.slow_ms,
+            commit_interval=0.5,
+        )
 
     def _end_broker(self, now: float) -> None:
         """Stop it in order and kill it by turns: clients see another end of their connections."""
@@ -236,8 +252,11 @@ class Soak:
         for group, verdict in verdicts.items():
             problems += [f"group {group}: {problem}" for problem in verdict.problems]
             at_once = f", {verdict.at_once} times two members at once with a key" if group == ORDERLY else ""
-            print(f"group {group}: every one handled, {verdict.twice:,} twice, {verdict.failed:,} failures{at_once}"
-                  if not verdict.problems else f"group {group}: {len(verdict.problems)} PROBLEMS")  # fmt: skip
+            print(
+                f"group {group}: every one handled, {verdict.twice:,} twice, {verdict.failed:,} failures{at_once}"
+                if not verdict.problems
+                else f"group {group}: {len(verdict.problems)} PROBLEMS"
+            )
             if self._plan.calm and (verdict.twice or verdict.at_once):
                 problems.append(f"group {group}: {verdict.twice} came twice, although nobody was killed")
         if problems:

@@ -125,12 +125,15 @@ class PreparedParent:
 
     def __enter__(self) -> Self:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {name: value for name, value in os.environ.items() if not (
-            name.startswith("FLINTMQ_") and "__" in name)}  # fmt: skip
+        environment = {
+            name: value for name, value in os.environ.items() if not (name.startswith("FLINTMQ_") and "__" in name)
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fault.harness.prepared", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], cwd=ROOT, env=environment,
-        )  # fmt: skip
+            pass_fds=[theirs.fileno()],
+            cwd=ROOT,
+            env=environment,
+        )
         theirs.close()
         return self
 

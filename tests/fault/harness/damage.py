@@ -165,8 +165,9 @@ def _placed(blob: bytes) -> Iterator[Placed]:
         if size <= 0:
             return
         record = decode_record(blob, at)
-        hit = Hit(record.topic.decode(), record.queue_id, record.queue_offset, record.physical_offset,
-                  number_in(record.body))  # fmt: skip
+        hit = Hit(
+            record.topic.decode(), record.queue_id, record.queue_offset, record.physical_offset, number_in(record.body)
+        )
         ends = at + size
         properties = ends - len(record.properties)
         topic = properties - 2 - len(record.topic)
@@ -200,9 +201,13 @@ def _damage_table(store: Path, source: random.Random) -> Damage | None:
         path.write_bytes(_changed(blob, shapes[-1], source.randrange(1, len(blob)), source))
     name = table.relative_to(store).as_posix()
     readable = [_readable(path) for path in pair]
-    return Damage(name, f"{', '.join(shapes)} of {len(chosen)} of {len(pair)}", before,
-                  refused=name not in MADE_ANEW and not any(readable),
-                  falls_back=fallen and not readable[0] and any(readable))  # fmt: skip
+    return Damage(
+        name,
+        f"{', '.join(shapes)} of {len(chosen)} of {len(pair)}",
+        before,
+        refused=name not in MADE_ANEW and not any(readable),
+        falls_back=fallen and not readable[0] and any(readable),
+    )
 
 
 def _readable(path: Path) -> bool:

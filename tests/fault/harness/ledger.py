@@ -214,11 +214,7 @@ class Ledger:
         return number if whole else -1
 
     def _judge_missing(
-        self,
-        missing: dict[int, Acknowledged],
-        places: dict[int, StoredMessage],
-        allowance: Allowance,
-        finding: Finding,
+        self, missing: dict[int, Acknowledged], places: dict[int, StoredMessage], allowance: Allowance, finding: Finding
     ) -> None:
         ends: Counter[int] = Counter()
         for number in allowance.before & places.keys():

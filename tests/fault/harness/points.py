@@ -149,8 +149,12 @@ class DyingAtPoint(HookedFiles):
         """Put in the points that are calls; know when the store opens and closes. In a process of one broker."""
         if self._point.operation in CALLS:
             owner, name = CALLS[self._point.operation]
-            self._wrap(owner, name, lambda: self.before(self._point.operation, ""),
-                       lambda: self.after(self._point.operation, ""))  # fmt: skip
+            self._wrap(
+                owner,
+                name,
+                lambda: self.before(self._point.operation, ""),
+                lambda: self.after(self._point.operation, ""),
+            )
         self._wrap(MessageStore, "open", self._set_phase(OPENING), self._set_phase(SERVING))
         self._wrap(MessageStore, "close", self._set_phase(CLOSING), lambda: None)
 

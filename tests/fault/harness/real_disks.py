@@ -139,8 +139,9 @@ class TmpfsCampaign(RealDiskCampaign):
             self._faults += 1
             await self._until(
                 lambda before=before: broker.ended or self.load.acknowledged >= before + GOES_ON,  # type: ignore[misc]
-                broker, "a write after there was room",
-            )  # fmt: skip
+                broker,
+                "a write after there was room",
+            )
             if broker.ended:
                 raise PromiseBroken(f"a full disk ended the broker with {broker.wait()}: {broker.log}")
         broker.kill()

@@ -40,8 +40,14 @@ CALM = {"flush.checkpoint_interval_ms": 60_000}
 """No checkpoint: what a recovery has to dispatch again, and a stop to put on disk, is everything."""
 LOST_FIRST = {"recovery: a queue": "consumequeue", "recovery: the index": "index"}
 ERRORS_NTH_MAX = {
-    "sync_data": 60, "sync_folder": 12, "allocate": 5, "write": 120, "rename": 12, "open": 12, "unlink": 3,
-}  # fmt: skip
+    "sync_data": 60,
+    "sync_folder": 12,
+    "allocate": 5,
+    "write": 120,
+    "rename": 12,
+    "open": 12,
+    "unlink": 3,
+}
 """How often each of the operations that may fail comes at least within a short load."""
 EXIT_REFUSED, EXIT_FATAL = 1, 70
 SAID_WITHIN_S = 10.0
@@ -372,9 +378,10 @@ class Campaign:
         if number == errno.ENOSPC and operation == "sync_folder":
             must_end = False  # the log's next file was not made, and is when there is room
         await self._until(
-            lambda: broker.ended or (not must_end and self.load.acknowledged >= before + GOES_ON), broker,
+            lambda: broker.ended or (not must_end and self.load.acknowledged >= before + GOES_ON),
+            broker,
             f"the end after {broker.said('error')}",
-        )  # fmt: skip
+        )
         if broker.ended and broker.wait() not in (EXIT_FATAL, EXIT_REFUSED):
             raise PromiseBroken(f"after {broker.said('error')} the broker ended with {broker.wait()}: {broker.log}")
 

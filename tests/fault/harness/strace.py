@@ -52,8 +52,18 @@ def injection(
     if shutil.which("strace") is None:
         raise NotHere("strace is not installed")
     calls = FAILING_CALLS[call]
-    command = ["strace", "-f", "-p", str(pid), "-o", str(trace), "-e", f"trace={calls}",
-               "-e", f"inject={calls}:error={error}:when={when}"]  # fmt: skip
+    command = [
+        "strace",
+        "-f",
+        "-p",
+        str(pid),
+        "-o",
+        str(trace),
+        "-e",
+        f"trace={calls}",
+        "-e",
+        f"inject={calls}:error={error}:when={when}",
+    ]
     if path is not None:
         command += ["-P", str(path)]
     trace.touch()
