@@ -13,7 +13,7 @@ from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from ..core.access import Access
 from ..core.address import Address
 from ..core.connection_errors import broke, closed_there, no_broker, no_hello, not_greeted, unreachable
-from ..core.operations import Operation
+from ..core.operation import Operation
 from ..core.session import Answer, Asked, Session, advance
 from ..endpoint import client_name, packed_address
 from .deadlines import Watch

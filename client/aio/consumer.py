@@ -7,7 +7,8 @@ from datetime import datetime
 
 from ...protocol.commands import QUERY_COUNT_MAX
 from ...protocol.fields import I64_MAX
-from ..core import operations
+from ..core import requests
+from ..core import topics as topic_operations
 from ..core.batch import Batch, Found
 from ..core.positions import EARLIEST, Position, check_position
 from ..core.pull import pull_found
@@ -100,7 +101,7 @@ class Consumer(Client):
         """
         begin_ms = 0 if since is None else to_millis("since", since)
         end_ms = I64_MAX if until is None else to_millis("until", until)
-        operation = operations.query(topic, key, begin_ms, end_ms, max_count, cursor)
+        operation = requests.query(topic, key, begin_ms, end_ms, max_count, cursor)
         return await self._caller.call(operation, self._caller.deadline(timeout))
 
     async def query_iter(
@@ -131,31 +132,31 @@ class Consumer(Client):
 
         Raises ``MessageNotFound``.
         """
-        return await self._caller.call(operations.view_message(message_id, topic), self._caller.deadline(timeout))
+        return await self._caller.call(requests.view_message(message_id, topic), self._caller.deadline(timeout))
 
     # ---- offsets
 
     async def min_offset(self, topic: str, queue: int = 0, *, timeout: float | None = None) -> int:
         """Return the first readable offset of a queue."""
-        return await self._caller.call(operations.min_offset(topic, queue), self._caller.deadline(timeout))
+        return await self._caller.call(requests.min_offset(topic, queue), self._caller.deadline(timeout))
 
     async def max_offset(self, topic: str, queue: int = 0, *, timeout: float | None = None) -> int:
         """Return the offset that the queue's next message will have."""
-        return await self._caller.call(operations.max_offset(topic, queue), self._caller.deadline(timeout))
+        return await self._caller.call(requests.max_offset(topic, queue), self._caller.deadline(timeout))
 
     async def offset_at(self, topic: str, queue: int, moment: datetime, *, timeout: float | None = None) -> int:
         """Return the offset of a queue's first message that was stored at or after ``moment``, an aware datetime."""
-        operation = operations.offset_at(topic, queue, to_millis("moment", moment))
+        operation = requests.offset_at(topic, queue, to_millis("moment", moment))
         return await self._caller.call(operation, self._caller.deadline(timeout))
 
     async def topic_stats(self, topic: str, *, timeout: float | None = None) -> list[QueueStats]:
         """Return the offsets and counts of each queue of a topic, in the order of the queues."""
-        return await self._caller.call(operations.topic_stats(topic), self._caller.deadline(timeout))
+        return await self._caller.call(topic_operations.topic_stats(topic), self._caller.deadline(timeout))
 
     async def committed(self, group: str, topic: str, *, timeout: float | None = None) -> dict[int, int]:
         """Return the offsets that a group has committed, by queue; queues without one are left out."""
-        return await self._caller.call(operations.committed(group, topic), self._caller.deadline(timeout))
+        return await self._caller.call(requests.committed(group, topic), self._caller.deadline(timeout))
 
     async def commit(self, group: str, topic: str, offsets: Mapping[int, int], *, timeout: float | None = None) -> None:
         """Commit a group's offsets, by queue: the offset after the last processed message."""
-        await self._caller.call(operations.commit(group, topic, offsets), self._caller.deadline(timeout))
+        await self._caller.call(requests.commit(group, topic, offsets), self._caller.deadline(timeout))

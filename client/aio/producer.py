@@ -17,7 +17,7 @@ from ..core.accumulator import Bulk, Single
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
 from ..core.grouping import Flush, common_properties
-from ..core.operations import Plan
+from ..core.operation import Plan
 from ..core.producer_core import ASK, Groups, Prepared, ProducerCore, raise_unseen
 from ..core.receipts import Receipt
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout

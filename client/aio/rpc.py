@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ...protocol.errors import FlintError, RequestTimeout
 from ..core.connection_errors import unanswered
-from ..core.operations import Operation, Plan
+from ..core.operation import Operation, Plan
 from ..core.retry import Retries
 from ..core.session import Answer
 from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout

@@ -9,7 +9,7 @@ from datetime import datetime
 from ...protocol import commands
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.fields import decode_fields
-from .operations import Operation, operation, unpack_body
+from .operation import Operation, operation, unpack_body
 from .session import Answer
 from .times import from_millis
 

@@ -11,7 +11,8 @@ from ...protocol import commands
 from ...protocol.commands import CONSUMER_OFFSET_STRUCT
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.fields import decode_fields
-from .operations import ALL_QUEUES, Operation, nothing, operation, unpack_body
+from .operation import Operation, nothing, operation, unpack_body
+from .requests import ALL_QUEUES
 from .session import Answer
 
 

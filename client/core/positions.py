@@ -9,9 +9,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 from ...protocol.errors import OffsetOutOfRange
 from ..errors import InvalidArgument, InvalidArgumentType
-from .operations import Plan, offset_at, pull, topic_stats
+from .operation import Plan
+from .requests import offset_at, pull
 from .times import now_millis, to_millis
-from .topics import QueueStats
+from .topics import QueueStats, topic_stats
 
 End: TypeAlias = Literal["earliest", "latest", "first", "last"]
 """An end of a queue; ``"first"`` is a synonym of ``"earliest"``, and ``"last"`` of ``"latest"``."""

@@ -14,7 +14,7 @@ from ...protocol.errors import RemoteProtocolError
 from ...protocol.fields import decode_fields
 from ..errors import InvalidArgument, InvalidArgumentType
 from .grouping import check_flush
-from .operations import Operation, operation, unpack_body
+from .operation import Operation, operation, unpack_body
 from .session import Answer
 from .times import from_millis
 

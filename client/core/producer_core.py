@@ -14,7 +14,7 @@ from ...protocol.errors import FlintError, QueueNotExist, RequestTimeout, TopicN
 from ...protocol.storage import ids
 from ..errors import DeliveryFailed, InvalidArgument, InvalidMessageType
 from ..message import Body, Message, Row, check_topic
-from . import operations
+from . import topics as topic_operations
 from .accumulator import NEVER, BatchGroup, Bulk
 from .compression import Compressor
 from .delivery import Delivery
@@ -27,7 +27,7 @@ from .grouping import (
     group_messages,
     sharded_topics,
 )
-from .operations import Plan
+from .operation import Plan
 from .packer import ColumnSource, RowSource
 from .prepared import check_attempt
 from .receipts import Receipt, settle
@@ -174,12 +174,12 @@ class ProducerCore:
         """Find the number of queues of each topic, or the number it will have after its first message creates it."""
         known = self._queue_counts
         if any(known.of(topic, now) is None for topic in topics):
-            known.learned((yield [operations.topics()])[0], now)
+            known.learned((yield [topic_operations.topics()])[0], now)
         counts: dict[str, int] = {}
         for topic in topics:
             count = known.last_known(topic)
             if count is None:
-                created: int = (yield [operations.created_queues(self._client_name)])[0]
+                created: int = (yield [topic_operations.created_queues(self._client_name)])[0]
                 count = known.will_be_created(topic, created)
             counts[topic] = count
         return counts

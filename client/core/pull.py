@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from .batch import Batch
-from .operations import Plan, pull
+from .operation import Plan
+from .requests import pull
 from .tags import check_filter, parse_tags
 
 

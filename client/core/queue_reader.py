@@ -12,8 +12,9 @@ from itertools import islice
 
 from ...protocol.errors import FlintError, OffsetOutOfRange
 from .batch import Batch
-from .operations import Operation, pull
+from .operation import Operation
 from .positions import Span
+from .requests import pull
 from .stored import StoredMessage
 from .tags import TagFilter
 from .topics import QueueStats

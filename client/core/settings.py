@@ -1,4 +1,4 @@
-"""The broker's settings as an administrator sees and changes them."""
+"""The broker's settings as an administrator sees and changes them, and its status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgpack
 
 from ...protocol import commands
 from ...protocol.errors import RemoteProtocolError
-from .operations import Operation, operation, unpack_body
+from .operation import Operation, operation, unpack_body
 from .session import Answer
 
 Value = int | str | bool
@@ -55,6 +55,18 @@ def change_settings(changes: Mapping[str, Value]) -> Operation[list[ChangedSetti
 
     body = msgpack.packb(dict(changes))
     return operation(commands.UPDATE_BROKER_CONFIG, decode, body, count=len(changes))
+
+
+def runtime_info() -> Operation[dict[str, Any]]:
+    """Get the broker's runtime status."""
+
+    def decode(answer: Answer) -> dict[str, Any]:
+        info = unpack_body(answer)
+        if not isinstance(info, dict):
+            raise RemoteProtocolError(f"expected runtime info as a map, got {type(info).__name__}")
+        return info
+
+    return operation(commands.GET_BROKER_RUNTIME_INFO, decode)
 
 
 def _rows(answer: Answer) -> list[Any]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol.errors import FlintError, RequestTimeout
-from . import operations
+from . import topics as topic_operations
 from .address import Address
-from .operations import Operation, Plan
+from .operation import Operation, Plan
 from .positions import ends_at
 from .queue_reader import HOLD_MS, TopicReading
 from .retry import backoff_seconds, is_retriable
@@ -61,7 +61,7 @@ class Iterating:
         requests: list[tuple[int, Operation[Any]]] = list(self.reading.pulls())
         if self.reading.follows and now >= self._queues_due:
             self._queues_due = now + QUEUES_ASKED_SECONDS
-            requests.append((_STATS, operations.topic_stats(self.reading.topic)))
+            requests.append((_STATS, topic_operations.topic_stats(self.reading.topic)))
         return requests
 
     def asked(self, request_id: int, queue: int, operation: Operation[Any]) -> None:

@@ -1,10 +1,18 @@
-"""Topics as the broker describes them, and the progress of groups in them."""
+"""Topics as the broker describes them, the progress of groups in them, and the operations on them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
+from ...protocol import commands
+from ...protocol.commands import QUEUE_STATS_STRUCT
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.fields import decode_fields
+from ..errors import InvalidArgument
+from .operation import Operation, check_body, nothing, operation, unpack_body
+from .session import Answer
 from .times import from_millis
 
 EMPTY_QUEUE_MS = -1
@@ -80,3 +88,92 @@ class ConsumeStats:
     def lag(self) -> int:
         """Number of messages still to read; an upper bound if not ``known``."""
         return max(0, self.max_offset - max(self.committed, self.min_offset))
+
+
+def topic_stats(topic: str) -> Operation[list[QueueStats]]:
+    """Get the offsets and counts of each queue of a topic, in the order of the queues."""
+
+    def decode(answer: Answer) -> list[QueueStats]:
+        head = decode_fields(commands.TopicStatsAnswer, answer.fields)
+        check_body(answer, head.count * QUEUE_STATS_STRUCT.size)
+        return sorted((QueueStats(*row) for row in QUEUE_STATS_STRUCT.iter_unpack(answer.body)), key=_queue)
+
+    return operation(commands.GET_TOPIC_STATS_INFO, decode, topic=topic)
+
+
+def _queue(stats: QueueStats) -> int:
+    return stats.queue
+
+
+def topics() -> Operation[list[TopicInfo]]:
+    """Get all topics of the broker, including its own, by name."""
+
+    def decode(answer: Answer) -> list[TopicInfo]:
+        rows = unpack_body(answer)
+        if not isinstance(rows, list):
+            raise RemoteProtocolError(f"expected topics as a list, got {type(rows).__name__}")
+        known = TopicInfo.__dataclass_fields__
+        return sorted((TopicInfo(**{name: row[name] for name in known if name in row}) for row in rows), key=_name)
+
+    return operation(commands.GET_ALL_TOPIC_CONFIG, decode)
+
+
+def _name(topic: TopicInfo) -> str:
+    return topic.topic
+
+
+def create_topic(
+    topic: str,
+    read_queues: int,
+    write_queues: int,
+    perm: int,
+    order: bool,
+    retention_hours: int | None = None,
+    retention_bytes: int | None = None,
+) -> Operation[None]:
+    """Create a topic, or change an existing one. Retention: None leaves it unchanged."""
+    retention: dict[str, Any] = {}
+    for name, value in (("retention_hours", retention_hours), ("retention_bytes", retention_bytes)):
+        if value is not None:
+            if value < (-1 if name == "retention_hours" else 0):
+                raise InvalidArgument(f"{name} is {value}; it must not be negative (-1 hours: forever)")
+            retention[name] = value
+    return operation(
+        commands.UPDATE_AND_CREATE_TOPIC,
+        nothing,
+        topic=topic,
+        read_queues=read_queues,
+        write_queues=write_queues,
+        perm=perm,
+        order=order,
+        **retention,
+    )
+
+
+def delete_topic(topic: str) -> Operation[None]:
+    """Delete a topic and all of its messages."""
+    return operation(commands.DELETE_TOPIC_IN_BROKER, nothing, topic=topic)
+
+
+def created_queues(client_name: str) -> Operation[int]:
+    """Get the number of queues that the broker gives to a topic created by its first message. It is part of the
+    response to HELLO, which may be sent again at any time. ``client_name``: the name of the first HELLO."""
+
+    def decode(answer: Answer) -> int:
+        count: int = decode_fields(commands.HelloAnswer, answer.fields).auto_create_queues
+        return count
+
+    return operation(commands.HELLO, decode, protocol=commands.PROTOCOL_VERSION, client=client_name)
+
+
+def consume_stats(group: str, topic: str, *, uncommitted: bool = False) -> Operation[list[ConsumeStats]]:
+    """Get the progress of groups by group, topic and queue; an empty name means all. ``uncommitted``: include queues in
+    which a group has not committed an offset."""
+
+    def decode(answer: Answer) -> list[ConsumeStats]:
+        rows = unpack_body(answer)
+        if not isinstance(rows, list):
+            raise RemoteProtocolError(f"expected consume stats as a list, got {type(rows).__name__}")
+        return [ConsumeStats(*row) for row in rows]
+
+    return operation(commands.GET_CONSUME_STATS, decode, group=group, topic=topic, uncommitted=uncommitted)

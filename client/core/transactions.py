@@ -10,7 +10,7 @@ from typing import Any
 from ...protocol import commands
 from ...protocol.errors import RemoteProtocolError, TransactionEnded, error_from_answer
 from ...protocol.fields import decode_fields
-from .operations import Operation, operation, unpack_body
+from .operation import Operation, operation, unpack_body
 from .session import Answer
 from .times import from_millis
 

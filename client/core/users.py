@@ -13,7 +13,7 @@ from ...protocol.auth.permissions import Grant, Permissions
 from ...protocol.auth.scram import Verifier
 from ...protocol.auth.users import verifier_row
 from ...protocol.errors import RemoteProtocolError
-from .operations import Operation, nothing, operation, unpack_body
+from .operation import Operation, nothing, operation, unpack_body
 from .session import Answer
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ...protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError, UnknownCommand
 from ..core.connection_errors import silent
-from ..core.operations import Operation
+from ..core.operation import Operation
 from ..core.retry import Backoff, is_retriable
 from ..core.session import Answer
 from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX

@@ -16,7 +16,7 @@ from ...protocol.errors import (
     RemoteProtocolError,
     TopicNotExist,
 )
-from ..core.operations import Operation
+from ..core.operation import Operation
 from ..core.retry import backoff_seconds, is_retriable
 from . import requests
 from .assignments import Claims

@@ -13,7 +13,7 @@ from ...protocol.commands import CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT
 from ...protocol.errors import PULL_RETRY_IMMEDIATELY, RemoteProtocolError
 from ...protocol.fields import decode_fields
 from ..core.batch import Batch
-from ..core.operations import Operation, nothing, operation, unpack_body
+from ..core.operation import Operation, nothing, operation, unpack_body
 from ..core.session import Answer
 from ..core.tags import EVERYTHING, TagFilter
 from .assignments import Claim, Row

@@ -14,12 +14,12 @@ from typing import Generic, TypeVar
 
 from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..connection_log import ConnectionLog
-from ..core import operations
+from ..core import topics as topic_operations
 from ..core.access import NO_ACCESS, Access
 from ..core.address import parse_addresses
 from ..core.client_guard import Guard
 from ..core.connection_errors import unanswered
-from ..core.operations import Operation
+from ..core.operation import Operation
 from ..core.retry import is_retriable
 from ..core.session import Answer
 from ..core.topics import QueueStats, TopicInfo
@@ -166,12 +166,12 @@ class Asker(Generic[T]):
 
 def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:
     """Return the topics of a broker by name."""
-    return {info.topic: info for info in call(broker, operations.topics(), timeout)}
+    return {info.topic: info for info in call(broker, topic_operations.topics(), timeout)}
 
 
 def topic_stats(broker: BrokerAddress, topic: str, timeout: float) -> list[QueueStats]:
     """Return the offsets and counts of a topic's queues."""
-    return call(broker, operations.topic_stats(topic), timeout)
+    return call(broker, topic_operations.topic_stats(topic), timeout)
 
 
 def greet(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from ...protocol import commands
 from ...protocol.errors import MessageDamaged, OffsetOutOfRange, RemoteProtocolError, TopicNotExist
 from ...protocol.fields import I64_MAX, decode_fields
-from ..core import operations
+from ..core import requests
 from ..core.batch import Batch
-from ..core.operations import Operation
+from ..core.operation import Operation
 from ..core.session import Answer
 from ..core.tags import TagFilter
 from .arrow_decoder import Decoder
@@ -74,7 +74,7 @@ def _records(body: bytes, count: int) -> tuple[Ints, Ints]:
 
 def pull(queue: Queue, offset: int, count: int, tags: TagFilter) -> Operation[PulledRows]:
     """Read up to ``count`` records from ``offset`` on."""
-    asked: Operation[Batch] = operations.pull(queue.topic, queue.queue, offset, count, PULL_BYTES, 0, tags)
+    asked: Operation[Batch] = requests.pull(queue.topic, queue.queue, offset, count, PULL_BYTES, 0, tags)
     return replace(asked, decode=_pulled)  # type: ignore[arg-type,return-value]
 
 
@@ -195,7 +195,7 @@ def read_key(topic: str, broker: BrokerAddress, options: ReadOptions, decoder: D
     end_ms = I64_MAX if options.ending_ms is None else options.ending_ms - 1  # the command's end is inclusive
     cursor: str | None = None
     while end_ms >= begin_ms:
-        asked = operations.query(topic, options.key, begin_ms, end_ms, _PAGE, cursor)
+        asked = requests.query(topic, options.key, begin_ms, end_ms, _PAGE, cursor)
         page = _indexed(broker, replace(asked, decode=_page), options.timeout)  # type: ignore[arg-type]
         if page.damaged:
             loss = DataLoss(

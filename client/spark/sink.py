@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from ...protocol.errors import TopicNotExist
-from ..core import operations
+from ..core import topics as topic_operations
 from ..endpoint import client_name
 from . import brokers
 from .errors import InvalidOption
@@ -100,7 +100,7 @@ def check_target(options: WriteOptions) -> None:
     check_broker(options)
     if options.topic is None or options.topic in topics:
         return
-    queues = brokers.call(options.broker, operations.created_queues(client_name()), options.timeout)
+    queues = brokers.call(options.broker, topic_operations.created_queues(client_name()), options.timeout)
     if not queues:
         raise TopicNotExist(
             f"option 'topic': topic {options.topic!r} does not exist at {options.broker.address}, and it creates "

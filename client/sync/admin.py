@@ -8,7 +8,8 @@ from typing import Any
 from ...protocol.auth.permissions import Grant
 from ...protocol.auth.scram import make_verifier
 from ..core import groups as group_operations
-from ..core import operations
+from ..core import settings as setting_operations
+from ..core import topics as topic_operations
 from ..core import users as user_operations
 from ..core.delays import DelayStats, delay_stats
 from ..core.grouping import Flush
@@ -45,7 +46,7 @@ class Admin(Client):
         keeps its log, -1: forever. ``retention_bytes``: maximum bytes of the topic's records, the newest are kept; 0:
         no limit. For both, None leaves the topic's value unchanged.
         """
-        operation = operations.create_topic(
+        operation = topic_operations.create_topic(
             topic,
             queues if read_queues is None else read_queues,
             queues if write_queues is None else write_queues,
@@ -58,16 +59,16 @@ class Admin(Client):
 
     def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
         """Delete a topic; its messages can no longer be read."""
-        self._caller.call(operations.delete_topic(topic), self._caller.deadline(timeout))
+        self._caller.call(topic_operations.delete_topic(topic), self._caller.deadline(timeout))
 
     def topics(self, *, system: bool = False, timeout: float | None = None) -> dict[str, TopicInfo]:
         """Return the topics by name; ``system``: include the broker's own."""
-        found = self._caller.call(operations.topics(), self._caller.deadline(timeout))
+        found = self._caller.call(topic_operations.topics(), self._caller.deadline(timeout))
         return {topic.topic: topic for topic in found if system or not topic.system}
 
     def topic_stats(self, topic: str, *, timeout: float | None = None) -> list[QueueStats]:
         """Return the offsets and counts of each queue of a topic, in the order of the queues."""
-        return self._caller.call(operations.topic_stats(topic), self._caller.deadline(timeout))
+        return self._caller.call(topic_operations.topic_stats(topic), self._caller.deadline(timeout))
 
     def consume_stats(
         self,
@@ -82,7 +83,7 @@ class Admin(Client):
         Queues in which a group has not committed an offset are left out unless ``uncommitted`` is set. Set it to sum up
         lags.
         """
-        operation = operations.consume_stats(group or "", topic or "", uncommitted=uncommitted)
+        operation = topic_operations.consume_stats(group or "", topic or "", uncommitted=uncommitted)
         return self._caller.call(operation, self._caller.deadline(timeout))
 
     # ---- groups
@@ -213,4 +214,4 @@ class Admin(Client):
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the broker's runtime status; ``protocol/README.md`` lists the names."""
-        return self._caller.call(operations.runtime_info(), self._caller.deadline(timeout))
+        return self._caller.call(setting_operations.runtime_info(), self._caller.deadline(timeout))

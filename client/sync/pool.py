@@ -14,7 +14,7 @@ from ..core.access import Access
 from ..core.address import Address, AddressBook
 from ..core.client_guard import Guard
 from ..core.connection_errors import no_address_answered
-from ..core.operations import Operation, Plan
+from ..core.operation import Operation, Plan
 from ..core.retry import Retries, detached
 from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
 from .connection import Connection

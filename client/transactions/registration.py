@@ -17,7 +17,7 @@ from ...protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateA
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, FlintError, RemoteProtocolError, UnknownCommand
 from ...protocol.fields import decode_fields, encode_fields
 from ..core.connection_errors import silent
-from ..core.operations import Operation
+from ..core.operation import Operation
 from ..core.retry import Backoff, is_retriable
 from ..core.session import Answer, Asked
 from ..core.stored import StoredMessage

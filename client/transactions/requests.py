@@ -14,7 +14,7 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import PROPERTY_HALF, PROPERTY_PRODUCER_GROUP
 from ..core.callables import is_coroutine_function, is_generator_function, name_of
-from ..core.operations import Operation, nothing, operation
+from ..core.operation import Operation, nothing, operation
 from ..core.receipts import Receipt
 from ..core.session import Answer
 from ..core.timeouts import check_timeout

@@ -24,7 +24,10 @@ from flintmq.client import (
     TopicNotExist,
     VersionNotSupported,
 )
-from flintmq.client.core import operations
+from flintmq.client.core import requests
+from flintmq.client.core import settings as setting_operations
+from flintmq.client.core import topics as topic_operations
+from flintmq.client.core.operation import Operation
 from flintmq.client.core.receipts import Acknowledged, Part, Receipts, settle
 from flintmq.client.core.retry import backoff_seconds, is_retriable
 from flintmq.client.core.session import ASKED_MAX, Answer, Session
@@ -193,28 +196,28 @@ class TestSession:
 
 class TestOperations:
     def test_an_error_response_is_raised_as_its_class(self) -> None:
-        operation = operations.max_offset("t", 0)
+        operation = requests.max_offset("t", 0)
         with pytest.raises(TopicNotExist, match="no t"):
             operation.result(Answer(1, 17, {"message": "no t"}, b""))
 
     @pytest.mark.parametrize(
         ("operation", "fields", "body"),
         [
-            (operations.max_offset("t", 0), {}, b""),
-            (operations.max_offset("t", 0), {"offset": "1"}, b""),
-            (operations.topic_stats("t"), {"count": 2}, bytes(10)),
-            (operations.committed("g", "t"), {"count": 1}, b""),
-            (operations.topics(), {"count": 1}, b"\xc1"),
-            (operations.topics(), {"count": 1}, msgpack.packb(5)),
-            (operations.topics(), {"count": 1}, msgpack.packb([{}])),
-            (operations.topics(), {"count": 1}, msgpack.packb([5])),
-            (operations.runtime_info(), {}, msgpack.packb([])),
-            (operations.view_message("x", None), {"count": 0}, b""),
-            (operations.pull("t", 0, 0, 1, 1, 0), {"count": 1, "next_offset": 0, "min_offset": 0}, b""),
+            (requests.max_offset("t", 0), {}, b""),
+            (requests.max_offset("t", 0), {"offset": "1"}, b""),
+            (topic_operations.topic_stats("t"), {"count": 2}, bytes(10)),
+            (requests.committed("g", "t"), {"count": 1}, b""),
+            (topic_operations.topics(), {"count": 1}, b"\xc1"),
+            (topic_operations.topics(), {"count": 1}, msgpack.packb(5)),
+            (topic_operations.topics(), {"count": 1}, msgpack.packb([{}])),
+            (topic_operations.topics(), {"count": 1}, msgpack.packb([5])),
+            (setting_operations.runtime_info(), {}, msgpack.packb([])),
+            (requests.view_message("x", None), {"count": 0}, b""),
+            (requests.pull("t", 0, 0, 1, 1, 0), {"count": 1, "next_offset": 0, "min_offset": 0}, b""),
         ],
     )
     def test_a_malformed_response_is_a_remote_protocol_error(
-        self, operation: operations.Operation[Any], fields: dict[str, Any], body: bytes
+        self, operation: Operation[Any], fields: dict[str, Any], body: bytes
     ) -> None:
         with pytest.raises(RemoteProtocolError):
             operation.result(Answer(1, 0, fields, body))
@@ -222,20 +225,20 @@ class TestOperations:
     @pytest.mark.parametrize(
         "make",
         [
-            lambda: operations.pull("", 0, 0, 1, 1, 0),
-            lambda: operations.pull("t", -1, 0, 1, 1, 0),
-            lambda: operations.pull("t", 0, -1, 1, 1, 0),
-            lambda: operations.pull("t", 0, 0, 0, 1, 0),
-            lambda: operations.pull("t", 0, 0, 1, 0, 0),
-            lambda: operations.pull("t", 0, 0, 1, 1, -1),
-            lambda: operations.pull("t", 0, 0, 1, 1, 1.5),  # type: ignore[arg-type]
-            lambda: operations.pull(b"t", 0, 0, 1, 1, 0),  # type: ignore[arg-type]
-            lambda: operations.query("t", "", 0, 1, 1, None),
-            lambda: operations.query("t", "k", 0, 1, 65, None),
-            lambda: operations.commit("g", "t", {}),
-            lambda: operations.commit("g", "t", {0: "1"}),  # type: ignore[dict-item]
-            lambda: operations.create_topic("t", 0, 1, 6, False),
-            lambda: operations.view_message("", None),
+            lambda: requests.pull("", 0, 0, 1, 1, 0),
+            lambda: requests.pull("t", -1, 0, 1, 1, 0),
+            lambda: requests.pull("t", 0, -1, 1, 1, 0),
+            lambda: requests.pull("t", 0, 0, 0, 1, 0),
+            lambda: requests.pull("t", 0, 0, 1, 0, 0),
+            lambda: requests.pull("t", 0, 0, 1, 1, -1),
+            lambda: requests.pull("t", 0, 0, 1, 1, 1.5),  # type: ignore[arg-type]
+            lambda: requests.pull(b"t", 0, 0, 1, 1, 0),  # type: ignore[arg-type]
+            lambda: requests.query("t", "", 0, 1, 1, None),
+            lambda: requests.query("t", "k", 0, 1, 65, None),
+            lambda: requests.commit("g", "t", {}),
+            lambda: requests.commit("g", "t", {0: "1"}),  # type: ignore[dict-item]
+            lambda: topic_operations.create_topic("t", 0, 1, 6, False),
+            lambda: requests.view_message("", None),
         ],
     )
     def test_an_invalid_argument_is_refused_before_it_is_sent(self, make: Any) -> None:
@@ -244,19 +247,19 @@ class TestOperations:
 
     def test_the_argument_is_named(self) -> None:
         with pytest.raises(InvalidArgument, match=r"^max_count must be an integer from 1"):
-            operations.pull("t", 0, 0, 0, 1, 0)
+            requests.pull("t", 0, 0, 0, 1, 0)
 
     def test_committed_offsets_are_returned_by_queue(self) -> None:
         body = struct.pack(">iqiq", 0, 5, 3, 7)
-        assert operations.committed("g", "t").result(Answer(1, 0, {"count": 2}, body)) == {0: 5, 3: 7}
+        assert requests.committed("g", "t").result(Answer(1, 0, {"count": 2}, body)) == {0: 5, 3: 7}
 
     def test_unknown_fields_of_a_topic_from_a_newer_broker_are_ignored(self) -> None:
         row = {"topic": "t", "read_queues": 1, "write_queues": 2, "perm": 6, "order": False, "system": False, "new": 1}
-        (topic,) = operations.topics().result(Answer(1, 0, {"count": 1}, msgpack.packb([row])))
+        (topic,) = topic_operations.topics().result(Answer(1, 0, {"count": 1}, msgpack.packb([row])))
         assert (topic.name, topic.queues, topic.write_queues) == ("t", 1, 2)
 
     def test_each_operation_carries_its_command(self) -> None:
-        assert operations.max_offset("t", 2).command is GET_MAX_OFFSET
+        assert requests.max_offset("t", 2).command is GET_MAX_OFFSET
 
 
 class TestErrors:

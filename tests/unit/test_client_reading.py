@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flintmq.client import InvalidArgument, InvalidArgumentType, OffsetOutOfRange
-from flintmq.client.core.operations import Operation, Plan
+from flintmq.client.core.operation import Operation, Plan
 from flintmq.client.core.positions import Span, ends_at, resolve_span
 from flintmq.client.core.queue_reader import HOLD_MS, TURN, TopicReading
 from flintmq.client.core.session import Answer
