@@ -64,15 +64,15 @@ if TYPE_CHECKING:
         VersionNotSupported,
     )
     from ..protocol.storage.record import CorruptRecord
-    from .core.batch import Batch, Found
-    from .core.delays import DelayedMessages, DelayStats
-    from .core.groups import GroupInfo, GroupMember, GroupQueue, GroupStatus
-    from .core.prepared import AttemptInfo, Committed, CopyingInfo, PreparedInfo
-    from .core.receipts import Receipt
-    from .core.stored import StoredMessage
+    from .core.admin.delays import DelayedMessages, DelayStats
+    from .core.admin.groups import GroupInfo, GroupMember, GroupQueue, GroupStatus
+    from .core.admin.transactions import TransactionInfo, Transactions
+    from .core.admin.users import UserInfo
+    from .core.consume.batch import Batch, Found
+    from .core.consume.stored import StoredMessage
+    from .core.produce.prepared import AttemptInfo, Committed, CopyingInfo, PreparedInfo
+    from .core.produce.receipts import Receipt
     from .core.topics import ConsumeStats, QueueStats, TopicInfo
-    from .core.transactions import TransactionInfo, Transactions
-    from .core.users import UserInfo
     from .errors import (
         ClientClosed,
         ClientFailed,
@@ -88,17 +88,17 @@ if TYPE_CHECKING:
         TlsFailed,
         WrongLoop,
     )
+    from .groups.push.consumer import PushConsumer
+    from .groups.push.health import Health
+    from .groups.push.options import Subscription
+    from .groups.push.outcome import GiveUp, TryLater
+    from .groups.transactions.health import TransactionHealth
+    from .groups.transactions.outcome import Outcome
+    from .groups.transactions.producer import Transaction, TransactionProducer
     from .message import Message
-    from .push.consumer import PushConsumer
-    from .push.health import Health
-    from .push.options import Subscription
-    from .push.outcome import GiveUp, TryLater
     from .sync.admin import Admin
     from .sync.consumer import Consumer
     from .sync.producer import Producer, SendFuture
-    from .transactions.health import TransactionHealth
-    from .transactions.outcome import Outcome
-    from .transactions.producer import Transaction, TransactionProducer
 
 __all__ = [
     "Admin",
@@ -198,53 +198,53 @@ __all__ = [
 
 _HOMES = {
     "Admin": ".sync.admin",
-    "AttemptInfo": ".core.prepared",
-    "Batch": ".core.batch",
+    "AttemptInfo": ".core.produce.prepared",
+    "Batch": ".core.consume.batch",
     "ClientClosed": ".errors",
     "ClientFailed": ".errors",
-    "Committed": ".core.prepared",
+    "Committed": ".core.produce.prepared",
     "CompressionUnavailable": ".errors",
     "ConsumeStats": ".core.topics",
     "Consumer": ".sync.consumer",
-    "CopyingInfo": ".core.prepared",
+    "CopyingInfo": ".core.produce.prepared",
     "CorruptMessage": ".errors",
     "CorruptRecord": "..protocol.storage.record",
     "DeliveryFailed": ".errors",
     "ForkedClient": ".errors",
-    "Found": ".core.batch",
-    "GiveUp": ".push.outcome",
+    "Found": ".core.consume.batch",
+    "GiveUp": ".groups.push.outcome",
     "Grant": "..protocol.auth.permissions",
-    "GroupInfo": ".core.groups",
-    "GroupMember": ".core.groups",
-    "GroupQueue": ".core.groups",
-    "GroupStatus": ".core.groups",
-    "Health": ".push.health",
+    "GroupInfo": ".core.admin.groups",
+    "GroupMember": ".core.admin.groups",
+    "GroupQueue": ".core.admin.groups",
+    "GroupStatus": ".core.admin.groups",
+    "Health": ".groups.push.health",
     "InvalidArgument": ".errors",
     "InvalidArgumentType": ".errors",
     "InvalidMessage": ".errors",
     "InvalidMessageType": ".errors",
     "ListenerTimeout": ".errors",
     "Message": ".message",
-    "Outcome": ".transactions.outcome",
-    "PreparedInfo": ".core.prepared",
+    "Outcome": ".groups.transactions.outcome",
+    "PreparedInfo": ".core.produce.prepared",
     "Producer": ".sync.producer",
-    "PushConsumer": ".push.consumer",
+    "PushConsumer": ".groups.push.consumer",
     "QueueStats": ".core.topics",
-    "Receipt": ".core.receipts",
+    "Receipt": ".core.produce.receipts",
     "SendFuture": ".sync.producer",
-    "StoredMessage": ".core.stored",
-    "Subscription": ".push.options",
+    "StoredMessage": ".core.consume.stored",
+    "Subscription": ".groups.push.options",
     "TlsFailed": ".errors",
     "TopicInfo": ".core.topics",
-    "Transaction": ".transactions.producer",
-    "TransactionHealth": ".transactions.health",
-    "TransactionInfo": ".core.transactions",
-    "TransactionProducer": ".transactions.producer",
-    "DelayStats": ".core.delays",
-    "DelayedMessages": ".core.delays",
-    "Transactions": ".core.transactions",
-    "TryLater": ".push.outcome",
-    "UserInfo": ".core.users",
+    "Transaction": ".groups.transactions.producer",
+    "TransactionHealth": ".groups.transactions.health",
+    "TransactionInfo": ".core.admin.transactions",
+    "TransactionProducer": ".groups.transactions.producer",
+    "DelayStats": ".core.admin.delays",
+    "DelayedMessages": ".core.admin.delays",
+    "Transactions": ".core.admin.transactions",
+    "TryLater": ".groups.push.outcome",
+    "UserInfo": ".core.admin.users",
     "WrongLoop": ".errors",
 }
 """The module that defines each exported name; names not listed here are errors from ``..protocol.errors``."""

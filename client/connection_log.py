@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from ..protocol.errors import ConnectionFailed, FlintError
-from .core.address import Address
-from .core.retry import is_retriable
+from .core.rpc.address import Address
+from .core.rpc.retry import is_retriable
 from .log_rate import LogRate
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from ..protocol.errors import ConfigurationError, ConnectionFailed, FlintError
 from ..protocol.storage.record import CorruptRecord
 
 if TYPE_CHECKING:
-    from .core.receipts import Receipt
+    from .core.produce.receipts import Receipt
 
 _SHOWN_FAILURES = 3
 

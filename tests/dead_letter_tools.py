@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flintmq.client import Admin, Message, Producer
-from flintmq.client.core.receipts import Receipt
+from flintmq.client.core.produce.receipts import Receipt
 from flintmq.protocol.commands import CONSUMER_SEND_MSG_BACK, PHYSICAL_OFFSET_STRUCT
 from tests.conftest import RawConnection, RunningBroker
 

@@ -21,15 +21,15 @@ from .consumer import Consumer
 from .producer import Producer, SendFuture
 
 if TYPE_CHECKING:
-    from ..push.aio_consumer import PushConsumer
-    from ..transactions.aio_producer import Transaction, TransactionProducer
+    from ..groups.push.aio_consumer import PushConsumer
+    from ..groups.transactions.aio_producer import Transaction, TransactionProducer
 
 __all__ = ["Admin", "Consumer", "Producer", "PushConsumer", "SendFuture", "Transaction", "TransactionProducer"]
 
 _HOMES = {
-    "PushConsumer": "..push.aio_consumer",
-    "Transaction": "..transactions.aio_producer",
-    "TransactionProducer": "..transactions.aio_producer",
+    "PushConsumer": "..groups.push.aio_consumer",
+    "Transaction": "..groups.transactions.aio_producer",
+    "TransactionProducer": "..groups.transactions.aio_producer",
 }
 
 

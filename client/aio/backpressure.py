@@ -11,9 +11,9 @@ from collections.abc import Callable
 from math import inf
 
 from ...protocol.errors import FlintError
-from ..core.accumulator import Single
-from ..core.producer_core import ASK, Prepared, ProducerCore
-from ..core.retry import detached
+from ..core.produce.accumulator import Single
+from ..core.produce.producer_core import ASK, Prepared, ProducerCore
+from ..core.rpc.retry import detached
 from ..message import Message
 from .deadlines import Watch
 from .rpc import RpcClient

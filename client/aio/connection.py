@@ -10,11 +10,11 @@ from typing import Any, Protocol, cast
 
 from ...protocol.commands import HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.access import Access
-from ..core.address import Address
-from ..core.connection_errors import broke, closed_there, no_broker, no_hello, not_greeted, unreachable
-from ..core.operation import Operation
-from ..core.session import Answer, Asked, Session, advance
+from ..core.rpc.access import Access
+from ..core.rpc.address import Address
+from ..core.rpc.connection_errors import broke, closed_there, no_broker, no_hello, not_greeted, unreachable
+from ..core.rpc.operation import Operation
+from ..core.rpc.session import Answer, Asked, Session, advance
 from ..endpoint import client_name, packed_address
 from .deadlines import Watch
 from .runtime import ClientRuntime
@@ -93,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
             raise no_hello(address, timeout) from error
         except OSError as error:
             if context is not None and _in_handshake(error):
-                from ..core.tls import handshake_failed
+                from ..core.rpc.tls import handshake_failed
 
                 raise handshake_failed(address, error) from error
             raise unreachable(address, error) from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
-from ..core.access import Access
-from ..core.address import Address, AddressBook
-from ..core.connection_errors import no_address_answered
-from ..core.retry import detached
-from ..core.timeouts import CONNECT_SECONDS_MAX
+from ..core.rpc.access import Access
+from ..core.rpc.address import Address, AddressBook
+from ..core.rpc.connection_errors import no_address_answered
+from ..core.rpc.retry import detached
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from .connection import Connection
 from .deadlines import Watch
 from .runtime import ClientRuntime

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from math import inf
 
 from ...protocol.errors import FlintError, RemoteProtocolError
-from ..core.accumulator import Bulk, Single
-from ..core.connection_errors import silent
-from ..core.producer_core import ProducerCore
-from ..core.retry import is_retriable
-from ..core.session import Answer
-from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
+from ..core.produce.accumulator import Bulk, Single
+from ..core.produce.producer_core import ProducerCore
+from ..core.rpc.connection_errors import silent
+from ..core.rpc.retry import is_retriable
+from ..core.rpc.session import Answer
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
 from ..errors import ClientClosed
 from .connection import Connection
 from .deadlines import Watch

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from ...protocol.errors import FlintError
-from ..core.positions import Position, resolve_span
-from ..core.queue_reader import TopicReading
-from ..core.session import Answer
-from ..core.stored import StoredMessage
-from ..core.tags import TagFilter
-from ..core.topic_iterator import Iterating
+from ..core.consume.positions import Position, resolve_span
+from ..core.consume.queue_reader import TopicReading
+from ..core.consume.stored import StoredMessage
+from ..core.consume.tags import TagFilter
+from ..core.consume.topic_iterator import Iterating
+from ..core.rpc.session import Answer
 from .connection import Connection
 from .deadlines import Watch
 from .dialer import Dialer

@@ -12,15 +12,15 @@ from typing import Any, Unpack
 
 from ...protocol.errors import RequestTimeout
 from .. import unsent
-from ..core.access import AccessOptions
-from ..core.accumulator import Bulk, Single
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
-from ..core.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.grouping import Flush, common_properties
-from ..core.operation import Plan
-from ..core.producer_core import ASK, Groups, Prepared, ProducerCore, raise_unseen
-from ..core.receipts import Receipt
-from ..core.timeouts import DELIVERY_SECONDS, check_timeout
+from ..core.produce.accumulator import Bulk, Single
+from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
+from ..core.produce.grouping import Flush, common_properties
+from ..core.produce.producer_core import ASK, Groups, Prepared, ProducerCore, raise_unseen
+from ..core.produce.receipts import Receipt
+from ..core.rpc.access import AccessOptions
+from ..core.rpc.operation import Plan
+from ..core.rpc.timeouts import DELIVERY_SECONDS, check_timeout
 from ..delay import delay_properties
 from ..endpoint import client_name
 from ..message import Body, Message

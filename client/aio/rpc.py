@@ -8,11 +8,11 @@ import copy
 from typing import Any, TypeVar
 
 from ...protocol.errors import FlintError, RequestTimeout
-from ..core.connection_errors import unanswered
-from ..core.operation import Operation, Plan
-from ..core.retry import Retries
-from ..core.session import Answer
-from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
+from ..core.rpc.connection_errors import unanswered
+from ..core.rpc.operation import Operation, Plan
+from ..core.rpc.retry import Retries
+from ..core.rpc.session import Answer
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, check_timeout
 from .connection import Connection
 from .deadlines import Watch
 from .dialer import Dialer

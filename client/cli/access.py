@@ -15,7 +15,7 @@ import click
 from ...protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ..core.access import AccessOptions
+    from ..core.rpc.access import AccessOptions
     from .settings import BrokerChoice
 
 PASSWORD_VARIABLE = "FLINTMQ_PASSWORD"  # noqa: S105 - a name

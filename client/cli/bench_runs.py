@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...protocol.errors import FlintError
-from ..core.grouping import Flush
+from ..core.produce.grouping import Flush
 from ..errors import ClientClosed
 from ..message import Message
 from ..sync.consumer import Consumer

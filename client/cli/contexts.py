@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import ConfigurationError
-from ..core.address import parse_addresses
+from ..core.rpc.address import parse_addresses
 from .failures import nearest
 from .output import MODES
 

@@ -28,7 +28,7 @@ from ..errors import CorruptMessage, DeliveryFailed, InvalidMessage
 from ..message import Message
 
 if TYPE_CHECKING:
-    from ..core.stored import StoredMessage
+    from ..core.consume.stored import StoredMessage
     from ..sync.admin import Admin
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ...protocol.escaping import escape, escape_bytes, escape_json
-from ..core.stored import StoredMessage
+from ..core.consume.stored import StoredMessage
 from .failures import nearest
 from .units import iso
 

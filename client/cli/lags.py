@@ -10,7 +10,7 @@ from ...protocol.storage.delivery import MEMBER_SEPARATOR, dead_letter_topic
 from .units import plural
 
 if TYPE_CHECKING:
-    from ..core.groups import GroupInfo, GroupQueue
+    from ..core.admin.groups import GroupInfo, GroupQueue
     from ..core.topics import ConsumeStats
 
 BROADCASTING = "broadcasting"

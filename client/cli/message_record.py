@@ -6,8 +6,8 @@ from typing import Any
 
 from ...protocol.escaping import escape_bytes
 from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
-from ..core.address import Address
-from ..core.stored import StoredMessage
+from ..core.consume.stored import StoredMessage
+from ..core.rpc.address import Address
 from .messages import message_row
 from .output import TABLE, Output, TableColumn
 from .units import show_bytes, show_moment

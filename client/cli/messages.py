@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...protocol.escaping import escape, escape_bytes
-from ..core.receipts import Receipt
-from ..core.stored import StoredMessage
+from ..core.consume.stored import StoredMessage
+from ..core.produce.receipts import Receipt
 from .formats import Format
 from .output import JSON, PLAIN, TABLE, Output, TableColumn, to_json
 from .units import show_moment, show_second, show_seconds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.positions import EARLIEST
+from ..core.consume.positions import EARLIEST
 from .command import note
 from .output import TableColumn, number
 from .params import GROUP, POSITION, QUEUE, TOPIC

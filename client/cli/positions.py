@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ...protocol.errors import OffsetOutOfRange
 from ...protocol.fields import I64_MAX
-from ..core.positions import ENDS, End, Position
+from ..core.consume.positions import ENDS, End, Position
 from ..core.topics import QueueStats
 from ..errors import InvalidArgument
 

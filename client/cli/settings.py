@@ -12,8 +12,8 @@ from .output import JSON, PLAIN, TABLE, Output
 
 if TYPE_CHECKING:
     from ...protocol.commands import HelloAnswer
-    from ..core.access import AccessOptions
-    from ..core.grouping import Flush
+    from ..core.produce.grouping import Flush
+    from ..core.rpc.access import AccessOptions
     from ..sync.admin import Admin
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer
@@ -68,7 +68,7 @@ class BrokerChoice:
 
         Raises ``ConfigurationError`` for an unknown context, and ``InvalidArgument`` for an invalid address.
         """
-        from ..core.address import parse_addresses
+        from ..core.rpc.address import parse_addresses
 
         return ",".join(str(address) for address in parse_addresses(self._place[0]))
 
@@ -106,8 +106,8 @@ class BrokerChoice:
     def hello(self) -> HelloAnswer:
         """The broker's response to HELLO, from a single connection attempt. Raises ``ConnectionFailed``."""
         from ..connection_log import ConnectionLog
-        from ..core.access import access_of
-        from ..core.address import parse_addresses
+        from ..core.rpc.access import access_of
+        from ..core.rpc.address import parse_addresses
         from ..sync.pool import Dialer
 
         dialer = Dialer(parse_addresses(self.addresses), access_of(**self.access), ConnectionLog("flintmq"))

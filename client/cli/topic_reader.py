@@ -11,7 +11,7 @@ import click
 
 from ...protocol.errors import FilterIllegal
 from ...protocol.escaping import escape
-from ..core.stored import StoredMessage
+from ..core.consume.stored import StoredMessage
 from ..errors import CorruptMessage
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.positions import EARLIEST, LATEST
+from ..core.consume.positions import EARLIEST, LATEST
 from ..errors import CorruptMessage, DeliveryFailed, InvalidArgument
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
@@ -29,7 +29,7 @@ from .units import plural, show_bytes, show_rate, show_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..core.stored import StoredMessage
+    from ..core.consume.stored import StoredMessage
     from ..core.topics import QueueStats
     from ..message import Message
     from ..sync.consumer import Consumer

@@ -11,10 +11,11 @@ from ...protocol.commands import QUEUE_STATS_STRUCT
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.fields import decode_fields
 from ..errors import InvalidArgument
-from .operation import Operation, check_body, nothing, operation, unpack_body
-from .session import Answer
+from .rpc.operation import Operation, check_body, nothing, operation, unpack_body
+from .rpc.session import Answer
 from .times import from_millis
 
+ALL_QUEUES = -1
 EMPTY_QUEUE_MS = -1
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.stored import StoredMessage
+from ..core.consume.stored import StoredMessage
 from .errors import InvalidFolder, ResultsDiffer
 from .flights import Flight, read_flights
 from .folders import SINK_LOG

@@ -15,13 +15,13 @@ from typing import Generic, TypeVar
 from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..connection_log import ConnectionLog
 from ..core import topics as topic_operations
-from ..core.access import NO_ACCESS, Access
-from ..core.address import parse_addresses
 from ..core.client_guard import Guard
-from ..core.connection_errors import unanswered
-from ..core.operation import Operation
-from ..core.retry import is_retriable
-from ..core.session import Answer
+from ..core.rpc.access import NO_ACCESS, Access
+from ..core.rpc.address import parse_addresses
+from ..core.rpc.connection_errors import unanswered
+from ..core.rpc.operation import Operation
+from ..core.rpc.retry import is_retriable
+from ..core.rpc.session import Answer
 from ..core.topics import QueueStats, TopicInfo
 from ..errors import InvalidArgument, TlsFailed
 from ..sync.connection import Connection

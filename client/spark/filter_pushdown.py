@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.fields import I64_MAX
-from ..core.tags import TAG_SEPARATOR, TagFilter, parse_tags
+from ..core.consume.tags import TAG_SEPARATOR, TagFilter, parse_tags
 from .offsets import QueueRange
 
 if TYPE_CHECKING:

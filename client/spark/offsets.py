@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ...protocol.errors import NoPermission, TopicNotExist
-from ..core import requests
+from ..core.consume import requests
 from ..core.topics import QueueStats, TopicInfo
 from . import brokers
 from .brokers import BrokerAddress

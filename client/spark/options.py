@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.fields import I64_MAX
-from ..core.access import access_of
-from ..core.tags import TagFilter, parse_tags
+from ..core.consume.tags import TagFilter, parse_tags
+from ..core.rpc.access import access_of
 from ..core.times import to_millis
 from ..errors import InvalidArgument
 from .brokers import BrokerAddress, parse_bootstrap

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from ...protocol import commands
 from ...protocol.errors import MessageDamaged, OffsetOutOfRange, RemoteProtocolError, TopicNotExist
 from ...protocol.fields import I64_MAX, decode_fields
-from ..core import requests
-from ..core.batch import Batch
-from ..core.operation import Operation
-from ..core.session import Answer
-from ..core.tags import TagFilter
+from ..core.consume import requests
+from ..core.consume.batch import Batch
+from ..core.consume.tags import TagFilter
+from ..core.rpc.operation import Operation
+from ..core.rpc.session import Answer
 from .arrow_decoder import Decoder
 from .brokers import Asker, BrokerAddress, call
 from .errors import DataLoss

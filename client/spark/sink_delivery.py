@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout, UnknownCommand
-from ..core.prepared import abort_prepared, commit_prepared
+from ..core.produce.prepared import abort_prepared, commit_prepared
 from . import brokers
 from .errors import InvalidOption, SparkUnavailable, WriteFailed
 from .sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, WriteOptions

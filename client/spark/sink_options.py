@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...protocol.errors import InvalidParameter
 from ...protocol.names import check_name, may_produce_to
 from ..core.compression import COMPRESS_OVER_BYTES
-from ..core.grouping import Flush
+from ..core.produce.grouping import Flush
 from .brokers import BrokerAddress, parse_bootstrap
 from .errors import InvalidOption
 from .options import ACCESS_OPTIONS, TIMEOUT_MS, Option, parse_options, positive, refuse, with_access

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
-from ..core.grouping import check_queue
+from ..core.produce.grouping import check_queue
 from ..errors import InvalidArgument, InvalidMessage
 from ..message import check_tag, check_text, check_topic, join_keys
 from .scan import Ints

@@ -7,18 +7,18 @@ from typing import Any
 
 from ...protocol.auth.permissions import Grant
 from ...protocol.auth.scram import make_verifier
-from ..core import groups as group_operations
-from ..core import settings as setting_operations
 from ..core import topics as topic_operations
-from ..core import users as user_operations
-from ..core.delays import DelayStats, delay_stats
-from ..core.grouping import Flush
-from ..core.groups import GroupInfo, GroupStatus
-from ..core.prepared import Committed, PreparedInfo, abort_prepared, commit_prepared, prepared
-from ..core.settings import ChangedSetting, Setting, change_settings, settings
+from ..core.admin import groups as group_operations
+from ..core.admin import settings as setting_operations
+from ..core.admin import users as user_operations
+from ..core.admin.delays import DelayStats, delay_stats
+from ..core.admin.groups import GroupInfo, GroupStatus
+from ..core.admin.settings import ChangedSetting, Setting, change_settings, settings
+from ..core.admin.transactions import Transactions, end_transaction, transactions
+from ..core.admin.users import UserInfo
+from ..core.produce.grouping import Flush
+from ..core.produce.prepared import Committed, PreparedInfo, abort_prepared, commit_prepared, prepared
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo
-from ..core.transactions import Transactions, end_transaction, transactions
-from ..core.users import UserInfo
 from .client import Client
 
 

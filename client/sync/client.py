@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from ..connection_log import ConnectionLog
-from ..core.access import AccessOptions, access_for
-from ..core.address import parse_addresses
 from ..core.client_guard import Guard
-from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
+from ..core.rpc.access import AccessOptions, access_for
+from ..core.rpc.address import parse_addresses
+from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from .pool import Caller, Dialer
 
 

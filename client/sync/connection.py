@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.commands import Command, HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.access import NO_ACCESS, Access
-from ..core.address import Address
-from ..core.connection_errors import (
+from ..core.rpc.access import NO_ACCESS, Access
+from ..core.rpc.address import Address
+from ..core.rpc.connection_errors import (
     broke,
     closed_here,
     closed_there,
@@ -25,7 +25,7 @@ from ..core.connection_errors import (
     unanswered,
     unreachable,
 )
-from ..core.session import Answer, Asked, Session, advance
+from ..core.rpc.session import Answer, Asked, Session, advance
 from ..endpoint import client_name, packed_address
 from .spin_wait import SpinWait
 

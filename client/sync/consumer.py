@@ -8,13 +8,13 @@ from datetime import datetime
 
 from ...protocol.commands import QUERY_COUNT_MAX
 from ...protocol.fields import I64_MAX
-from ..core import requests
 from ..core import topics as topic_operations
-from ..core.batch import Batch, Found
-from ..core.positions import EARLIEST, Position
-from ..core.pull import pull_found
-from ..core.stored import StoredMessage
-from ..core.tags import check_filter, parse_tags
+from ..core.consume import requests
+from ..core.consume.batch import Batch, Found
+from ..core.consume.positions import EARLIEST, Position
+from ..core.consume.pull import pull_found
+from ..core.consume.stored import StoredMessage
+from ..core.consume.tags import check_filter, parse_tags
 from ..core.times import to_millis
 from ..core.topics import QueueStats
 from .client import Client

@@ -15,12 +15,12 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.accumulator import Single
-from ..core.connection_errors import silent
-from ..core.delivery import Delivery
-from ..core.retry import is_retriable
-from ..core.session import Answer
-from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
+from ..core.produce.accumulator import Single
+from ..core.produce.delivery import Delivery
+from ..core.rpc.connection_errors import silent
+from ..core.rpc.retry import is_retriable
+from ..core.rpc.session import Answer
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
 from ..errors import ClientClosed
 from .connection import Connection
 from .pool import Dialer

@@ -7,11 +7,11 @@ import time
 from collections.abc import Generator, Iterator
 
 from ...protocol.errors import FlintError
-from ..core.positions import Position, resolve_span
-from ..core.queue_reader import TopicReading
-from ..core.stored import StoredMessage
-from ..core.tags import TagFilter
-from ..core.topic_iterator import Iterating
+from ..core.consume.positions import Position, resolve_span
+from ..core.consume.queue_reader import TopicReading
+from ..core.consume.stored import StoredMessage
+from ..core.consume.tags import TagFilter
+from ..core.consume.topic_iterator import Iterating
 from .connection import Connection
 from .pool import Caller
 

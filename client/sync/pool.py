@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
-from ..core.access import Access
-from ..core.address import Address, AddressBook
 from ..core.client_guard import Guard
-from ..core.connection_errors import no_address_answered
-from ..core.operation import Operation, Plan
-from ..core.retry import Retries, detached
-from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
+from ..core.rpc.access import Access
+from ..core.rpc.address import Address, AddressBook
+from ..core.rpc.connection_errors import no_address_answered
+from ..core.rpc.operation import Operation, Plan
+from ..core.rpc.retry import Retries, detached
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, check_timeout
 from .connection import Connection
 
 IDLE_CONNECTIONS_MAX = 64

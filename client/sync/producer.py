@@ -14,17 +14,17 @@ from typing import Self, Unpack
 from ...protocol.errors import FlintError, RequestTimeout
 from .. import unsent
 from ..connection_log import ConnectionLog
-from ..core.access import AccessOptions, access_for
-from ..core.accumulator import NEVER, Bulk, Single
-from ..core.address import parse_addresses
 from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
-from ..core.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.grouping import Flush, common_properties
-from ..core.operation import Plan
-from ..core.producer_core import ASK, Groups, ProducerCore, raise_unseen
-from ..core.receipts import Receipt
-from ..core.timeouts import DELIVERY_SECONDS, check_timeout
+from ..core.produce.accumulator import NEVER, Bulk, Single
+from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
+from ..core.produce.grouping import Flush, common_properties
+from ..core.produce.producer_core import ASK, Groups, ProducerCore, raise_unseen
+from ..core.produce.receipts import Receipt
+from ..core.rpc.access import AccessOptions, access_for
+from ..core.rpc.address import parse_addresses
+from ..core.rpc.operation import Plan
+from ..core.rpc.timeouts import DELIVERY_SECONDS, check_timeout
 from ..delay import delay_properties
 from ..endpoint import client_name
 from ..message import Body, Message

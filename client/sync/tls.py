@@ -6,8 +6,8 @@ import socket
 import ssl
 import time
 
-from ..core.address import Address
-from ..core.tls import handshake_failed
+from ..core.rpc.address import Address
+from ..core.rpc.tls import handshake_failed
 
 _WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 

@@ -18,7 +18,7 @@ from flintmq.client import (
     Outcome,
     TransactionProducer,
 )
-from flintmq.client.core.access import AccessOptions
+from flintmq.client.core.rpc.access import AccessOptions
 from flintmq.protocol.auth.scram import MECHANISM, ClientExchange
 from flintmq.protocol.commands import AUTH, GET_ALL_TOPIC_CONFIG, HELLO
 from flintmq.protocol.errors import BrokerError, FrameIllegal, InvalidParameter, SystemBusy

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer, StoredMessage, TryLater
-from flintmq.client.push.outcome import GiveUp
+from flintmq.client.groups.push.outcome import GiveUp
 from tests.group_tools import until
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from flintmq.client import (
     WrongLoop,
 )
 from flintmq.client.aio import Admin, Consumer, Producer
-from flintmq.client.core.delivery import Delivery
-from flintmq.client.core.route import queue_of
-from flintmq.client.core.stored import StoredMessage
+from flintmq.client.core.consume.stored import StoredMessage
+from flintmq.client.core.produce.delivery import Delivery
+from flintmq.client.core.produce.route import queue_of
 from tests.conftest import Brokers
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flintmq.client import Consumer, Message, Producer, Receipt
-from flintmq.client.core.route import queue_of
+from flintmq.client.core.produce.route import queue_of
 
 if TYPE_CHECKING:
     from tests.client_drivers import Clients

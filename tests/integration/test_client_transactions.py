@@ -28,7 +28,7 @@ from flintmq.client import (
     TransactionGroupWrong,
     aio,
 )
-from flintmq.client.core.delivery import Delivery
+from flintmq.client.core.produce.delivery import Delivery
 from tests.conftest import BrokerFactory, Brokers, RunningBroker
 
 NEVER_MS = 3_600_000

@@ -34,8 +34,8 @@ from flintmq.client import (
     SubscriptionIllegal,
     TryLater,
 )
-from flintmq.client.push import requests
-from flintmq.client.push.options import Start
+from flintmq.client.groups.push import requests
+from flintmq.client.groups.push.options import Start
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.forked import broker_environment

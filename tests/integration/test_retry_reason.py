@@ -48,7 +48,7 @@ def test_what_a_listener_raised_comes_with_the_next_try_and_with_the_dead_letter
     assert (second.retry_reason, second.retry_member) == ("ValueError: no such account", f"{topic}-m")
     assert (dead.retry_reason, dead.retry_member) == ("KeyError: 'second'", f"{topic}-m")
     assert not dead.user_properties, "what the broker noted is not the sender's"
-    texts = [record.getMessage() for record in caplog.records if record.name.startswith("flintmq.client.push")]
+    texts = [record.getMessage() for record in caplog.records if record.name.startswith("flintmq.client.groups.push")]
     name = f"message {first.message_id} of topic {topic}, key o-0"
     assert [text for text in texts if "ValueError" in text] == [
         f"group {topic}: the listener failed with {ValueError('no such account' + chr(10) + 'but a second line')!r} "

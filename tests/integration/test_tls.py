@@ -25,7 +25,7 @@ from flintmq.client import (
     TlsFailed,
     TransactionProducer,
 )
-from flintmq.client.core.access import AccessOptions
+from flintmq.client.core.rpc.access import AccessOptions
 from flintmq.protocol.commands import HELLO, PULL
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, Brokers, RawConnection, RunningBroker

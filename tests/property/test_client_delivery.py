@@ -28,12 +28,12 @@ from flintmq.client import (
     PartlyStored,
     SystemBusy,
 )
-from flintmq.client.core.accumulator import BatchGroup, Bulk, Single
 from flintmq.client.core.compression import Compressor
-from flintmq.client.core.delivery import Delivery
-from flintmq.client.core.packer import RowSource
-from flintmq.client.core.receipts import Acknowledged
-from flintmq.client.core.session import Answer
+from flintmq.client.core.produce.accumulator import BatchGroup, Bulk, Single
+from flintmq.client.core.produce.delivery import Delivery
+from flintmq.client.core.produce.packer import RowSource
+from flintmq.client.core.produce.receipts import Acknowledged
+from flintmq.client.core.rpc.session import Answer
 from flintmq.protocol.commands import HelloAnswer
 from flintmq.protocol.errors import BrokerError
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flintmq.client import Message
 from flintmq.client.core.compression import Compressor, decompress
-from flintmq.client.core.packer import Columns, ColumnSource, Content, Rows, RowSource, new_packer
+from flintmq.client.core.produce.packer import Columns, ColumnSource, Content, Rows, RowSource, new_packer
 from flintmq.client.errors import InvalidMessage
 
 bodies = st.binary(max_size=300) | st.integers(0, 9000).map(lambda size: b"z" * size)

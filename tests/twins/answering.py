@@ -10,12 +10,12 @@ import msgpack
 import pytest
 
 from flintmq.client import ConnectionFailed, DeliveryFailed, Message
-from flintmq.client.core.accumulator import BatchGroup, Bulk, ProduceFrame, Single
 from flintmq.client.core.compression import Compressor
-from flintmq.client.core.delivery import Delivery
-from flintmq.client.core.packer import RowSource
-from flintmq.client.core.receipts import settle
-from flintmq.client.core.session import Answer
+from flintmq.client.core.produce.accumulator import BatchGroup, Bulk, ProduceFrame, Single
+from flintmq.client.core.produce.delivery import Delivery
+from flintmq.client.core.produce.packer import RowSource
+from flintmq.client.core.produce.receipts import settle
+from flintmq.client.core.rpc.session import Answer
 from flintmq.protocol.commands import PRODUCE, HelloAnswer, ProduceRequest
 from flintmq.protocol.errors import BrokerError
 from flintmq.protocol.fields import decode_fields

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flintmq.client.cli.failures import TLS_STEP, describe
-from flintmq.client.core.address import Address
-from flintmq.client.core.connection_errors import closed_here, not_greeted
+from flintmq.client.core.rpc.address import Address
+from flintmq.client.core.rpc.connection_errors import closed_here, not_greeted
 
 
 @pytest.mark.parametrize("tls", [True, False])

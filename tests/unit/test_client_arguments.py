@@ -13,8 +13,8 @@ import pytest
 
 from flintmq import client
 from flintmq.client import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType, Message, aio
-from flintmq.client.core.address import Address, parse_addresses
-from flintmq.client.core.grouping import (
+from flintmq.client.core.consume.tags import check_filter, parse_tags
+from flintmq.client.core.produce.grouping import (
     check_bodies,
     check_bulk_keys,
     check_flush,
@@ -24,8 +24,8 @@ from flintmq.client.core.grouping import (
     group_messages,
     sharded_topics,
 )
-from flintmq.client.core.route import QueueCounts, queue_of
-from flintmq.client.core.tags import check_filter, parse_tags
+from flintmq.client.core.produce.route import QueueCounts, queue_of
+from flintmq.client.core.rpc.address import Address, parse_addresses
 from flintmq.client.core.times import from_millis, to_millis
 from flintmq.client.core.topics import TopicInfo
 
@@ -304,7 +304,7 @@ class TestSharding:
 def test_a_client_without_user_and_tls_imports_no_module_for_them() -> None:
     program = (
         "import sys; from flintmq.client import Producer; Producer('127.0.0.1:1').close(); "
-        "print({'ssl', 'stringprep', 'flintmq.protocol.auth.scram', 'flintmq.client.core.tls'} & {*sys.modules})"
+        "print({'ssl', 'stringprep', 'flintmq.protocol.auth.scram', 'flintmq.client.core.rpc.tls'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "set()\n"

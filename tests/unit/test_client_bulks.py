@@ -6,9 +6,9 @@ import msgpack
 import pytest
 
 from flintmq.client import DeliveryFailed, FlintError, NoPermission, RequestTimeout, SystemBusy
-from flintmq.client.core.accumulator import BULK_WINDOW, BatchGroup, Bulk
-from flintmq.client.core.packer import ColumnSource
-from flintmq.client.core.receipts import settle
+from flintmq.client.core.produce.accumulator import BULK_WINDOW, BatchGroup, Bulk
+from flintmq.client.core.produce.packer import ColumnSource
+from flintmq.client.core.produce.receipts import settle
 from tests.twins.answering import NO_COMPRESSION, PREFIX, AnsweringBroker, failures
 
 

@@ -17,10 +17,10 @@ from flintmq.client import (
     RequestTimeout,
     SystemBusy,
 )
-from flintmq.client.core.accumulator import BULK_WINDOW
-from flintmq.client.core.delivery import IN_FLIGHT_FRAMES_MAX
-from flintmq.client.core.receipts import settle
-from flintmq.client.core.session import Answer
+from flintmq.client.core.produce.accumulator import BULK_WINDOW
+from flintmq.client.core.produce.delivery import IN_FLIGHT_FRAMES_MAX
+from flintmq.client.core.produce.receipts import settle
+from flintmq.client.core.rpc.session import Answer
 from tests.twins.answering import PREFIX, AnsweringBroker, bodies_of, failures
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from flintmq.client.core.produce_header import ProduceHead
+from flintmq.client.core.produce.produce_header import ProduceHead
 from flintmq.protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, PRODUCE, ProduceRequest
 from flintmq.protocol.fields import decode_fields, encode_fields
 from flintmq.protocol.frames import REQUEST

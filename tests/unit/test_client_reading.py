@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from flintmq.client import InvalidArgument, InvalidArgumentType, OffsetOutOfRange
-from flintmq.client.core.operation import Operation, Plan
-from flintmq.client.core.positions import Span, ends_at, resolve_span
-from flintmq.client.core.queue_reader import HOLD_MS, TURN, TopicReading
-from flintmq.client.core.session import Answer
-from flintmq.client.core.tags import EVERYTHING, parse_tags
+from flintmq.client.core.consume.positions import Span, ends_at, resolve_span
+from flintmq.client.core.consume.queue_reader import HOLD_MS, TURN, TopicReading
+from flintmq.client.core.consume.tags import EVERYTHING, parse_tags
+from flintmq.client.core.rpc.operation import Operation, Plan
+from flintmq.client.core.rpc.session import Answer
 from flintmq.client.core.times import from_millis
 from flintmq.client.core.topics import QueueStats
 from flintmq.protocol.commands import GET_TOPIC_STATS_INFO, PULL, QUEUE_STATS_STRUCT, SEARCH_OFFSET_BY_TIMESTAMP

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from flintmq.client import Batch, CorruptMessage, Found, RemoteProtocolError, StoredMessage
-from flintmq.client.core.tags import EVERYTHING, TagFilter, parse_tags
+from flintmq.client.core.consume.tags import EVERYTHING, TagFilter, parse_tags
 from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import RECORD, SysFlag
 from flintmq.protocol.storage.record import Record, encode_host, encode_properties

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.client.core.batch import Batch
-from flintmq.client.push.assignments import Claim, Claims, WorkItem
+from flintmq.client.core.consume.batch import Batch
+from flintmq.client.groups.push.assignments import Claim, Claims, WorkItem
 from flintmq.protocol.storage.record import Record
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flintmq.client import Batch, InvalidArgument, PushConsumer, StoredMessage, TransactionProducer, aio
-from flintmq.client.core.access import AccessOptions
-from flintmq.client.push.options import PushOptions
+from flintmq.client.core.rpc.access import AccessOptions
+from flintmq.client.groups.push.options import PushOptions
 
 
 def plain(message: StoredMessage) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from flintmq.client import GiveUp, InvalidArgument, PushConsumer, Subscription, TryLater, aio
-from flintmq.client.core.positions import End
-from flintmq.client.push.options import check_options
+from flintmq.client.core.consume.positions import End
+from flintmq.client.groups.push.options import check_options
 from flintmq.protocol.storage.delivery import DEAD_LETTER_LEVEL
 
 FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.client.push.assignments import Claims, claims_for
-from flintmq.client.push.membership import Membership, Request
-from flintmq.client.push.options import Options, check_options
-from flintmq.client.push.progress import Progress
+from flintmq.client.groups.push.assignments import Claims, claims_for
+from flintmq.client.groups.push.membership import Membership, Request
+from flintmq.client.groups.push.options import Options, check_options
+from flintmq.client.groups.push.progress import Progress
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT
 from flintmq.protocol.errors import (
     CommitIllegal,

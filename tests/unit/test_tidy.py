@@ -37,9 +37,8 @@ PLAIN = (
     "client/aio",
     "client/cli",
     "client/core",
-    "client/push",
+    "client/groups",
     "client/sync",
-    "client/transactions",
 )
 STUMBLES = {
     "a noun phrase without a noun": r"^(?:What|Whoever|Whom?|Whether|As many|As much) (?!is this|does this|do )[a-z]",

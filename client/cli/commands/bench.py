@@ -21,7 +21,7 @@ from ..settings import BrokerChoice
 from ..units import plural, show_bytes, show_count, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from ...core.grouping import Flush
+    from ...core.produce.grouping import Flush
 
 BAR_CHARS = 40
 QUEUES = 4

@@ -13,7 +13,7 @@ from ..params import SettingType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.settings import Setting
+    from ...core.admin.settings import Setting
 
 
 def _show(value: Any) -> str:

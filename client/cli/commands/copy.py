@@ -15,7 +15,7 @@ from ..settings import BrokerChoice
 from ..transfer import MessageSelection, Transfer, for_each_sound, say_done, selection_options
 
 if TYPE_CHECKING:
-    from ...core.stored import StoredMessage
+    from ...core.consume.stored import StoredMessage
     from ...core.topics import TopicInfo
     from ...sync.admin import Admin
     from ..positions import Typed

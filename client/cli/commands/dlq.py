@@ -33,7 +33,7 @@ from ..settings import BrokerChoice
 from ..units import plural, show_moment, show_second
 
 if TYPE_CHECKING:
-    from ...core.stored import StoredMessage
+    from ...core.consume.stored import StoredMessage
     from ...sync.admin import Admin
     from ...sync.consumer import Consumer
 

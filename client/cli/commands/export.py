@@ -14,7 +14,7 @@ from ..transfer import MessageSelection, for_each_sound, selection_options
 from ..units import plural, show_seconds
 
 if TYPE_CHECKING:
-    from ...core.stored import StoredMessage
+    from ...core.consume.stored import StoredMessage
     from ..positions import Typed
 
 

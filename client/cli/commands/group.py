@@ -25,8 +25,8 @@ from ..units import plural, show_moment, show_seconds
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ...core.groups import GroupMember, GroupQueue, GroupStatus
-    from ...core.stored import StoredMessage
+    from ...core.admin.groups import GroupMember, GroupQueue, GroupStatus
+    from ...core.consume.stored import StoredMessage
 
 TOPICS_SHOWN = 3
 WIDE = 100

@@ -18,7 +18,7 @@ from ..topic_reader import FILTER_HELP, format_options, nothing_found, show_mess
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ...core.stored import StoredMessage
+    from ...core.consume.stored import StoredMessage
     from ...sync.consumer import Consumer
     from ..formats import Format
 

@@ -24,7 +24,7 @@ from ..topic_reader import format_options, show_messages
 from ..units import plural, show_moment
 
 if TYPE_CHECKING:
-    from ...core.stored import StoredMessage
+    from ...core.consume.stored import StoredMessage
     from ...sync.consumer import Consumer
     from ..formats import Format
 

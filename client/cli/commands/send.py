@@ -22,8 +22,8 @@ from ..settings import BrokerChoice
 from ..units import plural, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from ...core.grouping import Flush
-    from ...core.receipts import Receipt
+    from ...core.produce.grouping import Flush
+    from ...core.produce.receipts import Receipt
     from ...sync.producer import Producer
 
 READ_BYTES = 1 << 20

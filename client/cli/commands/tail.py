@@ -17,7 +17,7 @@ from ..settings import BrokerChoice
 from ..topic_reader import FILTER_HELP, format_options, nothing_found, show_messages
 
 if TYPE_CHECKING:
-    from ...core.stored import StoredMessage
+    from ...core.consume.stored import StoredMessage
     from ...sync.consumer import Consumer
     from ..formats import Format
 

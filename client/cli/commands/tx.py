@@ -16,7 +16,7 @@ from ..settings import BrokerChoice
 from ..units import plural, show_moment, show_seconds
 
 if TYPE_CHECKING:
-    from ...core.transactions import TransactionInfo
+    from ...core.admin.transactions import TransactionInfo
     from ...sync.admin import Admin
 
 PAGE_COUNT = 1_000

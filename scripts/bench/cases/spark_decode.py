@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from flintmq.client.core.tags import EVERYTHING
+from flintmq.client.core.consume.tags import EVERYTHING
 
 from ..bench import Bench
 from ..load import TOPIC, fill

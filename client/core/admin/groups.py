@@ -1,0 +1,172 @@
+"""Consumer groups as an operator sees them, and the operations on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+from ....protocol import commands
+from ....protocol.commands import CONSUMER_OFFSET_STRUCT
+from ....protocol.errors import RemoteProtocolError
+from ....protocol.fields import decode_fields
+from ..rpc.operation import Operation, nothing, operation, unpack_body
+from ..rpc.session import Answer
+from ..topics import ALL_QUEUES
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """One group. ``state``: ``empty`` (it has no members), ``rebalancing`` or ``stable``; ``retry_times_max``: number
+    of redeliveries before a message becomes a dead letter; ``partial``: the group has topics whose progress the user
+    may not see."""
+
+    group: str
+    mode: str
+    state: str
+    members: int
+    epoch: int
+    topics: Sequence[str]
+    retry_times_max: int
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """One member. ``since_ms``, ``heartbeat_ms``: time since it joined, and since its last heartbeat;
+    ``subscriptions``: (topic, tags, filter) each."""
+
+    member: str
+    client: str
+    address: str
+    epoch: int
+    since_ms: int
+    heartbeat_ms: int
+    orderly: bool
+    queues: int
+    subscriptions: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQueue:
+    """A group's progress in one queue. ``member``: the one that the queue is assigned to, or empty; ``committed``: the
+    committed offset, -1: none; ``pulled``: the offset after the last message that a member received, -1: none;
+    ``known``: False if no offset is committed and the group's first member will set the start rule."""
+
+    topic: str
+    queue: int
+    member: str
+    committed: int
+    pulled: int
+    min_offset: int
+    max_offset: int
+    known: bool = True
+
+    @property
+    def lag(self) -> int:
+        """Number of stored messages that are not consumed yet; an upper bound if not ``known``."""
+        return max(self.max_offset - max(self.committed, self.min_offset), 0)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of those messages that a member has received."""
+        return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
+
+    @property
+    def ready(self) -> int:
+        """Number of those messages that no member has received."""
+        return self.lag - self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """One group in full. ``queues``: one row for each queue, in a broadcasting group for each queue and member;
+    ``delayed``: messages that wait for redelivery and are in no queue of the group yet; ``partial``: the group has
+    topics that the user may not see."""
+
+    group: str
+    mode: str
+    state: str
+    epoch: int
+    members: Sequence[GroupMember] = field(default_factory=tuple)
+    queues: Sequence[GroupQueue] = field(default_factory=tuple)
+    delayed: int = 0
+    partial: bool = False
+
+
+def groups() -> Operation[list[GroupInfo]]:
+    """Return the operation that lists all groups."""
+
+    def decode(answer: Answer) -> list[GroupInfo]:
+        return [_of(GroupInfo, row) for row in _rows(unpack_body(answer))]
+
+    return operation(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, decode)
+
+
+def group_status(group: str) -> Operation[GroupStatus]:
+    """Return the operation that gets one group in full."""
+
+    def decode(answer: Answer) -> GroupStatus:
+        content = unpack_body(answer)
+        if not isinstance(content, dict):
+            raise RemoteProtocolError(f"expected a group as a map, got {type(content).__name__}")
+        members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
+        queues = [GroupQueue(*row[:8]) for row in _rows(content.get("queues"))]
+        delayed = int(content.get("delayed", 0))
+        name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
+        return GroupStatus(name, mode, state, epoch, members, queues, delayed, bool(content.get("partial")))
+
+    return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, group=group)
+
+
+def delete_group(group: str) -> Operation[None]:
+    """Return the operation that deletes a group without members."""
+    return operation(commands.DELETE_SUBSCRIPTIONGROUP, nothing, group=group)
+
+
+def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: bool) -> Operation[dict[int, int]]:
+    """Return the operation that sets a group's committed offsets, by queue."""
+    body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
+    return operation(
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        _offsets,
+        body,
+        group=group,
+        topic=topic,
+        to="offset",
+        count=len(offsets),
+        force=force,
+    )
+
+
+def reset_to(
+    group: str, topic: str, to: str, timestamp_ms: int, queue: int | None, force: bool
+) -> Operation[dict[int, int]]:
+    """Return the operation that moves a group's committed offsets to ``first``, ``last`` or ``time``."""
+    return operation(
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        _offsets,
+        group=group,
+        topic=topic,
+        to=to,
+        timestamp_ms=timestamp_ms,
+        queue=ALL_QUEUES if queue is None else queue,
+        force=force,
+    )
+
+
+def _offsets(answer: Answer) -> dict[int, int]:
+    decode_fields(commands.ConsumerOffsetsAnswer, answer.fields)
+    return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
+
+
+def _rows(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise RemoteProtocolError(f"expected a list of rows, got {type(value).__name__}")
+    return value
+
+
+def _of(cls: type[Any], row: dict[str, Any]) -> Any:
+    fields = dataclasses.fields(cls)
+    return cls(**{each.name: row[each.name] for each in fields if each.name in row or each.default is MISSING})

@@ -1,0 +1,165 @@
+"""Reads all queues of a topic, without sockets: decides which pulls to send and which message comes next.
+
+Each queue has at most one outstanding pull and two waiting batches. The queues take turns of a few messages, so that a
+long queue does not delay the others. At the end of a queue the broker holds the pull (long polling), so that a new
+message in any queue arrives at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from ....protocol.errors import FlintError, OffsetOutOfRange
+from ..rpc.operation import Operation
+from ..topics import QueueStats
+from .batch import Batch
+from .positions import Span
+from .requests import pull
+from .stored import StoredMessage
+from .tags import TagFilter
+
+TURN = 32
+"""Number of messages of one queue before another queue has its turn."""
+HOLD_MS = 20_000
+"""Maximum time for which the broker may hold a pull at the end of a queue."""
+PULL_COUNT = 8192
+_PULL_BYTES_TOTAL = 16 << 20
+_PULL_BYTES_MAX = 1 << 20
+_PULL_BYTES_MIN = 64 << 10
+
+
+class QueueReading:
+    """The reading state of one queue.
+
+    ``position``: offset of the next pull; ``end``: where reading stops, or None; ``caught_up``: the last response
+    reached the end of the queue; ``may_move``: an expired start is not an error.
+    """
+
+    __slots__ = ("asked", "caught_up", "end", "may_move", "messages", "position", "queue")
+
+    def __init__(self, queue: int, position: int, end: int | None, *, may_move: bool) -> None:
+        self.queue = queue
+        self.position = position
+        self.end = end
+        self.may_move = may_move
+        self.asked = False
+        self.caught_up = False
+        self.messages: list[Iterator[StoredMessage]] = []
+
+    @property
+    def wants_more(self) -> bool:
+        """True if a pull should be sent."""
+        return not self.asked and len(self.messages) < 2 and (self.end is None or self.position < self.end)
+
+    @property
+    def finished(self) -> bool:
+        """True if all messages up to the end were taken."""
+        return not self.messages and self.end is not None and self.position >= self.end
+
+
+class TopicReading:
+    """Reads ``span`` of ``topic``; a driver sends ``pulls`` and reports ``answered``, ``failed`` and ``lost``."""
+
+    def __init__(self, topic: str, span: Span, tags: TagFilter, condition: str = "") -> None:
+        self.topic = topic
+        self.follows = span.ends is None
+        """True if new queues and new messages are to be read too."""
+        self._tags = tags
+        self._condition = condition
+        self._queues: dict[int, QueueReading] = {}
+        self._turns: list[QueueReading] = []
+        ends = span.ends or {}
+        for queue, start in span.starts.items():
+            end = ends.get(queue, start) if span.ends is not None else None
+            self._add(QueueReading(queue, start, end, may_move=not span.explicit))
+
+    def _add(self, queue: QueueReading) -> None:
+        self._queues[queue.queue] = queue
+        self._turns.append(queue)
+
+    @property
+    def finished(self) -> bool:
+        """True if every message up to the ends was taken."""
+        return not self.follows and all(queue.finished for queue in self._turns)
+
+    @property
+    def has_messages(self) -> bool:
+        """True if ``turn`` would return messages."""
+        return any(queue.messages for queue in self._turns)
+
+    @property
+    def someone_waits(self) -> bool:
+        """True if a queue has an outstanding pull and no messages, so that it is worth looking for its response."""
+        return any(queue.asked and not queue.messages for queue in self._turns)
+
+    def pulls(self) -> list[tuple[int, Operation[Batch]]]:
+        """Return the pulls that are due as ``(queue, operation)``; the driver must send them."""
+        pulls = []
+        for queue in self._turns:
+            if queue.wants_more:
+                queue.asked = True
+                pulls.append((queue.queue, self._pull(queue)))
+        return pulls
+
+    def _pull(self, queue: QueueReading) -> Operation[Batch]:
+        bytes_max = min(_PULL_BYTES_MAX, max(_PULL_BYTES_MIN, _PULL_BYTES_TOTAL // len(self._turns)))
+        count = PULL_COUNT if queue.end is None else min(PULL_COUNT, queue.end - queue.position)
+        # Do not let the broker hold a pull for an existing range: a filter may let none of the rest through.
+        hold_ms = HOLD_MS if queue.end is None or queue.caught_up else 0
+        return pull(self.topic, queue.queue, queue.position, count, bytes_max, hold_ms, self._tags, self._condition)
+
+    def answered(self, number: int, batch: Batch) -> None:
+        """Take the response to a queue's pull."""
+        queue = self._queues[number]
+        queue.asked = False
+        queue.may_move = False
+        queue.position = max(queue.position, batch.next_offset)
+        queue.caught_up = queue.position >= batch.max_offset
+        messages = batch.messages
+        if queue.end is not None and batch.next_offset > queue.end:
+            messages = [message for message in messages if message.queue_offset < queue.end]
+        if messages:
+            queue.messages.append(iter(messages))
+
+    def failed(self, number: int, error: FlintError) -> bool:
+        """Handle a refused pull. Returns whether reading can continue: if the start was not explicit and has
+        expired."""
+        queue = self._queues[number]
+        queue.asked = False
+        if isinstance(error, OffsetOutOfRange) and queue.may_move and queue.position < error.min_offset:
+            queue.position = error.min_offset
+            return True
+        return False
+
+    def lost(self) -> None:
+        """Mark all pulls as not outstanding, because the connection was lost."""
+        for queue in self._turns:
+            queue.asked = False
+
+    def turn(self) -> list[StoredMessage]:
+        """Return the next messages, from the queue whose turn it is. Empty if no queue has any."""
+        turns = self._turns
+        for place, queue in enumerate(turns):
+            if queue.messages:
+                taken = list(islice(queue.messages[0], TURN))
+                if len(taken) < TURN:
+                    queue.messages.pop(0)
+                if not taken:
+                    return self.turn()
+                # The queues before this one have no messages; the one that had its turn goes to the end.
+                turns.append(turns.pop(place))
+                return taken
+        return []
+
+    def end_at(self, ends: dict[int, int]) -> None:
+        """Stop following: only messages below ``ends`` are still read."""
+        self.follows = False
+        for queue in self._turns:
+            queue.end = ends.get(queue.queue, queue.position)
+
+    def found_queues(self, stats: list[QueueStats]) -> None:
+        """Add the topic's new queues, which are read from their beginning."""
+        for queue in stats:
+            if queue.queue not in self._queues:
+                self._add(QueueReading(queue.queue, queue.min_offset, None, may_move=True))

@@ -1,0 +1,134 @@
+"""The requests of readers, as operations: pulling and finding messages, offsets, commits."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from ....protocol import commands
+from ....protocol.commands import CONSUMER_OFFSET_STRUCT
+from ....protocol.errors import PULL_RETRY_IMMEDIATELY, RemoteProtocolError
+from ....protocol.fields import decode_fields
+from ...errors import InvalidArgument
+from ..rpc.operation import Operation, check_body, nothing, operation
+from ..rpc.session import Answer
+from ..topics import ALL_QUEUES
+from .batch import Batch, Found
+from .stored import StoredMessage
+from .tags import EVERYTHING, TagFilter
+
+
+def pull(
+    topic: str,
+    queue: int,
+    offset: int,
+    max_count: int,
+    max_bytes: int,
+    wait_ms: int,
+    tags: TagFilter = EVERYTHING,
+    condition: str = "",
+) -> Operation[Batch]:
+    """Read stored messages of one queue. ``condition``: a filter expression for the broker; empty: none."""
+
+    def decode(answer: Answer) -> Batch:
+        head = decode_fields(commands.RecordsAnswer, answer.fields)
+        return Batch(
+            topic,
+            queue,
+            answer.body,
+            head.count,
+            next_offset=head.next_offset,
+            min_offset=head.min_offset,
+            max_offset=head.max_offset,
+            lost=head.lost,
+            go_on=answer.code == PULL_RETRY_IMMEDIATELY,
+            tags=tags,
+        )
+
+    return operation(
+        commands.PULL,
+        decode,
+        hold_seconds=wait_ms / 1000 if type(wait_ms) is int else 0.0,
+        topic=topic,
+        queue=queue,
+        offset=offset,
+        max_count=max_count,
+        max_bytes=max_bytes,
+        wait_ms=wait_ms,
+        tags=tags.expression,
+        filter=condition,
+    )
+
+
+def query(topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str | None) -> Operation[Found]:
+    """Find messages by a key."""
+
+    def decode(answer: Answer) -> Found:
+        head = decode_fields(commands.QueryByKeyAnswer, answer.fields)
+        return Found(topic, answer.body, head.count, head.cursor or None, head.index_behind_bytes, head.damaged)
+
+    return operation(
+        commands.QUERY_BY_KEY,
+        decode,
+        topic=topic,
+        key=key,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        max_count=max_count,
+        cursor=cursor or "",
+    )
+
+
+def view_message(message_id: str, topic: str | None) -> Operation[StoredMessage]:
+    """Find one message by either form of id."""
+
+    def decode(answer: Answer) -> StoredMessage:
+        head = decode_fields(commands.ViewMessageAnswer, answer.fields)
+        found = Found(topic or "", answer.body, head.count, None, 0)
+        if len(found) != 1:
+            raise RemoteProtocolError(f"expected one message for an id, got {len(found)}")
+        return found[0]
+
+    return operation(commands.VIEW_MESSAGE_BY_ID, decode, id=message_id, topic=topic or "")
+
+
+def _offset(answer: Answer) -> int:
+    offset: int = decode_fields(commands.OffsetAnswer, answer.fields).offset
+    return offset
+
+
+def min_offset(topic: str, queue: int) -> Operation[int]:
+    """Get the first readable offset of a queue."""
+    return operation(commands.GET_MIN_OFFSET, _offset, topic=topic, queue=queue)
+
+
+def max_offset(topic: str, queue: int) -> Operation[int]:
+    """Get the offset that the queue's next message will have."""
+    return operation(commands.GET_MAX_OFFSET, _offset, topic=topic, queue=queue)
+
+
+def offset_at(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
+    """Get the first offset stored at or after ``timestamp_ms``; the queue's max offset if nothing was."""
+    return operation(commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms)
+
+
+def committed(group: str, topic: str, queue: int = ALL_QUEUES) -> Operation[dict[int, int]]:
+    """Get the offsets that a group has committed, by queue; queues without one are left out."""
+
+    def decode(answer: Answer) -> dict[int, int]:
+        head = decode_fields(commands.ConsumerOffsetsAnswer, answer.fields)
+        check_body(answer, head.count * CONSUMER_OFFSET_STRUCT.size)
+        return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
+
+    return operation(commands.QUERY_CONSUMER_OFFSET, decode, group=group, topic=topic, queue=queue)
+
+
+def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None]:
+    """Commit a group's offsets, by queue."""
+    if not isinstance(offsets, Mapping) or not offsets:
+        raise InvalidArgument(f"offsets is {offsets!r:.60}; it must map at least one queue to its next offset")
+    try:
+        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
+    except struct.error as error:
+        raise InvalidArgument(f"offsets must map queues to offsets, both integers: {error}") from None
+    return operation(commands.UPDATE_CONSUMER_OFFSET, nothing, body=body, group=group, topic=topic, count=len(offsets))

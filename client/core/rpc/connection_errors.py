@@ -1,0 +1,79 @@
+"""Connection failures as errors for the caller, the same from every driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
+from .address import Address
+from .retry import is_retriable
+
+
+def unreachable(address: Address, error: OSError) -> ConnectionFailed:
+    """Return the error for a failed attempt to connect."""
+    return ConnectionFailed(
+        f"cannot reach a broker at {address}: {reason_of(error)}; is it running? (flintmq-broker serve starts one)"
+    )
+
+
+def no_hello(address: Address, seconds: float) -> ConnectionFailed:
+    """Return the error for a server that does not answer HELLO."""
+    return ConnectionFailed(f"the broker at {address} did not answer HELLO within {seconds:.1f} s")
+
+
+def no_broker(address: Address, error: FlintError) -> ConnectionFailed:
+    """Return the error for a server that speaks another protocol."""
+    return ConnectionFailed(f"the server at {address} is not a FlintMQ broker: {error}")
+
+
+def broke(address: Address, error: OSError) -> ConnectionFailed:
+    """Return the error for a connection that broke."""
+    return ConnectionFailed(f"the connection to the broker at {address} broke: {reason_of(error)}")
+
+
+def closed_there(address: Address) -> ConnectionFailed:
+    """Return the error for a connection that the broker closed."""
+    return ConnectionFailed(f"the broker at {address} closed the connection")
+
+
+def closed_here(address: Address) -> ConnectionFailed:
+    """Return the error for a connection that this side closed."""
+    return ConnectionFailed(f"the connection to the broker at {address} was closed")
+
+
+def not_greeted(address: Address, error: FlintError, *, tls: bool) -> ConnectionFailed:
+    """Return the error for a connection that was lost before HELLO was answered."""
+    perhaps = (
+        "the broker may require a certificate (tls_certificate, tls_key), or not accept this one"
+        if tls
+        else "the broker may require TLS (tls=True)"
+    )
+    return ConnectionFailed(f"{error}, instead of answering HELLO; {perhaps}")
+
+
+def silent(address: Address, seconds: float) -> ConnectionFailed:
+    """Return the error for a connection on which the broker has been silent for too long."""
+    return ConnectionFailed(f"the broker at {address} has not answered for {seconds:g} s")
+
+
+def unanswered(address: Address, command: str, seconds: float) -> RequestTimeout:
+    """Return the error for a call whose time is over."""
+    return RequestTimeout(f"the broker at {address} did not answer {command} within {seconds:g} s")
+
+
+def no_address_answered(failures: Sequence[FlintError]) -> FlintError:
+    """Return the error if none of several addresses could be used. A permanent refusal by one address is the result
+    only if all refuse permanently."""
+    if len(failures) == 1 or not any(map(is_retriable, failures)):
+        return failures[0]
+    combined = ConnectionFailed("; ".join(str(error) for error in failures))
+    combined.__cause__ = failures[0]
+    return combined
+
+
+def reason_of(error: OSError) -> str:
+    """Return the operating system's description of an error, because asyncio puts its own into ``strerror``."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,81 @@
+"""Requests as values: a driver sends an ``Operation`` and passes the response to its ``decode``.
+
+Several dependent steps form a *plan*: a generator that yields lists of operations, receives the list of their results,
+and returns its own result. The same plans run on every driver.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgpack
+
+from ....protocol.commands import Command
+from ....protocol.errors import (
+    PULL_NOT_FOUND,
+    PULL_RETRY_IMMEDIATELY,
+    SUCCESS,
+    InvalidParameter,
+    RemoteProtocolError,
+    error_from_answer,
+)
+from ....protocol.fields import decode_fields, encode_fields
+from ...errors import InvalidArgument
+from .session import Answer
+
+T = TypeVar("T")
+Plan: TypeAlias = Generator[list["Operation[Any]"], list[Any], T]
+
+
+@dataclass(slots=True)
+class Operation(Generic[T]):
+    """One request. ``decode`` makes the result from a successful response; ``hold_seconds``: how long the broker may
+    hold the response because the request asks for it."""
+
+    command: Command
+    fields: dict[str, Any]
+    decode: Callable[[Answer], T]
+    body: bytes = b""
+    hold_seconds: float = 0.0
+
+    def result(self, answer: Answer) -> T:
+        """Return the result of a response, or raise the error that it carries."""
+        code = answer.code
+        if code not in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY):
+            raise error_from_answer(code, answer.fields)
+        try:
+            return self.decode(answer)
+        except (InvalidParameter, struct.error, TypeError, KeyError) as error:
+            raise RemoteProtocolError(f"the response to {self.command.name} is malformed: {error}") from error
+
+
+def operation(
+    command: Command, decode: Callable[[Answer], T], body: bytes = b"", hold_seconds: float = 0.0, **arguments: Any
+) -> Operation[T]:
+    """Return an operation after checking the arguments against the command's rules."""
+    try:
+        fields = encode_fields(decode_fields(command.request, arguments))
+    except InvalidParameter as error:
+        raise InvalidArgument(str(error).removeprefix(f"{command.request.__name__}.")) from None
+    return Operation(command, fields, decode, body, hold_seconds)
+
+
+def nothing(answer: Answer) -> None:
+    """Decode a response that has no result."""
+
+
+def unpack_body(answer: Answer) -> Any:
+    """Return the msgpack value in the body of a response."""
+    try:
+        return msgpack.unpackb(answer.body, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(f"expected a msgpack body: {error}") from error
+
+
+def check_body(answer: Answer, body_bytes: int) -> None:
+    """Raise an error unless the body of a response has this size."""
+    if len(answer.body) != body_bytes:
+        raise RemoteProtocolError(f"expected a body of {body_bytes} bytes, got {len(answer.body)}")

@@ -1,0 +1,25 @@
+"""Timeouts, in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InvalidArgument, InvalidArgumentType
+
+TIMEOUT_SECONDS = 10.0
+"""Default timeout of a call of a consumer or an admin."""
+DELIVERY_SECONDS = 10.0
+"""Default time for which a producer tries a message."""
+CONNECT_SECONDS_MAX = 5.0
+"""Maximum time for one address before the next one is tried."""
+SILENCE_SECONDS_MAX = 15
+"""A connection with outstanding requests and no response for this long is replaced by a new one."""
+
+
+def check_timeout(what: str, timeout: Any) -> float:
+    """Return ``timeout`` in seconds; raises if it is not valid."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise InvalidArgumentType(f"{what} must be a number of seconds, not {type(timeout).__name__}")
+    if not timeout > 0:
+        raise InvalidArgument(f"{what} is {timeout}; it must be more than 0 seconds")
+    return float(timeout)

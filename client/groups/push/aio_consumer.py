@@ -1,0 +1,449 @@
+"""The push consumer that runs its listener as tasks of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self, Unpack, overload
+
+from ....protocol.errors import FlintError
+from ...aio.runtime import ClientRuntime
+from ...connection_log import ConnectionLog
+from ...core.consume.batch import Batch
+from ...core.consume.stored import StoredMessage
+from ...core.rpc.access import AccessOptions, access_for
+from ...core.rpc.address import parse_addresses
+from ...core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
+from ...errors import ClientFailed, InvalidArgument, ListenerTimeout
+from ...sync.pool import Dialer
+from ..callables import is_coroutine_function
+from .assignments import WorkItem
+from .group_client import Engine
+from .health import Health
+from .listeners import check_listener, check_returned
+from .options import CLUSTERING, LAST, Addresses, Mode, PushOptions, Start, Subscriptions, check_options
+from .outcome import Failed, failed_with
+from .signals import StopSignals
+from .workers import Workers
+
+MessageListener = Callable[[StoredMessage], Awaitable[object] | None]
+BatchListener = Callable[[Batch], Awaitable[object] | None]
+
+log = logging.getLogger(__name__)
+
+
+class PushConsumer:
+    """A member of a consumer group; it awaits its listener, a coroutine function, with each message or batch.
+
+    It works like ``flintmq.client.PushConsumer``, except that listeners run as tasks, at most ``workers`` at a time, in
+    the event loop in which ``start()`` was awaited. A thread talks to the broker, so a loop that is blocked for a while
+    neither leaves the group nor loses anything. A listener that takes longer than ``listener_timeout`` is cancelled.
+
+    A listener that is a plain function is called in one of ``workers`` threads, as in the other consumer; if it returns
+    an awaitable, the loop awaits it.
+    """
+
+    @overload
+    def __init__(
+        self,
+        addresses: Addresses,
+        group: str,
+        topics: Subscriptions,
+        listener: MessageListener,
+        *,
+        batch: None = None,
+        **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        addresses: Addresses = ...,
+        *,
+        group: str,
+        topics: Subscriptions,
+        listener: MessageListener,
+        batch: None = None,
+        **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        addresses: Addresses,
+        group: str,
+        topics: Subscriptions,
+        listener: BatchListener,
+        *,
+        batch: int,
+        **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        addresses: Addresses = ...,
+        *,
+        group: str,
+        topics: Subscriptions,
+        listener: BatchListener,
+        batch: int,
+        **options: Unpack[PushOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        addresses: Addresses | None = None,
+        group: str = "",
+        topics: Subscriptions = (),
+        listener: Callable[[Any], Awaitable[object] | None] | None = None,
+        *,
+        batch: int | None = None,
+        orderly: bool = False,
+        workers: int = 64,
+        start: Start = LAST,
+        mode: Mode = CLUSTERING,
+        member: str | None = None,
+        prefetch_messages: int = 16_384,
+        prefetch_bytes: int = 64 << 20,
+        auto_commit: bool = True,
+        commit_interval: float = 1.0,
+        session_timeout: float = 10.0,
+        listener_timeout: float = 900.0,
+        retry_times_max: int | None = None,
+        delay_level: int = 0,
+        suspend: float = 1.0,
+        retry_reason: bool = True,
+        timeout: float = TIMEOUT_SECONDS,
+        **access: Unpack[AccessOptions],
+    ) -> None:
+        entry = access_for(self, access)
+        self._listener = check_listener(listener)
+        self._options = check_options(
+            group=group,
+            topics=topics,
+            member=member,
+            mode=mode,
+            start=start,
+            orderly=orderly,
+            batch=batch,
+            workers=workers,
+            prefetch_messages=prefetch_messages,
+            prefetch_bytes=prefetch_bytes,
+            auto_commit=auto_commit,
+            commit_interval=commit_interval,
+            session_timeout=session_timeout,
+            listener_timeout=listener_timeout,
+            retry_times_max=retry_times_max,
+            delay_level=delay_level,
+            suspend=suspend,
+            retry_reason=retry_reason,
+        )
+        self._timeout = check_timeout("timeout", timeout)
+        self._life = ClientRuntime(type(self).__name__)
+        self._started = False
+        self._ready: deque[WorkItem] = deque()
+        self._tasks: dict[asyncio.Task[None], WorkItem] = {}
+        self._end: asyncio.Future[None] | None = None
+        self._workers: Workers | None
+        """Threads for a listener that is a plain function; a coroutine function runs in tasks instead."""
+        connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
+        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
+        if is_coroutine_function(self._listener):
+            self._workers = None
+            self._engine = Engine(
+                self._options, dialer, self._post_works, self._post_recall, self._post_stuck, self._post_end
+            )
+        else:
+            threads = self._workers = Workers(self._options, self._call)
+            self._engine = threads.engine = Engine(
+                self._options, dialer, threads.begin, threads.recall, threads.replace, self._post_end
+            )
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._options.group
+
+    @property
+    def member(self) -> str:
+        """This member's name."""
+        return self._options.member
+
+    # ---- its lifetime
+
+    async def start(self) -> Self:
+        """Join the group; returns when the broker has accepted the member. Raises its refusal, or that it is
+        unreachable."""
+        loop = self._life.enter()
+        if self._started:
+            raise InvalidArgument("this consumer was already started; create a new one to start again")
+        self._started = True
+        self._end = loop.create_future()
+        if self._workers is not None:
+            self._workers.start()
+        self._engine.start()
+        joined = await loop.run_in_executor(None, self._engine.joined.wait, self._timeout)
+        if not joined:
+            trouble = self._engine.health().trouble
+            self._life.closing()
+            self._engine.abandon()
+            raise trouble or ListenerTimeout(f"could not join group {self.group} within {self._timeout:g} s")
+        if self._engine.failure is not None:
+            self._life.closing()
+            raise self._engine.failure
+        return self
+
+    async def run(self, timeout: float = 30.0) -> None:
+        """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has shut down
+        gracefully: the listeners have finished, their progress is committed, and the member has left the group. Also
+        returns after ``close()``.
+
+        ``timeout``: as in ``close()``. Raises the errors of ``start()``, ``wait()`` and ``close()``. If it is
+        cancelled, it first closes the consumer in the same way. A second signal, or cancellation, interrupts at once.
+        Only the main thread of a program receives signals; for a loop in another thread use ``close()``.
+        """
+        seconds = check_timeout("timeout", timeout)
+        loop = self._life.enter()
+        stop: asyncio.Future[None] = loop.create_future()
+
+        def stopped() -> None:
+            if not stop.done():
+                stop.set_result(None)
+
+        with StopSignals(lambda: loop.call_soon_threadsafe(stopped)) as signals:
+            starting = loop.create_task(self.start(), name=f"flintmq start of {self.group}")
+            try:
+                await _first(starting, stop)
+                if not starting.done():
+                    self._engine.leave()
+                await starting
+                assert self._end is not None
+                await _first(stop, self._end)
+            finally:
+                starting.cancel()
+                if signals.received is not None:
+                    log.info("group %s: %s: shutting down", self.group, signals.received.name)
+                await self.close(seconds)
+        await self.wait()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait at most ``timeout`` seconds until the consumer is closed; returns whether it is.
+
+        Raises ``ClientFailed``, with the reason as its cause, if the consumer cannot continue. Cancelling the wait does
+        not affect the consumer.
+        """
+        assert self._end is not None, "start() comes first"
+        await asyncio.wait([self._end], timeout=timeout)
+        self._engine.check()
+        return self._end.done()
+
+    async def close(self, timeout: float = 30.0) -> None:
+        """Begin no more messages, let the listeners finish, commit, and leave the group. Idempotent.
+
+        Raises ``ListenerTimeout`` if a listener does not return within ``timeout`` seconds: it is cancelled, the
+        consumer leaves nevertheless, and the broker redelivers the unfinished messages to other members. Raises
+        ``ClientFailed`` if it failed before.
+        """
+        if self._life.closed or not self._started:
+            self._life.closing()
+            return
+        self._life.check_loop()
+        self._life.closing()
+        assert self._end is not None
+        self._engine.leave()
+        late: ListenerTimeout | None = None
+        try:
+            await asyncio.wait_for(asyncio.shield(self._end), check_timeout("timeout", timeout))
+        except TimeoutError:
+            late = ListenerTimeout(
+                f"{self._engine.health().running} listeners of group {self.group} did not return within "
+                f"{timeout:g} s; their messages are redelivered to other members"
+            )
+        finally:
+            self._engine.abandon()
+            for task in self._tasks:
+                task.cancel()
+        await asyncio.wait_for(asyncio.shield(self._end), self._timeout)
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=self._timeout)
+        self._engine.check()
+        if late is not None:
+            raise late
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- state and control
+
+    def health(self) -> Health:
+        """Return the consumer's current state and counters."""
+        return self._engine.health()
+
+    def pause(self, *topics: str) -> None:
+        """Stop pulling these topics, or all if none is given; messages already pulled are still handled."""
+        self._check()
+        self._engine.set_paused(self._engine.paused | (frozenset(topics) or frozenset(self._options.subscriptions)))
+
+    def resume(self, *topics: str) -> None:
+        """Continue to pull these topics, or all if none is given."""
+        self._check()
+        self._engine.set_paused(self._engine.paused - frozenset(topics) if topics else frozenset())
+
+    async def commit(self, timeout: float | None = None) -> None:
+        """Commit the listeners' progress and wait for the broker's confirmation. Raises the error if that fails."""
+        self._check()
+        loop = self._life.loop
+        told: asyncio.Future[FlintError | None] = loop.create_future()
+
+        def settle(error: FlintError | None) -> None:
+            if not told.done():
+                told.set_result(error)
+
+        self._engine.commit(lambda error: self._post(settle, error))
+        seconds = self._timeout if timeout is None else check_timeout("timeout", timeout)
+        try:
+            error = await asyncio.wait_for(told, seconds)
+        except TimeoutError:
+            raise ListenerTimeout(f"the broker did not confirm the progress of group {self.group} in time") from None
+        if error is not None:
+            raise error
+
+    def _check(self) -> None:
+        self._life.enter()
+        self._engine.check()
+
+    # ---- from the engine's thread to the loop
+
+    def _post(self, call: Callable[..., object], *arguments: Any) -> None:
+        try:
+            self._life.loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:  # the loop was closed, so no listener can run
+            self._engine.abandon()
+
+    def _post_works(self, works: list[WorkItem]) -> None:
+        self._post(self._begin, works)
+
+    def _post_recall(self) -> None:
+        self._post(self._recalled)
+
+    def _post_stuck(self, work: WorkItem) -> None:
+        self._post(self._cancel, work)
+
+    def _post_end(self, error: FlintError | None) -> None:
+        if self._workers is not None:
+            self._workers.stop()
+        self._post(self._ended)
+
+    def _ended(self) -> None:
+        assert self._end is not None
+        if not self._end.done():
+            self._end.set_result(None)
+
+    # ---- in a thread of the workers
+
+    def _call(self, handed: Any) -> None:
+        """Call a plain function; if it returns an awaitable, await it in the loop."""
+        returned = self._listener(handed)
+        if inspect.isawaitable(returned):
+            awaited = self._await(returned)
+            try:
+                running = asyncio.run_coroutine_threadsafe(awaited, self._life.loop)
+            except RuntimeError:  # the loop was closed
+                awaited.close()
+                if inspect.iscoroutine(returned):
+                    returned.close()
+                raise
+            returned = running.result()
+        check_returned(returned)
+
+    @staticmethod
+    async def _await(returned: Awaitable[object]) -> object:
+        return await returned
+
+    # ---- in the loop
+
+    def _begin(self, works: list[WorkItem]) -> None:
+        self._ready.extend(works)
+        while self._ready and len(self._tasks) < self._options.workers:
+            work = self._ready.popleft()
+            if work.claim.stopped:
+                self._engine.give_back(work)
+                continue
+            work.taken_at = work.begun_at = time.monotonic()
+            task = self._life.loop.create_task(self._work(work), name=f"flintmq listener of {self.group}")
+            self._tasks[task] = work
+            task.add_done_callback(self._task_ended)
+
+    def _recalled(self) -> None:
+        """Give back works of revoked queues that no task has begun, because the queues' next member waits for them."""
+        waiting, self._ready = self._ready, deque()
+        for work in waiting:
+            if work.claim.stopped:
+                self._engine.give_back(work)
+            else:
+                self._ready.append(work)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        work = self._tasks.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._engine.die(ClientFailed(f"a listener's task ended with {type(error).__name__}: {error}", error))
+        elif task.cancelled() and not work.given_up:
+            self._engine.give_back(work)  # cancelled before it began, or with the consumer
+        self._begin([])
+
+    def _cancel(self, work: WorkItem) -> None:
+        for task, its_work in self._tasks.items():
+            if its_work is work:
+                task.cancel()
+
+    async def _work(self, work: WorkItem) -> None:
+        if self._options.whole_batches:
+            await self._handle_batch(work)
+        else:
+            await self._handle_each(work)
+
+    async def _handle_batch(self, work: WorkItem) -> None:
+        failed = await self._failed(work.whole, work)
+        if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
+            self._engine.keep_back(work, 0, [], failed[0].reason)
+        else:
+            self._engine.finished(work, failed, len(work.messages) - len(failed))
+
+    async def _handle_each(self, work: WorkItem) -> None:
+        failed: Failed = []
+        orderly = self._options.orderly
+        for number, message in enumerate(work.messages):
+            outcome = await self._failed(message, work)
+            if work.given_up:
+                return
+            if outcome and orderly and outcome[0].delay_level >= 0:
+                self._engine.keep_back(work, number, failed, outcome[0].reason)
+                return
+            failed += outcome
+            work.begun_at = time.monotonic()  # each message has its own time
+        self._engine.finished(work, failed, len(work.messages) - len(failed))
+
+    async def _failed(self, handed: Any, work: WorkItem) -> Failed:
+        """Await the listener; returns the messages to redeliver, with their delay levels."""
+        messages = (handed,) if isinstance(handed, StoredMessage) else work.messages
+        try:
+            check_returned(await self._listener(handed))
+        except asyncio.CancelledError as error:
+            if work.given_up or self._life.closed:
+                raise
+            return failed_with(error, self._options, messages, work)
+        except Exception as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
+            return failed_with(error, self._options, messages, work)
+        return []
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    """Return when one of the futures is done; cancelling the wait does not affect them."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

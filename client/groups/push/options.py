@@ -1,0 +1,216 @@
+"""Options of a push consumer, checked before the first request to a broker."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from ....protocol.commands import MEMBER_CHARS_MAX
+from ....protocol.errors import InvalidParameter
+from ....protocol.names import check_name
+from ....protocol.storage.delivery import DELAY_LEVEL_MAX
+from ...core.consume.positions import EARLIEST, ENDS, LATEST, End
+from ...core.consume.tags import TagFilter, check_filter, parse_tags
+from ...core.rpc.access import AccessOptions
+from ...core.rpc.timeouts import check_timeout
+from ...core.times import to_millis
+from ...errors import InvalidArgument, InvalidArgumentType
+from ...log_rate import LogRate
+
+CLUSTERING: Final = "clustering"
+BROADCASTING: Final = "broadcasting"
+FIRST: Final = "first"
+LAST: Final = "last"
+_STARTS: dict[str, str] = {EARLIEST: FIRST, LATEST: LAST}
+"""The protocol's words for the ends of a queue."""
+
+Start = End | datetime
+"""Start rule: where a group begins in topics that it has not read before."""
+Mode = Literal["clustering", "broadcasting"]
+"""Clustering: the members of a group share the messages; broadcasting: each member gets all."""
+
+Addresses = str | Iterable[str]
+Subscriptions = Mapping[str, "str | Iterable[str] | Subscription | None"] | Iterable[str] | str
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """The messages that a group wants from a topic: those with one of these tags (``"a || b"``, None: any) whose
+    properties meet ``filter``, an SQL92 condition."""
+
+    tags: str | Iterable[str] | None = None
+    filter: str | None = None
+
+
+class PushOptions(AccessOptions, total=False):
+    """Keyword arguments of a push consumer, for type checkers; see ``PushConsumer`` and ``AccessOptions``."""
+
+    orderly: bool
+    workers: int
+    start: Start
+    mode: Mode
+    member: str | None
+    prefetch_messages: int
+    prefetch_bytes: int
+    auto_commit: bool
+    commit_interval: float
+    session_timeout: float
+    listener_timeout: float
+    retry_times_max: int | None
+    delay_level: int
+    suspend: float
+    retry_reason: bool
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The checked arguments of a push consumer. Times are in seconds."""
+
+    group: str
+    subscriptions: dict[str, tuple[TagFilter, str]]
+    member: str
+    named: bool
+    """True if the user passed the member's name."""
+    mode: str
+    start: str
+    start_ms: int
+    orderly: bool
+    batch_max: int
+    whole_batches: bool
+    workers: int
+    prefetch_messages: int
+    prefetch_bytes: int
+    auto_commit: bool
+    commit_seconds: float
+    session_seconds: float
+    listener_seconds: float
+    retry_times_max: int
+    delay_level: int
+    suspend_seconds: float
+    retry_reason: bool
+    log_rate: LogRate = field(default_factory=LogRate, compare=False, repr=False)
+    """Rate limit of log lines about messages that a listener wants to be retried."""
+
+    @property
+    def broadcasting(self) -> bool:
+        """True if every member gets all messages."""
+        return self.mode == BROADCASTING
+
+    @property
+    def commits(self) -> bool:
+        """True if the broker stores the progress: for a broadcasting member only if it has a permanent name."""
+        return not self.broadcasting or self.named
+
+
+def check_options(
+    *,
+    group: Any,
+    topics: Any,
+    member: Any,
+    mode: Any,
+    start: Any,
+    orderly: bool,
+    batch: Any,
+    workers: Any,
+    prefetch_messages: Any,
+    prefetch_bytes: Any,
+    auto_commit: bool,
+    commit_interval: Any,
+    session_timeout: Any,
+    listener_timeout: Any,
+    retry_times_max: Any,
+    delay_level: Any,
+    suspend: Any,
+    retry_reason: bool,
+) -> Options:
+    """Return the checked options; raises ``InvalidArgument`` or ``InvalidArgumentType`` if one is not valid."""
+    if mode not in (CLUSTERING, BROADCASTING):
+        raise InvalidArgument(f"mode is {mode!r}; it must be 'clustering' or 'broadcasting'")
+    session_seconds = check_timeout("session_timeout", session_timeout)
+    if not 1 <= session_seconds <= 300:
+        raise InvalidArgument(f"session_timeout is {session_timeout}; it must be 1 to 300 seconds")
+    begin, start_ms = _check_start(start)
+    return Options(
+        group=_check_name("group", group),
+        subscriptions=_check_topics(topics),
+        member=_check_member(member),
+        named=member is not None,
+        mode=mode,
+        start=begin,
+        start_ms=start_ms,
+        orderly=bool(orderly),
+        batch_max=_whole("batch", 1024 if batch is None else batch, 1, 65_536),
+        whole_batches=batch is not None,
+        workers=_whole("workers", workers, 1, 10_000),
+        prefetch_messages=_whole("prefetch_messages", prefetch_messages, 1, 10_000_000),
+        prefetch_bytes=_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40),
+        auto_commit=bool(auto_commit),
+        commit_seconds=check_timeout("commit_interval", commit_interval),
+        session_seconds=session_seconds,
+        listener_seconds=check_timeout("listener_timeout", listener_timeout),
+        retry_times_max=-1 if retry_times_max is None else _whole("retry_times_max", retry_times_max, 0, 2**31 - 1),
+        delay_level=_whole("delay_level", delay_level, 0, DELAY_LEVEL_MAX),
+        suspend_seconds=check_timeout("suspend", suspend),
+        retry_reason=bool(retry_reason),
+    )
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    if type(value) is not int:
+        raise InvalidArgumentType(f"{name} must be an int, not {type(value).__name__}")
+    if not low <= value <= high:
+        raise InvalidArgument(f"{name} is {value}; it must be {low:,} to {high:,}")
+    return value
+
+
+def _check_name(kind: str, name: Any) -> str:
+    if type(name) is not str:
+        raise InvalidArgumentType(f"{kind} must be a str, not {type(name).__name__}")
+    try:
+        return check_name(kind, name)
+    except InvalidParameter as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def _check_member(member: Any) -> str:
+    if member is None:
+        return f"{socket.gethostname()[:60]}@{os.getpid()}@{uuid.uuid4().hex[:8]}"
+    if type(member) is not str:
+        raise InvalidArgumentType(f"member must be a str, not {type(member).__name__}")
+    if not 0 < len(member) <= MEMBER_CHARS_MAX or not member.isprintable():
+        raise InvalidArgument(f"member is {member!r:.80}; it must be 1 to {MEMBER_CHARS_MAX} printable characters")
+    return member
+
+
+def _check_start(start: Any) -> tuple[str, int]:
+    if isinstance(start, datetime):
+        return "time", to_millis("start", start)
+    if not isinstance(start, str) or start not in ENDS:
+        raise InvalidArgument(
+            f"start is {start!r}; it must be 'earliest' (or 'first'), 'latest' (or 'last') or an aware datetime"
+        )
+    return _STARTS[ENDS[start]], 0
+
+
+def _check_topics(topics: Any) -> dict[str, tuple[TagFilter, str]]:
+    if isinstance(topics, str):
+        topics = [topics]
+    if not isinstance(topics, Mapping):
+        if not isinstance(topics, Iterable):
+            raise InvalidArgumentType(
+                f"topics must be a topic, several, or a mapping from topic to tags, not {type(topics).__name__}"
+            )
+        topics = dict.fromkeys(topics)
+    if not topics:
+        raise InvalidArgument("topics names no topic; pass at least one")
+    found = {}
+    for topic, wanted in topics.items():
+        subscription = wanted if isinstance(wanted, Subscription) else Subscription(wanted)
+        found[_check_name("topic", topic)] = (parse_tags(subscription.tags), check_filter(subscription.filter))
+    return found

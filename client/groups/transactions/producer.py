@@ -1,0 +1,271 @@
+"""The transactional producer for threads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from ....protocol.errors import FlintError
+from ...connection_log import ConnectionLog
+from ...core.compression import COMPRESS_OVER_BYTES, Compression
+from ...core.consume.stored import StoredMessage
+from ...core.produce.delivery import Delivery
+from ...core.produce.grouping import Flush
+from ...core.produce.receipts import Receipt
+from ...core.rpc.access import AccessOptions, access_for
+from ...core.rpc.address import parse_addresses
+from ...core.rpc.timeouts import DELIVERY_SECONDS
+from ...message import Message
+from ...sync.pool import Dialer
+from ...sync.producer import Producer
+from . import requests
+from .decisions import Decisions
+from .end_errors import decide, not_ended, note_not_rolled_back
+from .health import TransactionHealth, health_of
+from .outcome import Outcome
+from .questions import Questions
+from .registration import Question, Registration
+
+log = logging.getLogger(__name__)
+
+
+class _Halves(Producer):
+    """Sends half messages and ends their transactions."""
+
+    def __init__(self, group: str, addresses: str | Iterable[str] | None, **options: Any) -> None:
+        super().__init__(addresses, **options)
+        self._delivery.common = requests.half_common(group)
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery that sends them."""
+        return self._delivery
+
+    @property
+    def closed(self) -> bool:
+        """True after ``close``."""
+        return self._guard.closed
+
+    @property
+    def forked(self) -> bool:
+        """True in a child process of the one that created the producer."""
+        return self._guard.forked
+
+    def check(self) -> None:
+        """Raise if the producer cannot be used."""
+        self._guard.check()
+
+    def end(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
+        """Tell the broker the outcome; retry while that can help and time is left."""
+        self._caller.call(requests.end(group, receipt, outcome), self._caller.deadline(timeout))
+
+
+class Transaction:
+    """A message that waits for its commit. ``message_id``: its id, the same in the message that ``check`` gets."""
+
+    __slots__ = ("__weakref__", "_outcome", "_producer", "message", "receipt")
+
+    def __init__(self, producer: TransactionProducer, message: Message, receipt: Receipt) -> None:
+        self.message = message
+        self.receipt = receipt
+        """Receipt of the half message: its location differs from that of the delivered message."""
+        self._producer = producer
+        self._outcome: Outcome | None = None
+
+    @property
+    def message_id(self) -> str:
+        """The message's id, which is also the transaction's."""
+        return self.receipt.message_id
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome, None while the transaction is open."""
+        return self._outcome
+
+    def commit(self, *, timeout: float | None = None) -> None:
+        """Have the message delivered; returns once that is acknowledged.
+
+        Raises ``TransactionEnded`` if the transaction has ended differently, and ``RequestTimeout`` or
+        ``ConnectionFailed`` if the broker could not be told in time. Even then the commit is decided: as long as this
+        producer exists, it answers the broker's checks accordingly. After that the result of ``check`` counts.
+        """
+        self._end(Outcome.COMMIT, timeout)
+
+    def rollback(self, *, timeout: float | None = None) -> None:
+        """Have the message never delivered; raises like ``commit``."""
+        self._end(Outcome.ROLLBACK, timeout)
+
+    def _end(self, outcome: Outcome, timeout: float | None) -> None:
+        if self._outcome is not outcome:  # repeating the same end does nothing
+            self._producer._end(self, outcome, timeout)
+            self._outcome = outcome
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self.message_id} {self._outcome or 'open'}>"
+
+
+class TransactionProducer:
+    """Sends messages that are delivered if, and only if, the sender's related work succeeded. Thread-safe.
+
+        with TransactionProducer("127.0.0.1:10911", "payments", check) as producer:
+            with producer.transaction(Message("orders", b"…", keys=["o-1"])) as transaction:
+                database.insert(order, transaction.message_id)
+
+    The message is stored at once, but no consumer sees it. At the end of the block it is committed, or rolled back if
+    the block raised an exception. If the broker does not learn the outcome (this process was killed, or the network
+    failed), it asks the producers of ``group``: ``check`` is called with the stored message and returns the outcome.
+    Any process of the group must be able to find it out (here: whether the database has the order). Processes that send
+    for the same purpose share a group.
+
+    ``check`` runs in a separate thread, for one message at a time. If it raises an exception, the producer logs it,
+    counts it in ``health()``, and the broker asks again. It is not called for transactions that are open in this very
+    producer or were decided by it. ``session_timeout``: seconds of silence from this process after which the broker
+    asks another one. The other arguments are those of ``Producer``.
+
+    The producer registers with the broker, and receives its checks, from ``start()`` on, which ``with`` and the first
+    send call.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] | None = None,
+        group: str = "",
+        check: Callable[[StoredMessage], Outcome] | None = None,
+        *,
+        session_timeout: float = requests.SESSION_SECONDS,
+        delivery_timeout: float = DELIVERY_SECONDS,
+        compress_over: int | None = COMPRESS_OVER_BYTES,
+        compression: Compression | None = None,
+        flush: Flush | None = None,
+        **access: Unpack[AccessOptions],
+    ) -> None:
+        entry = access_for(self, access)
+        self._check = requests.check_plain_check(check)
+        self._group = requests.check_group(group)
+        seconds = requests.check_session(session_timeout)
+        self._halves = _Halves(
+            self._group,
+            addresses,
+            delivery_timeout=delivery_timeout,
+            compress_over=compress_over,
+            compression=compression,
+            flush=flush,
+            **access,
+        )
+        self._decisions = Decisions(self._halves.delivery)
+        self._questions = Questions(self._decisions, self._check_later)
+        connection_log = ConnectionLog(f"producer group {self._group}", logging.WARNING)
+        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
+        self._registration = Registration(self._group, requests.new_member(), seconds, dialer, self._questions.ask)
+        self._questions.registration = self._registration
+        self._to_check: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+
+    @property
+    def group(self) -> str:
+        """The producer group's name."""
+        return self._group
+
+    def start(self) -> Self:
+        """Register with the broker, which may send checks from then on; does not wait for it. Idempotent."""
+        self._halves.check()
+        self._registration.check()
+        self._registration.start()
+        return self
+
+    # ---- transactions
+
+    def send_half(
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
+    ) -> Transaction:
+        """Store a message that no consumer sees until ``commit`` of the returned transaction. Arguments and errors are
+        those of ``Producer.send``."""
+        self.start()
+        with self._decisions.sending():
+            receipt = self._halves.send(message, queue=queue, flush=flush, timeout=timeout)
+            transaction = Transaction(self, message, receipt)
+            self._decisions.opened(receipt.message_id, transaction)
+        return transaction
+
+    @contextlib.contextmanager
+    def transaction(
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
+    ) -> Iterator[Transaction]:
+        """Call ``send_half``, and at the end of the block ``commit``, or ``rollback`` if the block raises.
+
+        A transaction that is ended within the block stays as it is. If a rollback fails, that is added as a note to the
+        exception of the block.
+        """
+        transaction = self.send_half(message, queue=queue, flush=flush, timeout=timeout)
+        try:
+            yield transaction
+        except BaseException as error:
+            if transaction.outcome is None:
+                try:
+                    transaction.rollback(timeout=timeout)
+                except FlintError as failure:
+                    note_not_rolled_back(error, transaction.message_id, failure)
+            raise
+        if transaction.outcome is None:
+            transaction.commit(timeout=timeout)
+
+    def _end(self, transaction: Transaction, outcome: Outcome, timeout: float | None) -> None:
+        message_id = transaction.message_id
+        decide(self._decisions, message_id, outcome)
+        try:
+            self._halves.end(self._group, transaction.receipt, outcome, timeout)
+        except FlintError as error:
+            raise not_ended(self._decisions, message_id, outcome, error) from error.__cause__
+        self._decisions.confirmed(message_id)
+
+    # ---- checks
+
+    def _check_later(self, question: Question) -> None:
+        if self._worker is None:
+            name = f"flintmq-check-{self._group}"
+            self._worker = threading.Thread(target=self._run_checks, name=name, daemon=True)
+            self._worker.start()
+        self._to_check.put(question)
+
+    def _run_checks(self) -> None:
+        while (question := self._to_check.get()) is not None:
+            try:
+                outcome = self._check(question.message)
+            except Exception as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
+                self._questions.failed(question, error)
+            except BaseException as error:  # noqa: BLE001
+                self._questions.failed(question, error)
+                self._registration.fail(error)  # every later call raises it
+                return
+            else:
+                self._questions.checked(question, outcome)
+
+    def health(self) -> TransactionHealth:
+        """Return the producer's current state and counters."""
+        return health_of(self._registration, self._questions, self._decisions, closed=self._halves.closed)
+
+    # ---- end
+
+    def close(self) -> None:
+        """Stop receiving checks, and disconnect. Open transactions stay open: the broker asks another producer of the
+        group about them. Idempotent."""
+        if self._halves.closed:
+            return
+        if not self._halves.forked:
+            self._registration.leave()
+            if self._worker is not None:
+                self._to_check.put(None)
+        self._halves.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
