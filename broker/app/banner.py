@@ -50,7 +50,7 @@ class Banner:
         report: RecoveryReport,
     ) -> None:
         """Print the banner; its last line is the address of the open port."""
-        from ..setting_rules import format_address  # imported late because it needs pydantic, as ``--help`` does not
+        from ..addresses import format_address  # imported late: it imports all commands, which ``--help`` does not need
 
         rows = [
             ("store", str(Path(settings.store.path).expanduser().absolute())),

@@ -49,7 +49,7 @@ START_STOP_S = 5.0
 """A start that was told to stop and has not ended after this time is cut off."""
 
 
-EXTRA_PACKAGES = ("numba", "numpy", "pydantic", "pydantic_settings")
+EXTRA_PACKAGES = ("numba", "numpy", "pydantic")
 """Packages of the extra `broker`, which every command except ``--help`` needs."""
 
 
@@ -147,7 +147,8 @@ def _stop_before_start(number: int, stack: object) -> NoReturn:
 
 
 def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str, object]) -> Settings:
-    from ..config import METRICS_OFF, load_settings
+    from ..config import METRICS_OFF
+    from ..config_sources import load_settings
 
     settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags)
     if not settings.server.insecure:
@@ -159,7 +160,7 @@ def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str
 
 
 def _check_loopback(name: str, listen: str) -> None:
-    from ..setting_rules import is_loopback, parse_address
+    from ..addresses import is_loopback, parse_address
 
     if not is_loopback(parse_address(listen)[0]):
         raise ConfigurationError(
@@ -214,7 +215,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(settings: Settings, banner: Banner) -> int:
-    from ..setting_rules import format_address
+    from ..addresses import format_address
     from .lifecycle import Lifecycle
 
     loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...protocol.storage.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.storage.record import encode_host
+from ..addresses import format_address, is_loopback, parse_address
 from ..background.checkpoint import CheckpointService
 from ..background.flush import flush_service
 from ..background.held_pulls import PullRequestHoldService
@@ -37,7 +38,6 @@ from ..security.authenticator import Authenticator
 from ..security.backoff import LoginBackoff
 from ..security.tls import TlsFiles
 from ..security.users import UserTable
-from ..setting_rules import format_address, is_loopback, parse_address
 from ..store import MessageStore, RecoveryReport
 
 log = logging.getLogger(__name__)

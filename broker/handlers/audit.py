@@ -8,7 +8,7 @@ from ...protocol import commands
 from ...protocol.commands import Command
 from ...protocol.errors import BrokerError
 from ...protocol.frames import Frame
-from ..setting_rules import format_address
+from ..addresses import format_address
 from ..store import TopicConfig
 from .context import Peer
 

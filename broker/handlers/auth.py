@@ -7,8 +7,8 @@ from ...protocol.commands import AUTH, AuthAnswer, AuthRequest
 from ...protocol.errors import AuthenticationFailed, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
+from ..addresses import format_address
 from ..security.authenticator import Authenticator
-from ..setting_rules import format_address
 from .context import Peer
 
 

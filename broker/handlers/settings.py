@@ -17,7 +17,8 @@ from ...protocol.commands import (
 from ...protocol.errors import ConfigurationError, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
-from ..config import changed_settings, rule_of, setting_names, value_of
+from ..config import FIELDS, valid_values, value_of
+from ..config_sources import changed_settings
 from .audit import audit
 from .context import Peer
 
@@ -67,9 +68,9 @@ def get_broker_config(peer: Peer, frame: Frame) -> None:
             "value": value_of(broker.settings, name),
             "at_start": value_of(broker.settings_at_start, name),
             "hot": name in HOT_SETTINGS,
-            "rule": rule_of(name).describe(),
+            "rule": valid_values(name),
         }
-        for name in setting_names()
+        for name in FIELDS
         if not name.startswith(HIDDEN_SECTION)
     ]
     peer.answer(frame, BrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
@@ -80,7 +81,7 @@ def update_broker_config(peer: Peer, frame: Frame) -> None:
     request = decode_fields(UpdateBrokerConfigRequest, frame.fields)
     changes = _decode_body(frame, request.count)
     for name in changes:
-        if name not in HOT_SETTINGS and name in setting_names():
+        if name not in HOT_SETTINGS and name in FIELDS:
             raise InvalidParameter(
                 f"{name} cannot be changed while the broker runs: set it in the file of `flintmq-broker serve "
                 "--config` and restart the broker; nothing was changed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from ..setting_rules import parse_address
+from ..addresses import parse_address
 
 _HOST_LINE = re.compile(rb"^host[ \t]*:[ \t]*([^\r\n]*?)[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?\Z")

@@ -11,12 +11,12 @@ import socket
 import time
 
 from ...protocol.errors import ConfigurationError, SystemBusy
+from ..addresses import parse_address
 from ..handlers.audit import author
 from ..handlers.context import Broker, Peer
 from ..security.tls import handshake_failure
 from ..security.user_changes import user_changes
 from ..security.users import User
-from ..setting_rules import parse_address
 from ..store import descriptors_max, store_descriptors
 from .connection import ClientConnection, unmapped
 from .response_queue import encode_error

@@ -278,7 +278,7 @@ def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], m
     """
     import time
 
-    from ..config import load_settings
+    from ..config_sources import load_settings
     from . import plan_clean as planning
 
     settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags={})

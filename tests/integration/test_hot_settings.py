@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgpack
 import pytest
 
-from flintmq.broker.config import setting_names
+from flintmq.broker.config import FIELDS
 from flintmq.broker.handlers.settings import HOT_SETTINGS
 from flintmq.protocol import commands
 from flintmq.protocol.commands import GET_BROKER_CONFIG, GET_MIN_OFFSET, HELLO, PRODUCE, UPDATE_BROKER_CONFIG
@@ -48,7 +48,7 @@ def test_the_list_shows_what_can_be_set_and_nothing_of_security(running: Running
     rows = shown(connect(running))
     assert {name for name, row in rows.items() if row["hot"]} == HOT_SETTINGS
     assert not any(name.startswith("security.") for name in rows)
-    assert set(rows) == {name for name in setting_names() if not name.startswith("security.")}
+    assert set(rows) == {name for name in FIELDS if not name.startswith("security.")}
     assert rows["store.path"]["value"] == str(running.store)
 
 

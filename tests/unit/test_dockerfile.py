@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.config import load_settings
+from flintmq.broker.config_sources import load_settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.config import load_settings
+from flintmq.broker.config_sources import load_settings
 from flintmq.broker.net import server as module
 from flintmq.broker.net.server import Server
 from flintmq.protocol.errors import SystemBusy
