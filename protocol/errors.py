@@ -356,47 +356,7 @@ RESULT_NAMES: dict[int, str] = {
     PULL_RETRY_IMMEDIATELY: "PULL_RETRY_IMMEDIATELY",
 }
 
-ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
-    cls.code: cls
-    for cls in (
-        BrokerFailure,
-        SystemBusy,
-        UnknownCommand,
-        FlushDiskTimeout,
-        MessageIllegal,
-        ServiceNotAvailable,
-        NoPermission,
-        TopicNotExist,
-        TopicExistsAlready,
-        OffsetOutOfRange,
-        MessageNotFound,
-        FilterIllegal,
-        InvalidParameter,
-        QueueNotExist,
-        FrameIllegal,
-        HelloRequired,
-        AuthenticationRequired,
-        AuthenticationFailed,
-        PartlyStored,
-        VersionNotSupported,
-        GroupNotExist,
-        TransactionGroupWrong,
-        EpochFenced,
-        MemberUnknown,
-        MemberNameTaken,
-        GroupRunning,
-        TransactionEnded,
-        TransactionNotExist,
-        DelayIllegal,
-        CommitIllegal,
-        SubscriptionIllegal,
-        PreparedIncomplete,
-        MessageDamaged,
-        LimitReached,
-        UserNotExist,
-        UserExistsAlready,
-    )
-}
+ERRORS_BY_CODE: dict[int, type[BrokerError]] = {cls.code: cls for cls in BrokerError.__subclasses__()}
 
 
 def error_from_answer(code: int, fields: Mapping[str, Any]) -> BrokerError:

@@ -13,29 +13,6 @@ more than the synchronous client.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from ..lazy_exports import lazy_exports
 
-from .admin import Admin
-from .consumer import Consumer
-from .producer import Producer, SendFuture
-
-if TYPE_CHECKING:
-    from ..groups.push.aio_consumer import PushConsumer
-    from ..groups.transactions.aio_producer import Transaction, TransactionProducer
-
-__all__ = ["Admin", "Consumer", "Producer", "PushConsumer", "SendFuture", "Transaction", "TransactionProducer"]
-
-_HOMES = {
-    "PushConsumer": "..groups.push.aio_consumer",
-    "Transaction": "..groups.transactions.aio_producer",
-    "TransactionProducer": "..groups.transactions.aio_producer",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import the clients that talk to the broker from a thread on first use, because they bring in the synchronous
-    client's connection."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name], __name__), name)
+__all__, __getattr__, __dir__ = lazy_exports(__name__)  # the names are in __init__.pyi

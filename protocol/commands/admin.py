@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ..fields import I64_MAX, boolean, integer, text
 from ..storage.layout import TOPIC_BYTES_MAX
-from .common import QUEUES_MAX
+from .common import QUEUES_MAX, EmptyAnswer, EmptyRequest
+from .table import Command
 
 QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
 """Queue, its min offset, its max offset and the store time of its last message (ms, -1: the queue is empty)."""
@@ -153,3 +154,13 @@ RUNTIME_INFO: dict[str, str] = {
 }
 """Keys of the map in a GET_BROKER_RUNTIME_INFO response. The map also has ``errors_NAME`` for each result that
 occurred: the number of responses with that result since the start. Names are added, never changed."""
+
+
+GET_DELAY_STATS = Command("GET_DELAY_STATS", 1011, GetDelayStatsRequest, DelayStatsAnswer)
+UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
+GET_ALL_TOPIC_CONFIG = Command("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, TopicsAnswer)
+UPDATE_BROKER_CONFIG = Command("UPDATE_BROKER_CONFIG", 25, UpdateBrokerConfigRequest, UpdateBrokerConfigAnswer)
+GET_BROKER_CONFIG = Command("GET_BROKER_CONFIG", 26, EmptyRequest, BrokerConfigAnswer)
+GET_BROKER_RUNTIME_INFO = Command("GET_BROKER_RUNTIME_INFO", 28, EmptyRequest, RuntimeInfoAnswer)
+GET_TOPIC_STATS_INFO = Command("GET_TOPIC_STATS_INFO", 202, TopicRequest, TopicStatsAnswer)
+DELETE_TOPIC_IN_BROKER = Command("DELETE_TOPIC_IN_BROKER", 215, TopicRequest, EmptyAnswer)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..fields import I32_MAX, boolean, integer, text
 from .common import QUEUES_MAX
+from .table import Command
 
 PROTOCOL_VERSION = 1
 
@@ -51,3 +52,7 @@ class AuthAnswer:
 
     message: str = text("the broker's message, in the mechanism's format", 1024)
     done: bool = boolean("whether the connection is authenticated now", False)
+
+
+HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
+AUTH = Command("AUTH", 1001, AuthRequest, AuthAnswer)

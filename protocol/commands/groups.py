@@ -8,7 +8,9 @@ from ..errors import InvalidParameter
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..storage.delivery import RETRY_REASON_CHARS_MAX, RETRY_TIMES_MAX
 from ..storage.layout import GROUP_BYTES_MAX
-from .common import MEMBER_CHARS_MAX, QUEUES_MAX
+from .common import MEMBER_CHARS_MAX, QUEUES_MAX, EmptyAnswer, EmptyRequest
+from .offsets import ConsumerOffsetsAnswer
+from .table import Command
 
 SEND_BACK_MAX = 1_024
 """Maximum number of messages in one CONSUMER_SEND_MSG_BACK."""
@@ -150,3 +152,15 @@ class GroupMembersAnswer:
     that wait for their delivery to `%RETRY%group`."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
+
+
+HEART_BEAT = Command("HEART_BEAT", 34, HeartBeatRequest, HeartBeatAnswer)
+UNREGISTER_CLIENT = Command("UNREGISTER_CLIENT", 35, UnregisterClientRequest, EmptyAnswer, one_way=True)
+CONSUMER_SEND_MSG_BACK = Command("CONSUMER_SEND_MSG_BACK", 36, SendMessageBackRequest, SendMessageBackAnswer)
+NOTIFY_CONSUMER_IDS_CHANGED = Command(
+    "NOTIFY_CONSUMER_IDS_CHANGED", 40, IdsChangedRequest, EmptyAnswer, one_way=True, from_broker=True
+)
+GET_ALL_SUBSCRIPTIONGROUP_CONFIG = Command("GET_ALL_SUBSCRIPTIONGROUP_CONFIG", 201, EmptyRequest, GroupsAnswer)
+GET_CONSUMER_CONNECTION_LIST = Command("GET_CONSUMER_CONNECTION_LIST", 203, GroupRequest, GroupMembersAnswer)
+DELETE_SUBSCRIPTIONGROUP = Command("DELETE_SUBSCRIPTIONGROUP", 207, DeleteGroupRequest, EmptyAnswer)
+INVOKE_BROKER_TO_RESET_OFFSET = Command("INVOKE_BROKER_TO_RESET_OFFSET", 222, ResetOffsetRequest, ConsumerOffsetsAnswer)

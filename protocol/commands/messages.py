@@ -15,6 +15,7 @@ from .common import (
     QUERY_COUNT_MAX,
     QUEUES_MAX,
 )
+from .table import Command
 
 LAYOUT_ROWS = 0
 """``count`` arrays ``[body: bin, properties: map str -> str, sys_flag = 0, flag = 0]`` of 2 to 4 items."""
@@ -124,3 +125,9 @@ class ViewMessageAnswer:
     """The message. Body: one u32 size, then the record."""
 
     count: int = integer("always 1")
+
+
+PRODUCE = Command("PRODUCE", 10, ProduceRequest, ProduceAnswer, one_way=True)
+PULL = Command("PULL", 11, PullRequest, RecordsAnswer)
+QUERY_BY_KEY = Command("QUERY_BY_KEY", 12, QueryByKeyRequest, QueryByKeyAnswer)
+VIEW_MESSAGE_BY_ID = Command("VIEW_MESSAGE_BY_ID", 33, ViewMessageByIdRequest, ViewMessageAnswer)

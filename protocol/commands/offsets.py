@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ..fields import I64_MAX, boolean, integer, text
 from ..storage.layout import GROUP_BYTES_MAX
-from .common import MEMBER_CHARS_MAX, QUEUES_MAX
+from .common import MEMBER_CHARS_MAX, QUEUES_MAX, EmptyAnswer
+from .table import Command
 
 CONSUMER_OFFSET_STRUCT = struct.Struct(">iq")
 """Queue and its next offset, in the body of the consumer-offset commands."""
@@ -86,3 +87,12 @@ class ConsumeStatsAnswer:
     ``uncommitted`` each has a seventh item ``known``."""
 
     count: int = integer("number of rows in the body")
+
+
+QUERY_CONSUMER_OFFSET = Command("QUERY_CONSUMER_OFFSET", 14, QueryConsumerOffsetRequest, ConsumerOffsetsAnswer)
+UPDATE_CONSUMER_OFFSET = Command("UPDATE_CONSUMER_OFFSET", 15, UpdateConsumerOffsetRequest, EmptyAnswer, one_way=True)
+SEARCH_OFFSET_BY_TIMESTAMP = Command("SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOffsetByTimestampRequest, OffsetAnswer)
+GET_MAX_OFFSET = Command("GET_MAX_OFFSET", 30, QueueRequest, OffsetAnswer)
+GET_MIN_OFFSET = Command("GET_MIN_OFFSET", 31, QueueRequest, OffsetAnswer)
+GET_EARLIEST_MSG_STORETIME = Command("GET_EARLIEST_MSG_STORETIME", 32, QueueRequest, StoreTimeAnswer)
+GET_CONSUME_STATS = Command("GET_CONSUME_STATS", 208, ConsumeStatsRequest, ConsumeStatsAnswer)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ..fields import I64_MAX, boolean, integer, text
 from ..storage.layout import GROUP_BYTES_MAX
-from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX
+from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, EmptyAnswer
+from .table import Command
 
 TRANSACTIONS_MAX = 1_000
 """Maximum number of transactions in one response."""
@@ -122,3 +123,13 @@ class PreparedAnswer:
 
     count: int = integer("number of attempts in the body")
     attempts: int = integer("total number of attempts with prepared messages", default=0)
+
+
+END_TRANSACTION = Command("END_TRANSACTION", 37, EndTransactionRequest, EmptyAnswer)
+CHECK_TRANSACTION_STATE = Command(
+    "CHECK_TRANSACTION_STATE", 39, CheckTransactionStateRequest, CheckTransactionStateAnswer, from_broker=True
+)
+GET_TRANSACTIONS = Command("GET_TRANSACTIONS", 1010, GetTransactionsRequest, TransactionsAnswer)
+COMMIT_PREPARED = Command("COMMIT_PREPARED", 1020, CommitPreparedRequest, CommitPreparedAnswer)
+ABORT_PREPARED = Command("ABORT_PREPARED", 1021, AbortPreparedRequest, AbortPreparedAnswer)
+GET_PREPARED = Command("GET_PREPARED", 1022, GetPreparedRequest, PreparedAnswer)

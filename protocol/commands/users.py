@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..fields import integer, text
+from .common import EmptyAnswer
+from .table import Command
 
 USER_CHARS_MAX = 64
 USER_BODY_BYTES_MAX = 1024 * 1024
@@ -46,3 +48,9 @@ class UsersAnswer:
     """Body: one msgpack array of maps `{user, grants}`, sorted by name."""
 
     count: int = integer("number of users in the body")
+
+
+AUTH_CREATE_USER = Command("AUTH_CREATE_USER", 3001, CreateUserRequest, EmptyAnswer)
+AUTH_UPDATE_USER = Command("AUTH_UPDATE_USER", 3002, UpdateUserRequest, EmptyAnswer)
+AUTH_DELETE_USER = Command("AUTH_DELETE_USER", 3003, DeleteUserRequest, EmptyAnswer)
+AUTH_LIST_USER = Command("AUTH_LIST_USER", 3005, ListUsersRequest, UsersAnswer)

@@ -271,7 +271,7 @@ class TestErrors:
             for name, value in vars(module).items():
                 if isinstance(value, type) and issubclass(value, FlintError):
                     assert getattr(flintmq.client, name) is value
-                    assert name in flintmq.client.__all__
+                    assert name in vars(flintmq.client)["__all__"]
 
     @pytest.mark.parametrize(
         "error",
@@ -310,9 +310,9 @@ def test_importing_the_client_imports_no_package_but_msgpack() -> None:
 
 
 def test_every_exported_name_exists() -> None:
-    for name in flintmq.client.__all__:
+    for name in vars(flintmq.client)["__all__"]:
         assert getattr(flintmq.client, name).__name__ == name
-    assert set(flintmq.client.__all__) <= set(dir(flintmq.client))
+    assert set(vars(flintmq.client)["__all__"]) <= set(dir(flintmq.client))
     with pytest.raises(AttributeError, match="Prodcer"):
         flintmq.client.Prodcer  # type: ignore[attr-defined] # noqa: B018
 

@@ -110,7 +110,7 @@ def _command_list() -> str:
         "code | command | one-way | what it is for",
         [
             (command.code, f"[{command.name}](#{command.name.lower()})", "yes" if command.one_way else "", purpose)
-            for command in COMMANDS.values()
+            for _, command in sorted(COMMANDS.items())
             for purpose in [PURPOSES[command.name]]
         ],
     )
@@ -119,7 +119,7 @@ def _command_list() -> str:
 def _permissions() -> str:
     """Return the table of permissions that a request's fields require; handlers check those for body and log."""
     rows: list[tuple[object, ...]] = []
-    for command in COMMANDS.values():
+    for _, command in sorted(COMMANDS.items()):
         if command.from_broker:
             continue
         said = [

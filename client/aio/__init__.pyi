@@ -1,0 +1,7 @@
+from ..groups.push.aio_consumer import PushConsumer as PushConsumer
+from ..groups.transactions.aio_producer import Transaction as Transaction
+from ..groups.transactions.aio_producer import TransactionProducer as TransactionProducer
+from .admin import Admin as Admin
+from .consumer import Consumer as Consumer
+from .producer import Producer as Producer
+from .producer import SendFuture as SendFuture
