@@ -51,7 +51,6 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "bench": Lazy("bench", "Measure the running broker."),
         "user": Lazy("user", "Add, remove and list users, and grant permissions."),
     },
-    "Spark": {"pipeline": Lazy("pipeline", "Run the example with Spark: count flights by hour.")},
     "Shell": {
         "context": Lazy("context", "Save brokers under names and choose one."),
         "cheat": Lazy("cheat", "Show examples by subject."),

@@ -1,4 +1,4 @@
-"""A Spark application for a cluster: the flights pipeline's queries, from several brokers into Parquet and to a broker.
+"""A Spark application for a cluster: the flights example's queries, from several brokers into Parquet and to a broker.
 
     python -m tests.spark.cluster_app MASTER BOOTSTRAP ALERTS_BOOTSTRAP FOLDER ROWS_A_BATCH
 
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flintmq.client.pipeline import queries
 from flintmq.client.spark import session
+from flintmq.scripts.examples.flights import queries
 from tests.spark.conftest import SETTINGS
 
 CLUSTER_SETTINGS = {

@@ -1,4 +1,4 @@
-"""The flights pipeline on a real cluster, whose machines die: the result is exact all the same."""
+"""The flights example on a real cluster, whose machines die: the result is exact all the same."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 
 from flintmq.client import Consumer
-from flintmq.client.pipeline.flights import FIELDS
-from flintmq.client.pipeline.replay import replay
-from flintmq.client.pipeline.verification import Expected, PipelineVerified, compare_alerts, compare_hours, read_hours
+from flintmq.scripts.examples.flights.flight import FIELDS
+from flintmq.scripts.examples.flights.replay import replay
+from flintmq.scripts.examples.flights.verification import (
+    Expected,
+    Verification,
+    compare_alerts,
+    compare_hours,
+    read_hours,
+)
 from tests.conftest import BrokerFactory
 from tests.spark.cluster import running_cluster
 
@@ -98,7 +104,7 @@ def test_a_worker_killed_and_a_broker_restarted_in_the_middle_change_nothing(
                 application.communicate()
     expected = Expected.of_csv(write_csv(tmp_path / "all.csv", rows))
     assert len(expected.alerts) > 500
-    verified = PipelineVerified()
+    verified = Verification()
     compare_hours(read_hours(spark, tmp_path / "results"), expected, verified)
     with Consumer(east.address) as consumer:
         compare_alerts(consumer.iter("alerts", until="latest"), expected, verified)

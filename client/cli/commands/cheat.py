@@ -105,11 +105,6 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("with a client certificate", "flintmq status --tls-ca ca.pem --tls-certificate me.pem --tls-key me.key"),
         ("save all of it under a name", "flintmq context add prod mq.example.com:10911 --user billing --tls-ca ca.pem"),
     ],
-    "spark": [
-        ("send the flights of a year to a topic", "flintmq pipeline produce"),
-        ("count them by hour into Parquet, with alerts", "flintmq pipeline run --parquet results --once"),
-        ("compare the results with the CSV", "flintmq pipeline verify --parquet results"),
-    ],
     "script": [
         ("name brokers and choose one", "flintmq context add prod 10.0.0.5:10911 --use"),
         ("another broker for one command", "flintmq -b 10.0.0.6:10911 status"),

@@ -1,7 +1,7 @@
-"""The quickstart's main job: the flights of 2013 through a real broker, then through Spark, checked against their CSV.
+"""The quickstart: sends the flights of 2013 through a real broker, then through Spark, and compares all with the CSV.
 
-Started by ``scripts/quickstart``. Ends with 0 if everything equals the CSV's, with 1 on any difference or failure.
-Where QUICKSTART_SPARK is 0, or the disk has no room for Spark, the part with Spark is left out, which is said.
+Started by ``scripts/quickstart``. Exits with 0 if everything equals the CSV, with 1 on any difference or failure. If
+QUICKSTART_SPARK is 0 or the disk has no room for Spark, it skips the part with Spark and says so.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from pathlib import Path
 from rich.table import Table
 
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
-from flintmq.client.pipeline.flights import packaged_csv, read_rows
-from lib.environment import EXIT_NO_ROOM  # scripts/lib: a script's folder is on its path
-from lib.flights_group import GroupFailed, consume_as_group
-from lib.flights_pipeline import run_pipeline
-from lib.local_broker import BrokerFailed, LocalBroker
-from lib.reporting import console, rate_of, report, show_failure
+
+from ...lib import environment
+from ...lib.local_broker import BrokerFailed, LocalBroker
+from ...lib.reporting import console, rate_of, report, show_failure
+from ..flights.flight import packaged_csv, read_rows
+from .group import GroupFailed, consume_as_group
 
 TOPIC = "flights"
 QUEUES = 4
 TAG = "JFK"
 AIRCRAFT = "N14228"
-MESSAGES_A_SLICE = 20_000  # rows that are in memory as messages at once
+MESSAGES_A_SLICE = 20_000  # rows kept in memory as messages
 DISPATCH_SECONDS_MAX = 60
+SPARK_PART = "./scripts/examples/flights/run demo"
 
 
 class QuickstartFailed(Exception):
-    """A difference from the CSV, or something that keeps the quickstart from its work."""
+    """Error: the results differ from the CSV, or the quickstart cannot run."""
 
 
 # ---- the input ----
 
 
 def message_of(row: dict[str, str]) -> Message:
-    """Body: the row as JSON. Tag: the origin. Keys: the aircraft, and the flight number with its carrier."""
+    """Encode a row: JSON as the body, the origin as the tag, aircraft and flight number as keys."""
     keys = []
     if row["tailnum"] != "NA":
         keys.append(row["tailnum"])
@@ -59,25 +60,27 @@ def message_of(row: dict[str, str]) -> Message:
 
 @dataclass
 class Tally:
-    """Number and content of a set of bodies, whatever their order: no body is lost, doubled or altered unseen."""
+    """Count and digest of a set of bodies in any order: it differs if a body is lost, doubled or altered."""
 
     count: int = 0
     content: int = 0
 
     def add(self, body: bytes) -> None:
+        """Count one body."""
         self.count += 1
         self.content = (self.content + hash(body)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 @dataclass
 class Expected:
-    """What the CSV says that must come back."""
+    """Tallies of the rows that must come back."""
 
     all: Tally = field(default_factory=Tally)
     of_tag: Tally = field(default_factory=Tally)
     of_aircraft: Tally = field(default_factory=Tally)
 
     def add(self, row: dict[str, str], body: bytes) -> None:
+        """Count one row."""
         self.all.add(body)
         if row["origin"] == TAG:
             self.of_tag.add(body)
@@ -85,18 +88,19 @@ class Expected:
             self.of_aircraft.add(body)
 
 
-def check(what: str, got: Tally, expected: Tally) -> None:
+def check(step: str, got: Tally, expected: Tally) -> None:
+    """Raise ``QuickstartFailed`` if the tallies differ."""
     if got.count != expected.count:
-        raise QuickstartFailed(f"{what}: {got.count:,} messages, but the CSV has {expected.count:,}")
+        raise QuickstartFailed(f"{step}: {got.count:,} messages, but the CSV has {expected.count:,}")
     if got.content != expected.content:
-        raise QuickstartFailed(f"{what}: {got.count:,} messages as in the CSV, but their bodies differ from its rows")
+        raise QuickstartFailed(f"{step}: {got.count:,} messages as in the CSV, but their bodies differ from its rows")
 
 
 # ---- the steps ----
 
 
 def produce(address: str) -> Expected:
-    """Sends every row of the CSV; returns what must be found again."""
+    """Send every row of the CSV; return the tallies that must come back."""
     expected = Expected()
     sending_seconds = 0.0
     body_bytes = 0
@@ -119,11 +123,12 @@ def produce(address: str) -> Expected:
 
 
 def queue_ends(consumer: Consumer) -> list[int]:
+    """Return the end offset of each queue."""
     return [consumer.pull(TOPIC, queue=queue, offset=0, max_count=1).max_offset for queue in range(QUEUES)]
 
 
 def wait_until_dispatched(consumer: Consumer, expected: Tally) -> list[int]:
-    """Queues and index are built behind the log: waits until both hold everything; the queues' ends."""
+    """Wait until queues and index, which the broker builds after the log, hold everything; return the queues' ends."""
     deadline = time.monotonic() + DISPATCH_SECONDS_MAX
     while True:
         ends = queue_ends(consumer)
@@ -139,6 +144,7 @@ def wait_until_dispatched(consumer: Consumer, expected: Tally) -> list[int]:
 
 
 def pulled(consumer: Consumer, ends: Sequence[int], tags: str | None = None) -> Iterator[StoredMessage]:
+    """Yield every message of the topic, or those with the tag."""
     for queue, end in enumerate(ends):
         offset = 0
         while offset < end:
@@ -150,6 +156,7 @@ def pulled(consumer: Consumer, ends: Sequence[int], tags: str | None = None) -> 
 
 
 def pull_all(consumer: Consumer, ends: Sequence[int], expected: Tally) -> None:
+    """Pull every message and check it."""
     tally = Tally()
     body_bytes = 0
     started = time.perf_counter()
@@ -162,6 +169,7 @@ def pull_all(consumer: Consumer, ends: Sequence[int], expected: Tally) -> None:
 
 
 def pull_tag(consumer: Consumer, ends: Sequence[int], expected: Tally) -> None:
+    """Pull the messages with the tag and check them."""
     tally = Tally()
     started = time.perf_counter()
     for message in pulled(consumer, ends, tags=TAG):
@@ -172,6 +180,7 @@ def pull_tag(consumer: Consumer, ends: Sequence[int], expected: Tally) -> None:
 
 
 def find_aircraft(consumer: Consumer, expected: Tally) -> None:
+    """Find the flights of one aircraft by key, check them and show the newest."""
     tally = Tally()
     flights: list[dict[str, str]] = []
     pages = 0
@@ -192,15 +201,16 @@ def find_aircraft(consumer: Consumer, expected: Tally) -> None:
 
 
 def share(address: str, expected: Expected) -> None:
-    """A consumer group handles every flight; those of one aircraft fail the first time and come again."""
+    """Have a consumer group handle every flight; those of one aircraft fail at first and are redelivered."""
     tally = Tally()
-    tried_again = consume_as_group(address, TOPIC, AIRCRAFT, expected.all.count, tally.add)
+    retried = consume_as_group(address, TOPIC, AIRCRAFT, expected.all.count, tally.add)
     check("handled by the group", tally, expected.all)
-    if tried_again != expected.of_aircraft.count:
-        raise QuickstartFailed(f"{tried_again} flights were tried again, not {expected.of_aircraft.count}")
+    if retried != expected.of_aircraft.count:
+        raise QuickstartFailed(f"{retried} flights were redelivered, not {expected.of_aircraft.count}")
 
 
 def show(flights: Sequence[dict[str, str]]) -> None:
+    """Print flights as a table."""
     table = Table("newest first", "flight", "from", "to", "delay, min", box=None, header_style="dim")
     for flight in flights:
         date = f"{flight['year']}-{int(flight['month']):02}-{int(flight['day']):02}"
@@ -215,25 +225,28 @@ def show(flights: Sequence[dict[str, str]]) -> None:
 
 
 def refuse_flights(store: Path) -> None:
-    """Looks at the files alone, so that nothing is written to a store that is refused."""
+    """Refuse a store that holds the topic. Only reads files, so that a refused store stays unchanged."""
     tables = [store / "config" / name for name in ("topics.json", "topics.json.bak")]
-    is_known = any(f'"{TOPIC}"' in table.read_text(errors="replace") for table in tables if table.is_file())
-    if is_known or (store / "consumequeue" / TOPIC).exists():
+    in_tables = any(f'"{TOPIC}"' in table.read_text(errors="replace") for table in tables if table.is_file())
+    if in_tables or (store / "consumequeue" / TOPIC).exists():
         raise already_holds(store)
 
 
 def already_holds(store: Path) -> QuickstartFailed:
+    """Return the error for a store that holds the topic."""
     return QuickstartFailed(
-        f"{store} already holds the topic `{TOPIC}`; no flight was written. Choose another folder, or serve this one: "
+        f"{store} already holds the topic `{TOPIC}`; no flight was written. Use another folder, or serve this one: "
         f"{serve_command(store)}"
     )
 
 
 def serve_command(store: Path) -> str:
+    """Return the command line that serves the store."""
     return f".venv/bin/flintmq-broker serve --store {shlex.quote(str(store))}"
 
 
 def run(store: Path) -> None:
+    """Run all steps without Spark."""
     refuse_flights(store)
     started = time.perf_counter()
     with LocalBroker(store) as broker:
@@ -248,46 +261,49 @@ def run(store: Path) -> None:
             pull_tag(consumer, ends, expected.of_tag)
             find_aircraft(consumer, expected.of_aircraft)
         share(broker.address, expected)
-    report("stopped", "the broker, in order")
-    report("verified", "every count and every body against the CSV: no difference")
+    report("stopped", "the broker, gracefully")
+    report("verified", "every count and every body equals the CSV")
 
 
 # ---- Spark ----
 
 
 def run_with_spark(store: Path, folder: Path) -> None:
-    """The flights pipeline, in the same store; results and Spark's log are in ``folder``."""
+    """Run the flights example in the same store; results and Spark's log go to ``folder``."""
     if os.environ.get("QUICKSTART_SPARK") == "0":
-        report("left out", "the part with Spark (QUICKSTART_SPARK=0); ./scripts/pipeline runs it")
+        report("skipped", f"Spark (QUICKSTART_SPARK=0); {SPARK_PART} runs this part")
         return
     console.print()
     if not install_spark():
-        report("left out", "the part with Spark, for want of room; ./scripts/pipeline runs it once there is some")
+        report("skipped", f"Spark, because the disk is too small for it; {SPARK_PART} runs this part")
         return
+    from ..flights.demo import run_demo
+
     with LocalBroker(store) as broker:
-        run_pipeline(broker.address, folder / "parquet", folder / "spark.log")
+        run_demo(broker.address, folder / "parquet", folder / "spark.log")
 
 
 def install_spark() -> bool:
-    """Make the environment complete for Spark; False where the disk has no room for it, which was said."""
-    script = Path(__file__).parent / "lib" / "environment.py"
+    """Install Spark into the environment; return False, after printing why, if the disk has no room for it."""
     python = getattr(sys, "_base_executable", sys.executable)  # the environment itself may have no pip
-    exit_code = subprocess.run([python, str(script), "spark"]).returncode
-    if exit_code not in (0, EXIT_NO_ROOM):
-        raise QuickstartFailed("Spark could not be installed: see above. QUICKSTART_SPARK=0 leaves its part out")
-    importlib.invalidate_caches()  # what was installed just now is to be found
+    exit_code = subprocess.run([python, environment.__file__, "spark"]).returncode
+    if exit_code not in (0, environment.EXIT_NO_ROOM):
+        raise QuickstartFailed("Spark could not be installed, see above; QUICKSTART_SPARK=0 skips its part")
+    importlib.invalidate_caches()  # the packages installed just now must be found
     return exit_code == 0
 
 
 def arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="./scripts/quickstart", description="FlintMQ's main job on real input.")
     parser.add_argument("--store", metavar="DIR", type=Path, help="keep the store in DIR (default: a temporary store)")
     return parser.parse_args()
 
 
 def main() -> int:
+    """Run the quickstart; return its exit code."""
     chosen: Path | None = arguments().store
-    # Ended from outside, the broker is stopped and a temporary store removed all the same.
+    # SIGTERM raises SystemExit, so that the broker is stopped and a temporary store removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with contextlib.ExitStack() as stack:
@@ -301,7 +317,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     if chosen is not None:
-        console.print(f"\nThe store stays; serve it with\n  {serve_command(store)}")
+        console.print(f"\nThe store is kept; serve it with\n  {serve_command(store)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Runs the pipeline: both queries until they are at the end, one fails, or somebody stops them."""
+"""The runner: runs both queries until they reach the end, one of them fails, or the caller stops them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidArgument
-from ..sync.admin import Admin
+from flintmq.client import Admin, InvalidArgument
+
 from . import queries
-from .errors import PipelineFailed
-from .failures import reason_of
-from .folders import Folders
+from .errors import QueryFailed
 from .progress import Follower, QueryProgress
+from .results_folder import ResultsFolder
+from .spark_errors import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,42 +23,42 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 ALERT_QUEUES = 4
-LOOK_SECONDS = 0.5
-"""Time between two looks at how far the queries are."""
+UPDATE_SECONDS = 0.5
+"""Seconds between two updates of the progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """What is read, and where it goes."""
+    """Input and output of the queries."""
 
     broker: str
     topic: str
     alerts_topic: str
-    folders: Folders
+    results: ResultsFolder
     once: bool = False
-    """End with what was there at the start; else follow until somebody stops it."""
+    """Whether the run ends after the messages that were there at its start; otherwise it follows the topic."""
     lateness: timedelta = queries.LATENESS
     rows_a_batch: int = queries.ROWS_A_BATCH
 
     @property
     def purpose(self) -> dict[str, str]:
-        """What the checkpoints are for; the broker may have moved."""
+        """Return the names that must not change between runs; the broker's address may."""
         return {"topic": self.topic, "alerts": self.alerts_topic}
 
 
 @contextlib.contextmanager
 def prepared(pipeline: Pipeline, timeout: float) -> Iterator[None]:
-    """Within, the topics are there and the folders are this pipeline's: checked before Spark is started, in no time.
+    """Check the topics and claim the results folder for the time of the context: this fails fast, Spark starts slowly.
 
-    Makes the topic of the alerts if it is not there. ``timeout``: seconds for each answer of the broker. Raises what
-    the broker answers, ``ConnectionFailed``, ``InvalidFolder``, or ``InvalidArgument`` where alerts would go to the
-    topic that is read.
+    Creates the topic of the alerts if it does not exist. ``timeout`` is in seconds, for each response of the broker.
+    Raises the broker's errors, ``ConnectionFailed``, ``InvalidFolder``, or ``InvalidArgument`` if alerts would go to
+    the topic that is read.
     """
     if pipeline.topic == pipeline.alerts_topic:
-        raise InvalidArgument(f"topic {pipeline.topic!r} is read: alerts need another one")
+        raise InvalidArgument(f"topic {pipeline.topic!r} is the input; use another topic for the alerts")
     with Admin(pipeline.broker, timeout=timeout) as admin:
         admin.topic_stats(pipeline.topic)
-        with pipeline.folders.claimed(pipeline.purpose):
+        with pipeline.results.claimed(pipeline.purpose):
             if pipeline.alerts_topic not in admin.topics():
                 admin.create_topic(pipeline.alerts_topic, ALERT_QUEUES)
             yield
@@ -71,33 +71,32 @@ def run(
     show: Callable[[Sequence[QueryProgress]], None] = lambda progress: None,
     stopping: threading.Event | None = None,
 ) -> list[QueryProgress]:
-    """Run both queries of a ``prepared`` pipeline; how far each came.
+    """Run both queries of a ``prepared`` pipeline and return their progress.
 
-    ``show`` is called every half second; ``stopping``, once set, ends them. What was done is in the checkpoints: run
-    again with the same folders, it goes on from there. Raises ``PipelineFailed`` when a query fails, after the other
-    was stopped.
+    ``show`` is called every half second; setting ``stopping`` ends the queries. Their state is in the checkpoints: a
+    run with the same folder continues there. Raises ``QueryFailed`` if a query fails, after stopping the other one.
     """
     stopping = stopping or threading.Event()
     followers: list[Follower] = []
-    with _clear_end_of_java(stopping):
+    with _java_failures(stopping):
         try:
             for name, writer in _writers(spark, pipeline).items():
-                followers.append(Follower(name, _started(name, writer)))
-            while _look(followers, show) and not stopping.is_set():
-                stopping.wait(LOOK_SECONDS)
+                followers.append(Follower(name, _start(name, writer)))
+            while _update(followers, show) and not stopping.is_set():
+                stopping.wait(UPDATE_SECONDS)
         finally:
             _stop(followers)
     return [follower.progress for follower in followers]
 
 
 def _writers(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataStreamWriter]:
-    """Both queries, ready to be started."""
+    """Return both queries, ready to start, by name."""
     rows = pipeline.rows_a_batch
     flights = queries.flights(queries.messages(spark, pipeline.broker, pipeline.topic, rows))
     departures = queries.departures(flights, pipeline.lateness)
     alerts = queries.alerts(flights)
     return {
-        "departures": _writer("departures", departures, "parquet", {"path": str(pipeline.folders.results)}, pipeline),
+        "departures": _writer("departures", departures, "parquet", {"path": str(pipeline.results.path)}, pipeline),
         "alerts": _writer(
             "alerts", alerts, "flintmq", {"bootstrap": pipeline.broker, "topic": pipeline.alerts_topic}, pipeline
         ),
@@ -106,11 +105,11 @@ def _writers(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataStreamWri
 
 def _writer(name: str, rows: DataFrame, sink: str, options: Mapping[str, str], pipeline: Pipeline) -> DataStreamWriter:
     writer = rows.writeStream.queryName(name).outputMode("append").format(sink).options(**options)
-    writer = writer.option("checkpointLocation", pipeline.folders.checkpoint_of(name))
+    writer = writer.option("checkpointLocation", str(pipeline.results.checkpoint / name))
     return writer.trigger(availableNow=True) if pipeline.once else writer
 
 
-def _started(name: str, writer: DataStreamWriter) -> StreamingQuery:
+def _start(name: str, writer: DataStreamWriter) -> StreamingQuery:
     from pyspark.errors import PySparkException
 
     try:
@@ -119,10 +118,10 @@ def _started(name: str, writer: DataStreamWriter) -> StreamingQuery:
         raise _failed(name, error) from error
 
 
-def _look(followers: Sequence[Follower], show: Callable[[Sequence[QueryProgress]], None]) -> bool:
-    """Show how far all are; whether any still runs. Raises ``PipelineFailed`` for one that failed."""
-    running = [follower.query.isActive for follower in followers]  # before the last look, which then sees everything
-    show([follower.look() for follower in followers])
+def _update(followers: Sequence[Follower], show: Callable[[Sequence[QueryProgress]], None]) -> bool:
+    """Show the progress; return whether any query still runs. Raises ``QueryFailed`` if one failed."""
+    running = [follower.query.isActive for follower in followers]  # before the update, so that the last one is complete
+    show([follower.update() for follower in followers])
     for follower in followers:
         if (error := follower.query.exception()) is not None:
             raise _failed(follower.progress.query, error)
@@ -130,17 +129,20 @@ def _look(followers: Sequence[Follower], show: Callable[[Sequence[QueryProgress]
 
 
 @contextlib.contextmanager
-def _clear_end_of_java(stopping: threading.Event) -> Iterator[None]:
-    """A Java process that is gone is one error. Asked to stop, it may well be: a signal can reach all processes."""
+def _java_failures(stopping: threading.Event) -> Iterator[None]:
+    """Raise ``QueryFailed`` if Spark's Java process is gone, unless a stop was requested.
+
+    A signal to the whole process group, such as Ctrl-C, stops Java too.
+    """
     from py4j.protocol import Py4JError
 
     try:
         yield
     except (Py4JError, ConnectionError) as error:
         if not stopping.is_set():
-            raise PipelineFailed(
-                f"Spark's Java process does not answer any more: {reason_of(error)}. If the system ended it for want "
-                "of memory, let it read less at once; run it again with the same folders: it goes on where it was"
+            raise QueryFailed(
+                f"Spark's Java process no longer responds: {reason_of(error)}. If the system ended it because memory "
+                "ran out, use a smaller --batch. Run it again with the same folder to continue"
             ) from error
 
 
@@ -151,8 +153,8 @@ def _stop(followers: Sequence[Follower]) -> None:
             follower.progress.state = "stopped"
 
 
-def _failed(name: str, error: BaseException) -> PipelineFailed:
-    return PipelineFailed(
-        f"the query {name!r} failed: {reason_of(error)}. Correct what is wrong and run it again with the same folders: "
-        "it goes on where it was"
+def _failed(name: str, error: BaseException) -> QueryFailed:
+    return QueryFailed(
+        f"the query {name!r} failed: {reason_of(error)}. Fix the cause and run it again with the same folder to "
+        "continue"
     )

@@ -1,4 +1,4 @@
-"""The quickstart's consumer group: two members share the flights, and what fails in a listener is tried again."""
+"""The quickstart's consumer group: two members share the flights; those that fail in a listener are redelivered."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ from collections.abc import Callable
 from typing import Any
 
 from flintmq.client import PushConsumer, TryLater
-from lib.reporting import rate_of, report
+
+from ...lib.reporting import rate_of, report
 
 GROUP = "quickstart"
 MEMBERS = 2
 RETRY_LEVEL = 1
-"""Tried again after 1 s; left to itself a group begins with 10 s."""
+"""Delay level of the redelivery: 1 s. By default, a group begins with 10 s."""
 SECONDS_MAX = 120
 
 
 class GroupFailed(Exception):
-    """The group did not come to its end."""
+    """Error: the group did not consume everything in time."""
 
 
 class Member:
-    """One member's listener: every flight goes to ``add``, but those with ``key`` fail the first time."""
+    """Listener of one member: passes every flight to ``add``; those with ``key`` fail at the first delivery."""
 
     def __init__(self, key: str, add: Callable[[bytes], object], lock: threading.Lock) -> None:
         self.count = 0
         self.failed = 0
-        self.tried_again = 0
+        self.retried = 0
         self._key = key
         self._add = add
         self._lock = lock
 
     def __call__(self, batch: Any) -> None:
-        """Take a batch of messages."""
-        late = []
+        """Handle a batch of messages."""
+        failing = []
         with self._lock:
             for message in batch:
                 if not message.reconsume_times and self._key in message.keys:
-                    late.append(message)
+                    failing.append(message)
                     continue
                 self.count += 1
-                self.tried_again += message.reconsume_times
+                self.retried += message.reconsume_times
                 self._add(message.body)
-            self.failed += len(late)
-        if late:
-            raise TryLater(RETRY_LEVEL, late)
+            self.failed += len(failing)
+        if failing:
+            raise TryLater(RETRY_LEVEL, failing)
 
 
 def consume_as_group(address: str, topic: str, key: str, wanted: int, add: Callable[[bytes], object]) -> int:
-    """Have ``wanted`` messages of the topic consumed by a group; how many of them were tried again.
+    """Have a group consume ``wanted`` messages of the topic; return the number of redeliveries.
 
-    ``add`` gets the body of each message that was handled. Raises ``GroupFailed`` where they do not all come.
+    ``add`` is called with the body of each handled message. Raises ``GroupFailed`` if messages are missing.
     """
     lock = threading.Lock()
     members = [Member(key, add, lock) for _ in range(MEMBERS)]
@@ -68,13 +69,13 @@ def consume_as_group(address: str, topic: str, key: str, wanted: int, add: Calla
             consumer.close()
     shares = " and ".join(f"{member.count:,}" for member in members)
     report("shared", f"{wanted:,} flights by a group of {MEMBERS}: {shares}", rate_of(wanted, seconds))
-    tried_again = sum(member.tried_again for member in members)
-    report("retried", f"{tried_again} flights of {key}, which failed the first time, after 1 s")
-    return tried_again
+    retried = sum(member.retried for member in members)
+    report("retried", f"{retried} flights of {key}, which failed at first, after 1 s")
+    return retried
 
 
 def _wait(members: list[Member], consumers: list[PushConsumer], wanted: int, started: float) -> float:
-    """Seconds until all was handled, but for what was to be tried again."""
+    """Wait until all messages are handled; return the seconds until only redeliveries were missing."""
     seconds = 0.0
     while sum(member.count for member in members) < wanted:
         now = time.perf_counter() - started
@@ -84,5 +85,5 @@ def _wait(members: list[Member], consumers: list[PushConsumer], wanted: int, sta
             health = [consumer.health() for consumer in consumers]
             raise GroupFailed(f"after {SECONDS_MAX} s the group had not consumed everything: {health}")
         for consumer in consumers:
-            consumer.wait(0.005)  # raises where it cannot go on
+            consumer.wait(0.005)  # raises if it cannot continue
     return seconds or time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""The flights of a year as a stream: sent in the order of their hours, as they would have come."""
+"""The replay: sends the flights of a year in the order of their hours, as they would have arrived live."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ from datetime import datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
 
-from ..errors import InvalidArgument
-from ..message import Message
-from ..sync.admin import Admin
-from ..sync.producer import Producer
+from flintmq.client import Admin, InvalidArgument, Message, Producer
+
 from .errors import InvalidFlights
-from .flights import heartbeat, message_of, read_flights
+from .flight import heartbeat, message_of, read_flights
 
 QUEUES = 4
 SLICE = 500
-"""Messages that are sent at once, each queue its part. Never is one queue further ahead of another than this: about a
-day of flights, half of what the query waits for late ones (``queries.LATENESS``)."""
+"""Number of messages that are sent together, dealt out to the queues. No queue is ever further ahead of another than
+this, about a day of flights: half of the time that the query waits for late ones (``queries.LATENESS``)."""
 QUIET_DAYS = 7
 HEARTBEAT_HOURS = 6
-"""After the last flight time goes on for so many days: a message that says so in every queue, each so many hours. It is
-what closes the last hours; the steps are short against ``queries.LATENESS``, so that none closes an hour whose flights
-stand in another queue, not read yet."""
+"""After the last flight, every queue gets a heartbeat for each ``HEARTBEAT_HOURS`` of ``QUIET_DAYS``, which closes the
+last hours. The steps are short compared with ``queries.LATENESS``, so that no heartbeat closes an hour whose flights
+are still unread in another queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was sent, and acknowledged."""
+    """Totals of a replay; the broker has acknowledged every message."""
 
     flights: int
     heartbeats: int
@@ -48,11 +46,11 @@ def replay(
     timeout: float = 10.0,
     advance: Callable[[int, int], None] = lambda sent, total: None,
 ) -> Replayed:
-    """Send all flights of a CSV file to a topic that holds nothing yet, in the order of their hours.
+    """Send all flights of a CSV file to an empty topic, in the order of their hours.
 
-    Makes the topic with ``queues`` where it is not there. ``per_second``: flights a second, None: as fast as they are
-    acknowledged. ``timeout``: seconds for each answer. ``advance(sent, total)`` is called after every slice.
-    Raises ``InvalidFlights``, ``InvalidArgument`` for a topic that holds messages, and what the broker answers.
+    Creates the topic with ``queues`` if it does not exist. ``per_second`` limits the rate; None sends as fast as the
+    broker acknowledges. ``timeout`` is in seconds, for each response. ``advance(sent, total)`` is called after every
+    slice. Raises ``InvalidFlights``, ``InvalidArgument`` if the topic holds messages, and the broker's errors.
     """
     with Admin(addresses, timeout=timeout) as admin:
         queues = _empty_topic(admin, topic, queues)
@@ -73,35 +71,35 @@ def replay(
 
 
 def quiet_time(last: datetime, topic: str) -> list[Message]:
-    """What says that time went on after the last flight: each goes to every queue."""
+    """Return the heartbeats after the last flight; each of them goes to every queue."""
     step = timedelta(hours=HEARTBEAT_HOURS)
     return [heartbeat(last + step * number, topic) for number in range(1, timedelta(days=QUIET_DAYS) // step + 1)]
 
 
 def _empty_topic(admin: Admin, topic: str, queues: int) -> int:
-    """Makes sure that the topic is there and empty; how many queues it has."""
+    """Create the topic, or check that it is empty; return its number of queues."""
     if (info := admin.topics().get(topic)) is None:
         admin.create_topic(topic, queues)
         return queues
     if count := sum(queue.count for queue in admin.topic_stats(topic)):
         raise InvalidArgument(
-            f"topic {topic!r} holds {count:,} messages already, and a second year behind the first would be counted as "
-            "late: give another topic, or delete this one"
+            f"topic {topic!r} holds {count:,} messages already; the flights of a second replay would be dropped as "
+            "late: use another topic, or delete this one"
         )
     return info.write_queues
 
 
 def _in_order(csv: Path, topic: str) -> tuple[list[Message], datetime]:
-    """All messages by the hour of their flights, and the last hour."""
+    """Return all messages, sorted by the hour of their flights, and the last hour."""
     found = [(flight.event_time, message_of(flight, topic)) for flight in read_flights(csv)]
     if not found:
-        raise InvalidFlights(f"{csv} has no flights: nothing but a heading")
+        raise InvalidFlights(f"{csv} has a heading but no flights")
     found.sort(key=itemgetter(0))
     return [message for _, message in found], found[-1][0]
 
 
 def _send(producer: Producer, messages: Sequence[Message], queues: int) -> None:
-    """Shared out message by message, so that all queues stay at the same hour; each queue's part keeps its order."""
+    """Send messages dealt out one by one, so that all queues are at the same hour; each queue keeps their order."""
     for queue in range(queues):
         if part := messages[queue::queues]:
             producer.send_many(part, queue=queue)

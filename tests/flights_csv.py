@@ -1,4 +1,4 @@
-"""Flights for tests of the pipeline: a CSV that is made here, so that no test needs the real one."""
+"""A generated CSV of flights, so that no test needs the real one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ORIGINS = ("EWR", "JFK", "LGA")
 
 
 def write_flights(path: Path, count: int, days: int = 30, seed: int = 1) -> Path:
-    """A CSV of ``count`` flights in any order: some cancelled, some without an aircraft, one in twenty an alert."""
+    """Write a CSV of ``count`` random flights: some are cancelled, some have no aircraft, one in twenty an alert."""
     chance = random.Random(seed)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

@@ -1,4 +1,4 @@
-"""The flights pipeline without Spark and without a broker: its input, its verification, its folders, its errors."""
+"""The flights example without Spark and without a broker: its input, verification, results folder and errors."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.pipeline.errors import InvalidFlights, InvalidFolder, ResultsDiffer
-from flintmq.client.pipeline.failures import reason_of
-from flintmq.client.pipeline.flights import Flight, message_of, read_flights
-from flintmq.client.pipeline.folders import CHECKPOINT, SINK_LOG, Folders
-from flintmq.client.pipeline.progress import QueryProgress
-from flintmq.client.pipeline.queries import LATENESS
-from flintmq.client.pipeline.replay import HEARTBEAT_HOURS, quiet_time
-from flintmq.client.pipeline.verification import (
+from flintmq.scripts.examples.flights.errors import InvalidFlights, InvalidFolder, ResultsDiffer
+from flintmq.scripts.examples.flights.flight import Flight, message_of, read_flights
+from flintmq.scripts.examples.flights.progress import QueryProgress
+from flintmq.scripts.examples.flights.queries import LATENESS
+from flintmq.scripts.examples.flights.replay import HEARTBEAT_HOURS, quiet_time
+from flintmq.scripts.examples.flights.results_folder import SINK_LOG, ResultsFolder
+from flintmq.scripts.examples.flights.spark_errors import reason_of
+from flintmq.scripts.examples.flights.verification import (
     Departures,
     Expected,
     Hour,
-    PipelineVerified,
-    check_results,
+    Verification,
     compare_alerts,
     compare_hours,
 )
@@ -119,17 +118,17 @@ RIGHT = {Hour(TEN, "EWR"): Departures(2, 3.5), Hour(ELEVEN, "JFK"): Departures(2
     ("rows", "said"),
     [
         ([*RIGHT.items()][:1], "2013-01-01 11:00 JFK: is missing"),
-        ([*RIGHT.items(), (Hour(TEN, "EWR"), Departures(2, 3.5))], "2013-01-01 10:00 EWR: is there twice"),
+        ([*RIGHT.items(), (Hour(TEN, "EWR"), Departures(2, 3.5))], "2013-01-01 10:00 EWR: is in the results twice"),
         ([*RIGHT.items(), (Hour(TEN, "LGA"), Departures(1, 0.0))], "2013-01-01 10:00 LGA: has no departure"),
         (list((RIGHT | {Hour(TEN, "EWR"): Departures(3, 3.5)}).items()), "3 departures, the CSV has 2"),
         (list((RIGHT | {Hour(TEN, "EWR"): Departures(2, 3.5 + 1e-8)}).items()), "the CSV has 3.5"),
-        (list((RIGHT | {Hour(TEN, "EWR"): Departures(2, float("nan"))}).items()), "a mean delay of nan"),
+        (list((RIGHT | {Hour(TEN, "EWR"): Departures(2, float("nan"))}).items()), "mean delay nan"),
     ],
 )
 def test_each_way_in_which_hours_can_differ_is_found(
     expected: Expected, rows: list[tuple[Hour, Departures]], said: str
 ) -> None:
-    verified = PipelineVerified()
+    verified = Verification()
     compare_hours(rows, expected, verified)
     assert len(verified.differences) == 1
     with pytest.raises(ResultsDiffer, match=said):
@@ -137,7 +136,7 @@ def test_each_way_in_which_hours_can_differ_is_found(
 
 
 def test_equal_hours_do_not_differ(expected: Expected) -> None:
-    verified = PipelineVerified()
+    verified = Verification()
     rows = RIGHT | {Hour(TEN, "EWR"): Departures(2, 3.5 + 1e-10)}
     compare_hours(rows.items(), expected, verified)
     verified.raise_for_differences(10)
@@ -151,7 +150,7 @@ def alert(expected: Expected, key: str = "B6725@2013-01-01T11:00:00Z", tags: str
 
 
 def test_a_repeated_alert_with_the_same_content_is_no_difference(expected: Expected) -> None:
-    verified = PipelineVerified()
+    verified = Verification()
     compare_alerts([alert(expected), alert(expected)], expected, verified)
     assert (verified.alerts, verified.repeated_alerts, verified.differences) == (1, 1, [])
 
@@ -161,76 +160,77 @@ def test_each_way_in_which_alerts_can_differ_is_found(expected: Expected) -> Non
         ([], "is missing"),
         ([alert(expected), alert(expected, dep_delay=122)], "its body or tag"),
         ([alert(expected, tags="EWR")], "its body or tag"),
-        ([alert(expected), alert(expected, key="XX1@2013-01-01T11:00:00Z")], "no flight in the CSV is so late"),
+        ([alert(expected), alert(expected, key="XX1@2013-01-01T11:00:00Z")], "the CSV has no such delay"),
     ):
-        verified = PipelineVerified()
+        verified = Verification()
         compare_alerts(found, expected, verified)
         assert [said in difference for difference in verified.differences] == [True], said
 
 
 def test_many_differences_are_counted_and_the_first_shown() -> None:
     with pytest.raises(ResultsDiffer, match=r"12 differences from the CSV: d0; d1; and 10 more") as caught:
-        PipelineVerified(differences=[f"d{number}" for number in range(12)]).raise_for_differences(2)
+        Verification(differences=[f"d{number}" for number in range(12)]).raise_for_differences(2)
     assert len(caught.value.differences) == 12
 
 
-# ---- folders
+# ---- the results folder
 
 
-def claim(folders: Folders, purpose: dict[str, str] = PURPOSE) -> None:
-    with folders.claimed(purpose):
+def claim(folder: ResultsFolder, purpose: dict[str, str] = PURPOSE) -> None:
+    with folder.claimed(purpose):
         pass
 
 
-def test_folders_of_one_pipeline_can_be_claimed_again(tmp_path: Path) -> None:
-    folders = Folders.of(tmp_path / "results")
-    claim(folders)
-    claim(folders)
-    assert folders.checkpoint == tmp_path / "results" / CHECKPOINT
+def test_a_second_run_claims_the_same_folder(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path / "results")
+    claim(folder)
+    claim(folder)
+    assert folder.checkpoint.is_dir()
 
 
-def test_folders_are_held_by_one_pipeline_at_a_time(tmp_path: Path) -> None:
-    folders = Folders.of(tmp_path / "results")
-    with folders.claimed(PURPOSE), pytest.raises(InvalidFolder, match="another pipeline runs"):
-        claim(folders)
+def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path / "results")
+    with folder.claimed(PURPOSE), pytest.raises(InvalidFolder, match="another run uses"):
+        claim(folder)
 
 
-def test_a_checkpoint_is_not_gone_on_with_for_something_else(tmp_path: Path) -> None:
-    claim(Folders.of(tmp_path / "results", tmp_path / "checkpoint"))
-    with pytest.raises(InvalidFolder, match="is of topic 'flights', not of 'orders'"):
-        claim(Folders.of(tmp_path / "results", tmp_path / "checkpoint"), {"topic": "orders", "alerts": "alerts"})
-    with pytest.raises(InvalidFolder, match="is of results"):
-        claim(Folders.of(tmp_path / "elsewhere", tmp_path / "checkpoint"))
+def test_a_checkpoint_continues_only_for_its_topics_and_its_folder(tmp_path: Path) -> None:
+    claim(ResultsFolder(tmp_path / "results"))
+    with pytest.raises(InvalidFolder, match="is for topic 'flights', not 'orders'"):
+        claim(ResultsFolder(tmp_path / "results"), {"topic": "orders", "alerts": "alerts"})
+    (tmp_path / "results").rename(tmp_path / "elsewhere")
+    with pytest.raises(InvalidFolder, match="is for results"):
+        claim(ResultsFolder(tmp_path / "elsewhere"))
 
 
-def test_results_and_checkpoint_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+def test_results_without_their_checkpoint_are_refused_and_so_is_the_reverse(tmp_path: Path) -> None:
     (tmp_path / "results" / SINK_LOG).mkdir(parents=True)
-    with pytest.raises(InvalidFolder, match="holds results whose checkpoint is not in"):
-        claim(Folders.of(tmp_path / "results", tmp_path / "new"))
-    commits = tmp_path / "old" / "departures" / "commits"
+    with pytest.raises(InvalidFolder, match="holds results without the checkpoint"):
+        claim(ResultsFolder(tmp_path / "results"))
+    old = ResultsFolder(tmp_path / "old")
+    commits = old.checkpoint / "departures" / "commits"
     commits.mkdir(parents=True)
     (commits / "0").write_text("v1\n{}")
-    with pytest.raises(InvalidFolder, match="has written results that"):
-        claim(Folders.of(tmp_path / "gone", tmp_path / "old"))
-    assert not (tmp_path / "gone").exists()
+    with pytest.raises(InvalidFolder, match="holds a checkpoint without the results"):
+        claim(old)
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear reader")
     with pytest.raises(InvalidFolder, match=r"holds other files, such as letter.txt"):
-        claim(Folders.of(tmp_path))
+        claim(ResultsFolder(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidFolder, match=r"file.* cannot be used"):
-        claim(Folders.of(tmp_path / "file" / "results"))
+        claim(ResultsFolder(tmp_path / "file" / "results"))
 
 
 def test_a_folder_without_results_cannot_be_verified(tmp_path: Path) -> None:
     with pytest.raises(InvalidFolder, match="holds no results"):
-        check_results(tmp_path)
+        ResultsFolder(tmp_path).check_results()
 
 
 # ---- progress and failures
@@ -242,11 +242,11 @@ def report(rows: int, read: int, there: int, **more: Any) -> dict[str, Any]:
     return {"durationMs": {"addBatch": 1}, "numInputRows": rows, "sources": [source], **more}
 
 
-def test_progress_adds_up_and_says_how_far_behind_it_is() -> None:
+def test_progress_adds_up_and_shows_its_lag() -> None:
     progress = QueryProgress("departures")
     watermark = {"watermark": "1970-01-01T00:00:00.000Z"}
     progress.add(report(10, 10, 40, eventTime=watermark, stateOperators=[{"numRowsDroppedByWatermark": 0}]))
-    assert (progress.messages, progress.behind, progress.watermark) == (10, 35, None)
+    assert (progress.messages, progress.lag, progress.watermark) == (10, 35, None)
     metrics = {"messages": {"unreadable": 2}}
     watermark = {"watermark": "2013-01-01T00:00:00.000Z"}
     dropped = [{"numRowsDroppedByWatermark": 3}]
@@ -254,7 +254,11 @@ def test_progress_adds_up_and_says_how_far_behind_it_is() -> None:
     idle = report(0, 40, 41) | {"durationMs": {"latestOffset": 1}}
     progress.add(idle)
     assert (progress.messages, progress.batches, progress.late, progress.unreadable) == (40, 2, 3, 2)
-    assert (progress.behind, progress.watermark) == (6, "2013-01-01T00:00:00.000Z")
+    assert (progress.lag, progress.watermark) == (6, "2013-01-01T00:00:00.000Z")
+    assert str(progress) == (
+        "departures: starting, 40 messages in 2 batches, 6 behind, hours before 2013-01-01T00:00:00.000Z are final, "
+        "3 rows LATE and dropped, 2 messages UNREADABLE and left out"
+    )
 
 
 @pytest.mark.parametrize(

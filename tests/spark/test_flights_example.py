@@ -1,4 +1,4 @@
-"""The flights pipeline through a real broker and a real Spark: its results, what it reports, how it goes on."""
+"""The flights example with a real broker and a real Spark: results, progress, and a second run after a kill."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,16 +16,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flintmq.client import Admin, Consumer, Producer
-from flintmq.client.pipeline import queries, runner, verification
-from flintmq.client.pipeline.errors import PipelineFailed
-from flintmq.client.pipeline.flights import encode
-from flintmq.client.pipeline.folders import SINK_LOG, Folders
-from flintmq.client.pipeline.progress import QueryProgress
-from flintmq.client.pipeline.replay import replay
-from flintmq.client.pipeline.runner import Pipeline
-from tests.cli_tools import Cli
+from flintmq.scripts.examples.flights import queries, runner, verification
+from flintmq.scripts.examples.flights.errors import QueryFailed
+from flintmq.scripts.examples.flights.flight import encode
+from flintmq.scripts.examples.flights.progress import QueryProgress
+from flintmq.scripts.examples.flights.replay import replay
+from flintmq.scripts.examples.flights.results_folder import SINK_LOG, ResultsFolder
+from flintmq.scripts.examples.flights.runner import Pipeline
 from tests.conftest import RunningBroker
-from tests.pipeline_tools import write_flights
+from tests.flights_csv import write_flights
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,16 +46,16 @@ LATE_FLIGHT = {
 
 @pytest.fixture(scope="module")
 def csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_flights(tmp_path_factory.mktemp("pipeline") / "flights.csv", FLIGHTS)
+    return write_flights(tmp_path_factory.mktemp("flights") / "flights.csv", FLIGHTS)
 
 
 @pytest.fixture
 def pipeline(shared_broker: RunningBroker, topic: str, csv: Path, tmp_path: Path) -> Pipeline:
-    """Flights in a topic of their own, and folders for the results."""
+    """Replay flights into a topic of their own; return the pipeline that reads it."""
     replay(shared_broker.address, topic, csv, timeout=TIMEOUT_S)
-    folders = Folders.of(tmp_path / "results")
+    results = ResultsFolder(tmp_path / "results")
     return Pipeline(
-        broker=shared_broker.address, topic=topic, alerts_topic=f"{topic}-alerts", folders=folders, once=True
+        broker=shared_broker.address, topic=topic, alerts_topic=f"{topic}-alerts", results=results, once=True
     )
 
 
@@ -64,15 +64,10 @@ def run(spark: SparkSession, pipeline: Pipeline) -> dict[str, QueryProgress]:
         return {progress.query: progress for progress in runner.run(spark, pipeline)}
 
 
-def verify(spark: SparkSession, pipeline: Pipeline, csv: Path) -> verification.PipelineVerified:
+def verify(spark: SparkSession, pipeline: Pipeline, csv: Path) -> verification.Verification:
     """Compare everything with the CSV. Raises ``ResultsDiffer``."""
     expected = verification.Expected.of_csv(csv)
-    verified = verification.PipelineVerified()
-    hours = verification.read_hours(spark, pipeline.folders.results)
-    verification.compare_hours(hours, expected, verified)
-    with Consumer(pipeline.broker) as consumer:
-        alerts = consumer.iter(pipeline.alerts_topic, from_="earliest", until="latest")
-        verification.compare_alerts(alerts, expected, verified)
+    verified = verification.verify(spark, pipeline.results.path, pipeline.broker, pipeline.alerts_topic, expected)
     verified.raise_for_differences(10)
     assert verified.hours == len(expected.hours) > 1000
     assert verified.alerts == len(expected.alerts) > 100
@@ -86,7 +81,7 @@ def test_results_are_those_of_the_csv_and_what_comes_too_late_or_is_no_flight_is
     with Admin(pipeline.broker) as admin:
         there = sum(queue.count for queue in admin.topic_stats(pipeline.topic))
     for each in progress.values():
-        assert (each.state, each.messages, each.behind, each.late, each.unreadable) == ("ended", there, 0, 0, 0)
+        assert (each.state, each.messages, each.lag, each.late, each.unreadable) == ("ended", there, 0, 0, 0)
     assert verify(spark, pipeline, csv).repeated_alerts == 0
 
     # The same folders again: what was done is not done again, and what came meanwhile is judged by its time.
@@ -106,7 +101,7 @@ def test_small_batches_drop_nothing(spark: SparkSession, pipeline: Pipeline, csv
         broker=pipeline.broker,
         topic=pipeline.topic,
         alerts_topic=pipeline.alerts_topic,
-        folders=pipeline.folders,
+        results=pipeline.results,
         once=True,
         lateness=lateness,
         rows_a_batch=1001,
@@ -131,27 +126,19 @@ def test_the_queries_do_the_same_to_a_batch(spark: SparkSession, pipeline: Pipel
 def test_a_query_that_fails_is_one_line_and_ends_the_other(spark: SparkSession, pipeline: Pipeline) -> None:
     with Admin(pipeline.broker) as admin:
         admin.create_topic(pipeline.alerts_topic, perm=4)  # not to be written to
-    with pytest.raises(PipelineFailed) as caught:
+    with pytest.raises(QueryFailed) as caught:
         run(spark, pipeline)
     said = str(caught.value)
     assert said.startswith("the query 'alerts' failed: ")
     assert pipeline.alerts_topic in said
-    assert "run it again with the same folders" in said
+    assert "run it again with the same folder" in said
     assert "\n" not in said
     assert "Traceback" not in said
     assert [query.name for query in spark.streams.active] == []
 
 
-@pytest.fixture
-def cli(shared_broker: RunningBroker, spark_environment: dict[str, str], tmp_path: Path) -> Iterator[Cli]:
-    # As in the tests' own session: the JVM's second compiler takes a core for a minute.
-    variables = {**spark_environment, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
-    with Cli(tmp_path / "config", shared_broker.address, variables=variables) as made:
-        yield made
-
-
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Until ``condition`` holds; the process has to live so long."""
+    """Wait until ``condition`` holds; the process must live until then."""
     deadline = time.monotonic() + LONG_S
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -159,25 +146,23 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) 
         time.sleep(0.1)
 
 
-def test_killed_in_the_middle_it_goes_on_and_the_results_are_exact(
-    spark: SparkSession, cli: Cli, pipeline: Pipeline, csv: Path
+def start_count(pipeline: Pipeline, environment: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
+    """Start the command ``count`` in a process group of its own: its Java and workers die with it."""
+    command = [sys.executable, "-P", "-m", "flintmq.scripts.examples.flights", "count", "--broker", pipeline.broker]
+    command += ["--topic", pipeline.topic, "--alerts-topic", pipeline.alerts_topic]
+    command += ["--parquet", str(pipeline.results.path), "--batch", "700", "--master", "local[2]", *options]
+    # As in the tests' own Spark: the JVM's second compiler takes a core for a minute.
+    environment = {**environment, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def test_after_a_kill_the_next_run_continues_and_the_results_are_exact(
+    spark: SparkSession, spark_environment: dict[str, str], pipeline: Pipeline, csv: Path
 ) -> None:
-    results = pipeline.folders.results
-    line = [
-        "pipeline",
-        "run",
-        "--topic",
-        pipeline.topic,
-        "--alerts-topic",
-        pipeline.alerts_topic,
-        "--parquet",
-        str(results),
-        "--batch",
-        "700",
-        "--master",
-        "local[2]",
-    ]
-    first = cli.start(*line, "--once", start_new_session=True)  # a group of its own: its Java and workers die with it
+    results = pipeline.results.path
+    first = start_count(pipeline, spark_environment, "--once")
     wait_until((results / SINK_LOG / "1").exists, first)
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate(timeout=TIMEOUT_S)
@@ -185,17 +170,14 @@ def test_killed_in_the_middle_it_goes_on_and_the_results_are_exact(
     done = len(verification.read_hours(spark, results))
     assert 0 < done < len(expected.hours)
 
-    second = cli.start(*line, start_new_session=True)  # follows, until it is told to stop
+    second = start_count(pipeline, spark_environment)  # follows the topic until the test stops it
     try:
         wait_until(lambda: alerts_of(pipeline) >= expected.alerts.keys(), second)
         wait_until(lambda: len(verification.read_hours(spark, results)) == len(expected.hours), second)
         second.send_signal(signal.SIGTERM)
         out, err = second.communicate(timeout=TIMEOUT_S)
         assert second.returncode == 0, err
-        assert [row.split("\t")[:2] for row in out.decode().splitlines()] == [
-            ["departures", "stopped"],
-            ["alerts", "stopped"],
-        ]
+        assert [line.split(",")[0] for line in out.decode().splitlines()] == ["departures: stopped", "alerts: stopped"]
     finally:
         if second.poll() is None:
             os.killpg(second.pid, signal.SIGKILL)

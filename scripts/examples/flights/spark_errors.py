@@ -1,11 +1,11 @@
-"""Why a query failed, in one line: what FlintMQ or Python said, out of the hundred lines that Spark makes of it."""
+"""The cause of a failed query in one line, taken from the hundred lines that Spark prints."""
 
 from __future__ import annotations
 
 import re
 
 _FLINTMQ_ERROR = re.compile(r"\bflintmq(?:\.\w+)+: .+")
-"""An error of FlintMQ as Python prints it: the full name of its class, and the message."""
+"""An error of FlintMQ as Python prints it: the qualified class name and the message."""
 _TRACEBACK = "Traceback (most recent call last):"
 _PYTHON_ERROR = re.compile(r"^[A-Za-z_][\w.]*: .+", re.MULTILINE)
 """The last line of a traceback."""
@@ -14,7 +14,7 @@ _SQL_STATE = re.compile(r" SQLSTATE: \w{5}$")
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, for a person, without the full stop; ``error``: what PySpark raised."""
+    """Return the cause of an error that PySpark raised, without a full stop at its end."""
     text = str(error)
     if found := _FLINTMQ_ERROR.findall(text):
         _, _, reason = found[-1].partition(": ")

