@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flintmq.broker.delivery.scheduled.redelivery import Redeliverer
-from flintmq.broker.delivery.staged.commit_copier import PreparedWork
-from flintmq.broker.delivery.staged.notes import PREPARED_CONFIG, TOPICS
-from flintmq.broker.delivery.staged.service import Begun, PreparedMessages
+from flintmq.broker.delivery.staged.commit_copier import CommitCopier
+from flintmq.broker.delivery.staged.notes import STAGED_CONFIG, TOPICS
+from flintmq.broker.delivery.staged.service import CommitResult, StagedTransactions
 from flintmq.broker.delivery.staged.startup_scan import table_at_start
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings
@@ -40,11 +40,11 @@ class PreparedStore:
         sync = self.settings.flush_policy == "sync"
         writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)  # type: ignore[arg-type]
         mover = Redeliverer(store, writer, self.loop, AtOnce(), lambda: None)  # type: ignore[arg-type]
-        self.prepared = PreparedMessages(
-            writer, mover, timeout_ms=TIMEOUT_MS, attempts_max=100, now_ms=lambda: self.now_ms
+        self.staged = StagedTransactions(
+            writer, mover, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
         )
-        self.work = PreparedWork(self.prepared)
-        self.prepared.start(table_at_start(store))
+        self.work = CommitCopier(self.staged)
+        self.staged.start(table_at_start(store))
 
     def prepare(self, attempt: str, topic: str, bodies: Iterable[bytes], *, queue: int = 0) -> None:
         """Append messages as a PRODUCE frame would; neither flushed nor dispatched."""
@@ -54,13 +54,13 @@ class PreparedStore:
         messages = [Message(body) for body in bodies]
         common = encode_properties({"REAL_TOPIC": topic, "REAL_QID": str(queue)})
         batch = make_batch(messages, common=common)
-        self.prepared.prepare(
-            attempt, topic, queue, len(messages), lambda: self.store.append(PREPARED_CONFIG, 0, batch).queue_offset
+        self.staged.stage_messages(
+            attempt, topic, queue, len(messages), lambda: self.store.append(STAGED_CONFIG, 0, batch).queue_offset
         )
 
-    def commit(self, number: int, attempts: Mapping[str, int], *, series: str = "query", drop: str = "") -> Begun:
+    def commit(self, sequence: int, stages: Mapping[str, int], *, scope: str = "query", drop: str = "") -> CommitResult:
         """Begin a commit."""
-        return self.prepared.commit(series, number, list(attempts.items()), drop)
+        return self.staged.begin_commit(scope, sequence, list(stages.items()), drop)
 
     def dispatch(self) -> None:
         """Flush, and dispatch all that is there."""
@@ -80,8 +80,8 @@ class PreparedStore:
 
     def save(self) -> None:
         """Have the next start begin with what is needed now."""
-        self.prepared.snapshot()
-        self.prepared.persist()
+        self.staged.take_snapshot()
+        self.staged.persist()
 
     def counted(self, topic: str, queues: int = 4) -> Counter[bytes]:
         """How often each body is in a topic."""
@@ -95,7 +95,7 @@ class PreparedStore:
     def stop(self) -> None:
         """End orderly."""
         self.store.flush()
-        self.prepared.close()
+        self.staged.close()
         self.store.close()
         self.loop.close()
 

@@ -116,11 +116,11 @@ class Lifecycle:
                 None, store.producer_runs.tail, limits.sequence_recovery_bytes, limits.sequence_runs_max
             )
             transactions = await self._loop.run_in_executor(None, History(store).at_start)
-            prepared = await self._loop.run_in_executor(None, table_at_start, store)
+            staged = await self._loop.run_in_executor(None, table_at_start, store)
             self._start_services(store, report)
             assert self._broker is not None
             self._broker.transactions.start(transactions)
-            self._broker.prepared.start(prepared)
+            self._broker.staged.start(staged)
             self._broker.sequences.restore(runs, time.monotonic())
             self._server = Server(self._broker, sockets)
             self._server.start()
@@ -172,8 +172,8 @@ class Lifecycle:
                 for topic, _, _ in touched:
                     if topic in WAITING_TOPICS:
                         self._broker.delays.dispatched(topic)
-                    elif topic == PREPARED_TOPIC and self._broker.prepared.committing:
-                        self._broker.prepared.wake()
+                    elif topic == PREPARED_TOPIC and self._broker.staged.pending:
+                        self._broker.staged.wake()
                 self._broker.dispatched()
 
         post = loop.call_soon_threadsafe
@@ -217,8 +217,8 @@ class Lifecycle:
         self._broker.delays.start()
         delays = self._broker.delays
         checkpoint.also.append(delays.persist)
-        self._copying = commit_copier.run(self._broker.prepared, loop, fatal)
-        checkpoint.also.append(self._broker.prepared.persist)
+        self._copying = commit_copier.run(self._broker.staged, loop, fatal)
+        checkpoint.also.append(self._broker.staged.persist)
         store.expiry.oldest_timed = delays.oldest_timed
         retention.roll = lambda end_offset: post(delays.roll_below, end_offset)
 
@@ -247,7 +247,7 @@ class Lifecycle:
         if self._broker is not None:
             self._broker.delays.persist(last=True)
             self._broker.transactions.close()
-            self._broker.prepared.close()
+            self._broker.staged.close()
         if self._store is not None:
             self._store.close()
         self._audit.close()

@@ -32,7 +32,7 @@ from ..delivery.groups.offset_moved import TOPIC as OFFSET_MOVED
 from ..delivery.groups.offset_moved import offset_moved_record
 from ..delivery.groups.producer_groups import ProducerGroups
 from ..delivery.scheduled.worker import Delays
-from ..delivery.staged.service import PreparedMessages
+from ..delivery.staged.service import StagedTransactions
 from ..delivery.topic_changes import TopicChanges
 from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
@@ -141,11 +141,11 @@ class Broker:
             clock=loop.time,
             call_at=loop.call_at,
         )
-        self.prepared = PreparedMessages(
+        self.staged = StagedTransactions(
             self.writer,
             self.delays.mover,
             timeout_ms=rules.prepared_timeout_ms,
-            attempts_max=rules.prepared_attempts_max,
+            stages_max=rules.prepared_attempts_max,
             now_ms=self.delays.now_ms,
         )
         self.transactions.on_open = self.transaction_checks.opened
@@ -192,7 +192,7 @@ class Broker:
         self._stall_changed()
         self.auto_create = settings.auto_create_topics()
         self.transactions.open_max = settings.transactions.open_max
-        self.prepared.attempts_max = settings.transactions.prepared_attempts_max
+        self.staged.stages_max = settings.transactions.prepared_attempts_max
         self.groups.groups_max = self.limits.groups_max
         self.groups.offsets_max = self.limits.committed_offsets_max
         for changed in self.when_settings_change:

@@ -24,7 +24,7 @@ from .acknowledgement import acknowledge
 from .audit import audit, topic_values
 from .context import FRAME_LENGTH_BYTES, Broker, Peer
 from .duplicate_produce import answer_again
-from .prepared import FLUSHES, append_prepared, check_prepared
+from .staged import FLUSHES, append_staged, check_staged
 from .transactions import append_half_messages
 
 
@@ -49,7 +49,7 @@ def produce(peer: Peer, frame: Frame) -> None:
     if half is not None and peer.access is not None:
         peer.access.check(Need((PUBLISH,), GROUP, half.group))
     if request.prepare:
-        check_prepared(peer, request, half is not None)
+        check_staged(peer, request, half is not None)
     topic = broker.store.topics.get(name)
     if topic is None or name in broker.topic_changes.pending:
         _wait_for_topic(peer, frame, request)
@@ -68,7 +68,7 @@ def produce(peer: Peer, frame: Frame) -> None:
     if not topic.writable:
         raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
     if request.prepare:
-        append_prepared(peer, frame, request, queue)
+        append_staged(peer, frame, request, queue)
         return
     if half is not None:
         append_half_messages(peer, frame, request, half, queue)

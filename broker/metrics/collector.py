@@ -142,10 +142,10 @@ def _add_transactions(out: Exposition, broker: Broker) -> None:
     out.add(catalog.TRANSACTIONS_ENDED, _by("outcome", transactions.ended))
     out.add_one(catalog.TRANSACTIONS_PARKED, transactions.history.parked_count())
     out.add(catalog.TRANSACTION_CHECKS, _by("result", {"asked": checks.asked, "nobody": checks.unasked}))
-    prepared = broker.prepared
-    out.add_one(catalog.PREPARED_MESSAGES, prepared.table.messages)
-    out.add_one(catalog.PREPARED_ATTEMPTS, len(prepared.table.attempts))
-    out.add(catalog.PREPARED_ENDED, _by("outcome", prepared.outcomes))
+    staged = broker.staged
+    out.add_one(catalog.PREPARED_MESSAGES, staged.table.messages)
+    out.add_one(catalog.PREPARED_ATTEMPTS, len(staged.table.stages))
+    out.add(catalog.PREPARED_ENDED, _by("outcome", staged.outcomes))
 
 
 def _add_disk(out: Exposition, broker: Broker) -> None:

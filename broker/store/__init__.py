@@ -22,7 +22,7 @@ from .read.queries import QueryResult
 from .recovery.recovery_report import RecoveryReport
 from .settings import StoreSettings
 from .tables.config_files import TopicConfig
-from .tables.staged_state import PreparedSnapshot
+from .tables.staged_state import StagedSnapshot
 
 __all__ = [
     "POPULATE_AHEAD_BYTES",
@@ -32,12 +32,12 @@ __all__ = [
     "DamagedRecord",
     "MessageStore",
     "Places",
-    "PreparedSnapshot",
     "ProduceBatch",
     "PullResult",
     "QueryResult",
     "RecoveryReport",
     "SettingMismatch",
+    "StagedSnapshot",
     "StoreError",
     "StoreFailed",
     "StoreLocked",

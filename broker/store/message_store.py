@@ -45,7 +45,7 @@ from .tables.checkpoint import StoreCheckpoint
 from .tables.clock import SteadyClock, StoreClock
 from .tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .tables.group_table import SubscriptionGroupTable
-from .tables.staged_state import PreparedState
+from .tables.staged_state import StagedState
 from .tables.store_state import DeletedTopic, StoreState
 
 OWN_FOLDER = "flintmq"
@@ -91,7 +91,7 @@ class MessageStore:
         self.consumer_offsets = ConsumerOffsetTable(files, path / "config" / "consumerOffset.json")
         self.groups = SubscriptionGroupTable(files, path / "config" / "subscriptionGroup.json")
         self.delay_offsets = DelayOffsetTable(files, path / "config" / "delayOffset.json")
-        self.prepared = PreparedState(files, own / "prepared.json")
+        self.staged_state = StagedState(files, own / "prepared.json")
         self.state = StoreState(files, own / "state.json")
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
@@ -111,7 +111,7 @@ class MessageStore:
             self.topics,
             self.consumer_offsets,
             self.delay_offsets,
-            self.prepared,
+            self.staged_state,
         )
         self.ended_clean = True
         """The process that had the store before closed it cleanly; also true for a new store."""
@@ -172,7 +172,7 @@ class MessageStore:
             self.consumer_offsets,
             self.groups,
             self.delay_offsets,
-            self.prepared,
+            self.staged_state,
             self.state,
             self.quarantine,
         ):

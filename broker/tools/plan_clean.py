@@ -16,7 +16,7 @@ from ..store.read.log_reads import LogReads
 from ..store.read.queue_reads import QueueReads
 from ..store.retention.expiry import HOUR_MS, TIMER_TOPIC, Expiry
 from ..store.tables.config_files import DelayOffsetTable
-from ..store.tables.staged_state import PreparedState
+from ..store.tables.staged_state import StagedState
 from ..store.timers.timer_files import TimerFiles
 from .findings import Findings
 from .offline import FOREVER, OfflineStore
@@ -73,10 +73,10 @@ def _expiry(store: OfflineStore) -> Expiry:
     queue_reads = QueueReads(commitlog, store.queues, store.topics, store.state, log_reads)
     delay_offsets = DelayOffsetTable(store.files, store.path / "config" / "delayOffset.json")
     delay_offsets.load()
-    prepared = PreparedState(store.files, own / "prepared.json")
-    prepared.load()
+    staged = StagedState(store.files, own / "prepared.json")
+    staged.load()
     expiry = Expiry(
-        commitlog, store.queues, queue_reads, log_reads, store.topics, store.consumer_offsets, delay_offsets, prepared
+        commitlog, store.queues, queue_reads, log_reads, store.topics, store.consumer_offsets, delay_offsets, staged
     )
     timers, waiting = TimerFiles(store.files, own / "timers", store.path), store.queues.get(TIMER_TOPIC, 0)
     timers.state = timers.read()

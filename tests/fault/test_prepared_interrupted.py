@@ -71,7 +71,7 @@ class Life:
         self._chance.choice(actions)()
 
     def _prepare(self) -> None:
-        chance, open_ones = self._chance, self.made.prepared.table.attempts
+        chance, open_ones = self._chance, self.made.staged.table.stages
         self._attempts = {name: mine for name, mine in self._attempts.items() if name in open_ones}
         name = chance.choice([*self._attempts, f"attempt {self._number}"])
         topic, queue = chance.choice(TOPICS), chance.randrange(2)
@@ -81,14 +81,14 @@ class Life:
         self._attempts.setdefault(name, []).extend((topic, body) for body in bodies)
 
     def _commit(self) -> None:
-        known = {name: mine for name, mine in self._attempts.items() if name in self.made.prepared.table.attempts}
+        known = {name: mine for name, mine in self._attempts.items() if name in self.made.staged.table.stages}
         chosen = self._chance.sample(sorted(known), self._chance.randint(0, min(len(known), 3)))
         transaction = Transaction(self._chance.choice(["one", "two"]), len(self.transactions))
         transaction.bodies.update(each for name in chosen for each in self._attempts.pop(name))
         self.transactions.append(transaction)
         try:
             begun = self.made.commit(
-                transaction.number, {name: len(known[name]) for name in chosen}, series=transaction.series
+                transaction.number, {name: len(known[name]) for name in chosen}, scope=transaction.series
             )
         except SystemBusy:
             self.transactions.pop()
@@ -97,13 +97,13 @@ class Life:
         def over(error: Exception | None) -> None:
             transaction.acknowledged = error is None
 
-        assert begun.committing is not None
-        begun.committing.when_over(over)
+        assert begun.pending is not None
+        begun.pending.when_finished(over)
 
     def _abort(self) -> None:
         if self._attempts:
             name = self._chance.choice(sorted(self._attempts))
-            self.made.prepared.abort(name)
+            self.made.staged.abort_stages(name)
             del self._attempts[name]
 
     def _wait(self) -> None:
@@ -122,7 +122,7 @@ class Life:
             assert there or not (transaction.acknowledged and none_lost)
             stored -= transaction.bodies
             if transaction.bodies and there:
-                assert made.commit(transaction.number, {}, series=transaction.series).already
+                assert made.commit(transaction.number, {}, scope=transaction.series).already
         assert not stored, "messages that no client committed"
 
 
@@ -150,7 +150,7 @@ def test_after_a_power_cut_each_transaction_is_complete_or_absent(tmp_path: Path
         life.made.open(files)
         life.begin_again()
         life.check(none_lost=policy == "sync")
-        is_committed = life.made.prepared.table.is_committed
+        is_committed = life.made.staged.table.is_committed
         life.transactions = [each for each in life.transactions if is_committed(each.series, each.number)]
     life.made.stop()
 

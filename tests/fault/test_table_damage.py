@@ -12,7 +12,7 @@ import pytest
 from flintmq.broker.security.users import UserTable
 from flintmq.broker.store import CorruptFile, MessageStore
 from flintmq.broker.store.files.json_table import SHAPE_ERRORS, parse_table
-from flintmq.broker.store.tables.staged_state import PreparedSnapshot
+from flintmq.broker.store.tables.staged_state import StagedSnapshot
 from flintmq.broker.store.timers.timer_state import HOUR_SECONDS
 from flintmq.broker.tools.repair import Repaired, examine, repair
 from flintmq.protocol.auth.users import USERS_FILE
@@ -64,8 +64,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     delayed.run(START_MS + 60_000)
     delayed.delays.persist(last=True)
     for number in range(2):
-        store.prepared.offer(0, PreparedSnapshot(number, 0, {"series": 17}))
-        store.prepared.persist(0)
+        store.staged_state.offer(0, StagedSnapshot(number, 0, {"series": 17}))
+        store.staged_state.persist(0)
         for table in (store.topics, store.consumer_offsets, store.groups, store.delay_offsets):
             table.persist()
     for _ in range(2):
@@ -81,7 +81,7 @@ def what_tables_say(store: MessageStore) -> object:
         store.consumer_offsets.all_committed(own=True),
         store.groups.names(),
         [store.delay_offsets.delivered(level) for level in range(19)],
-        store.prepared.saved.committed,
+        store.staged_state.saved.sequences,
         store.state.sizes,
         store.state.kept_offsets,
         store.state.deleted,

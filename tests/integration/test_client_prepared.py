@@ -121,7 +121,7 @@ def test_an_attempt_without_a_commit_expires(broker: BrokerFactory) -> None:
         producer.send_bulk("t", [b"one"], prepare="a")
         while metrics(running)['flintmq_prepared_attempts_ended_total{outcome="expire"}'] == 0:
             pass
-        with pytest.raises(PreparedIncomplete, match=r"attempt a does not exist.*prepared_timeout_ms is 300"):
+        with pytest.raises(PreparedIncomplete, match=r"stage a does not exist.*prepared_timeout_ms is 300"):
             admin.commit_prepared("q", 0, {"a": 1})
     assert "expired: a;" in running.log
 

@@ -186,7 +186,7 @@ class TestRefusals:
         self, connection: RawConnection, topic: str, properties: str
     ) -> None:
         answer = connection.produce(topic, b"x", prepare="a", common=properties)
-        refused(answer, InvalidParameter, "prepared messages cannot be")
+        refused(answer, InvalidParameter, "staged messages cannot be")
 
     def test_a_flush_that_there_is_not_is_refused(self, connection: RawConnection, series: str) -> None:
         answer = connection.call(COMMIT_PREPARED, {"series": series, "number": 0, "count": 0, "flush": "often"})

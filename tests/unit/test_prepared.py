@@ -9,9 +9,9 @@ import pytest
 
 from flintmq.broker.delivery.staged import service, table
 from flintmq.broker.delivery.staged.notes import read_note
-from flintmq.broker.delivery.staged.table import Range, StagedBatches
+from flintmq.broker.delivery.staged.table import Range, StageTable
 from flintmq.broker.store.files.file_system import Files
-from flintmq.broker.store.tables.staged_state import PreparedSnapshot, PreparedState
+from flintmq.broker.store.tables.staged_state import StagedSnapshot, StagedState
 from flintmq.protocol.errors import PreparedIncomplete, QueueNotExist, SystemBusy
 from flintmq.protocol.storage.delivery import OP_PREPARED_TOPIC, PARKED_TOPIC, PREPARED_TOPIC
 from flintmq.protocol.storage.record import Record
@@ -34,28 +34,28 @@ def parts(ranges: list[Range]) -> list[tuple[int, int]]:
 
 class TestTable:
     def test_messages_behind_each_other_are_one_range(self) -> None:
-        known = StagedBatches()
+        known = StageTable()
         for name, first, count in (("a", 0, 10), ("a", 10, 10), ("b", 20, 5), ("a", 30, 10), ("a", 40, 10)):
-            known.prepare(name, first, count, TARGET, 0, 0)
-        assert parts(known.attempts["a"].ranges) == [(0, 20), (30, 50)]
+            known.add_messages(name, first, count, TARGET, 0, 0)
+        assert parts(known.stages["a"].ranges) == [(0, 20), (30, 50)]
         assert (known.ranges, known.messages) == (3, 45)
-        known.drop(["a", "unknown"])
+        known.drop_stages(["a", "unknown"])
         assert (known.ranges, known.messages) == (1, 5)
 
     def test_the_next_note_says_where_the_one_before_ends(self) -> None:
-        known = StagedBatches()
-        known.prepare("a", 0, 10, TARGET, 0, 0)
-        known.prepare("a", 10, 10, TARGET, 1, 0)
-        known.prepare("b", 12, 5, TARGET, 2, 0)  # two messages of a's second frame were stored
-        known.prepare("c", 12, 5, TARGET, 3, 0)  # and of b's frame none
-        known.ends_at(14)
-        assert {name: attempt.messages for name, attempt in known.attempts.items()} == {"a": 12, "b": 0, "c": 2}
+        known = StageTable()
+        known.add_messages("a", 0, 10, TARGET, 0, 0)
+        known.add_messages("a", 10, 10, TARGET, 1, 0)
+        known.add_messages("b", 12, 5, TARGET, 2, 0)  # two messages of a's second frame were stored
+        known.add_messages("c", 12, 5, TARGET, 3, 0)  # and of b's frame none
+        known.cut_last_range(14)
+        assert {name: attempt.messages for name, attempt in known.stages.items()} == {"a": 12, "b": 0, "c": 2}
 
     def test_a_commit_deals_out_its_messages_in_order(self) -> None:
-        known = StagedBatches()
+        known = StageTable()
         for name, first, count in (("a", 0, 5), ("b", 5, 1), ("a", 6, 4), ("c", 10, 3)):
-            known.prepare(name, first, count, TARGET, 0, 0)
-        commit = known.commit("query", 0, ["c", "a"], 4)
+            known.add_messages(name, first, count, TARGET, 0, 0)
+        commit = known.commit_stages("query", 0, ["c", "a"], 4)
         assert (commit.messages, commit.end) == (12, 13)
         assert parts(commit.ranges_from(0, 100)) == [(10, 13), (0, 5), (6, 10)]
         assert parts(commit.ranges_from(2, 4)) == [(12, 13), (0, 3)]
@@ -63,23 +63,23 @@ class TestTable:
         assert parts(commit.ranges_from(12, 5)) == []
 
     def test_what_is_needed_reaches_back_to_the_oldest_that_is_not_ended(self) -> None:
-        known = StagedBatches()
-        assert known.needed(7, 9) == (7, 9)
-        known.prepare("a", 0, 5, TARGET, 1, 0)
-        known.prepare("b", 5, 5, TARGET, 2, 0)
-        commit = known.commit("query", 0, ["a"], 3)
-        assert known.needed(4, 10) == (1, 0)
-        known.done(commit)
-        assert known.needed(4, 10) == (2, 5)
-        known.drop(["b"])
-        assert known.needed(4, 10) == (4, 10)
+        known = StageTable()
+        assert known.needed_offsets(7, 9) == (7, 9)
+        known.add_messages("a", 0, 5, TARGET, 1, 0)
+        known.add_messages("b", 5, 5, TARGET, 2, 0)
+        commit = known.commit_stages("query", 0, ["a"], 3)
+        assert known.needed_offsets(4, 10) == (1, 0)
+        known.remove_commit(commit)
+        assert known.needed_offsets(4, 10) == (2, 5)
+        known.drop_stages(["b"])
+        assert known.needed_offsets(4, 10) == (4, 10)
 
     def test_the_series_that_committed_least_recently_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(table, "SERIES_MAX", 2)
-        known = StagedBatches()
+        monkeypatch.setattr(table, "SCOPES_MAX", 2)
+        known = StageTable()
         for series, number in (("a", 5), ("b", 0), ("a", 3), ("c", 1)):
-            known.remember(series, number)
-        assert known.committed == {"a": 5, "c": 1}
+            known.remember_sequence(series, number)
+        assert known.sequences == {"a": 5, "c": 1}
         assert not known.is_committed("b", 0)
         assert known.is_committed("a", 4)
 
@@ -91,17 +91,17 @@ class TestClock:
         made.now_ms += TIMEOUT_MS - 1
         made.prepare("busy", "orders", [b"three"])
         made.run()
-        assert set(made.prepared.table.attempts) == {"early", "busy"}
+        assert set(made.staged.table.stages) == {"early", "busy"}
         assert made.work.next_due_ms() == made.now_ms + 1
         made.now_ms += 1
         made.run()
-        with pytest.raises(PreparedIncomplete, match="attempt early does not exist"):
+        with pytest.raises(PreparedIncomplete, match="stage early does not exist"):
             made.commit(0, {"early": 1})
         made.commit(0, {"busy": 2})
         made.run()
         assert made.counted("orders") == {b"two": 1, b"three": 1}
         assert made.work.next_due_ms() is None
-        assert made.prepared.outcomes == {"commit": 1, "abort": 0, "expire": 1}
+        assert made.staged.outcomes == {"commit": 1, "abort": 0, "expire": 1}
 
     @pytest.mark.parametrize("clean", [True, False])
     def test_what_expired_stays_so_over_a_start(self, made: PreparedStore, clean: bool) -> None:
@@ -114,7 +114,7 @@ class TestClock:
             kill(made.store)
             made.loop.close()
             made.open()
-        assert not made.prepared.table.attempts
+        assert not made.staged.table.stages
 
 
 class TestLimits:
@@ -123,10 +123,10 @@ class TestLimits:
         for number in range(2):
             made.prepare("a", "orders", [b"%d" % number])
             made.prepare("b", "orders", [b"%d" % number])
-        with pytest.raises(SystemBusy, match="4 frames of prepared messages"):
-            made.prepared.check_new("a")
-        made.prepared.abort("b")
-        made.prepared.check_new("a")
+        with pytest.raises(SystemBusy, match="4 frames of staged messages"):
+            made.staged.check_new("a")
+        made.staged.abort_stages("b")
+        made.staged.check_new("a")
 
     def test_transactions_of_a_series_follow_each_other(self, made: PreparedStore) -> None:
         for name in ("a", "b"):
@@ -136,9 +136,9 @@ class TestLimits:
             made.commit(1, {"b": 1})
         again = made.commit(0, {"a": 1})
         assert again.already
-        assert again.committing is not None
+        assert again.pending is not None
         heard: list[object] = []
-        again.committing.when_over(heard.append)
+        again.pending.when_finished(heard.append)
         made.run()
         assert heard == [None]
         made.commit(1, {"b": 1})
@@ -157,18 +157,18 @@ class TestStart:
                 made.commit(number, {f"{number}": 1})
                 made.run()
         made.save()
-        saved = made.store.prepared.saved
-        note_offset = made.prepared.table.attempts["6"].note_offset
-        assert (saved.next_note, saved.next_message, saved.committed) == (note_offset, 6, {"query": 9})
+        saved = made.store.staged_state.saved
+        note_offset = made.staged.table.stages["6"].note_offset
+        assert (saved.next_note, saved.next_message, saved.sequences) == (note_offset, 6, {"query": 9})
         made.restart()
-        assert list(made.prepared.table.attempts) == ["6"]
+        assert list(made.staged.table.stages) == ["6"]
         assert made.commit(9, {}).already
         made.commit(10, {"6": 1})
         made.run()
         made.restart()
         queues = made.store.queues
-        assert made.store.prepared.saved.next_note == queues.by_topic[OP_PREPARED_TOPIC][0].max_offset
-        assert made.store.prepared.saved.next_message == queues.by_topic[PREPARED_TOPIC][0].max_offset == 10
+        assert made.store.staged_state.saved.next_note == queues.by_topic[OP_PREPARED_TOPIC][0].max_offset
+        assert made.store.staged_state.saved.next_message == queues.by_topic[PREPARED_TOPIC][0].max_offset == 10
         assert made.counted("orders") == {b"%d" % number: 1 for number in range(10)}
 
     @pytest.mark.parametrize("steps", range(6))
@@ -185,13 +185,13 @@ class TestStart:
         kill(made.store)
         made.loop.close()
         made.open()
-        copied = made.prepared.committing["query"].commit.position
+        copied = made.staged.pending["query"].commit.position
         assert copied == sum((made.counted("orders") + made.counted("others")).values())
         assert (copied > 0) == (steps > 0)
         made.run()
         assert made.counted("orders") == dict.fromkeys(bodies[:1_000] + bodies[2_000:], 1)
         assert made.counted("others") == dict.fromkeys(bodies[1_000:2_000], 1)
-        assert made.commit(0, {}).committing is None
+        assert made.commit(0, {}).pending is None
 
     def test_messages_of_a_topic_that_is_deleted_while_they_are_copied_are_parked(self, made: PreparedStore) -> None:
         made.prepare("a", "orders", [b"one"])
@@ -217,7 +217,7 @@ class TestRetention:
             put(made.store, topic.name, 0, plain(200, size=10_000))
         made.save()
         first = next(iter(made.store.expiry.old_files()))
-        assert first.kept_for == "a message that is prepared for a transaction that is not ended"
+        assert first.kept_for == "a message that is staged for a transaction that is not ended"
         made.commit(0, {"a": 1})
         made.run()
         assert next(iter(made.store.expiry.old_files())).kept_for  # until the note is on disk
@@ -227,18 +227,18 @@ class TestRetention:
 
 class TestState:
     def test_a_snapshot_is_written_once_the_log_is_on_disk(self, tmp_path: Path) -> None:
-        state = PreparedState(Files(), tmp_path / "prepared.json")
+        state = StagedState(Files(), tmp_path / "prepared.json")
         state.load()
-        first, second = PreparedSnapshot(1, 2, {"b": 3, "a": 4}), PreparedSnapshot(5, 6, {})
+        first, second = StagedSnapshot(1, 2, {"b": 3, "a": 4}), StagedSnapshot(5, 6, {})
         state.offer(100, first)
         state.offer(200, second)
         state.persist(99)
         assert not state.path.exists()
         state.persist(150)
-        again = PreparedState(UnsyncedFiles(), state.path)
+        again = StagedState(UnsyncedFiles(), state.path)
         again.load()
         assert again.saved == first
-        assert list(again.saved.committed) == ["b", "a"]
+        assert list(again.saved.sequences) == ["b", "a"]
         state.persist(200)
         again.load()
         assert again.saved == second

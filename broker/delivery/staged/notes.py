@@ -1,6 +1,7 @@
-"""Notes on prepared messages: the records of OP_PREPARED_TOPIC, from which a start restores the state.
+"""Notes on staged transactions: the records of OP_PREPARED_TOPIC, from which a start restores the state.
 
-Each note is one msgpack array that begins with its kind.
+Each note is one msgpack array that begins with its kind. The kinds on disk use the words of the wire (``prepare``);
+their names here are those of the code.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from ...store import TopicConfig
 
 log = logging.getLogger(__name__)
 
-PREPARED_CONFIG = TopicConfig(PREPARED_TOPIC, read_queues=1, write_queues=1)
-OP_PREPARED_CONFIG = TopicConfig(OP_PREPARED_TOPIC, read_queues=1, write_queues=1)
-TOPICS = (PREPARED_CONFIG, OP_PREPARED_CONFIG)
+STAGED_CONFIG = TopicConfig(PREPARED_TOPIC, read_queues=1, write_queues=1)
+STAGED_NOTES_CONFIG = TopicConfig(OP_PREPARED_TOPIC, read_queues=1, write_queues=1)
+TOPICS = (STAGED_CONFIG, STAGED_NOTES_CONFIG)
 
-PREPARE = "prepare"
-"""[attempt, queue offset of the first message, messages, topic, queue]: these messages follow. If the frame was refused
-or the broker killed, fewer follow: they end where the next "prepare" begins, or at the end of the queue."""
+STAGE = "prepare"
+"""[stage, queue offset of the first message, messages, topic, queue]: these messages follow. If the frame was refused
+or the broker killed, fewer follow: they end where the next such note begins, or at the end of the queue."""
 DROP = "drop"
-"""[attempts]: these attempts were aborted or have expired."""
+"""[stages]: these stages were aborted or have expired."""
 COMMIT = "commit"
-"""[series, number, attempts, dropped attempts, messages of each attempt]: the transaction is committed as soon as this
+"""[scope, sequence, stages, dropped stages, messages of each stage]: the transaction is committed as soon as this
 note is stored."""
 COPY = "copy"
-"""[series, number, position]: copies of its messages, from this position on, follow directly after the note."""
+"""[scope, sequence, position]: copies of its messages, from this position on, follow directly after the note."""
 DONE = "done"
-"""[series, number]: all messages are copied."""
+"""[scope, sequence]: all messages are copied."""
 
 Note: TypeAlias = list[Any]
 
-_LENGTHS = {PREPARE: 6, DROP: 2, COMMIT: 6, COPY: 4, DONE: 3}
+_LENGTHS = {STAGE: 6, DROP: 2, COMMIT: 6, COPY: 4, DONE: 3}
 _NAMES_A_NOTE = 1_000
 
 
@@ -46,9 +47,9 @@ def note_record(note: Note, now_ms: int, host: bytes) -> Record:
     return Record(OP_PREPARED_TOPIC.encode(), msgpack.packb(note), properties, born_timestamp=now_ms, born_host=host)
 
 
-def drop_notes(attempts: Sequence[str]) -> list[Note]:
-    """Return notes that drop these attempts, with at most ``_NAMES_A_NOTE`` names each."""
-    return [[DROP, attempts[at : at + _NAMES_A_NOTE]] for at in range(0, len(attempts), _NAMES_A_NOTE)]
+def drop_notes(stages: Sequence[str]) -> list[Note]:
+    """Return notes that drop these stages, with at most ``_NAMES_A_NOTE`` names each."""
+    return [[DROP, stages[at : at + _NAMES_A_NOTE]] for at in range(0, len(stages), _NAMES_A_NOTE)]
 
 
 def read_note(record: Record) -> Note | None:

@@ -1,7 +1,7 @@
-"""PreparedMessages: stores the messages of attempts, commits them, and drops those that no client commits.
+"""StagedTransactions: stores the messages of stages, commits them, and drops those that no client commits.
 
 As in RocketMQ's transactions, messages wait in a system topic and are appended to their own topics after the commit.
-Here one commit covers many messages of many producers. Series and number identify it, so a repeated commit does
+Here one commit covers many messages of many producers. Scope and sequence identify it, so a repeated commit does
 nothing.
 """
 
@@ -15,25 +15,25 @@ from typing import NamedTuple
 
 from ....protocol.errors import BrokerError, PreparedIncomplete, QueueNotExist, SystemBusy, TopicNotExist
 from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
-from ...store import PreparedSnapshot
+from ...store import StagedSnapshot
 from ..scheduled.redelivery import Redeliverer
 from ..writer import RecordWriter
-from .notes import COMMIT, PREPARE, Note, drop_notes, note_record
-from .table import Attempt, Commit, StagedBatches
+from .notes import COMMIT, STAGE, Note, drop_notes, note_record
+from .table import Commit, Stage, StageTable
 
 log = logging.getLogger(__name__)
 
 RANGES_MAX = 1_000_000
-"""Maximum number of ranges of waiting messages. Consecutive frames of one attempt share a range."""
+"""Maximum number of ranges of waiting messages. Consecutive frames of one stage share a range."""
 BUSY_RETRY_MS = 1_000
 SAVE_AFTER_S = 1.0
 
 Done = Callable[[BrokerError | None], None]
-MayDrop = Callable[[Attempt], bool]
-"""Predicate: may the caller drop this attempt? None instead of a predicate allows all."""
+MayDrop = Callable[[Stage], bool]
+"""Predicate: may the caller drop this stage? None instead of a predicate allows all."""
 
 
-class Committing:
+class PendingCommit:
     """A commit in progress. ``decided``: its commit note is acknowledged; ``sync``: with it on disk, whatever the flush
     policy."""
 
@@ -41,143 +41,143 @@ class Committing:
         self.commit = commit
         self.decided = decided
         self.sync = sync
-        self._over = False
+        self._finished = False
         self._error: BrokerError | None = None
         self._waiting: list[Done] = []
 
-    def when_over(self, done: Done) -> None:
+    def when_finished(self, done: Done) -> None:
         """Call ``done`` when all messages are copied and acknowledged, or with the error that prevents it."""
-        if self._over:
+        if self._finished:
             done(self._error)
         else:
             self._waiting.append(done)
 
-    def over(self, error: BrokerError | None) -> None:
-        """Finish: report success (None) or the error to all that wait."""
-        self._over, self._error = True, error
+    def finish(self, error: BrokerError | None) -> None:
+        """Report success (None) or the error to all callers that wait."""
+        self._finished, self._error = True, error
         for done in self._waiting:
             done(error)
 
 
-class Begun(NamedTuple):
+class CommitResult(NamedTuple):
     """Result of a commit request: ``already`` committed, number of ``messages`` that this request commits, and the
-    commit in progress (None if finished)."""
+    ``pending`` commit (None if finished)."""
 
     already: bool
     messages: int
-    committing: Committing | None
+    pending: PendingCommit | None
 
 
-class PreparedMessages:
-    """The prepared messages of one broker. Runs on the event loop, except ``persist``.
+class StagedTransactions:
+    """The staged transactions of one broker. Runs on the event loop, except ``persist``.
 
     ``now_ms``: wall clock; ``wake`` is called when there are messages to copy, or a new expiry to wait for.
     """
 
     def __init__(
-        self, writer: RecordWriter, mover: Redeliverer, *, timeout_ms: int, attempts_max: int, now_ms: Callable[[], int]
+        self, writer: RecordWriter, mover: Redeliverer, *, timeout_ms: int, stages_max: int, now_ms: Callable[[], int]
     ) -> None:
-        self.table = StagedBatches()
+        self.table = StageTable()
         self.wake: Callable[[], None] = lambda: None
-        self.committing: dict[str, Committing] = {}
-        """By series, in the order of their commits."""
+        self.pending: dict[str, PendingCommit] = {}
+        """By scope, in the order of their commits."""
         self.outcomes = {"commit": 0, "abort": 0, "expire": 0}
-        """Number of attempts that ended since the start, by outcome."""
+        """Number of stages that ended since the start, by outcome."""
         self.timeout_ms = timeout_ms
         self.mover = mover
         self.writer = writer
         self._store = writer.store
         self._loop: asyncio.AbstractEventLoop = writer.loop
-        self.attempts_max = attempts_max
+        self.stages_max = stages_max
         self._now_ms = now_ms
         self._save_due = False
 
-    def start(self, table: StagedBatches) -> None:
+    def start(self, table: StageTable) -> None:
         """Take over the state restored from the log."""
         self.table = table
-        for series, commit in table.commits.items():
-            self.committing[series] = Committing(commit, decided=True)
-        if table.attempts or table.commits:
+        for scope, commit in table.commits.items():
+            self.pending[scope] = PendingCommit(commit, decided=True)
+        if table.stages or table.commits:
             log.info(
-                "%d attempts have prepared messages; %d transactions are committed and not copied yet",
-                len(table.attempts),
+                "%d stages have messages; %d transactions are committed and not copied yet",
+                len(table.stages),
                 len(table.commits),
             )
         self.wake()
 
-    # ---- preparing
+    # ---- staging
 
     def check_new(self, name: str) -> None:
-        """Raise ``SystemBusy`` if this attempt cannot prepare more messages at the moment."""
+        """Raise ``SystemBusy`` if this stage cannot take more messages at the moment."""
         table = self.table
-        if name not in table.attempts and len(table.attempts) >= self.attempts_max:
+        if name not in table.stages and len(table.stages) >= self.stages_max:
             raise SystemBusy(
-                f"{len(table.attempts)} attempts have prepared messages and transactions.prepared_attempts_max is "
-                f"{self.attempts_max}; commit or abort some, or try again later",
+                f"{len(table.stages)} stages have messages and transactions.prepared_attempts_max is "
+                f"{self.stages_max}; commit or abort some, or try again later",
                 retry_after_ms=BUSY_RETRY_MS,
-                prepared_attempts_max=self.attempts_max,
+                prepared_attempts_max=self.stages_max,
             )
         if table.ranges >= RANGES_MAX:
             raise SystemBusy(
-                f"{table.ranges} frames of prepared messages are waiting; commit or abort some, or send larger frames",
+                f"{table.ranges} frames of staged messages are waiting; commit or abort some, or send larger frames",
                 retry_after_ms=BUSY_RETRY_MS,
             )
 
-    def prepare(self, name: str, topic: str, queue: int, count: int, append: Callable[[], int]) -> None:
-        """Store messages of an attempt.
+    def stage_messages(self, name: str, topic: str, queue: int, count: int, append: Callable[[], int]) -> None:
+        """Store messages of a stage.
 
         ``append`` appends them to PREPARED_TOPIC and returns the queue offset of the first. If it raises, nothing is
-        prepared.
+        staged.
         """
         # The note goes first, so that no stored message is ever without one.
         first = self._store.next_append_offset(PREPARED_TOPIC, 0)
         note_offset = self._store.next_append_offset(OP_PREPARED_TOPIC, 0)
-        self.note([PREPARE, name, first, count, topic, queue])
+        self.append_note([STAGE, name, first, count, topic, queue])
         appended_at = append()
         assert appended_at == first, "only this service appends to the topic"
-        was_idle = not self.table.attempts
-        self.table.prepare(name, first, count, (topic, queue), note_offset, self._now_ms())
+        was_idle = not self.table.stages
+        self.table.add_messages(name, first, count, (topic, queue), note_offset, self._now_ms())
         if was_idle:
             self.wake()
 
-    def note(self, note: Note) -> int:
+    def append_note(self, note: Note) -> int:
         """Append a note; return the end of the log after it."""
         return self.writer.append([note_record(note, self._now_ms(), self._store.store_host)])
 
     # ---- ending
 
-    def commit(
+    def begin_commit(
         self,
-        series: str,
-        number: int,
+        scope: str,
+        sequence: int,
         wanted: Sequence[tuple[str, int]],
         drop: str,
         *,
         sync: bool = False,
         may_drop: MayDrop | None = None,
-    ) -> Begun:
-        """Commit the messages of attempts.
+    ) -> CommitResult:
+        """Commit the messages of stages.
 
-        ``wanted``: the attempts, with the number of messages of each; ``drop``: prefix of other attempts to drop,
+        ``wanted``: the stages, with the number of messages of each; ``drop``: prefix of other stages to drop,
         except those that ``may_drop`` forbids; ``sync``: report success only when everything is on disk.
 
         If it raises, nothing was changed.
         """
-        committing = self.committing.get(series)
-        if self.table.is_committed(series, number):
+        pending = self.pending.get(scope)
+        if self.table.is_committed(scope, sequence):
             lost = self._to_drop(drop, may_drop) if drop else []
-            self.drop(lost, "abort")
-            return Begun(True, 0, committing)
-        if committing is not None:
+            self.drop_stages(lost, "abort")
+            return CommitResult(True, 0, pending)
+        if pending is not None:
             raise SystemBusy(
-                f"transaction {committing.commit.number} of {series} is being committed; try again later",
+                f"transaction {pending.commit.sequence} of {scope} is being committed; try again later",
                 retry_after_ms=BUSY_RETRY_MS,
             )
-        if self.table.torn.get(series) == number:
+        if self.table.torn.get(scope) == sequence:
             raise PreparedIncomplete(
-                f"transaction {number} of {series} is committed and was being copied when the broker ended, but its "
+                f"transaction {sequence} of {scope} is committed and was being copied when the broker ended, but its "
                 "commit note is lost to damage of the log. The broker copies no more of it: check which of its "
-                "messages are in their topics, and continue with another series"
+                "messages are in their topics, and continue with another scope"
             )
         names = [name for name, _ in wanted]
         for name, messages in wanted:
@@ -185,103 +185,104 @@ class PreparedMessages:
         chosen = set(names)
         dropped = [name for name in self._to_drop(drop, may_drop) if name not in chosen] if drop else []
         note_offset = self._store.next_append_offset(OP_PREPARED_TOPIC, 0)
-        end_offset = self.note([COMMIT, series, number, names, dropped, [messages for _, messages in wanted]])
-        commit = self.table.commit(series, number, names, note_offset)
-        self.table.drop(dropped)
+        end_offset = self.append_note([COMMIT, scope, sequence, names, dropped, [messages for _, messages in wanted]])
+        commit = self.table.commit_stages(scope, sequence, names, note_offset)
+        self.table.drop_stages(dropped)
         self.outcomes["commit"] += len(names)
         self.outcomes["abort"] += len(dropped)
-        committing = self.committing[series] = Committing(commit, sync=sync)
-        self._when_safe(committing, end_offset, lambda error: self._decided(committing, error))
-        return Begun(False, commit.messages, committing)
+        pending = self.pending[scope] = PendingCommit(commit, sync=sync)
+        self._when_safe(pending, end_offset, lambda error: self._decided(pending, error))
+        return CommitResult(False, commit.messages, pending)
 
     def _check(self, name: str, messages: int) -> None:
-        attempt = self.table.attempts.get(name)
-        prepared = attempt.messages if attempt is not None else 0
-        if attempt is None or prepared != messages:
-            has = f"has prepared {prepared} messages" if attempt is not None else "does not exist"
+        stage = self.table.stages.get(name)
+        staged = stage.messages if stage is not None else 0
+        if stage is None or staged != messages:
+            has = f"has {staged} messages" if stage is not None else "does not exist"
             raise PreparedIncomplete(
-                f"attempt {name} {has}, but the commit expects {messages}; nothing was committed. The attempt may have "
-                f"been dropped, or have expired (transactions.prepared_timeout_ms is {self.timeout_ms}): prepare all "
+                f"stage {name} {has}, but the commit expects {messages}; nothing was committed. The stage may have "
+                f"been dropped, or have expired (transactions.prepared_timeout_ms is {self.timeout_ms}): stage all "
                 "of its messages again, under another name",
+                # The fields keep the words of the wire.
                 attempt=name,
-                prepared=prepared,
+                prepared=staged,
             )
-        self._check_targets(attempt)
+        self._check_targets(stage)
 
-    def _check_targets(self, attempt: Attempt) -> None:
-        for topic, queue in attempt.targets:
+    def _check_targets(self, stage: Stage) -> None:
+        for topic, queue in stage.targets:
             config = self._store.topics.get(topic)
             if config is None:
                 raise TopicNotExist(
-                    f"attempt {attempt.name} has messages for topic {topic}, which was deleted; nothing was "
+                    f"stage {stage.name} has messages for topic {topic}, which was deleted; nothing was "
                     "committed. Create the topic again and commit again, or abort"
                 )
             if queue >= config.queues:
                 raise QueueNotExist(
-                    f"attempt {attempt.name} has messages for queue {queue} of topic {topic}, which now has only "
+                    f"stage {stage.name} has messages for queue {queue} of topic {topic}, which now has only "
                     f"{config.queues} queues; nothing was committed. Add queues and commit again, or abort",
                     queues=config.queues,
                 )
 
-    def _decided(self, committing: Committing, error: BrokerError | None) -> None:
+    def _decided(self, pending: PendingCommit, error: BrokerError | None) -> None:
         if error is not None:  # the disk failed, and the broker is about to end
-            committing.over(error)
+            pending.finish(error)
             return
-        committing.decided = True
+        pending.decided = True
         self.wake()
 
-    def _when_safe(self, committing: Committing, end_offset: int, done: Done) -> None:
-        when = self.writer.when_on_disk if committing.sync else self.writer.when_acknowledged
+    def _when_safe(self, pending: PendingCommit, end_offset: int, done: Done) -> None:
+        when = self.writer.when_on_disk if pending.sync else self.writer.when_acknowledged
         when(end_offset, done)
 
-    def copied(self, committing: Committing, end_offset: int) -> None:
-        """Finish a transaction whose copies and "done" note are in the log below ``end_offset``."""
-        self.table.done(committing.commit)
-        del self.committing[committing.commit.series]
-        self._when_safe(committing, end_offset, committing.over)
-        self.save()
+    def finish_commit(self, pending: PendingCommit, end_offset: int) -> None:
+        """Finish a transaction whose copies and final note are in the log below ``end_offset``."""
+        self.table.remove_commit(pending.commit)
+        del self.pending[pending.commit.scope]
+        self._when_safe(pending, end_offset, pending.finish)
+        self.schedule_snapshot()
 
     def _to_drop(self, prefix: str, may_drop: MayDrop | None) -> list[str]:
-        names = self.table.beginning_with(prefix)
+        names = self.table.names_with_prefix(prefix)
         if may_drop is None:
             return names
-        return [name for name in names if may_drop(self.table.attempts[name])]
+        return [name for name in names if may_drop(self.table.stages[name])]
 
-    def abort(self, prefix: str, may_drop: MayDrop | None = None) -> tuple[int, int]:
-        """Drop the attempts whose names begin with ``prefix``, except those that ``may_drop`` forbids.
+    def abort_stages(self, prefix: str, may_drop: MayDrop | None = None) -> tuple[int, int]:
+        """Drop the stages whose names begin with ``prefix``, except those that ``may_drop`` forbids.
 
-        Return (number of dropped attempts, end of the log after the notes).
+        Return (number of dropped stages, end of the log after the notes).
         """
         names = self._to_drop(prefix, may_drop)
-        return len(names), self.drop(names, "abort")
+        return len(names), self.drop_stages(names, "abort")
 
-    def drop(self, names: Sequence[str], outcome: str) -> int:
-        """Drop these attempts; return the end of the log after the notes."""
+    def drop_stages(self, names: Sequence[str], outcome: str) -> int:
+        """Drop these stages; return the end of the log after the notes."""
         end_offset = self._store.write_offset
         if names:
             for note in drop_notes(names):
-                end_offset = self.note(note)
-            self.table.drop(names)
+                end_offset = self.append_note(note)
+            self.table.drop_stages(names)
             self.outcomes[outcome] += len(names)
-            self.save()
+            self.schedule_snapshot()
         return end_offset
 
     # ---- progress
 
-    def save(self) -> None:
+    def schedule_snapshot(self) -> None:
         """Schedule a snapshot, from which the next start reads on."""
         if not self._save_due:
             self._save_due = True
-            self._loop.call_later(SAVE_AFTER_S, self.snapshot)
+            self._loop.call_later(SAVE_AFTER_S, self.take_snapshot)
 
-    def snapshot(self) -> None:
-        """Take a snapshot of the needed offsets and the committed numbers, for ``persist``."""
+    def take_snapshot(self) -> None:
+        """Take a snapshot of the needed offsets and the committed sequences, for ``persist``."""
         self._save_due = False
         store = self._store
         next_note = store.next_append_offset(OP_PREPARED_TOPIC, 0)
         next_message = store.next_append_offset(PREPARED_TOPIC, 0)
-        needed = self.table.needed(next_note, next_message)
-        store.prepared.offer(store.write_offset, PreparedSnapshot(*needed, dict(self.table.committed)))
+        needed = self.table.needed_offsets(next_note, next_message)
+        store.staged_state.offer(store.write_offset, StagedSnapshot(*needed, dict(self.table.sequences)))
 
     def persist(self) -> None:
         """Persist the newest snapshot that the log on disk covers. For one thread at a time; blocks."""
@@ -289,14 +290,14 @@ class PreparedMessages:
         if store.failed is not None:
             return
         try:
-            store.prepared.persist(store.flushed_offset)
+            store.staged_state.persist(store.flushed_offset)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            log.error("cannot write %s, the disk is full: %s; retrying", store.prepared.path, error)
+            log.error("cannot write %s, the disk is full: %s; retrying", store.staged_state.path, error)
 
     def close(self) -> None:
         """Persist everything when the broker stops. All of the log must be on disk, and no other call may run."""
         if self._save_due:
-            self.snapshot()
+            self.take_snapshot()
         self.persist()

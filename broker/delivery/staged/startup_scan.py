@@ -1,4 +1,4 @@
-"""Restoring of the prepared messages from the log when the broker starts. Everything here reads from disk."""
+"""Restoring of the staged transactions from the log when the broker starts. Everything here reads from disk."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ...store.damage.tombstones import LostRange
 from ...store.queue.consume_queue import ConsumeQueue
 from ..scheduled.redelivery import RECORDS_A_STEP, UNITS, choose
 from .lost_notes import LostNotes
-from .notes import COMMIT, COPY, DONE, DROP, PREPARE, Note, read_note
-from .table import Attempt, Commit, Range, StagedBatches
+from .notes import COMMIT, COPY, DONE, DROP, STAGE, Note, read_note
+from .table import Commit, Range, Stage, StageTable
 
 log = logging.getLogger(__name__)
 
 
-def table_at_start(store: MessageStore) -> StagedBatches:
+def table_at_start(store: MessageStore) -> StageTable:
     """Return the state at the end of the log, from the last snapshot and the notes after it. Blocks."""
-    table = StagedBatches()
-    saved = store.prepared.saved
-    for series, number in saved.committed.items():
-        table.remember(series, number)
+    table = StageTable()
+    saved = store.staged_state.saved
+    for scope, sequence in saved.sequences.items():
+        table.remember_sequence(scope, sequence)
     copies: dict[str, tuple[int, Record]] = {}
     lost_notes = LostNotes(saved.next_message)
     for record in _notes(store, saved.next_note):
@@ -39,77 +39,75 @@ def table_at_start(store: MessageStore) -> StagedBatches:
 
 
 def _take(
-    table: StagedBatches, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes, note: Note, record: Record
+    table: StageTable, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes, note: Note, record: Record
 ) -> None:
-    """Apply a note to the table. ``copies``: by series, the position in its last "copy" note, and its record."""
+    """Apply a note to the table. ``copies``: by scope, the position in its last "copy" note, and its record."""
     kind, values = note[0], note[1:]
-    if kind == PREPARE:
+    if kind == STAGE:
         name, first, count, topic, queue = values
-        table.prepare(name, first, count, (topic, queue), record.queue_offset, record.store_timestamp)
-        lost_notes.prepared(first, count)
+        table.add_messages(name, first, count, (topic, queue), record.queue_offset, record.store_timestamp)
+        lost_notes.take_stage(first, count)
     elif kind == DROP:
-        table.drop(values[0])
+        table.drop_stages(values[0])
     elif kind == COMMIT:
-        series, number, names, dropped, counts = values
-        lost_notes.committed(zip(names, counts, strict=True))
+        scope, sequence, names, dropped, counts = values
+        lost_notes.take_commit(zip(names, counts, strict=True))
         for name in names:
-            table.attempts.setdefault(name, Attempt(name, record.queue_offset))  # its notes may be lost
-        table.commit(series, number, names, record.queue_offset)
-        table.drop(dropped)
+            table.stages.setdefault(name, Stage(name, record.queue_offset))  # its notes may be lost
+        table.commit_stages(scope, sequence, names, record.queue_offset)
+        table.drop_stages(dropped)
     elif kind == COPY:
-        series, number, position = values
-        copies[series] = (position, record)
-        if not table.is_committed(series, number):
-            table.torn[series] = number
+        scope, sequence, position = values
+        copies[scope] = (position, record)
+        if not table.is_committed(scope, sequence):
+            table.torn[scope] = sequence
     elif kind == DONE:
-        series, number = values
-        copies.pop(series, None)
-        table.commits.pop(series, None)
-        table.torn.pop(series, None)
-        table.remember(series, number)  # its "commit" may be lost
+        scope, sequence = values
+        copies.pop(scope, None)
+        table.commits.pop(scope, None)
+        table.torn.pop(scope, None)
+        table.remember_sequence(scope, sequence)  # its commit note may be lost
 
 
 def _settle(
-    store: MessageStore, table: StagedBatches, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes
+    store: MessageStore, table: StageTable, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes
 ) -> None:
     """Limit the restored ranges to messages that exist in the queue, and find how far copying has come."""
     queue = store.queues.get(PREPARED_TOPIC, 0)
     end = queue.max_offset if queue is not None else 0
-    table.ends_at(end)
-    lost_notes.complete([each for commit in table.commits.values() for each in commit.attempts], end)
+    table.cut_last_range(end)
+    lost_notes.recover_gap([each for commit in table.commits.values() for each in commit.stages], end)
     begin = store.queue_reads.first_offset(queue) if queue is not None else 0
     lost = [
-        name
-        for name, attempt in table.attempts.items()
-        if attempt.ranges[0].first < begin or _lost_of(store, attempt.ranges)
+        name for name, stage in table.stages.items() if stage.ranges[0].first < begin or _lost_of(store, stage.ranges)
     ]
     if lost:
-        log.error("dropping %d attempts: some of their prepared messages are no longer in the log", len(lost))
-        table.drop(lost)
-    for series, number in table.torn.items():
+        log.error("dropping %d stages: some of their messages are no longer in the log", len(lost))
+        table.drop_stages(lost)
+    for scope, sequence in table.torn.items():
         log.error(
             "transaction %d of %s was being copied, but its commit note is lost: the broker copies no more of it",
-            number,
-            series,
+            sequence,
+            scope,
         )
-    for series, commit in list(table.commits.items()):
+    for scope, commit in list(table.commits.items()):
         # Create it again: the end of its last range is known only now.
-        attempts = [each for each in commit.attempts if each.ranges]
-        commit = table.commits[series] = Commit(series, commit.number, attempts, commit.note_offset)
-        missing = _lost_of(store, [each for attempt in attempts for each in attempt.ranges])
+        stages = [each for each in commit.stages if each.ranges]
+        commit = table.commits[scope] = Commit(scope, commit.sequence, stages, commit.note_offset)
+        missing = _lost_of(store, [each for stage in stages for each in stage.ranges])
         if missing:
             log.error(
                 "transaction %d of %s is committed, but %d of its messages are lost to damage of the log",
-                commit.number,
-                series,
+                commit.sequence,
+                scope,
                 missing,
             )
         if queue is not None:
-            commit.position = _copied(store, queue, commit, copies.get(series))
+            commit.position = _copied(store, queue, commit, copies.get(scope))
 
 
 def _lost_of(store: MessageStore, ranges: Iterable[Range]) -> int:
-    """Return how many of these prepared messages are lost to damage."""
+    """Return how many of these messages are lost to damage."""
     return sum(
         end - first
         for each in ranges
@@ -120,7 +118,7 @@ def _lost_of(store: MessageStore, ranges: Iterable[Range]) -> int:
 def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tuple[int, Record] | None) -> int:
     """Return how many messages of a transaction are copied.
 
-    These are the messages up to the position in its ``last`` "copy" note, and the copies after that note. If "copy"
+    These are the messages up to the position in its ``last`` copy note, and the copies after that note. If copy
     notes may be in holes of the log, the copies after each such hole count too.
     """
     position, note_offset, begins = 0, commit.note_offset, []
@@ -137,19 +135,19 @@ def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tupl
     order = np.argsort(places)
     places = places[order]
 
-    def number_of(prepared_at: int) -> int:
-        """Return the number of the transaction's message at this physical offset, or -1."""
-        at = int(np.searchsorted(places, prepared_at))
-        return position + int(order[at]) if at < len(places) and places[at] == prepared_at else -1
+    def index_of(staged_at: int) -> int:
+        """Return the index in the transaction of the message at this physical offset, or -1."""
+        at = int(np.searchsorted(places, staged_at))
+        return position + int(order[at]) if at < len(places) and places[at] == staged_at else -1
 
-    return max([position, *(_copied_after(store, begin, number_of) for begin in begins)])
+    return max([position, *(_copied_after(store, begin, index_of) for begin in begins)])
 
 
 def _has_later_notes(lost: LostRange, queue_offset: int) -> bool:
     return lost.topic == OP_PREPARED_TOPIC and lost.first + lost.messages > queue_offset
 
 
-def _copied_after(store: MessageStore, at: int, number_of: Callable[[int], int]) -> int:
+def _copied_after(store: MessageStore, at: int, index_of: Callable[[int], int]) -> int:
     """Return how many messages of a transaction are copied according to the copies from ``at`` on; 0 for no copies."""
     position = 0
     while at < store.write_offset:
@@ -163,10 +161,10 @@ def _copied_after(store: MessageStore, at: int, number_of: Callable[[int], int])
                 break
             at = file.end_offset  # the file was full
             continue
-        number = number_of(record.prepared_transaction_offset)
-        if number < 0 or record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
+        index = index_of(record.prepared_transaction_offset)
+        if index < 0 or record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
             break
-        position = number + 1
+        position = index + 1
         at += len(record.encode())
     return position
 
@@ -179,7 +177,7 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
     lost = store.quarantine.lost_between(OP_PREPARED_TOPIC, 0, at, queue.max_offset)
     if lost:
         log.error(
-            "%d notes on prepared messages are lost to damage of the log: dropping the uncommitted messages "
+            "%d notes on staged transactions are lost to damage of the log: dropping the uncommitted messages "
             "that they were about",
             sum(end - begin for begin, end in lost),
         )

@@ -1,4 +1,4 @@
-"""State of prepared messages, their attempts, and the committed transactions: a state machine without I/O.
+"""State of the stages and of the committed transactions: a state machine without I/O.
 
 The broker calls it for each event; a start replays the stored notes through it.
 """
@@ -10,15 +10,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-SERIES_MAX = 10_000
-"""Maximum number of series whose last transaction number is remembered (LRU by commit)."""
+SCOPES_MAX = 10_000
+"""Maximum number of scopes whose last sequence is remembered (LRU by commit)."""
 
 Target = tuple[str, int]
 """A topic and a queue of it."""
 
 
 class Range:
-    """Consecutive prepared messages: queue offsets in PREPARED_TOPIC, from ``first`` to before ``end``."""
+    """Consecutive staged messages: queue offsets in PREPARED_TOPIC, from ``first`` to before ``end``."""
 
     __slots__ = ("end", "first")
 
@@ -27,8 +27,8 @@ class Range:
         self.end = end
 
 
-class Attempt:
-    """The prepared messages of one attempt.
+class Stage:
+    """The messages that one producer contributes to a staged transaction.
 
     ``note_offset``: queue offset of its first note; ``active_ms``: when its last messages arrived; ``targets``: topics
     and queues that its messages are for.
@@ -45,7 +45,7 @@ class Attempt:
 
     @property
     def messages(self) -> int:
-        """Number of prepared messages."""
+        """Number of its messages."""
         return sum(each.end - each.first for each in self.ranges)
 
 
@@ -55,13 +55,13 @@ class Commit:
     ``note_offset``: queue offset of its commit note; ``position``: number of messages copied so far.
     """
 
-    def __init__(self, series: str, number: int, attempts: Sequence[Attempt], note_offset: int) -> None:
-        self.series = series
-        self.number = number
-        self.attempts = attempts
+    def __init__(self, scope: str, sequence: int, stages: Sequence[Stage], note_offset: int) -> None:
+        self.scope = scope
+        self.sequence = sequence
+        self.stages = stages
         self.note_offset = note_offset
         self.position = 0
-        ranges = [each for attempt in attempts for each in attempt.ranges if each.end > each.first]
+        ranges = [each for stage in stages for each in stage.ranges if each.end > each.first]
         self._ranges = ranges
         self._starts = list(accumulate((each.end - each.first for each in ranges), initial=0))
         self.messages = self._starts[-1]
@@ -83,109 +83,109 @@ class Commit:
         return found
 
 
-class StagedBatches:
-    """The state of all prepared messages. Attempts are in the order of their last messages."""
+class StageTable:
+    """All stages, in the order of their last messages, and all commits."""
 
     def __init__(self) -> None:
-        self.attempts: OrderedDict[str, Attempt] = OrderedDict()
+        self.stages: OrderedDict[str, Stage] = OrderedDict()
         self.commits: dict[str, Commit] = {}
-        """By series: the transaction whose messages are being copied."""
-        self.committed: OrderedDict[str, int] = OrderedDict()
-        """By series: the number of its last committed transaction."""
+        """By scope: the transaction whose messages are being copied."""
+        self.sequences: OrderedDict[str, int] = OrderedDict()
+        """By scope: the sequence of its last committed transaction."""
         self.torn: dict[str, int] = {}
-        """By series: the number of a transaction that was being copied when the broker ended, and whose commit note was
-        lost to damage, so that its remaining messages are unknown."""
+        """By scope: the sequence of a transaction that was being copied when the broker ended and whose commit note was
+        lost to damage: its remaining messages are unknown."""
         self.ranges = 0
-        """Number of ranges of all attempts together."""
+        """Number of ranges of all stages together."""
         self._last = Range(0, 0)
 
     @property
     def messages(self) -> int:
-        """Number of prepared messages that wait, committed or not. For metrics: goes through all attempts."""
-        waiting = sum(attempt.messages for attempt in list(self.attempts.values()))
+        """Number of staged messages that wait, committed or not. For metrics: goes through all stages."""
+        waiting = sum(stage.messages for stage in list(self.stages.values()))
         return waiting + sum(commit.messages - commit.position for commit in list(self.commits.values()))
 
-    def is_committed(self, series: str, number: int) -> bool:
+    def is_committed(self, scope: str, sequence: int) -> bool:
         """Return whether this transaction is committed."""
-        return self.committed.get(series, -1) >= number
+        return self.sequences.get(scope, -1) >= sequence
 
     # ---- events
 
-    def prepare(self, name: str, first: int, count: int, target: Target, note_offset: int, now_ms: int) -> None:
-        """Enter ``count`` messages of a new or known attempt, from queue offset ``first`` on."""
+    def add_messages(self, name: str, first: int, count: int, target: Target, note_offset: int, now_ms: int) -> None:
+        """Enter ``count`` messages of a new or known stage, from queue offset ``first`` on."""
         # If the range before reaches past ``first``, its frame was refused or cut short: its messages end here.
         self._last.end = min(self._last.end, first)
-        attempt = self.attempts.get(name)
-        if attempt is None:
-            attempt = self.attempts[name] = Attempt(name, note_offset)
+        stage = self.stages.get(name)
+        if stage is None:
+            stage = self.stages[name] = Stage(name, note_offset)
         else:
-            self.attempts.move_to_end(name)
-        attempt.active_ms = now_ms
-        attempt.targets.add(target)
-        if attempt.ranges and attempt.ranges[-1].end == first:
-            self._last = attempt.ranges[-1]
+            self.stages.move_to_end(name)
+        stage.active_ms = now_ms
+        stage.targets.add(target)
+        if stage.ranges and stage.ranges[-1].end == first:
+            self._last = stage.ranges[-1]
             self._last.end = first + count
         else:
             self._last = Range(first, first + count)
-            attempt.ranges.append(self._last)
+            stage.ranges.append(self._last)
             self.ranges += 1
 
-    def drop(self, names: Iterable[str]) -> None:
-        """Remove these attempts; ignore unknown ones."""
+    def drop_stages(self, names: Iterable[str]) -> None:
+        """Remove these stages; ignore unknown ones."""
         for name in names:
-            attempt = self.attempts.pop(name, None)
-            if attempt is not None:
-                self.ranges -= len(attempt.ranges)
+            stage = self.stages.pop(name, None)
+            if stage is not None:
+                self.ranges -= len(stage.ranges)
 
-    def commit(self, series: str, number: int, names: Sequence[str], note_offset: int) -> Commit:
-        """Enter a committed transaction of these attempts; ignore unknown ones."""
-        attempts = [self.attempts[name] for name in names if name in self.attempts]
-        self.drop(names)
-        commit = self.commits[series] = Commit(series, number, attempts, note_offset)
-        self.remember(series, number)
+    def commit_stages(self, scope: str, sequence: int, names: Sequence[str], note_offset: int) -> Commit:
+        """Enter a committed transaction of these stages; ignore unknown ones."""
+        stages = [self.stages[name] for name in names if name in self.stages]
+        self.drop_stages(names)
+        commit = self.commits[scope] = Commit(scope, sequence, stages, note_offset)
+        self.remember_sequence(scope, sequence)
         return commit
 
-    def remember(self, series: str, number: int) -> None:
-        """Remember the last transaction of a series."""
-        self.committed[series] = max(self.committed.get(series, -1), number)
-        self.committed.move_to_end(series)
-        if len(self.committed) > SERIES_MAX:
-            self.committed.popitem(last=False)
+    def remember_sequence(self, scope: str, sequence: int) -> None:
+        """Remember the last committed transaction of a scope."""
+        self.sequences[scope] = max(self.sequences.get(scope, -1), sequence)
+        self.sequences.move_to_end(scope)
+        if len(self.sequences) > SCOPES_MAX:
+            self.sequences.popitem(last=False)
 
-    def done(self, commit: Commit) -> None:
+    def remove_commit(self, commit: Commit) -> None:
         """Remove a transaction whose messages are all copied."""
-        if self.commits.get(commit.series) is commit:
-            del self.commits[commit.series]
+        if self.commits.get(commit.scope) is commit:
+            del self.commits[commit.scope]
 
-    def ends_at(self, end: int) -> None:
+    def cut_last_range(self, end: int) -> None:
         """Cut the last range at the end of the queue, when the broker starts."""
         self._last.end = min(self._last.end, end)
 
     # ---- queries
 
-    def beginning_with(self, prefix: str) -> list[str]:
-        """Return the attempts whose names begin with ``prefix``."""
-        return [name for name in self.attempts if name.startswith(prefix)]
+    def names_with_prefix(self, prefix: str) -> list[str]:
+        """Return the stages whose names begin with ``prefix``."""
+        return [name for name in self.stages if name.startswith(prefix)]
 
     def idle_since(self, moment_ms: int) -> list[str]:
-        """Return the attempts that got no messages after that time."""
+        """Return the stages that got no messages after that time."""
         names = []
-        for attempt in self.attempts.values():
-            if attempt.active_ms > moment_ms:
+        for stage in self.stages.values():
+            if stage.active_ms > moment_ms:
                 break
-            names.append(attempt.name)
+            names.append(stage.name)
         return names
 
-    def oldest_ms(self) -> int | None:
-        """Return the time of the last messages of the longest inactive attempt; None if there is no attempt."""
-        return next((attempt.active_ms for attempt in self.attempts.values()), None)
+    def oldest_active_ms(self) -> int | None:
+        """Return the time of the last messages of the longest inactive stage; None if there is no stage."""
+        return next((stage.active_ms for stage in self.stages.values()), None)
 
-    def needed(self, next_note: int, next_message: int) -> tuple[int, int]:
+    def needed_offsets(self, next_note: int, next_message: int) -> tuple[int, int]:
         """Return the queue offsets from which on notes and messages are still needed.
 
         ``next_note``, ``next_message``: next offsets of both topics, which are returned if none is needed.
         """
-        attempts = [*self.attempts.values(), *(each for commit in self.commits.values() for each in commit.attempts)]
-        notes = [attempt.note_offset for attempt in attempts] + [each.note_offset for each in self.commits.values()]
-        messages = [attempt.ranges[0].first for attempt in attempts]
+        stages = [*self.stages.values(), *(each for commit in self.commits.values() for each in commit.stages)]
+        notes = [stage.note_offset for stage in stages] + [each.note_offset for each in self.commits.values()]
+        messages = [stage.ranges[0].first for stage in stages]
         return min(notes, default=next_note), min(messages, default=next_message)

@@ -1,7 +1,7 @@
 """Expiry: which of the oldest CommitLog files may be deleted.
 
 Everything here may run beside appends, dispatch and reads. Only the oldest files expire, without a gap; never the last
-file, and never one with a message that is still to be delivered (delayed, timed, half or prepared).
+file, and never one with a message that is still to be delivered (delayed, timed, half or staged).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from ..read.log_reads import LogReads
 from ..read.queue_reads import QueueReads, first_stored_since
 from ..tables.config_files import RETENTION_FOREVER, ConsumerOffsetTable, DelayOffsetTable, TopicTable
-from ..tables.staged_state import PreparedState
+from ..tables.staged_state import StagedState
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP = "CID_RMQ_SYS_TRANS"
@@ -67,7 +67,7 @@ class Expiry:
         topics: TopicTable,
         consumer_offsets: ConsumerOffsetTable,
         delay_offsets: DelayOffsetTable,
-        prepared: PreparedState,
+        staged_state: StagedState,
     ) -> None:
         self._commitlog = commitlog
         self._queues = queues
@@ -76,7 +76,7 @@ class Expiry:
         self._topics = topics
         self._consumer_offsets = consumer_offsets
         self._delay_offsets = delay_offsets
-        self._prepared_state = prepared
+        self._staged_state = staged_state
         self._newest: dict[int, int] = {}
         self._timers_done = 0
         """Queue offset below which all timed messages are due."""
@@ -146,7 +146,7 @@ class Expiry:
 
     def pending(self, now_ms: int) -> list[Pending]:
         """Return the oldest message of each kind that is still to be delivered."""
-        return [*self._delayed(), *self._half(), *self._prepared(), *self._timed(now_ms)]
+        return [*self._delayed(), *self._half(), *self._staged(), *self._timed(now_ms)]
 
     def _delayed(self) -> Iterator[Pending]:
         for queue_id, queue in self._queues.by_topic.get(SCHEDULE_TOPIC, {}).items():
@@ -158,12 +158,12 @@ class Expiry:
         for queue_id, queue in self._queues.by_topic.get(HALF_TOPIC, {}).items():
             yield from self._first_from(queue, done.get(queue_id, 0), "of a transaction that is not ended")
 
-    def _prepared(self) -> Iterator[Pending]:
-        saved = self._prepared_state.saved
+    def _staged(self) -> Iterator[Pending]:
+        saved = self._staged_state.saved
         for topic, needed_from in ((PREPARED_TOPIC, saved.next_message), (OP_PREPARED_TOPIC, saved.next_note)):
             queue = self._queues.get(topic, 0)
             if queue is not None:
-                yield from self._first_from(queue, needed_from, "prepared for a transaction that is not ended")
+                yield from self._first_from(queue, needed_from, "staged for a transaction that is not ended")
 
     def _timed(self, now_ms: int) -> Iterator[Pending]:
         what = "a message that is to be delivered at a time still to come"

@@ -1,5 +1,5 @@
 """``flintmq/prepared.json``: a snapshot of staged transactions, and the offset from which a start replays their
-notes."""
+notes. The file keeps the wire's word for them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..files.json_table import ConfigFile
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedSnapshot:
-    """State after the notes below ``next_note``. ``next_message``: the first prepared message that may still be needed;
-    both are queue offsets. ``committed``: number of the last committed transaction by scope, least recent first."""
+class StagedSnapshot:
+    """State after the notes below ``next_note``. ``next_message``: the first staged message that may still be needed;
+    both are queue offsets. ``sequences``: sequence of the last committed transaction by scope, least recent first."""
 
     next_note: int = 0
     next_message: int = 0
-    committed: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, int] = field(default_factory=dict)
 
 
-class PreparedState:
+class StagedState:
     """The file. A snapshot is written once the log that it covers is on disk. Thread-safe."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(files, path)
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[int, PreparedSnapshot]] = deque()
+        self._waiting: deque[tuple[int, StagedSnapshot]] = deque()
         self.path = path
-        self.saved = PreparedSnapshot()
+        self.saved = StagedSnapshot()
         """Snapshot on disk."""
 
     def load(self) -> None:
@@ -39,11 +39,11 @@ class PreparedState:
         self.saved = self._file.load(self._read)
 
     @staticmethod
-    def _read(table: dict[str, Any]) -> PreparedSnapshot:
-        committed = {str(series): int(number) for series, number in table.get("committed", [])}
-        return PreparedSnapshot(int(table.get("nextNote", 0)), int(table.get("nextMessage", 0)), committed)
+    def _read(table: dict[str, Any]) -> StagedSnapshot:
+        sequences = {str(scope): int(sequence) for scope, sequence in table.get("committed", [])}
+        return StagedSnapshot(int(table.get("nextNote", 0)), int(table.get("nextMessage", 0)), sequences)
 
-    def offer(self, end_offset: int, snapshot: PreparedSnapshot) -> None:
+    def offer(self, end_offset: int, snapshot: StagedSnapshot) -> None:
         """Offer a snapshot for writing: the state when the log ended at ``end_offset``."""
         with self._lock:
             self._waiting.append((end_offset, snapshot))
@@ -62,7 +62,7 @@ class PreparedState:
                 {
                     "nextNote": snapshot.next_note,
                     "nextMessage": snapshot.next_message,
-                    "committed": list(snapshot.committed.items()),
+                    "committed": list(snapshot.sequences.items()),
                 }
             )
         except BaseException:
