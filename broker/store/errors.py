@@ -45,7 +45,7 @@ class CorruptFile(StoreError):
 
 
 class StoreFailed(StoreError):
-    """A flush or a write failed. Nobody knows which bytes are on disk, so the process must end."""
+    """A flush or a write failed. It is unknown which bytes are on disk, so the process must end."""
 
 
 class WouldBlock(Exception):

@@ -148,8 +148,7 @@ class MessageStore:
         make_durable_folder(self.files, self.path)
         for path, problem in strange_places(self.path):
             raise CorruptFile(
-                f"{path}: {problem}. Put back what belongs there, or, if nothing does, move it away. Nothing was "
-                "changed"
+                f"{path}: {problem}. Put the right entry back, or move this one away. Nothing was changed"
             )
         self._lock.take()
         try:
@@ -191,8 +190,8 @@ class MessageStore:
             self.state.somebody_else_wrote()
             if sizes:
                 log.warning(
-                    "%s: FlintMQ's mark does not hold: the file is damaged or lost, or RocketMQ had the store last. "
-                    "The start goes by what log and queues prove",
+                    "%s: FlintMQ's mark is missing or invalid: the file is damaged or lost, or RocketMQ used the "
+                    "store last. The start relies on what log and queues prove",
                     self._checkpoint.path,
                 )
         mark = self._checkpoint.mark

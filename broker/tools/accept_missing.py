@@ -58,7 +58,7 @@ def chosen_files(store: OfflineStore, names: Sequence[str]) -> list[Path]:
     if names and others:
         more = f", and {len(others) - 1:,} more" if len(others) > 1 else ""
         raise ConfigurationError(
-            f"{folder / others[0]} is missing too{more}. Restore it from a backup, or give it up as well: "
+            f"{folder / others[0]} is missing too{more}. Restore it from a backup, or give it up too: "
             f"--accept-missing {others[0]}. Nothing was changed"
         )
     return [path for name, path in sorted(missing.items()) if name in names]

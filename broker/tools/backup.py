@@ -3,7 +3,7 @@
 The order of the steps matters:
 
 1. Copy the tables: ``config/`` and ``flintmq/``. Tables on disk only refer to records on disk. Copied before the log,
-   they may be behind it, as after a crash, but never ahead of it.
+   they may be older than it, as after a crash, but never ahead of it.
 2. Read from the checkpoint how far the log is flushed. A broker never changes the log below that.
 3. Open all of the log's files before copying the first: retention may delete their names meanwhile, but their content
    stays until they are closed.
@@ -89,10 +89,10 @@ def backup(store: Path, folder: Path, progress: Progress) -> Made:
     refuse_backup(store)
     if not (store / LOG_FOLDER).is_dir():
         raise BackupError(
-            f"{store} is no store: it has no folder `{LOG_FOLDER}`. Name the folder that the broker serves"
+            f"{store} is not a store: it has no folder `{LOG_FOLDER}`. Name the folder that the broker serves"
         )
     if folder.resolve().is_relative_to(store.resolve()):
-        raise BackupError(f"{folder} lies in the store itself: choose a folder elsewhere, best on another disk")
+        raise BackupError(f"{folder} is inside the store: choose a folder elsewhere, best on another disk")
     started = time.perf_counter()
     with _target(folder):
         try:
@@ -101,7 +101,7 @@ def backup(store: Path, folder: Path, progress: Progress) -> Made:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise BackupError(
-                f"there is no room in {folder}: {error}. Free space, then run it again: what is copied stays"
+                f"there is no room in {folder}: {error}. Free space, then run it again: what is copied already stays"
             ) from error
 
 
@@ -117,7 +117,7 @@ def _target(folder: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise BackupError(f"another backup into {folder} is going on: wait for it") from None
+        raise BackupError(f"another backup into {folder} is running: wait for it") from None
     finally:
         os.close(fd)
 
@@ -185,8 +185,8 @@ class _Backup:
                         break  # the checkpoint did not change while it was read
             time.sleep(PAUSE_S)
         raise BackupError(
-            f"{self._store} cannot be backed up: its checkpoint does not say how far the log is flushed, as where "
-            "RocketMQ has the store or had it last. Start and stop FlintMQ's broker on it, then run this again"
+            f"{self._store} cannot be backed up: its checkpoint has no flushed offset, because RocketMQ uses the "
+            "store or used it last. Start and stop FlintMQ's broker on it, then run this again"
         )
 
     def _hold(self, stack: ExitStack) -> int | None:
@@ -254,9 +254,9 @@ class _Backup:
         held = (int(names[0]), int(names[-1]) + file_bytes) if names else (end, end)
         if len(sizes) > 1 or not follow_on or held[0] > begin or held[1] < end:
             raise BackupError(
-                f"the log in {log_folder} is not whole from {begin:,} up to {end:,}, as it is known to be: a file is "
-                f"missing or of another size. `flintmq-broker verify {self._store}` says more. What a backup in "
-                f"{self._folder} held, it still holds: the file may be in its folder `{LOG_FOLDER}`"
+                f"the log in {log_folder} is incomplete between {begin:,} and {end:,}: a file is missing or has the "
+                f"wrong size. `flintmq-broker verify {self._store}` reports more. An earlier backup in {self._folder} "
+                f"stays valid: the file may be in its folder `{LOG_FOLDER}`"
             )
         return _Source(end, checkpoint.physic_msg_timestamp, running, fds, file_bytes)
 
@@ -344,8 +344,8 @@ class _Backup:
     def _another_log(self, name: str) -> BackupError:
         return BackupError(
             f"{self._folder / LOG_FOLDER / name} is not the beginning of {self._store / LOG_FOLDER / name}: the backup "
-            "is of another store, or of this one before it was restored. Choose another folder; this one still holds "
-            "what it held"
+            "is of another store, or of this one before it was restored. Choose another folder; the backup in "
+            "this one stays valid"
         )
 
     def _remove_what_it_does_not_name(self, manifest: Manifest) -> None:

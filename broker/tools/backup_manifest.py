@@ -77,7 +77,7 @@ class Manifest:
             raise _unreadable(folder / MANIFEST, TypeError("not a JSON object"))
         if table.get("format") != FORMAT:
             raise BackupError(
-                f"{folder / MANIFEST} is of format {table.get('format')!r}, this FlintMQ reads format {FORMAT}: use "
+                f"{folder / MANIFEST} has format {table.get('format')!r}, this FlintMQ reads format {FORMAT}: use "
                 "the one that made it"
             )
         try:
@@ -98,7 +98,7 @@ def load_whole(folder: Path) -> Manifest:
             f"{folder} holds an incomplete backup: there is no {MANIFEST}. Run `flintmq-broker backup STORE "
             f"{folder}` again; what is copied already stays. If this is a copy of a backup, copy its {MANIFEST} too"
         )
-    raise BackupError(f"{folder} is no backup: there is no {MANIFEST} in it")
+    raise BackupError(f"{folder} is not a backup: it has no {MANIFEST} in it")
 
 
 def write_new(files: Files, path: Path, content: bytes, mode: int) -> None:
@@ -119,7 +119,7 @@ def save_progress(files: Files, folder: Path, copied: list[BackedUp]) -> None:
 
 
 def load_progress(folder: Path) -> list[BackedUp]:
-    """What was noted; nothing where no backup was interrupted."""
+    """Return the files that an interrupted backup has copied; none if no backup was interrupted."""
     rows = _read(folder / PROGRESS)
     try:
         return [_file(row) for row in rows or []]
@@ -132,7 +132,7 @@ def _file(row: dict[str, Any]) -> BackedUp:
     found = BackedUp(str(row["path"]), int(row["bytes"]), str(row["sha256"]), int(row["mode"]))
     path = Path(found.path)
     if path.is_absolute() or ".." in path.parts or not path.parts or found.bytes < 0:
-        raise ValueError(f"{found.path!r} is no file of a backup")
+        raise ValueError(f"{found.path!r} is not a file of a backup")
     return found
 
 

@@ -28,10 +28,10 @@ OPERATOR_FILES = ("broker.toml", "flintmq-broker.service", "prometheus.yml", "al
 
 _STORE = click.argument("store", type=click.Path(path_type=Path))
 _INDEX_SLOTS = click.option(
-    "--index-slots", type=click.IntRange(1), metavar="N", help="Slots of the index files, where the store does not say."
+    "--index-slots", type=click.IntRange(1), metavar="N", help="Slots of the index files, if the store does not say."
 )
 _RUNNING = click.option(
-    "--running", is_flag=True, help="Read beside a running broker, up to what it has flushed; nothing is locked."
+    "--running", is_flag=True, help="Read beside a running broker, up to its flushed offset; nothing is locked."
 )
 
 
@@ -51,7 +51,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8
             return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
         except (ValueError, OverflowError, OSError):
             self.fail(
-                f"{value!r} is no time; write 2026-11-21T10:00 (local; or with Z or +01:00), or ms since 1970",
+                f"{value!r} is not a time: use 2026-11-21T10:00 (local; or with Z or +01:00), or ms since 1970",
                 param,
                 ctx,
             )
@@ -144,7 +144,7 @@ def rebuild(store: Path, index_slots: int | None) -> int:
             f"{lost_text(hole.lost)}"
         )
     if rebuilt.cut_bytes:
-        click.echo(f"cut      {rebuilt.cut_bytes:,} bytes of a torn write behind the end of the log")
+        click.echo(f"cut      {rebuilt.cut_bytes:,} bytes of a torn write after the end of the log")
     rate = rebuilt.messages / max(rebuilt.seconds, 1e-3)
     click.echo(
         f"rebuilt  {rebuilt.queues:,} queues and {rebuilt.index_files:,} index files from {rebuilt.messages:,} records "
@@ -162,7 +162,7 @@ def rebuild(store: Path, index_slots: int | None) -> int:
     "names",
     multiple=True,
     metavar="FILE",
-    help="Give up what was in this file of the log (its name, 20 digits), which is gone for good.",
+    help="Give up the messages of this file of the log (its name, 20 digits), which is lost for good.",
 )
 @_INDEX_SLOTS
 @_tool
@@ -202,12 +202,12 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
 @_STORE
 @click.option("--topic", metavar="NAME", help="Of this topic.")
 @click.option("--queue", type=click.IntRange(0), metavar="N", help="Of the queues with this number.")
-@click.option("--key", metavar="KEY", help="With this key or id; by the index where it is sound.")
+@click.option("--key", metavar="KEY", help="With this key or id; by the index if it is sound.")
 @click.option("--since", type=Moment(), metavar="TIME", default=0, help="Stored at this time or later.")
 @click.option("--until", type=Moment(), metavar="TIME", default=1 << 62, help="Stored at this time or earlier.")
-@click.option("--from-offset", type=click.IntRange(0), metavar="N", default=0, help="From this physical offset on.")
-@click.option("--to-offset", type=click.IntRange(0), metavar="N", default=1 << 62, help="In front of this one.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="No more than this.")
+@click.option("--from-offset", type=click.IntRange(0), metavar="N", default=0, help="At or after this physical offset.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", default=1 << 62, help="Before this physical offset.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Maximum number of records.")
 @_RUNNING
 @_INDEX_SLOTS
 @_tool
@@ -315,7 +315,7 @@ def backup(store: Path, dest: Path) -> int:
     rate = made.copied_bytes / max(made.seconds, 1e-3)
     click.echo(
         f"copied     {show_bytes(made.copied_bytes)} in {made.seconds:.1f} s, {show_bytes(rate)} a second; "
-        f"{show_bytes(made.kept_bytes)} were there"
+        f"{show_bytes(made.kept_bytes)} were there already"
     )
     return 0
 
@@ -359,7 +359,7 @@ def conf(dest: Path) -> int:
     files = {dest / name: (resources.files("flintmq.conf") / name).read_bytes() for name in OPERATOR_FILES}
     for path in files:
         if path.exists():
-            raise ConfigurationError(f"{path} is there already; name another folder, or move it away")
+            raise ConfigurationError(f"{path} already exists: choose another folder, or move the file away")
     dest.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         path.write_bytes(content)

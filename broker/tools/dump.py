@@ -138,7 +138,7 @@ def _scan_file(store: OfflineStore, file: MappedFile, begin: int, end: int, want
             store.findings.add(
                 "record",
                 file.path,
-                f"{kernel.BAD_NAMES[status]}; {found - at:,} bytes up to the next record are left out",
+                f"{kernel.BAD_NAMES[status]}; {found - at:,} bytes up to the next record are skipped",
                 position=at,
                 physical_offset=file.start_offset + at,
             )

@@ -18,34 +18,32 @@ class Kind:
 
 
 _RESTORE = "restore the file from a backup; no other file has these bytes"
-_REPAIR = (
-    f"{_RESTORE}. Without one, `flintmq-broker repair STORE` contains the damage: what it hit is lost, all else goes on"
-)
-_REBUILD = "`flintmq-broker rebuild STORE` makes queues and index anew from the log"
+_REPAIR = f"{_RESTORE}. Without one, `flintmq-broker repair STORE` contains the damage: the damaged messages are lost, the rest stays"
+_REBUILD = "`flintmq-broker rebuild STORE` rebuilds queues and index from the log"
 
-_BACK_UP_AGAIN = "while the store is there, `flintmq-broker backup STORE FOLDER` into a new folder makes another backup"
+_BACK_UP_AGAIN = "if the store still exists, `flintmq-broker backup STORE FOLDER` into a new folder makes another"
 
 KINDS: dict[str, Kind] = {
     # The log.
     "missing-file": Kind(
         "CommitLog files are missing",
         "the messages in them are gone, and no broker starts on such a log",
-        f"{_RESTORE}. Without one, `flintmq-broker repair STORE --accept-missing FILE --apply` gives up what was in it",
+        f"{_RESTORE}. Without one, `flintmq-broker repair STORE --accept-missing FILE --apply` gives up its messages",
     ),
     "file-size": Kind(
         "files of the wrong size",
-        "a broker takes it for another setting, or for a file that was cut short, and does not start or fills it anew",
+        "a broker takes it for another setting, or for a file that was cut short: it does not start, or pads the file",
         f"of the CommitLog: {_RESTORE}. Of queues and index: {_REBUILD}",
     ),
     "foreign-file": Kind(
         "files that do not belong there",
-        "RocketMQ does not start on a folder with them, and a file of another log would be read as this one",
+        "RocketMQ does not start on a folder with them, and a broker would read a file of another log as this one",
         "move them away",
     ),
     "record": Kind(
-        "stretches of the log without a readable record",
-        "the messages in them are lost; a start that checks the file contains them, or, where nothing proves that the "
-        "log goes on behind them, cuts it there",
+        "ranges of the log without a readable record",
+        "the messages in them are lost; a start that checks the file contains the range, or cuts the log there if "
+        "nothing proves that it continues",
         _REPAIR,
     ),
     "body-crc": Kind(
@@ -63,68 +61,70 @@ KINDS: dict[str, Kind] = {
     ),
     "store-time": Kind(
         "store times that go back",
-        "searches by time, retention and recovery go by them and may stop at the wrong message",
-        "where a clock was set back, nothing; else restore the file from a backup",
+        "searches by time, retention and recovery use them and may stop at the wrong message",
+        "nothing if a clock was set back; otherwise restore the file from a backup",
     ),
     "queue-offset": Kind(
         "queue offsets that do not follow each other",
-        "messages are missing in front of the record, or it lies about its place",
+        "messages are missing before the record, or its own queue offset is wrong",
         _REPAIR,
     ),
-    "topic": Kind("records whose topic cannot be one", "no queue can be made for them", _REPAIR),
+    "topic": Kind("records with an impossible topic", "no queue can be created for them", _REPAIR),
     "behind-end": Kind(
-        "bytes behind the end of the log",
-        "after an orderly stop nothing lies there; the broker refuses to start if it looks like a file of the log",
-        "restore the file from a backup, or move it away if it is no file of this log",
+        "bytes after the end of the log",
+        "after an orderly stop there are none; the broker refuses to start if they look like a file of the log",
+        "restore the file from a backup, or move it away if it does not belong to this log",
     ),
     # Queues.
     "unit-missing": Kind("messages without a ConsumeQueue unit", "no consumer gets them", _REBUILD),
     "unit-wrong": Kind(
         "ConsumeQueue units that differ from their message", "consumers get an error, or miss it", _REBUILD
     ),
-    "unit-stray": Kind("ConsumeQueue units that point at no message of theirs", "pulls fail there", _REBUILD),
-    "unit-order": Kind("ConsumeQueues with holes or in disorder", "searches in them go astray", _REBUILD),
+    "unit-stray": Kind("ConsumeQueue units without a message of their own", "pulls fail there", _REBUILD),
+    "unit-order": Kind("ConsumeQueues with holes or in disorder", "searches in them find the wrong message", _REBUILD),
     # The index.
-    "index-header": Kind("index files whose header is wrong", "queries pass over the file, or go astray", _REBUILD),
-    "index-chain": Kind("broken chains in index files", "queries miss messages that hang behind the break", _REBUILD),
+    "index-header": Kind(
+        "index files whose header is wrong", "queries skip the file, or find the wrong messages", _REBUILD
+    ),
+    "index-chain": Kind("broken chains in index files", "queries miss the messages after the break", _REBUILD),
     "index-missing": Kind("keys that are not in the index", "queries do not find these messages", _REBUILD),
     "index-wrong": Kind("index entries that differ from their message", "queries do not find it", _REBUILD),
-    "index-stray": Kind("index entries of no message", "queries look at the wrong place, and pass over it", _REBUILD),
+    "index-stray": Kind("index entries of no message", "queries look at the wrong place, and skip it", _REBUILD),
     # The rest.
     "table": Kind(
         "tables that cannot be read",
-        "the broker takes the `.bak`; where that is broken too, it does not start",
+        "the broker reads the `.bak`; if that is damaged too, it does not start",
         "restore the file from its .bak or a backup",
     ),
     "checkpoint": Kind(
-        "a checkpoint that cannot be right",
-        "a start goes by what the files prove, and checks more of the log",
-        "where the log is sound, nothing: the next start writes it anew",
+        "an impossible checkpoint",
+        "a start relies on what the files prove, and checks more of the log",
+        "nothing if the log is sound: the next start writes it again",
     ),
     "consumer-offset": Kind(
-        "consumer offsets behind the end of their queue",
-        "the group gets nothing, or an error, until the queue has grown so far",
+        "consumer offsets after the end of their queue",
+        "the group gets nothing, or an error, until the queue has grown to that offset",
         "reset the group's offset",
     ),
     "queue-end": Kind(
-        "queues that end before where they ended",
+        "queues that end before their recorded end",
         "their files were lost or cut short",
         f"{_REBUILD}; a broker's start does so too",
     ),
     # A backup.
     "backup-manifest": Kind(
-        "a manifest that does not describe one backup", "files may be missing that it does not name", _BACK_UP_AGAIN
+        "a manifest that does not describe the backup", "files that it does not name may be missing", _BACK_UP_AGAIN
     ),
     "backup-file": Kind(
         "files that are not what was backed up",
-        "`restore` refuses the backup there",
+        "`restore` stops at such a file",
         f"copy the file again from another copy of this backup. Without one: {_BACK_UP_AGAIN}",
     ),
     "backup-record": Kind(
-        "stretches of the backup's log without a sound record",
-        "the messages in them are lost to whoever restores it",
-        "where the file's SHA-256 is right, the store had the damage when it was backed up: `flintmq-broker verify "
-        "STORE` says so, and a broker that starts on what `restore` makes contains it",
+        "ranges of the backup's log without a sound record",
+        "a restored store does not have the messages in them",
+        "if the file's SHA-256 is right, the store had the damage when it was backed up: `flintmq-broker verify "
+        "STORE` reports it, and a broker that starts on the restored store contains it",
     ),
 }
 

@@ -56,9 +56,9 @@ def _find_damage(file: IndexFile, findings: Findings) -> None:
     used = entries_of(file)[1 : file.index_count]
     hashes, offsets = used["key_hash"].astype(np.int64), used["physical_offset"].astype(np.int64)
     for number in np.flatnonzero(hashes < 0).tolist():
-        _add(file, number + 1, f"has the hash {hashes[number]:,}, which no key has", findings)
+        _add(file, number + 1, f"has the hash {hashes[number]:,}, which no key can have", findings)
     for number in np.flatnonzero(offsets[1:] < offsets[:-1]).tolist():
-        text = f"lies at physical offset {offsets[number + 1]:,}, the one before it at {offsets[number]:,}"
+        text = f"points at physical offset {offsets[number + 1]:,}, the one before it at {offsets[number]:,}"
         _add(file, number + 2, text, findings)
     slots = np.abs(hashes) % file.slots
     order = np.argsort(slots, kind="stable")
@@ -66,7 +66,7 @@ def _find_damage(file: IndexFile, findings: Findings) -> None:
     expected = np.zeros(len(used), np.int64)
     expected[order[1:][same_slot]] = order[:-1][same_slot] + 1
     for number in np.flatnonzero(used["previous"] != expected).tolist():
-        text = f"goes on at entry {used[number]['previous']:,} instead of {expected[number]:,}"
+        text = f"links to entry {used[number]['previous']:,} instead of {expected[number]:,}"
         _add(file, number + 1, text, findings)
     _check_slots(file, slots, findings)
     _check_header(file, slots, offsets, findings)

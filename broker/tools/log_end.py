@@ -95,7 +95,7 @@ def check_behind(store: OfflineStore, end: LogEnd) -> None:
             store.findings.add(
                 "behind-end",
                 file.path,
-                f"the log ends at {end.offset:,}, but something stands here",
+                f"the log ends at {end.offset:,}, but there are bytes after it",
                 position=position,
                 physical_offset=file.start_offset + position,
             )
@@ -104,14 +104,13 @@ def check_behind(store: OfflineStore, end: LogEnd) -> None:
         stop = _data_end(store, file.fd, position, file.size)
         record = examine.next_record(array, position, stop, file.start_offset, parts)
         sound = (
-            f"; a record that fits there begins at {file.start_offset + record:,}: if it is no leftover of an earlier "
+            f"; a plausible record begins at {file.start_offset + record:,}: unless it is left over from an earlier "
             "crash, the log is damaged at its end"
             if record < stop
             else ""
         )
         store.findings.note(
-            f"the log ends at {end.offset:,}; behind it, in {file.path}, {stop - begin:,} bytes are left that a start "
-            f"cuts{sound}"
+            f"the log ends at {end.offset:,}; a start cuts the {stop - begin:,} bytes after it in {file.path}{sound}"
         )
         return
 

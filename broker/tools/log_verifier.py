@@ -223,7 +223,7 @@ class Examiner:
         segment.findings.add(
             "record",
             segment.file.path,
-            f"{_BAD_NAMES[status]}; {lost:,} bytes up to the next record that can be read",
+            f"{_BAD_NAMES[status]}; {lost:,} bytes up to the next readable record",
             position=at,
             physical_offset=segment.file.start_offset + at,
         )
@@ -248,12 +248,12 @@ _FLAWS = {
     examine.FLAW_CRC: ("body-crc", "its body is not the one that was stored"),
     examine.FLAW_RECORD_CRC: (
         "record-crc",
-        "its checksum over the whole record (__CRC32#) is missing or wrong, though its body is right",
+        "its checksum over the whole record (__CRC32#) is missing or wrong, although its body is right",
     ),
-    examine.FLAW_PROPERTIES: ("properties", "its properties are no pairs of a name and a value in UTF-8"),
-    examine.FLAW_TIME: ("store-time", "it was stored before the record in front of it, which says {:,} ms"),
+    examine.FLAW_PROPERTIES: ("properties", "its properties are not pairs of a name and a value in UTF-8"),
+    examine.FLAW_TIME: ("store-time", "its store time is before that of the previous record, {:,} ms"),
     examine.FLAW_QUEUE_OFFSET: ("queue-offset", "message {:,} of that queue comes next"),
-    examine.FLAW_NO_QUEUE_OFFSET: ("queue-offset", "no queue has a message of that number"),
+    examine.FLAW_NO_QUEUE_OFFSET: ("queue-offset", "no queue can have a message of that number"),
 }
 
 

@@ -94,7 +94,7 @@ def _check_times(store: OfflineStore, path: Path, blob: bytes, last_ms: int) -> 
     for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
         held = fields[name]
         if held < 0 or held > now_ms + FUTURE_MS_MAX:
-            text = f"{name} is {held:,}, which is no time"
+            text = f"{name} is {held:,}, which is not a time"
         elif last_ms and store.clean and held > last_ms:
             text = f"{name} is {held:,}, but the last message was stored at {last_ms:,}"
         else:
@@ -112,15 +112,15 @@ def _check_mark(store: OfflineStore, path: Path, blob: bytes, end: LogEnd) -> No
     if not any(blob[CHECKPOINT_MARK_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK_STRUCT.size]):
         return
     if magic != CHECKPOINT_MARK_MAGIC or not 0 <= flushed_offset < end.offset:
-        # Where RocketMQ went on, the log is longer than FlintMQ left it.
+        # If RocketMQ continued, the log is longer than FlintMQ left it.
         store.findings.add(
             "checkpoint",
             path,
-            "FlintMQ's mark does not check, and no other broker wrote the log since",
+            "FlintMQ's mark has a wrong checksum, and no other broker has written the log since",
             position=CHECKPOINT_MARK_AT,
         )
     else:
-        store.findings.note("FlintMQ's mark in the checkpoint does not check: RocketMQ had the store last")
+        store.findings.note("FlintMQ's mark in the checkpoint has a wrong checksum: RocketMQ used the store last")
 
 
 def _last_store_ms(store: OfflineStore, end: LogEnd) -> int:
@@ -181,5 +181,5 @@ def _check_consumer_offsets(store: OfflineStore, ends: dict[tuple[str, int], int
             store.findings.add(
                 "consumer-offset",
                 path,
-                f"group {group} stands at {offset:,} in {topic}, queue {queue_id}, which ends at {held:,}",
+                f"group {group} is at {offset:,} in {topic}, queue {queue_id}, which ends at {held:,}",
             )

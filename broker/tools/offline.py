@@ -45,7 +45,7 @@ class ReadOnlyFiles(Files):
 
     def open(self, path: Path, *, create: bool = False) -> int:
         """Open a file for reading."""
-        assert not create, f"{path} would be made by a tool that only reads"
+        assert not create, f"{path} would be created by a tool that only reads"
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
@@ -70,7 +70,7 @@ class OfflineStore:
         refuse_backup(path)
         if not (path / "commitlog").is_dir():
             raise ConfigurationError(
-                f"{path} is no store: it has no folder `commitlog`. Name the folder that the broker serves (--store)"
+                f"{path} is not a store: it has no folder `commitlog`. Name the folder that the broker serves (--store)"
             )
         self.path = path
         self.findings = findings
@@ -110,7 +110,7 @@ class OfflineStore:
         except StoreLocked:
             raise StoreLocked(
                 f"{self.path} is open in a broker or in another tool (it holds a lock on {self.path / 'lock'}). Stop "
-                "that one first"
+                "it first"
             ) from None
 
     def __enter__(self) -> OfflineStore:
@@ -216,7 +216,7 @@ class OfflineStore:
             raise ConfigurationError(
                 f"the index files in {self.path / 'index'} have {index_bytes:,} bytes, not the usual "
                 f"{index_file_bytes(defaults.index_slots, defaults.index_entries):,}, and {self.state.path} {noted} "
-                "how many slots that makes: say --index-slots as it was when the store was made (store.index_slots; "
+                "how many slots they have: pass --index-slots as it was when the store was made (store.index_slots; "
                 "RocketMQ: maxHashSlotNum)"
             )
         return StoreSettings(
@@ -238,7 +238,7 @@ class OfflineStore:
                 continue
             file = MappedFile(self.files, path, fd, held)
             if file.start_offset % size:
-                self.findings.add("foreign-file", path, f"its name is no multiple of the files' size, {size:,}")
+                self.findings.add("foreign-file", path, f"its name is not a multiple of the file size, {size:,}")
                 file.close()
                 continue
             if held != size:
@@ -271,16 +271,16 @@ class OfflineStore:
         for topic_folder in _folders(folder):
             topic = topic_folder.name
             if topic.startswith(LIGHT_QUEUE_PREFIX):
-                self.findings.note("RocketMQ's light queues (%LMQ%…) are not looked at")
+                self.findings.note("RocketMQ's light queues (%LMQ%…) are not checked")
                 continue
             if topic.encode(errors="replace").decode() != topic:
-                self.findings.add("foreign-file", topic_folder, "its name is no topic's")
+                self.findings.add("foreign-file", topic_folder, "its name is not a topic")
                 continue
             for path in _strays(topic_folder):
                 self.findings.add("foreign-file", path, "only folders belong there, one for each queue")
             for queue_folder in _folders(topic_folder):
                 if not _QUEUE_ID.match(queue_folder.name):
-                    self.findings.add("foreign-file", queue_folder, "its name is no queue's number")
+                    self.findings.add("foreign-file", queue_folder, "its name is not a queue's number")
                     continue
                 for path in self._own_files(queue_folder, _OFFSET_NAME):
                     self._check_queue_file(path)
@@ -293,10 +293,10 @@ class OfflineStore:
         elif held != size:
             self.findings.add("file-size", path, f"it has {held:,} bytes instead of {size:,}", position=min(held, size))
         if int(path.name) % size:
-            self.findings.add("foreign-file", path, f"its name is no multiple of the files' size, {size:,}")
+            self.findings.add("foreign-file", path, f"its name is not a multiple of the file size, {size:,}")
         before = path.with_name(file_name(max(int(path.name) - size, 0)))
         if not before.exists() and any(int(other) < int(path.name) for other in _names(path.parent, _OFFSET_NAME)):
-            self.findings.add("file-size", before, f"it is missing in front of {path.name}")
+            self.findings.add("file-size", before, f"it is missing before {path.name}")
 
     def _load_index(self) -> None:
         slots, entries = self.settings.index_slots, self.settings.index_entries
@@ -317,7 +317,7 @@ class OfflineStore:
             if pattern.match(path.name) and path.is_file():
                 own.append(path)
             else:
-                self.findings.add("foreign-file", path, f"nothing of that name belongs into {folder}")
+                self.findings.add("foreign-file", path, f"no file of that name belongs in {folder}")
         return own
 
 

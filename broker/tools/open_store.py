@@ -34,7 +34,7 @@ def open_for_reading(
         try:
             store = OfflineStore(path, findings, index_slots=index_slots)
         except StoreLocked as error:
-            raise StoreLocked(f"{error}, or say --running to read up to what it has flushed") from None
+            raise StoreLocked(f"{error}, or pass --running to read up to its flushed offset") from None
         end = find_end(store).offset
     with store:
         yield store, end
@@ -54,6 +54,6 @@ def _open_running(path: Path, findings: Findings, index_slots: int | None) -> Of
             store.close()
         time.sleep(PAUSE_S)
     raise ConfigurationError(
-        f"{path} cannot be read beside a broker: its checkpoint does not say how far the log is flushed, as RocketMQ's "
-        "does not. Stop the broker first"
+        f"{path} cannot be read beside a broker: its checkpoint has no flushed offset (RocketMQ writes none). Stop the "
+        "broker first"
     )

@@ -52,7 +52,7 @@ def plan_clean(path: Path, settings: RetentionSection, *, now: float | None = No
         for file in _expiry(store).old_files(int(now * 1000), settings.file_reserved_hours):
             stays = next((verdict for verdict in verdicts if not verdict.goes), None)
             if stays is not None:
-                verdict = Verdict(file, False, f"kept: it lies behind {stays.file.path.name}")
+                verdict = Verdict(file, False, f"kept: it follows {stays.file.path.name}")
             else:
                 verdict = policy.verdict(file, now, disk, first=not verdicts)
             verdicts.append(verdict)
@@ -97,7 +97,7 @@ def as_text(plan: Plan, now: float) -> list[str]:
         does = "goes " if verdict.goes else "stays"
         shown.append(f"{does} {file.path.name}  {file.bytes / 1e6:,.0f} MB  {age}: {verdict.reason}")
     if plan.last is not None:
-        shown.append(f"stays {plan.last.name}  the file that is written to always stays")
+        shown.append(f"stays {plan.last.name}  the file being written always stays")
     freed = sum(verdict.file.bytes for verdict in plan.going)
     count = len(plan.verdicts) + (plan.last is not None)
     shown.append(f"{len(plan.going)} of {count} CommitLog files would go, {freed / 1e6:,.0f} MB")
@@ -125,5 +125,5 @@ def as_json(plan: Plan) -> list[str]:
             }
         )
     if plan.last is not None:
-        rows.append({"file": str(plan.last), "goes": False, "reason": "the file that is written to always stays"})
+        rows.append({"file": str(plan.last), "goes": False, "reason": "the file being written always stays"})
     return [to_json(row) for row in rows]

@@ -183,7 +183,7 @@ class UnitPass:
             self._add(
                 "unit-stray",
                 at + place,
-                f"the unit points at physical offset {offsets[place]:,}, behind the end of the log",
+                f"the unit points at physical offset {offsets[place]:,}, after the end of the log",
             )
 
     def find_strays(self, reported: set[int]) -> None:

@@ -25,18 +25,18 @@ from .restore_tables import mend_tables
 from .verify import Verified, verify
 
 CONTAINED = "contained: the bytes go to flintmq/quarantine, tombstones take their place, the messages are lost"
-REBUILT = "made anew from the log"
+REBUILT = "rebuilt from the log"
 BY_HAND = "left to you"
 
 ACTIONS: dict[str, str] = {
     **dict.fromkeys(("record", "body-crc", "record-crc", "topic", "queue-offset"), CONTAINED),
     **dict.fromkeys(("unit-missing", "unit-wrong", "unit-stray", "unit-order", "queue-end"), REBUILT),
     **dict.fromkeys(("index-header", "index-chain", "index-missing", "index-wrong", "index-stray"), REBUILT),
-    "file-size": "a file that is too short gets zeros, and what it lost is contained; queues and index are made anew",
-    "behind-end": "cut: nothing that was acknowledged lies behind the end of the log",
-    "checkpoint": "written anew",
-    "table": "written anew from its .bak, or the .bak from it; users that somebody may have changed are left to you",
-    "consumer-offset": "pulled back to the end of the queue",
+    "file-size": "a file that is too short gets zeros, and its lost part is contained; queues and index are rebuilt",
+    "behind-end": "cut: nothing after the end of the log was acknowledged",
+    "checkpoint": "rewritten",
+    "table": "rewritten from its .bak, or the .bak from it; a table of users that may have been edited is left to you",
+    "consumer-offset": "set back to the end of the queue",
     **dict.fromkeys(("missing-file", "foreign-file", "properties", "store-time"), BY_HAND),
     **dict.fromkeys(("backup-manifest", "backup-file", "backup-record"), BY_HAND),
 }
@@ -99,7 +99,7 @@ def giving_up_lines(path: Path, names: Sequence[str], *, index_slots: int | None
     with OfflineStore(path, Findings(), index_slots=index_slots) as store:
         for each in chosen_files(store, names):
             yield (
-                f"{each.name}: given up: zeros take its place, which are contained; queues know of "
+                f"{each.name}: given up: a file of zeros takes its place and is contained; the queues know "
                 f"{known_messages(store, [each]):,} messages in it, which are lost"
             )
 
@@ -116,10 +116,10 @@ def done_lines(path: Path, repaired: Repaired, shown: int) -> Iterator[str]:
     for reason in repaired.rebuilt:
         yield f"rebuilt   {escape(reason)}"
     if repaired.cut_bytes:
-        yield f"cut       {repaired.cut_bytes:,} bytes behind the end of the log"
+        yield f"cut       {repaired.cut_bytes:,} bytes after the end of the log"
     left = repaired.after.findings
     if left.total:
         yield f"left      {left.total:,} finding{'s' * (left.total != 1)}"
         yield from plan_lines(path, repaired.after, shown)
     else:
-        yield "sound     nothing is wrong any more"
+        yield "sound     nothing is wrong any longer"

@@ -94,7 +94,7 @@ def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterat
         yield f"note     {escape(note)}"
     yield from findings_text(verified.findings, folder, shown)
     total = verified.findings.total
-    yield "" if total else "sound    every file is what was backed up, and every record of the log can be read"
+    yield "" if total else "sound    every file is as it was backed up, and every record of the log can be read"
     if total:
         yield f"damaged  {total:,} finding{'s' * (total != 1)} of {len(verified.findings.counts):,} kinds"
 

@@ -40,7 +40,7 @@ def restore(folder: Path, store: Path, progress: Progress) -> Restored:
     started = time.perf_counter()
     manifest = load_whole(folder)
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
-        raise BackupError(f"{store} is not empty: name a folder that is not there, or remove what is in it")
+        raise BackupError(f"{store} is not empty: choose a folder that does not exist, or empty it")
     _check_sizes(folder, manifest)
     try:
         _Restoring(folder, store, manifest, progress).run()
@@ -58,8 +58,8 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
         if size < each.bytes:
             is_what = "is missing" if size < 0 else f"has {size:,} bytes instead of {each.bytes:,}"
             raise BackupError(
-                f"{path} {is_what}: the backup is damaged. While the store is there, `flintmq-broker backup` into a "
-                "new folder makes another"
+                f"{path} {is_what}: the backup is damaged. If the store still exists, `flintmq-broker backup` into "
+                "a new folder makes another"
             )
 
 
@@ -141,4 +141,4 @@ class _Restoring:
 
 
 def _damaged(path: Path) -> BackupError:
-    return BackupError(f"{path} is not what was backed up: its SHA-256 is another. The backup is damaged there")
+    return BackupError(f"{path} is not what was backed up: its SHA-256 differs. The backup is damaged there")

@@ -58,7 +58,7 @@ def verify(
         log.run()
         if log.begun_again:
             store.take_for_deleted(log.begun_again)
-            findings.note("topics that were deleted and made again: their older messages are left out")
+            findings.note("topics that were deleted and created again: their older messages are skipped")
             log = LogPass(store, end, progress, segment_bytes=segment_bytes)
             log.run()
         findings.extend(log.findings)
@@ -107,5 +107,5 @@ def _note_what_is_left(findings: Findings, log: LogPass) -> None:
     if log.pending_units or log.pending_keys:
         findings.note(
             f"{log.pending_units:,} messages and {log.pending_keys:,} keys are not in queues and index yet: the next "
-            "start puts them there"
+            "start adds them"
         )

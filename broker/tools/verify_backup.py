@@ -87,30 +87,30 @@ class _Run:
         named |= {self.folder / MANIFEST, self.folder / PROGRESS}
         for path in sorted(self.folder.rglob("*")):
             if path not in named and not path.is_dir():
-                self.findings.note(f"{path} is no part of the backup: {MANIFEST} does not name it")
+                self.findings.note(f"{path} is not part of the backup: {MANIFEST} does not name it")
         if (self.folder / PROGRESS).exists():
             self.findings.note(
-                f"a later run of `flintmq-broker backup` into {self.folder} was interrupted: what the backup held "
-                "before, it still holds. The next run goes on"
+                f"a later run of `flintmq-broker backup` into {self.folder} was interrupted: the backup "
+                "before it stays valid. The next run continues"
             )
 
     def _problems(self) -> Iterator[str]:
         manifest = self.manifest
         for each in (*manifest.tables, *manifest.log):
             if not _SHA256.match(each.sha256):
-                yield f"{each.path}: {each.sha256!r} is no SHA-256"
+                yield f"{each.path}: {each.sha256!r} is not a SHA-256"
         for files in (manifest.tables, manifest.log):
             for name in sorted({each.path for each in files if sum(other.path == each.path for other in files) > 1}):
                 yield f"{name} is named more than once"
         if not re.fullmatch(rf"{TABLES_PREFIX}[0-9]+", manifest.tables_folder):
-            yield f"{manifest.tables_folder!r} is no folder of tables"
+            yield f"{manifest.tables_folder!r} is not a folder of tables"
         for each in manifest.tables:
             if Path(each.path).parts[0] not in _TABLE_FOLDERS:
-                yield f"{each.path} is no table of a store"
+                yield f"{each.path} is not a table of a store"
         try:
             datetime.fromisoformat(manifest.made_at)
         except ValueError:
-            yield f"made_at is no time: {manifest.made_at!r}"
+            yield f"made_at is not a time: {manifest.made_at!r}"
         yield from self._log_problems()
 
     def _log_problems(self) -> Iterator[str]:
@@ -119,7 +119,7 @@ class _Run:
         log = sorted(manifest.log, key=lambda each: each.path)
         wrong = [each.path for each in log if not re.fullmatch("[0-9]{20}", each.path)]
         if wrong:
-            yield f"{', '.join(wrong)}: no names of CommitLog files"
+            yield f"{', '.join(wrong)}: not names of CommitLog files"
             return
         begins = [int(each.path) for each in log]
         if not 0 <= manifest.log_begin <= manifest.log_end:
@@ -128,9 +128,9 @@ class _Run:
             yield f"the log begins at {manifest.log_begin:,}, but its first file is {log[0].path if log else 'missing'}"
         for before, behind in pairwise(begins):
             if before + size != behind:
-                yield f"{file_name(before + size)} is missing behind {file_name(before)}"
+                yield f"{file_name(before + size)} is missing after {file_name(before)}"
         if begins and begins[-1] + size < manifest.log_end:
-            yield f"{file_name(begins[-1] + size)} is missing: the log goes on up to {manifest.log_end:,}"
+            yield f"{file_name(begins[-1] + size)} is missing: the log continues up to {manifest.log_end:,}"
         for number, each in enumerate(log):
             wanted = min(manifest.log_end - begins[number], size)
             if each.bytes != wanted:
@@ -173,10 +173,10 @@ class _Run:
         finally:
             os.close(fd)
         if held >= each.bytes and digest.hexdigest() != each.sha256:
-            self.findings.add("backup-file", path, "its SHA-256 is another than that of what was backed up")
+            self.findings.add("backup-file", path, "its SHA-256 is not that of the file that was backed up")
         elif held > each.bytes:
             # An interrupted run appends to the last file; `restore` leaves that out.
-            self.findings.note(f"{path} has {held - each.bytes:,} bytes behind what {MANIFEST} names")
+            self.findings.note(f"{path} has {held - each.bytes:,} bytes after the size that {MANIFEST} states")
         return held
 
     def _count(self, count: int) -> None:
@@ -190,7 +190,7 @@ class _Run:
             state.load()
         except (CorruptFile, *SHAPE_ERRORS) as error:
             if self._tables.is_dir():
-                self.findings.note(f"{error}: which records must have a checksum over all of them is not known")
+                self.findings.note(f"{error}: it is unknown which records must have a checksum over the whole record")
         return state.checksummed
 
     def _check_records(self, path: Path, base: int, size: int) -> None:
@@ -218,7 +218,7 @@ class _Run:
             self.findings.add(
                 "backup-record",
                 path,
-                f"{name}; {found - at:,} bytes up to the next record that can be read",
+                f"{name}; {found - at:,} bytes up to the next readable record",
                 position=at,
                 physical_offset=base + at,
             )

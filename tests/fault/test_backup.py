@@ -303,7 +303,7 @@ def test_a_path_in_a_manifest_cannot_lead_out_of_the_store(tmp_path: Path, made:
     path = tmp_path / "backup" / MANIFEST
     table = json.loads(path.read_text().replace("config/topics.json", "../topics.json", 1))
     path.write_text(json.dumps({name: value for name, value in table.items() if name != CHECKSUM_KEY}))
-    with pytest.raises(BackupError, match="is no file of a backup"):
+    with pytest.raises(BackupError, match="is not a file of a backup"):
         Manifest.load(tmp_path / "backup")
 
 
@@ -332,7 +332,7 @@ def test_what_is_no_store_no_backup_or_not_empty_is_refused(tmp_path: Path, made
         backup(tmp_path / "store", tmp_path / "store" / "backup", quiet)
     with pytest.raises(BackupError, match="neither empty nor a backup"):
         backup(tmp_path / "store", tmp_path / "backup" / "commitlog", quiet)
-    with pytest.raises(BackupError, match="is no backup"):
+    with pytest.raises(BackupError, match="is not a backup"):
         restore(empty, tmp_path / "restored", quiet)
     with pytest.raises(BackupError, match="is not empty"):
         restore(tmp_path / "backup", tmp_path / "store", quiet)
@@ -383,7 +383,7 @@ def test_a_log_that_lost_a_file_takes_none_from_the_backup(tmp_path: Path, gone:
     for name in gone:
         (path / "commitlog" / name).unlink()
     for target in (folder, tmp_path / "another"):
-        with pytest.raises(BackupError, match=r"not whole from 0 up to [\d,]+, as it is known to be: a file is"):
+        with pytest.raises(BackupError, match=r"incomplete between 0 and [\d,]+: a file is"):
             backup(path, target, quiet)
     assert written(folder) == before
     assert_restores(folder, tmp_path / "restored", sent)

@@ -69,11 +69,11 @@ def test_the_store_goes_on_without_the_messages_of_the_files(tmp_path: Path, gon
     assert dry.exit_code == 1, dry.output
     for name in gone:
         assert f"{name}: given up" in dry.output
-        assert f"queues know of {len(in_files(sent, name)):,} messages" in dry.output
+        assert f"queues know {len(in_files(sent, name)):,} messages" in dry.output
     assert tree(path) == before
     done = run(path, *accept(*gone), "--apply")
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[-1] == "sound     nothing is wrong any more"
+    assert done.output.splitlines()[-1] == "sound     nothing is wrong any longer"
     store, report = reopen(path)
     assert report.quarantined == []
     assert_only_these_are_left(store, [each for each in sent if each not in lost], lost)

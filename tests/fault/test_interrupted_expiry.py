@@ -64,7 +64,7 @@ def test_a_state_that_is_damaged_right_after_an_expiry_misses_no_file(
     kill(store)
     (path / "flintmq" / "state.json").write_bytes(b"{")
     store, _ = reopen(path)
-    assert "state.json.bak is taken instead" in caplog.text
+    assert "state.json.bak instead" in caplog.text
     assert store.min_physical_offset == 2 * SMALL.commitlog_file_bytes
     assert_holds(store, [each for each in sent if each.physical_offset >= store.min_physical_offset])
     store.close()

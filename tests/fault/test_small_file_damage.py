@@ -21,7 +21,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
     "random": lambda content: random.Random(3).randbytes(len(content)),
     "longer": lambda content: content + b"\xff" * 100,
 }
-MARK_LOST = "FlintMQ's mark does not hold"
+MARK_LOST = "FlintMQ's mark is missing or invalid"
 
 
 def damage(path: Path, how: str) -> None:

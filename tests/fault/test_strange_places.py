@@ -119,7 +119,7 @@ def assert_refused(
     the store's files. No tool ends in a stack trace, and none waits for a pipe."""
     change(path / name)
     before = names(path)
-    with pytest.raises(CorruptFile, match=rf"{name}: it is .*, {problem}. Put back what belongs there"):
+    with pytest.raises(CorruptFile, match=rf"{name}: it is .*, {problem}. Put the right entry back"):
         MessageStore(path, SMALL).open()
     assert names(path) == before
     if is_seen:

@@ -122,7 +122,7 @@ def test_a_damaged_table_is_never_served_as_good(
         backup.write_bytes(backup_whole)
         caplog.clear()
         store = open_store(path)
-        assert f"{backup} is taken instead" in caplog.text, kind
+        assert f"Using {backup} instead" in caplog.text, kind
         assert what_tables_say(store) == expected, kind
         store.close()
         reopened = open_store(path)

@@ -219,7 +219,7 @@ def test_a_file_that_the_manifest_does_not_name_is_noted(folder: Path) -> None:
     (folder / "commitlog" / "notes.txt").write_text("mine")
     result = verified(folder)
     assert result.findings.total == 0
-    assert any("notes.txt is no part of the backup" in note for note in result.findings.notes)
+    assert any("notes.txt is not part of the backup" in note for note in result.findings.notes)
 
 
 # Whole, interrupted, or none.
@@ -350,7 +350,7 @@ def test_the_command_names_the_damaged_file_and_what_helps(folder: Path) -> None
     done = tool("verify", folder)
     assert done.code == 1
     text = "\n".join(done.output)
-    assert f"commitlog/{SECOND}: its SHA-256 is another" in text
+    assert f"commitlog/{SECOND}: its SHA-256 is not that of the file that was backed up" in text
     assert "what helps: copy the file again from another copy of this backup" in text
     assert "rebuild" not in text
     rows = [json.loads(line) for line in tool("verify", folder, "-o", "json").output]

@@ -106,8 +106,8 @@ def test_ctrl_c_ends_a_tool_with_130(blocked_dump: subprocess.Popen[str]) -> Non
 
 def test_nonsense_is_refused_with_2(store: Path, tmp_path: Path) -> None:
     for arguments, expected in (
-        (("verify", tmp_path / "nowhere"), "is no store"),
-        (("dump", store, "--since", "yesterday"), "is no time"),
+        (("verify", tmp_path / "nowhere"), "is not a store"),
+        (("dump", store, "--since", "yesterday"), "is not a time"),
         (("dump", store, "--limit", "0"), "--limit"),
         (("verify", store, "--index-slots", "7"), "does not fit"),
     ):

@@ -56,6 +56,6 @@ def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Pat
     (folder / "broker.toml").unlink()
     again = CliRunner().invoke(main, ["conf", str(folder)])
     assert again.exit_code == 2
-    assert re.search(r"is there already; name another folder", again.output)
+    assert re.search(r"already exists: choose another folder", again.output)
     assert (folder / "alerts.yml").read_text() == "mine"
     assert not (folder / "broker.toml").exists()

@@ -40,8 +40,8 @@ def test_it_says_what_goes_and_why_the_rest_stays(store: MessageStore) -> None:
     plan = plan_clean(store.path, EVERY_HOUR, now=now, disk=ROOMY)
     assert [verdict.goes for verdict in plan.verdicts] == [True, False, False, False]
     assert [verdict.file.path.name for verdict in plan.going] == [f"{0:020d}"]
-    assert plan.verdicts[1].reason == "kept: it contains a message that is of a transaction that is not ended"
-    assert plan.verdicts[2].reason == f"kept: it lies behind {SMALL.commitlog_file_bytes:020d}"
+    assert plan.verdicts[1].reason == "kept: it contains a message that is of an open transaction"
+    assert plan.verdicts[2].reason == f"kept: it follows {SMALL.commitlog_file_bytes:020d}"
     shown = as_text(plan, now)
     assert shown[-1] == "1 of 5 CommitLog files would go, 4 MB"
     assert "goes  00000000000000000000  4 MB  2.0 h old" in shown[1]
@@ -84,5 +84,5 @@ def test_a_store_with_one_file_keeps_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is no store"):
+    with pytest.raises(ConfigurationError, match="is not a store"):
         plan_clean(tmp_path, EVERY_HOUR)

@@ -217,7 +217,7 @@ class TestRetention:
             put(made.store, topic.name, 0, plain(200, size=10_000))
         made.save()
         first = next(iter(made.store.expiry.old_files()))
-        assert first.kept_for == "a message that is staged for a transaction that is not ended"
+        assert first.kept_for == "a message that is staged for an open transaction"
         made.commit(0, {"a": 1})
         made.run()
         assert next(iter(made.store.expiry.old_files())).kept_for  # until the note is on disk

@@ -109,7 +109,7 @@ def test_a_table_whose_checksum_is_wrong_is_read_from_the_backup_and_the_log_say
     file.path.write_text(file.path.read_text().replace("18", "98"))
     assert file.load(as_it_is) == {"a": 17}
     assert "table.json cannot be read" in caplog.text
-    assert "table.json.bak is taken instead" in caplog.text
+    assert "table.json.bak instead" in caplog.text
 
 
 def test_two_broken_files_are_an_error_that_names_both(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_file_with_a_message_that_is_to_be_delivered_later_stays(tmp_path: Pat
 def test_a_file_with_a_transaction_that_is_not_ended_stays(store: MessageStore) -> None:
     put(store, HALF_TOPIC, 0, plain(2))
     fill(store, 3)
-    assert kept_for(store) == ["a message that is of a transaction that is not ended"] * 2
+    assert kept_for(store) == ["a message that is of an open transaction"] * 2
     store.consumer_offsets.commit("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0, 2)
     assert kept_for(store) == ["", ""]
 
@@ -252,7 +252,7 @@ def test_a_file_with_a_message_whose_time_is_to_come_stays(tmp_path: Path) -> No
     due = [{"TIMER_OUT_MS": str(now_ms + ms)} for ms in (-5000, 60_000, -1000)]
     store = opened_with(tmp_path / "store", TIMER_TOPIC, 0, due)
     fill(store, 2)
-    waiting = "a message that is to be delivered at a time still to come"
+    waiting = "a message that is due at a later time"
     assert [file.kept_for for file in store.expiry.old_files(now_ms)] == [waiting]
     assert [file.kept_for for file in store.expiry.old_files(now_ms + 60_001)] == [""]
     store.close()

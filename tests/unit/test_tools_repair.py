@@ -54,7 +54,7 @@ def test_a_dry_run_says_what_apply_then_does(tmp_path: Path, sent: list[Sent]) -
     assert result.exit_code == 1
     assert "bodies whose checksum is wrong: 1" in result.output
     assert "repair: contained: the bytes go to flintmq/quarantine" in result.output
-    assert "repair: made anew from the log" in result.output
+    assert "repair: rebuilt from the log" in result.output
     assert result.output.splitlines()[-1] == "dry run   nothing was changed; --apply does it"
     assert tree(path) == before
 
@@ -62,7 +62,7 @@ def test_a_dry_run_says_what_apply_then_does(tmp_path: Path, sent: list[Sent]) -
     assert result.exit_code == 0, result.output
     assert f"at physical offset {lost.physical_offset:,} (a body with a wrong checksum)" in result.output
     assert "1 message is lost (orders queue 0: 1)" in result.output
-    assert result.output.splitlines()[-1] == "sound     nothing is wrong any more"
+    assert result.output.splitlines()[-1] == "sound     nothing is wrong any longer"
     after = tree(path)
     result = run(repair, path, "--apply")
     assert (result.exit_code, tree(path)) == (0, after)

@@ -191,7 +191,7 @@ def test_a_topic_that_rocketmq_deleted_and_made_again_is_sound(path: Path, segme
     overwrite(queue, 0, units.ljust(SMALL.consumequeue_file_bytes, b"\0"))
     result = verify(path, lambda done, total: None, index_slots=SMALL.index_slots, segment_bytes=segment_bytes)
     assert list(result.findings) == []
-    assert any("deleted and made again" in note for note in result.findings.notes)
+    assert any("deleted and created again" in note for note in result.findings.notes)
     overwrite(queue, 20 * 3, UNIT_STRUCT.pack(7, 100, 0))
     result = verify(path, lambda done, total: None, index_slots=SMALL.index_slots, segment_bytes=segment_bytes)
     assert {(finding.kind, finding.position) for finding in result.findings} >= {("unit-wrong", 60)}
@@ -199,7 +199,7 @@ def test_a_topic_that_rocketmq_deleted_and_made_again_is_sound(path: Path, segme
 
 def test_a_store_that_a_broker_has_open_is_refused(path: Path) -> None:
     store = open_store(path)
-    with pytest.raises(StoreLocked, match="Stop that one first"):
+    with pytest.raises(StoreLocked, match="Stop it first"):
         verified(path)
     store.close()
     assert_sound(path)

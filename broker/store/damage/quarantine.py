@@ -78,7 +78,7 @@ class QuarantinedRange:
     def from_json(cls, row: dict[str, Any]) -> QuarantinedRange:
         """Parse a row of ``index.json``. Raises one of ``SHAPE_ERRORS``."""
         if not _COPY_NAME.match(row["file"]):
-            raise ValueError(f"{row['file']!r} is no copy's name")
+            raise ValueError(f"{row['file']!r} is not the name of a copy")
         return cls(
             physical_offset=int(row["physicalOffset"]),
             bytes=int(row["bytes"]),
@@ -118,7 +118,7 @@ class Quarantine:
         try:
             ranges = self._file.load(lambda table: [QuarantinedRange.from_json(row) for row in table.get("holes", [])])
         except CorruptFile as error:
-            log.error("%s. It is made anew from the copies beside it and from the log", error)
+            log.error("%s. It is rebuilt from the copies beside it and from the log", error)
             ranges = []
         self._take(ranges)
 

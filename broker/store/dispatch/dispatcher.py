@@ -85,7 +85,7 @@ class Dispatcher:
         file = self._commitlog.queue.find(at)
         if file is None:
             folder = self._commitlog.queue.folder
-            raise CorruptLog(f"{folder} has no file that holds offset {at:,}, which is not dispatched")
+            raise CorruptLog(f"{folder} has no file that contains offset {at:,}, which is not dispatched yet")
         queues = self._queues
         position = at - file.start_offset
         end = min(end_offset - file.start_offset, file.size, position + chunk_bytes)

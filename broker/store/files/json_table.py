@@ -81,7 +81,7 @@ class ConfigFile:
                 self._broken = self._broken or path == self.path
                 continue
             if problems:
-                log.error("%s. %s is taken instead: what was changed since it was written is lost", problems[0], path)
+                log.error("%s. Using %s instead: changes made since it was written are lost", problems[0], path)
             return found
         if problems:
             cost = f" ({self._when_empty})" if self._when_empty else ""
@@ -95,7 +95,7 @@ class ConfigFile:
     def _parse(path: Path) -> dict[str, Any]:
         if not path.is_file():  # checked before opening: opening a named pipe blocks until another process writes to it
             if os.path.lexists(path):
-                raise ValueError("it is no file")
+                raise ValueError("it is not a file")
             raise FileNotFoundError(path)
         text = path.read_text(encoding="utf-8")
         if not text.strip():

@@ -148,7 +148,7 @@ class MappedFileQueue:
         for path, held in self._short:
             file = next(file for file in self.files if file.path == path)
             log.warning(
-                "%s has %s bytes instead of %s: it was cut short, and gets zeros at its end",
+                "%s has %s bytes instead of %s: it was cut short; zeros are appended",
                 path,
                 f"{held:,}",
                 f"{file.size:,}",
@@ -167,14 +167,14 @@ class MappedFileQueue:
         if file.size != self.file_bytes:
             raise SettingMismatch(
                 f"{file.path} has {file.size:,} bytes, the setting {self.setting} says {self.file_bytes:,}. Start with "
-                f"the size that the store was made with (--set {self.setting}={file.size}), or, if this file was cut "
+                f"the size that the store was created with (--set {self.setting}={file.size}), or, if it was cut "
                 "short, restore it from a backup. Nothing was changed"
             )
         if file.start_offset % self.file_bytes:
             raise CorruptLog(
-                f"{file.path}: its name says it begins at {file.start_offset:,}, which is no multiple of "
+                f"{file.path}: its name says it begins at {file.start_offset:,}, which is not a multiple of "
                 f"{self.setting} = {self.file_bytes:,}. The file belongs to another log or was renamed; move it away "
-                "or put its name right. Nothing was changed"
+                "or correct its name. Nothing was changed"
             )
         before = self.files[number - 1]
         if number and file.start_offset != before.end_offset:
@@ -249,7 +249,7 @@ class MappedFileQueue:
         """
         file = self.find(offset)
         if file is None:
-            raise CorruptLog(f"{self.folder} has no file that holds offset {offset:,}")
+            raise CorruptLog(f"{self.folder} has no file that contains offset {offset:,}")
         try:
             count = self.os.read(file.fd, buffer, offset - file.start_offset, wait=not hot)
         except OSError as error:

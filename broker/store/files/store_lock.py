@@ -53,7 +53,7 @@ class StoreLock:
 
     def _locked(self) -> StoreLocked:
         return StoreLocked(
-            f"{self._path.parent} is open in another broker (it holds a lock on {self._path}). Stop that one, or "
+            f"{self._path.parent} is open in another broker (it holds a lock on {self._path}). Stop it, or "
             "choose another folder with --store"
         )
 

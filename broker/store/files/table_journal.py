@@ -53,7 +53,7 @@ class TableJournal:
                 rows[name] = row
         if damaged:
             self.problem = f"{damaged} of {len(lines)} changes cannot be read"
-            log.error("%s: %s; the others hold", self.path, self.problem)
+            log.error("%s: %s; the others are applied", self.path, self.problem)
         return base, rows
 
     def begin(self, base: Any, rows: Mapping[str, Row]) -> None:

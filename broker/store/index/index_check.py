@@ -48,5 +48,5 @@ def _header_problem(file: IndexFile, reached: int, end: int, *, newest: bool) ->
     if not reached <= header.begin_physical_offset <= header.end_physical_offset:
         return "its offsets do not follow the file before it"
     if header.end_physical_offset >= end:
-        return "it points behind the end of the log"
+        return "it points after the end of the log"
     return ""

@@ -208,7 +208,7 @@ class ConsumeQueue:
             self.files.make_folder(self.folder)
         except (FileExistsError, NotADirectoryError):
             raise CorruptFile(
-                f"the folder {self.folder} cannot be made: something else than a folder stands there, or above. Move "
+                f"the folder {self.folder} cannot be made: something other than a folder is there, or above. Move "
                 "it away"
             ) from None
         fd = self._open(start, create=True)

@@ -88,7 +88,7 @@ class ConsumeQueueTable:
             size = recorded_file_bytes or wrong_size.stat().st_size
             raise SettingMismatch(
                 f"{wrong_size} has {wrong_size.stat().st_size:,} bytes, the setting store.consumequeue_file_bytes says "
-                f"{self._file_bytes:,}. Start with the size that the store was made with (--set "
+                f"{self._file_bytes:,}. Start with the size that the store was created with (--set "
                 f"store.consumequeue_file_bytes={size}), or, if this file was cut short, move its folder away: queues "
                 "are filled again from the log. Nothing was changed"
             )

@@ -221,6 +221,6 @@ class IndexCursor:
             last = self._files[self._file].path if self._files else "there is no index file"
             return (
                 reached,
-                f"{last}: keys behind physical offset {keys[at, kernel.K_PHYSICAL_OFFSET]:,} are not in the index",
+                f"{last}: keys from physical offset {keys[at, kernel.K_PHYSICAL_OFFSET]:,} are not in the index",
             )
         return len(self._files), ""

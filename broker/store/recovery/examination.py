@@ -16,11 +16,11 @@ from ..tables.store_state import StoreState
 from .derived_check import DerivedCheck
 from .log_recovery import LogRecovery, Progress
 
-LIARS_LOOKED_FOR_MAX = 1000
+GAP_UNITS_JUDGED_MAX = 1000
 QUEUE_CHECK_BYTES_MAX = 64 * 1024 * 1024
 """If the queues are at most this large together, all units are checked, otherwise only each queue's last file."""
 
-_REBUILT = "it is made anew"
+_REBUILT = "it is rebuilt"
 
 
 def sound_queues(queues: ConsumeQueueTable, problems: dict[int, str]) -> list[ConsumeQueue]:
@@ -147,7 +147,7 @@ class Examination:
         """
         queue = self._queues.rows[row]
         problem = ""
-        for queue_offset in range(first, min(behind, queue.end_byte // UNIT_BYTES, first + LIARS_LOOKED_FOR_MAX)):
+        for queue_offset in range(first, min(behind, queue.end_byte // UNIT_BYTES, first + GAP_UNITS_JUDGED_MAX)):
             physical_offset, size, _ = queue.unit(queue_offset, hot=False)
             if 0 < size != PRE_BLANK_SIZE:
                 problem = self._judge(queue, (queue_offset, physical_offset, size)) or problem

@@ -74,7 +74,7 @@ class HoleFiller:
                     QuarantinedRange(
                         physical_offset,
                         size,
-                        "what it was is not known: the index was lost",
+                        "unknown: the index was lost",
                         found_ms,
                         store_ms,
                         tuple(lost),
@@ -178,17 +178,15 @@ class HoleFiller:
         if self.restored:
             for each in self.restored:
                 log.warning(
-                    "the log has something sound at physical offset %s again, where it was damaged: the messages are "
-                    "delivered again; what was found there before is still in %s",
+                    "the log is sound again at physical offset %s, where it was damaged: the messages are delivered "
+                    "again; the damaged bytes are still in %s",
                     f"{each.physical_offset:,}",
                     self._quarantine.folder / each.file,
                 )
             self._quarantine.drop(self.restored)
             self.restored = []
         if self.unlisted:
-            log.warning(
-                "%s had lost %s ranges, which are entered again", self._quarantine.path, f"{len(self.unlisted):,}"
-            )
+            log.warning("%s had lost %s ranges; they are added again", self._quarantine.path, f"{len(self.unlisted):,}")
             self._quarantine.enter(self.unlisted)
             self.unlisted = []
         if self.expired:
@@ -231,8 +229,8 @@ class HoleFiller:
         file = self._file(each)
         assert file is not None
         log.error(
-            "%s is damaged: %s at byte %s (physical offset %s), %s bytes. %s. The bytes are kept in %s; the log goes "
-            "on behind them. Restore the file from a backup to have the messages again, or have producers send them",
+            "%s is damaged: %s at byte %s (physical offset %s), %s bytes. %s. The bytes are kept in %s; the log "
+            "continues after them. Restore the file from a backup to get the messages back, or let producers send them",
             file.path,
             each.reason,
             f"{each.physical_offset - file.start_offset:,}",

@@ -147,7 +147,7 @@ class LogRecovery:
         for file, head in zip(self._files.files, heads, strict=True):
             if head.is_record and head.physical_offset != file.start_offset and not self._has_record(file):
                 raise CorruptLog(
-                    f"{file.path}: its first record says it lies at physical offset {head.physical_offset:,}, not at "
+                    f"{file.path}: its first record says it is at physical offset {head.physical_offset:,}, not at "
                     f"{file.start_offset:,}. The file belongs to another log or was renamed; put the right one back. "
                     "Nothing was changed"
                 )
@@ -171,12 +171,12 @@ class LogRecovery:
             return
         for file, head in zip(self._files.files, heads, strict=True):
             if file.start_offset >= end and not head.empty:
-                where = f"{file.path} holds something at byte 0 (physical offset {file.start_offset:,}), but the log"
+                where = f"{file.path} is not empty at byte 0 (physical offset {file.start_offset:,}), but the log"
                 if end > self.mark.flushed_offset:  # an orderly stop flushes everything: this checkpoint is older
                     raise CorruptLog(
-                        f"{where} is damaged at {end:,}, and {self._checkpoint.path}, which should say that it goes on "
-                        f"behind that, is an old one. Move it away, and start again: then the queues say it. Nothing "
-                        "was changed"
+                        f"{where} is damaged at {end:,}, and {self._checkpoint.path} is too old to show that it "
+                        "continues after that. Move the checkpoint away and start again: then the queues show it. "
+                        "Nothing was changed"
                     )
                 raise CorruptLog(
                     f"{where} ended at {end:,} when the broker stopped. The file does not belong to this log: move it "
@@ -335,7 +335,7 @@ class LogRecovery:
                 zeroed = zero(queue.os, file.fd, end - file.start_offset, file.size)
                 if zeroed:
                     self.cut_bytes += zeroed
-                    log.warning("%s: what was left of a torn write behind offset %d is cut", file.path, end)
+                    log.warning("%s: the rest of a torn write after offset %d is cut", file.path, end)
                 queue.os.sync_data(file.fd)
             elif file.end_offset > flushed:
                 queue.os.sync_data(file.fd)

@@ -191,8 +191,8 @@ class Recovery:
                 raise ContainmentStuck(
                     f"this start contained the record at physical offset {at:,} of {self._commitlog.queue.folder} and "
                     f"finds it damaged again: {each}. The next start would do the same. Run `flintmq-broker rebuild "
-                    "STORE`, which makes queues and index anew from the log alone, or restore a backup. The bytes that "
-                    f"were damaged are in {self._quarantine.folder}"
+                    "STORE`, which rebuilds queues and index from the log alone, or restore a backup. The damaged "
+                    f"bytes are in {self._quarantine.folder}"
                 )
 
     def _contain(self, holes: list[Hole], end: int) -> None:
@@ -259,7 +259,7 @@ class Recovery:
 
     def _note(self, reason: str) -> None:
         self.report.rebuilt.append(reason)
-        log.warning("to be filled again from the log: %s", reason)
+        log.warning("will be rebuilt from the log: %s", reason)
 
     # A store without FlintMQ's mark: evidence from the queues.
 
@@ -382,7 +382,7 @@ class Recovery:
             raise DamagedRecord(
                 f"{file.path if file else self._commitlog.queue.folder}: the record at physical offset "
                 f"{physical_offset:,} says it is message {queue_offset:,} of queue {queue.queue_id} of {queue.topic}, "
-                f"but message {below[0]:,} comes behind it",
+                f"but message {below[0]:,} follows it",
                 physical_offset,
                 "a record that says it is another message",
             )

@@ -34,5 +34,5 @@ def damage_line(kept: Quarantine, new: int) -> str:
     holes = len(kept.ranges)
     return (
         f"{holes:,} hole{'s' * (holes != 1)} of the log{f', {new:,} found now' if new else ''}: {kept.bytes:,} "
-        f"bytes, {kept.lost_messages:,} messages known to be lost. {kept.path} says which, beside what was there"
+        f"bytes, {kept.lost_messages:,} messages known to be lost. {kept.path} lists them, beside copies of the bytes"
     )

@@ -156,17 +156,17 @@ class Expiry:
     def _half(self) -> Iterator[Pending]:
         done = self._consumer_offsets.committed(HALF_GROUP, HALF_TOPIC)
         for queue_id, queue in self._queues.by_topic.get(HALF_TOPIC, {}).items():
-            yield from self._first_from(queue, done.get(queue_id, 0), "of a transaction that is not ended")
+            yield from self._first_from(queue, done.get(queue_id, 0), "of an open transaction")
 
     def _staged(self) -> Iterator[Pending]:
         saved = self._staged_state.saved
         for topic, needed_from in ((PREPARED_TOPIC, saved.next_message), (OP_PREPARED_TOPIC, saved.next_note)):
             queue = self._queues.get(topic, 0)
             if queue is not None:
-                yield from self._first_from(queue, needed_from, "staged for a transaction that is not ended")
+                yield from self._first_from(queue, needed_from, "staged for an open transaction")
 
     def _timed(self, now_ms: int) -> Iterator[Pending]:
-        what = "a message that is to be delivered at a time still to come"
+        what = "a message that is due at a later time"
         if self.oldest_timed is not None:
             oldest = self.oldest_timed()
             if oldest is not None:

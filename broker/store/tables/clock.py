@@ -139,7 +139,7 @@ class SteadyClock(StoreClock):
         if last_store_ms and now_ms < last_ms - STEP_MS:
             log.warning(
                 "the clock says %s and is %.1f s behind the newest message of the store: either it is wrong now, or it "
-                "was ahead. It is believed; store times stay ahead of it until it has caught up",
+                "was ahead. The broker uses it; store times stay ahead of it until it has caught up",
                 _utc(now_ms),
                 (last_ms - now_ms) / 1000,
             )
@@ -196,7 +196,7 @@ class SteadyClock(StoreClock):
         if self._held is None or abs(off - self._held[1]) > STEP_MS * _NS_A_MS:
             self._held = elapsed, off
             log.warning(
-                "the wall clock jumped by %.1f s, to %s. It is believed once it has stayed there for %d s",
+                "the wall clock jumped by %.1f s, to %s. The broker uses the new time after it has held for %d s",
                 off / _NS,
                 _utc(wall // _NS_A_MS),
                 HOLD_S,
@@ -233,8 +233,8 @@ class SteadyClock(StoreClock):
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             log.error(
-                "no room to note in %s that the clock was moved: %s; the next step is noted with it: if the "
-                "broker ends before, what waits in a delay level may come late",
+                "no room to record in %s that the clock was moved: %s; it is recorded with the next step. If the broker "
+                "ends before that, delayed messages may come late",
                 self._path,
                 error,
             )
@@ -259,7 +259,7 @@ class SteadyClock(StoreClock):
 def _read(table: dict[str, Any]) -> list[Step]:
     steps = [Step(*map(int, row)) for row in table.get("steps", ())][-STEPS_MAX:]
     if any(abs(value) > STEP_VALUE_MAX for step in steps for value in step):
-        raise ValueError("a step is at no time or place that a store has")
+        raise ValueError("a step has an impossible time or offset")
     return steps
 
 

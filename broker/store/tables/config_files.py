@@ -113,7 +113,9 @@ class TopicTable:
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(
-            files, path, "topics with messages are then found in the log, without their permissions and empty queues"
+            files,
+            path,
+            "topics with messages are then restored from the log, without their permissions and empty queues",
         )
         self._journal = TableJournal(files, path)
         self._lock = threading.Lock()
@@ -247,7 +249,7 @@ class ConsumerOffsetTable:
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(
-            files, path, "every group then begins where its first consumer's start rule says, or where it is reset to"
+            files, path, "every group then begins at the offset of its first consumer's start rule, or of a reset"
         )
         self._lock = threading.Lock()
         self._offsets: dict[str, dict[int, int]] = {}
@@ -350,7 +352,7 @@ class DelayOffsetTable:
     """``config/delayOffset.json``: how far each delay level is delivered, counting only copies that are on disk."""
 
     def __init__(self, files: Files, path: Path) -> None:
-        self._file = ConfigFile(files, path, "what the levels have in the log is then delivered once more")
+        self._file = ConfigFile(files, path, "delayed messages in the log are then delivered once more")
         self._offsets: dict[int, int] = {}
         self._rest: dict[str, Any] = {}
         self.dirty = False

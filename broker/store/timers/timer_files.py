@@ -75,8 +75,8 @@ class TimerFiles:
             state, problem = None, str(error)
         if state is None or problem or not first_offset <= max(state.indexed, first_offset) <= max_offset:
             if problem or state is not None:
-                log.warning("the index of timed messages in %s is made anew from their queue: %s", self.folder, problem)
-            state = self._begin_anew(state, first_offset, max_offset, now_second)
+                log.warning("the index of timed messages in %s is rebuilt from their queue: %s", self.folder, problem)
+            state = self._begin_again(state, first_offset, max_offset, now_second)
         elif (taken := self._rocketmq_was_further(state, max_offset)) is not None:
             log.info("a RocketMQ delivered timed messages meanwhile: the index is rebuilt from their queue")
             remove_content(self._files, self.folder)
@@ -106,7 +106,7 @@ class TimerFiles:
             path = self._path(number)
             size = path.stat().st_size if path.exists() else 0
             if size < hour.rows * ROWS.itemsize:
-                return f"{path} has {size} bytes, and {hour.rows * ROWS.itemsize} were written"
+                return f"{path} has {size} bytes, not the {hour.rows * ROWS.itemsize} that were written"
             wanted = hour.rows * ROWS.itemsize
             if size > wanted:
                 fd = self._files.open(path)
@@ -131,7 +131,9 @@ class TimerFiles:
             self._files.close(fd)
         return checksum
 
-    def _begin_anew(self, before: TimerState | None, first_offset: int, max_offset: int, now_second: int) -> TimerState:
+    def _begin_again(
+        self, before: TimerState | None, first_offset: int, max_offset: int, now_second: int
+    ) -> TimerState:
         remove_content(self._files, self.folder)
         self._dirty = True
         if max_offset == first_offset:
