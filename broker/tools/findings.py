@@ -18,7 +18,10 @@ class Kind:
 
 
 _RESTORE = "restore the file from a backup; no other file has these bytes"
-_REPAIR = f"{_RESTORE}. Without one, `flintmq-broker repair STORE` contains the damage: the damaged messages are lost, the rest stays"
+_REPAIR = (
+    f"{_RESTORE}. Without one, `flintmq-broker repair STORE` contains the damage: the damaged messages are lost, the "
+    "rest stays"
+)
 _REBUILD = "`flintmq-broker rebuild STORE` rebuilds queues and index from the log"
 
 _BACK_UP_AGAIN = "if the store still exists, `flintmq-broker backup STORE FOLDER` into a new folder makes another"

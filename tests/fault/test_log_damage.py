@@ -153,7 +153,7 @@ def test_a_file_whose_name_is_no_multiple_of_the_size_is_refused(tmp_path: Path,
     three_files(tmp_path / "store", end)
     folder = tmp_path / "store" / "commitlog"
     shutil.copy(folder / THIRD, folder / f"{3 * FILE_BYTES + offset:020d}")
-    assert_refused(tmp_path / "store", CorruptLog, f"{3 * FILE_BYTES + offset:020d}", "no multiple")
+    assert_refused(tmp_path / "store", CorruptLog, f"{3 * FILE_BYTES + offset:020d}", "not a multiple")
 
 
 @both_ends

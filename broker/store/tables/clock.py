@@ -233,8 +233,8 @@ class SteadyClock(StoreClock):
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             log.error(
-                "no room to record in %s that the clock was moved: %s; it is recorded with the next step. If the broker "
-                "ends before that, delayed messages may come late",
+                "no room to record in %s that the clock was moved: %s; it is recorded with the next step. If the "
+                "broker ends before that, delayed messages may come late",
                 self._path,
                 error,
             )
