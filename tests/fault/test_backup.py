@@ -326,9 +326,9 @@ def test_no_broker_starts_on_a_store_that_is_half_restored(tmp_path: Path, made:
 def test_what_is_no_store_no_backup_or_not_empty_is_refused(tmp_path: Path, made: Made) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(BackupError, match="no store"):
+    with pytest.raises(BackupError, match="not a store"):
         backup(empty, tmp_path / "other", quiet)
-    with pytest.raises(BackupError, match="lies in the store"):
+    with pytest.raises(BackupError, match="is inside the store"):
         backup(tmp_path / "store", tmp_path / "store" / "backup", quiet)
     with pytest.raises(BackupError, match="neither empty nor a backup"):
         backup(tmp_path / "store", tmp_path / "backup" / "commitlog", quiet)
@@ -367,7 +367,7 @@ def test_a_log_with_a_missing_file_is_refused(tmp_path: Path) -> None:
     store, _ = filled(tmp_path / "store")
     store.close()
     (store.path / "commitlog" / SECOND).unlink()
-    with pytest.raises(BackupError, match="not whole"):
+    with pytest.raises(BackupError, match="is incomplete"):
         backup(store.path, tmp_path / "backup", quiet)
 
 

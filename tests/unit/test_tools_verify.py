@@ -146,7 +146,7 @@ def test_a_torn_last_write_is_a_note_and_no_finding(path: Path) -> None:
     kill(store)
     overwrite(path / "commitlog" / f"{0:020d}", end, struct.pack(">i", 500) + b"half a record")
     assert_sound(path)
-    (note,) = (note for note in verified(path).findings.notes if "behind it" in note)
+    (note,) = (note for note in verified(path).findings.notes if "bytes after it" in note)
     assert f"{end:,}" in note
 
 
@@ -213,7 +213,7 @@ def test_no_broker_starts_while_a_store_is_verified(path: Path) -> None:
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no store"):
+    with pytest.raises(ConfigurationError, match="not a store"):
         verified(tmp_path)
 
 
