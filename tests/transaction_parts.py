@@ -130,7 +130,7 @@ async def settled() -> None:
             await each.on_disk()
         for _ in range(20):
             await asyncio.sleep(0)
-        if all(each.flush.behind() == 0 for each in _open):
+        if all(each.flush.backlog() == 0 for each in _open):
             return
 
 

@@ -18,14 +18,14 @@ from ..background.checkpoint import CheckpointService
 from ..background.flush import flush_service
 from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_scheduler import StepScheduler
+from ..background.loop_worker import LoopWorker
 from ..background.preallocation import AllocateMappedFileService
 from ..background.reput import ReputMessageService
 from ..background.retention import CleanCommitLogService
 from ..background.service import Service
 from ..background.store_stats import StoreStatsService
 from ..config import METRICS_OFF, Settings
-from ..delivery.scheduled.worker import LoopWorker
-from ..delivery.staged import commit_copier
+from ..delivery.staged.commit_copier import commit_worker
 from ..delivery.staged.startup_scan import table_at_start
 from ..delivery.transactions.startup_scan import History
 from ..handlers.context import Broker
@@ -217,7 +217,8 @@ class Lifecycle:
         self._broker.delays.start()
         delays = self._broker.delays
         checkpoint.also.append(delays.persist)
-        self._copying = commit_copier.run(self._broker.staged, loop, fatal)
+        self._copying = commit_worker(self._broker.staged, loop, fatal)
+        self._copying.start()
         checkpoint.also.append(self._broker.staged.persist)
         store.expiry.oldest_timed = delays.oldest_timed
         retention.roll = lambda end_offset: post(delays.roll_below, end_offset)

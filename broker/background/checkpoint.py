@@ -57,7 +57,7 @@ class CheckpointService(Service):
             except OSError as error:
                 log.error("cannot write the topic table of %s: %s; retrying", self._store.path, error)
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Return the number of bytes of the log whose units and index entries a crash would lose."""
         return max(self._store.reput_offset - self.synced_offset, 0)
 

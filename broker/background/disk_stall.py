@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from .flush import FlushService
-from .held_pulls import Timer
+from .loop_scheduler import CallAt, LoopTimer
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class DiskStall:
         *,
         stall_s: float,
         clock: Callable[[], float],
-        call_later: Callable[[float, Callable[[], None]], Timer],
+        call_later: CallAt,
         on_change: Callable[[], None],
     ) -> None:
         self._flush = flush
@@ -40,7 +40,7 @@ class DiskStall:
         self._clock = clock
         self._call_later = call_later
         self._on_change = on_change
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self._began = 0.0
         """Start of the flush that has become a stall, or 0."""
 
@@ -80,5 +80,5 @@ class DiskStall:
         began = self._flush.began
         if began and not self._began and self._clock() - began > self._stall_s:
             self._began = began
-            log.error("%s; %d bytes of the log wait for it", self.refusal(), self._flush.behind())
+            log.error("%s; %d bytes of the log wait for it", self.refusal(), self._flush.backlog())
             self._on_change()

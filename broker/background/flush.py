@@ -66,7 +66,7 @@ class FlushService(Service):
         self.wake()
         super().stop()
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Return the number of bytes that are written but not on disk."""
         return self._store.write_offset - self._store.flushed_offset
 
@@ -144,7 +144,7 @@ class FlushRealTimeService(FlushService):
         self._signal.acquire(timeout=self._interval_seconds)
         now = time.monotonic()
         thorough = now - self._last_thorough >= self._thorough_seconds
-        if self._waiting or thorough or self.behind() >= self._least_bytes:
+        if self._waiting or thorough or self.backlog() >= self._least_bytes:
             self._flush()
         if thorough:
             self._last_thorough = now

@@ -8,7 +8,7 @@ A pull for certain tags is not woken by messages with other tags. It learns of t
 because skipping them is progress that the group commits.
 
 One message can wake many pulls. They are woken for one time slice, and the rest in the following iterations of the loop
-(``turns.py``), so that other connections do not wait for all of them.
+(``loop_scheduler.py``), so that other connections do not wait for all of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from .loop_scheduler import SLICE_S, StepScheduler
+from .loop_scheduler import SLICE_S, CallAt, LoopTimer, StepScheduler
 
 STALE_ENTRIES_MIN = 256
 """The heap of deadlines is cleaned when it has more stale entries than this and they are more than half of it."""
@@ -44,13 +44,6 @@ class Wake(enum.Enum):
     ARRIVED = "messages arrived in its queue"
     EXPIRED = "its timeout expired"
     STOPPED = "the broker stops"
-
-
-class Timer(Protocol):
-    """The result of ``call_at``, such as an ``asyncio.TimerHandle``."""
-
-    def cancel(self) -> None:
-        """Cancel the call."""
 
 
 class HeldPull:
@@ -95,7 +88,7 @@ class _Alike:
         self.grouped = grouped
         self.of_many = of_many
         self.pulls: dict[HeldPull, None] = {}
-        self.timer: Timer | None = None
+        self.timer: LoopTimer | None = None
         """Timer that wakes them after they skipped messages."""
 
 
@@ -126,7 +119,7 @@ class PullRequestHoldService:
     def __init__(
         self,
         clock: Callable[[], float],
-        call_at: Callable[[float, Callable[[], None]], Timer],
+        call_at: CallAt,
         turns: StepScheduler,
         codes_between: Callable[[str, int, int, int], Codes] = lambda topic, queue, first, end: None,
     ) -> None:
@@ -138,7 +131,7 @@ class PullRequestHoldService:
         self._deadlines: list[tuple[float, int, HeldPull]] = []
         self._sequence = itertools.count()
         self._held = 0
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self._timer_at = 0.0
         self._work: deque[Iterator[None]] = deque()
         """Iterators that wake pulls, one pull a step."""

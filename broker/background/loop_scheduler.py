@@ -1,4 +1,4 @@
-"""Work on the event loop in steps, so that no connection waits long for another.
+"""Work on the event loop in steps, so that no connection waits long for another, and the type of the loop's timers.
 
 In each iteration of the loop all steps together have one time slice. The remaining steps run in the next iteration,
 after the I/O that arrived meanwhile; steps run in FIFO order.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 SLICE_S = 0.0005
 """Time slice of the steps in one iteration. Everything else on the loop waits at most this long, plus the rest of the
@@ -16,6 +17,17 @@ running step."""
 
 SHARED_S = 0.05
 """A connection served this recently counts as active."""
+
+
+class LoopTimer(Protocol):
+    """A call that the loop makes later: an ``asyncio.TimerHandle``, or that of a test's clock."""
+
+    def cancel(self) -> None:
+        """Cancel the call."""
+
+
+CallAt: TypeAlias = Callable[[float, Callable[[], None]], LoopTimer]
+"""``loop.call_at`` or ``loop.call_later``: calls a function at a time of the loop's clock, or after some seconds."""
 
 
 class ContentionTracker:

@@ -43,7 +43,7 @@ class ReputMessageService(Service):
         """True if the disk was full for queues or index at the last attempt; written by the owner of dispatch."""
         self._inline_bytes = min(store.settings.reput_chunk_bytes, 256 * 1024)
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Return the number of bytes of the log that are not dispatched yet."""
         return self._store.write_offset - self._store.reput_offset
 
@@ -118,5 +118,5 @@ class ReputMessageService(Service):
             try:
                 store.dispatch(store.dispatchable_offset, THREAD_CHUNK_BYTES)
             except OSError as error:
-                log.error("stopped with %d bytes of the log not dispatched: %s", self.behind(), error)
+                log.error("stopped with %d bytes of the log not dispatched: %s", self.backlog(), error)
                 return

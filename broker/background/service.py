@@ -20,7 +20,7 @@ OnFatal = Callable[[str, BaseException], None]
 
 
 class Service:
-    """A named thread. Subclasses implement one piece of work in ``do_once``, and report their backlog in ``behind``."""
+    """A named thread. A subclass does one piece of work in ``do_once``; ``backlog`` says how much is left."""
 
     name = "service"
     interval_seconds: float | None = None
@@ -51,7 +51,7 @@ class Service:
         """Do a piece of work; return whether there may be more to do now. On the service's thread."""
         raise AssertionError("a subclass must implement do_once")
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Return the size of the backlog, in the service's own unit (mostly bytes)."""
         return 0
 

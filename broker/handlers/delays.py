@@ -7,7 +7,7 @@ import msgpack
 from ...protocol.commands import DelayStatsAnswer, GetDelayStatsRequest
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
-from ..delivery.scheduled.delay_stats import DelayStats, delay_stats
+from ..delivery.scheduled.delayed_counts import DelayedCounts, delayed_counts
 from .context import Peer
 
 
@@ -16,13 +16,13 @@ def get_delay_stats(peer: Peer, frame: Frame) -> None:
     request = decode_fields(GetDelayStatsRequest, frame.fields)
     delays = peer.broker.delays
 
-    def done(stats: DelayStats) -> None:
+    def done(counts: DelayedCounts) -> None:
         answer = DelayStatsAnswer(
-            levels=sum(messages for _, messages, _ in stats.levels),
-            timed=stats.timed,
-            parked=stats.parked,
-            behind=stats.behind,
+            levels=sum(messages for _, messages, _ in counts.levels),
+            timed=counts.timed,
+            parked=counts.parked,
+            behind=counts.unindexed,
         )
-        peer.answer(frame, answer, msgpack.packb({"levels": stats.levels, "hours": stats.hours(request.max_hours)}))
+        peer.answer(frame, answer, msgpack.packb({"levels": counts.levels, "hours": counts.hours(request.max_hours)}))
 
-    peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: delay_stats(delays, hot=hot), done))
+    peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: delayed_counts(delays, hot=hot), done))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
 
 from ...protocol.errors import SystemBusy
+from ..background.loop_scheduler import LoopTimer
 
 PAUSE_S = 0.1
 """Pause after the first failure; each further failure doubles it."""
@@ -23,20 +23,13 @@ IPV6_PREFIX = 64
 """Length of the IPv6 prefix that counts as one address: one client usually controls the whole network."""
 
 
-class Timer(Protocol):
-    """The result of ``call_at``."""
-
-    def cancel(self) -> None:
-        """Cancel the call."""
-
-
 class _Address:
     __slots__ = ("failures", "next_at", "timer", "waiting")
 
     def __init__(self) -> None:
         self.failures = 0
         self.next_at = 0.0
-        self.timer: Timer | None = None
+        self.timer: LoopTimer | None = None
         self.waiting: dict[object, Callable[[], None]] = {}
 
 
@@ -48,7 +41,7 @@ class LoginBackoff:
     """
 
     def __init__(
-        self, clock: Callable[[], float], call_at: Callable[[float, Callable[[str], None], str], Timer]
+        self, clock: Callable[[], float], call_at: Callable[[float, Callable[[str], None], str], LoopTimer]
     ) -> None:
         self._clock = clock
         self._call_at = call_at

@@ -93,6 +93,10 @@ class DelayLevels:
         """Return when the next message is due; None if none waits."""
         return min((level.due_ms for level in self.levels.values() if level.pending), default=None)
 
+    def backlog(self) -> int:
+        """Return the number of waiting messages."""
+        return sum(level.pending for level in self.levels.values())
+
     async def _find_levels(self, now_ms: int) -> None:
         for queue_id, queue in list(self._store.queues.by_topic.get(SCHEDULE_TOPIC, {}).items()):
             number = queue_id + 1

@@ -72,6 +72,11 @@ class Timers:
         due += [hour.first_due_second for number, hour in state.hours.items() if number > state.hour and hour.count]
         return SECOND_MS * (min(due) - state.shift) if due else None
 
+    def backlog(self) -> int:
+        """Return the number of messages that are not indexed yet; 0 while the index is not open."""
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        return max(queue.max_offset - self.state.indexed, 0) if queue is not None and self.opened else 0
+
     def roll_below(self, physical_offset: int) -> None:
         """Request that waiting messages below this offset are appended again: retention is about to delete their file.
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
-from ....protocol.errors import ServiceNotAvailable
 from ....protocol.storage.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
-from ...store import MessageStore, StoreError
+from ...background.loop_worker import LoopWorker, wall_ms
+from ...store import MessageStore
 from ...store.timers.timer_files import TimerFiles
 from ..writer import RecordWriter
 from .delay_levels import DelayLevels
@@ -20,85 +18,6 @@ from .redelivery import Redeliverer
 from .timers import Timers
 
 log = logging.getLogger(__name__)
-
-SLEEP_S_MAX = 1.0
-"""Interval of clock checks while messages wait: someone may set the clock."""
-SLEEP_S_MIN = 0.001
-TROUBLE_PAUSE_S = 1.0
-"""Pause of a delivery task after a failed read or write."""
-
-
-def wall_ms() -> int:
-    """Return the current time, ms since 1970 UTC."""
-    return time.time_ns() // 1_000_000
-
-
-class Job(Protocol):
-    """A job that a ``LoopWorker`` runs in steps of about a millisecond."""
-
-    async def step(self, now_ms: int) -> bool:
-        """Do one step; return whether there may be more to do now."""
-
-    def next_due_ms(self) -> int | None:
-        """Return the time of the next known work; None if none is known."""
-
-
-class LoopWorker:
-    """A task that calls ``step`` whenever there is work. It passes unexpected exceptions to ``fatal``."""
-
-    def __init__(
-        self,
-        name: str,
-        work: Job,
-        loop: asyncio.AbstractEventLoop,
-        now_ms: Callable[[], int],
-        fatal: Callable[[str, BaseException], None],
-    ) -> None:
-        self._name = name
-        self._work = work
-        self._loop = loop
-        self._now_ms = now_ms
-        self._fatal = fatal
-        self._woken = asyncio.Event()
-        self._stopping = False
-        self._task = loop.create_task(self._run())
-
-    def wake(self) -> None:
-        """Announce new work."""
-        self._woken.set()
-
-    async def stop(self) -> None:
-        """Wait for the running step; no further step begins."""
-        self._stopping = True
-        self._woken.set()
-        await self._task
-
-    async def _run(self) -> None:
-        trouble = ""
-        try:
-            while not self._stopping:
-                self._woken.clear()
-                try:
-                    if await self._work.step(self._now_ms()):
-                        await asyncio.sleep(0)
-                        continue
-                    trouble = ""
-                except (ServiceNotAvailable, StoreError) as error:
-                    if str(error) != trouble:
-                        trouble = str(error)
-                        log.error("%s is paused and will be retried: %s", self._name, error)
-                    await self._sleep(TROUBLE_PAUSE_S)
-                    continue
-                due_ms = self._work.next_due_ms()
-                await self._sleep(None if due_ms is None else min((due_ms - self._now_ms()) / 1000, SLEEP_S_MAX))
-        except Exception as error:  # noqa: BLE001 - without this task, messages would wait forever
-            self._fatal(self._name, error)
-
-    async def _sleep(self, seconds: float | None) -> None:
-        timer = None if seconds is None else self._loop.call_later(max(seconds, SLEEP_S_MIN), self._woken.set)
-        await self._woken.wait()
-        if timer is not None:
-            timer.cancel()
 
 
 class Delays:
@@ -123,24 +42,25 @@ class Delays:
         self.levels = DelayLevels(self.mover)
         self.timers = Timers(self.mover, TimerFiles(store.files, store.own_folder / "timers", store.path))
         self._store = store
-        self._loop = loop
-        self._fatal = fatal
-        self._pumps: dict[str, LoopWorker] = {}
+        self._workers = {
+            SCHEDULE_TOPIC: LoopWorker("delivery by level", self.levels, loop, now_ms, fatal),
+            TIMER_TOPIC: LoopWorker("delivery by time", self.timers, loop, now_ms, fatal),
+        }
 
     def start(self) -> None:
         """Start delivering."""
-        self._pumps[SCHEDULE_TOPIC] = LoopWorker("delivery by level", self.levels, self._loop, self.now_ms, self._fatal)
-        self._pumps[TIMER_TOPIC] = LoopWorker("delivery by time", self.timers, self._loop, self.now_ms, self._fatal)
+        for worker in self._workers.values():
+            worker.start()
 
     def dispatched(self, topic: str) -> None:
         """Wake the delivery that reads this topic, if one does: a queue of it got messages."""
-        pump = self._pumps.get(topic)
-        if pump is not None:
-            pump.wake()
+        worker = self._workers.get(topic)
+        if worker is not None:
+            worker.wake()
 
     async def stop(self) -> None:
         """Stop delivering; wait for the running steps."""
-        await asyncio.gather(*[pump.stop() for pump in self._pumps.values()])
+        await asyncio.gather(*[worker.stop() for worker in self._workers.values()])
 
     def pending_of(self, topic: str) -> int:
         """Return the number of messages that wait for delivery to this topic."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import numpy as np
 
 from ....protocol.storage.delivery import PREPARED_TOPIC
+from ...background.loop_worker import LoopWorker, wall_ms
+from ...background.service import OnFatal
 from ...store.queue.consume_queue import ConsumeQueue
 from ..scheduled.redelivery import RECORDS_A_STEP, choose
-from ..scheduled.worker import LoopWorker, wall_ms
 from .notes import COPY, DONE
 from .service import PendingCommit, StagedTransactions
 from .table import Commit
@@ -35,6 +35,10 @@ class CommitCopier:
         """Return when the next stage expires, or None."""
         oldest_ms = self._staged.table.oldest_active_ms()
         return None if oldest_ms is None else oldest_ms + self._staged.timeout_ms
+
+    def backlog(self) -> int:
+        """Return the number of committed messages that are not copied yet."""
+        return sum(each.commit.messages - each.commit.position for each in self._staged.pending.values())
 
     async def step(self, now_ms: int) -> bool:
         """Do one step; return whether there may be more to do now."""
@@ -84,10 +88,8 @@ class CommitCopier:
         self._staged.finish_commit(pending, end_offset)
 
 
-def run(
-    staged: StagedTransactions, loop: asyncio.AbstractEventLoop, fatal: Callable[[str, BaseException], None]
-) -> LoopWorker:
-    """Start a task that copies committed transactions and expires stages whenever necessary."""
-    worker = LoopWorker("the copying of committed transactions", CommitCopier(staged), loop, wall_ms, fatal)
+def commit_worker(staged: StagedTransactions, loop: asyncio.AbstractEventLoop, on_fatal: OnFatal) -> LoopWorker:
+    """Return the worker that copies committed transactions and expires stages whenever necessary."""
+    worker = LoopWorker("the copying of committed transactions", CommitCopier(staged), loop, wall_ms, on_fatal)
     staged.wake = worker.wake
     return worker

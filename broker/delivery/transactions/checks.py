@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from ....protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
 from ....protocol.errors import SUCCESS, BrokerError, FlintError, InvalidParameter, TransactionEnded
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.storage.record import Record
+from ...background.loop_scheduler import CallAt, LoopTimer
 from ...store import WouldBlock
 from ..groups.producer_groups import ProducerGroups
 from ..writer import RecordWriter
@@ -35,13 +35,6 @@ BODIES_A_STEP_MAX = 1024 * 1024
 Due = tuple[float, Open]
 
 
-class Timer(Protocol):
-    """The result of ``call_at``, such as an ``asyncio.TimerHandle``."""
-
-    def cancel(self) -> None:
-        """Cancel the call."""
-
-
 class TransactionalMessageCheckService:
     """The checks of one broker. Runs on the event loop. ``clock``: monotonic, in seconds; ``call_at``: calls a function
     at a time of that clock."""
@@ -56,7 +49,7 @@ class TransactionalMessageCheckService:
         check_interval_ms: int,
         check_times_max: int,
         clock: Callable[[], float],
-        call_at: Callable[[float, Callable[[], None]], Timer],
+        call_at: CallAt,
     ) -> None:
         self.asked = 0
         """Number of requests to producers since the start."""
@@ -73,7 +66,7 @@ class TransactionalMessageCheckService:
         # Both are in the order of time, because all entries of a queue wait equally long.
         self._first: deque[Due] = deque()
         self._again: deque[Due] = deque()
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self._stopped = False
 
     def opened(self, transaction: Open) -> None:

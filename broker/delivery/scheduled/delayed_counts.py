@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....protocol.storage.delivery import DELAY_LEVEL_MAX, PARKED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from ....protocol.storage.delivery import DELAY_LEVEL_MAX, PARKED_TOPIC, SCHEDULE_TOPIC
 from ...store import MessageStore
 from ...store.timers.timer_state import HOUR_SECONDS
 from .redelivery import UNITS
@@ -18,18 +18,18 @@ Row = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class DelayStats:
+class DelayedCounts:
     """Delayed messages at one moment.
 
     ``levels``: a row for each level that has ever had a message; ``by_hour``: a row for each hour in which timed
-    messages are due; ``timed``: their number; ``behind``: number of timed messages that are not indexed yet;
+    messages are due; ``timed``: their number; ``unindexed``: number of timed messages that are not indexed yet;
     ``parked``: number of messages in the parked topic.
     """
 
     levels: list[Row]
     by_hour: list[Row]
     timed: int
-    behind: int
+    unindexed: int
     parked: int
 
     def hours(self, max_rows: int) -> list[Row]:
@@ -40,7 +40,7 @@ class DelayStats:
         return [*self.by_hour[: max_rows - 1], (rest[0][0], sum(row[1] for row in rest), rest[0][2])]
 
 
-def delay_stats(delays: Delays, *, hot: bool) -> DelayStats:
+def delayed_counts(delays: Delays, *, hot: bool) -> DelayedCounts:
     """Return the statistics. Any thread; with ``hot`` raises ``WouldBlock`` if it would have to read from disk."""
     store, timers = delays.mover.store, delays.timers
     ahead_ms = timers.state.shift * SECOND_MS
@@ -52,10 +52,9 @@ def delay_stats(delays: Delays, *, hot: bool) -> DelayStats:
     if by_hour and by_hour[0][0] == timers.state.hour * HOUR_SECONDS * SECOND_MS - ahead_ms:
         due_ms = timers.next_due_ms()
         by_hour[0] = (by_hour[0][0], by_hour[0][1], due_ms if due_ms is not None else by_hour[0][2])
-    queue = store.queues.get(TIMER_TOPIC, 0)
-    behind = max(queue.max_offset - timers.state.indexed, 0) if queue is not None and delays.timers.opened else 0
     timed = sum(row[1] for row in by_hour)
-    return DelayStats(list(_levels(delays, store, hot=hot)), by_hour, timed, behind, _parked(store, hot=hot))
+    levels = _levels(delays, store, hot=hot)
+    return DelayedCounts(levels, by_hour, timed, timers.backlog(), _parked(store, hot=hot))
 
 
 def _levels(delays: Delays, store: MessageStore, *, hot: bool) -> list[Row]:
