@@ -38,7 +38,7 @@ COLUMNS = {
     "duplicates": "stored twice",
     "disorder": "out of order",
     "resent": "in doubt, sent again, stored once",
-    "said": "damaged, and said",
+    "reported": "damaged, and reported",
     "unchecked": "changed where nothing is checked",
     "tail": "unflushed, gone with the power (async)",
 }

@@ -121,7 +121,7 @@ def test_messages_that_damage_takes_and_nobody_speaks_of_are_found(
 
 def test_a_fault_that_never_comes_is_an_error(prepared: PreparedParent, tmp_path: Path) -> None:
     with pytest.raises(RoundFailed, match=r"HarnessError.*was not reached"):
-        run(prepared, tmp_path, ["point:stop: it said so"], broken={"faultless": True})
+        run(prepared, tmp_path, ["point:stop: the abort file is gone"], broken={"faultless": True})
 
 
 def test_an_acknowledgement_behind_a_failed_flush_is_found(prepared: PreparedParent, tmp_path: Path) -> None:

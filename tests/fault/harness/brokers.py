@@ -1,4 +1,4 @@
-"""Brokers forked from a prepared process, and what the harness can do to them."""
+"""Brokers forked from a prepared process, and the control that the harness has over them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[3]
 END_S_MAX = 60.0
-"""What a broker may take to start, or to end; far more than it needs."""
+"""Longest time that a broker may take to start or to end; far more than it needs."""
 PORTS = range(15_000, 30_000)
-"""Below those that the system gives out: the port is still free when the broker comes back."""
+"""Ports below the system's ephemeral range, so that a port is still free when the broker comes back."""
 
 SMALL_FILES = {
     "store.commitlog_file_bytes": 4 << 20,
@@ -34,15 +34,15 @@ SMALL_FILES = {
     "retention.headroom_bytes": 0,
     "metrics.listen": "off",
 }
-"""Files that roll within a second, and services that are always at it."""
+"""Settings that make files roll within a second and keep the services busy."""
 
 
 class HarnessError(Exception):
-    """The harness could not do what it is for: a fault that was not put in, a process that does not end."""
+    """The harness itself failed: a fault did not happen, or a process did not end."""
 
 
 class BrokerEnded(Exception):
-    """A broker ended before it listened; ``code``: its exit code, negative for a signal."""
+    """A broker ended before it listened. ``code``: its exit code, negative for a signal."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the broker ended with {code} before it listened")
@@ -50,7 +50,7 @@ class BrokerEnded(Exception):
 
 
 class ForkedBroker:
-    """One broker process. ``witness``: the lines that the faults in it wrote when they were put in."""
+    """One broker process. ``witness``: the lines that its faults wrote when they happened."""
 
     def __init__(self, prepared: PreparedParent, pid: int, output: int, witness: Path, log: Path) -> None:
         self.pid = pid
@@ -62,13 +62,13 @@ class ForkedBroker:
         self._heard = b""
 
     def wait_until_listening(self) -> None:
-        """Raises ``BrokerEnded`` where it ended instead."""
+        """Wait until the broker listens. Raises ``BrokerEnded`` if it ended instead."""
         while b"listening on " not in self._heard:
             if not self._hear(END_S_MAX):
                 raise BrokerEnded(self.wait())
 
     def _hear(self, timeout_s: float) -> bool:
-        """More of its output; False at the end of it, which is the process's end."""
+        """Read more of the broker's output; return False at its end, that is when the process has ended."""
         if not select.select([self._output], [], [], timeout_s)[0]:
             self.kill()
             raise HarnessError(f"the broker neither listened nor ended in {END_S_MAX:.0f} s; its log: {self.log}")
@@ -78,14 +78,14 @@ class ForkedBroker:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone."""
+        """Return whether the process has ended."""
         while self._code is None and select.select([self._output], [], [], 0)[0]:
             if not self._hear(0):
                 self.wait()
         return self._code is not None
 
     def wait(self) -> int:
-        """Wait for its end; the exit code, negative for a signal."""
+        """Wait for the process to end and return its exit code, negative for a signal."""
         if self._code is None:
             deadline = time.monotonic() + END_S_MAX
             while self._hear(max(deadline - time.monotonic(), 0)):
@@ -95,18 +95,18 @@ class ForkedBroker:
         return self._code
 
     def kill(self) -> int:
-        """SIGKILL; the exit code."""
+        """Send SIGKILL and return the exit code."""
         if self._code is None:
             os.kill(self.pid, signal.SIGKILL)
         return self.wait()
 
     def terminate(self) -> None:
-        """SIGTERM: an orderly stop begins."""
+        """Send SIGTERM: an orderly stop begins."""
         if self._code is None:
             os.kill(self.pid, signal.SIGTERM)
 
-    def said(self, word: str) -> str | None:
-        """What a fault in it wrote behind ``word`` when it was put in; None where it was not."""
+    def fault_output(self, word: str) -> str | None:
+        """Return what a fault wrote after ``word`` when it happened, None if it did not happen."""
         for line in self._witness.read_text().splitlines() if self._witness.exists() else ():
             first, _, rest = line.partition(" ")
             if first == word:
@@ -115,7 +115,7 @@ class ForkedBroker:
 
 
 class PreparedParent:
-    """Context manager: the process that forks brokers. ``folder``: for logs and what the faults write."""
+    """Context manager: the process that forks brokers. ``folder``: for logs and the faults' output."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -124,17 +124,17 @@ class PreparedParent:
         self._started: list[ForkedBroker] = []
 
     def __enter__(self) -> Self:
-        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {
             name: value for name, value in os.environ.items() if not (name.startswith("FLINTMQ_") and "__" in name)
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.harness.prepared", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-m", "tests.fault.harness.prepared", str(child_end.fileno())],
+            pass_fds=[child_end.fileno()],
             cwd=ROOT,
             env=environment,
         )
-        theirs.close()
+        child_end.close()
         return self
 
     def __exit__(
@@ -147,13 +147,13 @@ class PreparedParent:
             self._process.wait()
 
     def kill_all(self) -> None:
-        """SIGKILL to every broker that still runs."""
+        """Send SIGKILL to every broker that still runs."""
         for broker in self._started:
             broker.kill()
 
     @property
     def pid(self) -> int:
-        """Whose children the brokers are."""
+        """Process id of the brokers' parent."""
         return self._process.pid
 
     def _ask(self, order: dict[str, Any], descriptors: list[int]) -> Any:
@@ -161,13 +161,13 @@ class PreparedParent:
             socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
             answer = self._orders.recv(65536)
         if not answer:
-            raise HarnessError("the process that forks brokers ended; what it said is above")
+            raise HarnessError("the process that forks brokers ended; its output is above")
         return json.loads(answer)
 
     def start(
         self, store: Path, port: int, settings: dict[str, Any] | None = None, faults: dict[str, Any] | None = None
     ) -> ForkedBroker:
-        """Fork a broker; it is not waited for. ``faults``: see ``prepared.equip``."""
+        """Fork a broker without waiting for it to listen. ``faults``: see ``prepared.equip``."""
         self._started = [broker for broker in self._started if not broker.ended]
         self._number += 1
         witness, log = self._folder / f"witness-{self._number}", self._folder / f"broker-{self._number}.log"
@@ -175,23 +175,23 @@ class PreparedParent:
         arguments = ["--listen", f"127.0.0.1:{port}"]
         for name, value in {**SMALL_FILES, **(settings or {})}.items():
             arguments += ["--set", f"{name}={value}"]
-        output, theirs = os.pipe()
+        output, child_end = os.pipe()
         with log.open("wb") as errors:
             order = {"store": str(store), "arguments": arguments, "faults": faults or {}, "witness": str(witness)}
-            pid = self._ask(order, [theirs, errors.fileno()])["pid"]
-        os.close(theirs)
+            pid = self._ask(order, [child_end, errors.fileno()])["pid"]
+        os.close(child_end)
         broker = ForkedBroker(self, pid, output, witness, log)
         self._started.append(broker)
         return broker
 
     def wait(self, pid: int) -> int:
-        """The exit code of a process that has ended or is about to."""
+        """Return the exit code of a process that has ended or is about to."""
         code: int = self._ask({"wait": pid}, [])["status"]
         return code
 
 
 def free_port(source: random.Random) -> int:
-    """A port on loopback that nobody listens on."""
+    """Return a port on loopback that is not in use."""
     for port in source.sample(PORTS, 200):
         with socket.socket() as probe:
             try:

@@ -1,6 +1,6 @@
-"""Damage of a stopped broker's files: which messages it touches, and whether the next start must be refused.
+"""Damage to a stopped broker's files: which messages it touches, and whether the next start must be refused.
 
-Rows of timers have no checksum: what is damaged of them is their end, or all.
+The rows of timers have no checksum, so they are only truncated or removed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from flintmq.protocol.storage.record import decode_record
 from .ledger import Place, number_in
 
 KINDS = ("log",) * 5 + ("consumequeue", "index", "checkpoint", "table", "table", "timers")
-"""What is damaged, as often as it stands here."""
-MADE_ANEW = frozenset({"flintmq/timers/cursor.json", "flintmq/quarantine/index.json"})
-"""Tables that a start makes anew where neither they nor their ``.bak`` can be read; without another it refuses."""
+"""Kinds of files to damage, repeated by weight."""
+RECREATED = frozenset({"flintmq/timers/cursor.json", "flintmq/quarantine/index.json"})
+"""Tables that a start creates from scratch if neither they nor their ``.bak`` can be read; it refuses to start without
+any other table."""
 PARTS = ("body", "topic", "properties", "blank")
-"""Of a record, beside the fields of its head."""
+"""Parts of a record besides the fields of its head."""
 JUNK_BYTES = 64
 PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that damage touched. ``number``: its number in the ledger, -1 for those that have none."""
+    """A message that damage touched. ``number``: its number in the ledger, -1 if it has none."""
 
     topic: str
     queue: int
@@ -42,26 +43,27 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What was done to the file ``path``, below the store, and what it was before: ``before`` by path."""
+    """One act of damage. ``path``: the file, relative to the store; ``before``: the original bytes, by path."""
 
     path: str
     what: str
     before: dict[str, bytes]
     hits: tuple[Hit, ...] = ()
     refused: bool = False
-    """Whether the next start must not come up."""
+    """The next start must be refused."""
     falls_back: bool = False
-    """Whether the next start has a table as it was before its last change."""
+    """The next start uses the table's version before its last change."""
 
     def undo(self, store: Path) -> None:
-        """Everything as it was."""
+        """Restore the original bytes."""
         for name, blob in self.before.items():
             (store / name).write_bytes(blob)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A record of the log, or the blank at a file's end (no ``hit``). ``parts``: begin and end by part, in the file."""
+    """A record of the log, or the blank at the end of a file (no ``hit``). ``parts``: begin and end of each part, in
+    the file."""
 
     begin: int
     end: int
@@ -70,7 +72,7 @@ class Placed:
 
 
 def damage(store: Path, source: random.Random, kind: str = "") -> Damage | None:
-    """Damage one file of the stopped store, of a ``kind`` if it is said; None where there is none that could be."""
+    """Damage one file of the stopped store, of this ``kind`` if given. Return None if there is no suitable file."""
     kind = kind or source.choice(KINDS)
     if kind == "log":
         return _damage_log(store, source)
@@ -91,7 +93,7 @@ def damage(store: Path, source: random.Random, kind: str = "") -> Damage | None:
 
 
 def _changed(blob: bytes, shape: str, at: int, source: random.Random, end: int | None = None) -> bytes:
-    """The bytes with damage at ``at``, and none behind ``end``."""
+    """Return the bytes with damage at ``at``, and none at or after ``end``."""
     end = len(blob) if end is None else end
     match shape:
         case "bit":
@@ -108,7 +110,7 @@ def _changed(blob: bytes, shape: str, at: int, source: random.Random, end: int |
 
 
 def lost_messages(store: Path) -> frozenset[Place]:
-    """Which messages the broker says are lost to damage."""
+    """Return the messages that the broker reports as lost to damage."""
     path = store / "flintmq" / "quarantine" / "index.json"
     holes = json.loads(path.read_text())["holes"] if path.exists() else ()
     return frozenset(
@@ -123,7 +125,8 @@ def lost_messages(store: Path) -> frozenset[Place]:
 
 
 def _damage_log(store: Path, source: random.Random) -> Damage | None:
-    """Only what the checkpoint says is on disk: behind that, the first bad record is the end, as after any crash."""
+    """Damage bytes below the checkpoint's mark only: after it, the first bad record is the end of the log, as after any
+    crash."""
     checkpoint = StoreCheckpoint(Files(), store / "checkpoint")
     checkpoint.load()
     if checkpoint.mark is None:
@@ -136,10 +139,10 @@ def _damage_log(store: Path, source: random.Random) -> Damage | None:
     if not flushed:
         return None
     part = source.choice((*RECORD.at, *PARTS))
-    those = [each for each in flushed if each.parts.get(part, (0, 0)) != (0, 0)]
-    if not those:
+    candidates = [each for each in flushed if each.parts.get(part, (0, 0)) != (0, 0)]
+    if not candidates:
         return None
-    first, stop = source.choice(those).parts[part]
+    first, stop = source.choice(candidates).parts[part]
     shape = source.choice(
         ("bit", "bit", "junk", "page", "cut") if flushed == placed else ("bit", "bit", "junk", "page")
     )
@@ -154,7 +157,7 @@ def _damage_log(store: Path, source: random.Random) -> Damage | None:
 
 
 def _placed(blob: bytes) -> Iterator[Placed]:
-    """The records of a file of the log, from its beginning to the first thing that is none."""
+    """Yield the records of a log file, from its beginning to the first position that holds none."""
     at = 0
     while at + 8 <= len(blob):
         size = int.from_bytes(blob[at : at + 4], "big", signed=True)
@@ -183,7 +186,7 @@ def _placed(blob: bytes) -> Iterator[Placed]:
 
 
 def _damage_table(store: Path, source: random.Random) -> Damage | None:
-    """A table, its ``.bak``, or both."""
+    """Damage a table, its ``.bak``, or both."""
     folders = ("config", "flintmq", "flintmq/timers", "flintmq/quarantine")
     tables = sorted(path for folder in folders for path in (store / folder).glob("*.json"))
     if not tables:
@@ -205,7 +208,7 @@ def _damage_table(store: Path, source: random.Random) -> Damage | None:
         name,
         f"{', '.join(shapes)} of {len(chosen)} of {len(pair)}",
         before,
-        refused=name not in MADE_ANEW and not any(readable),
+        refused=name not in RECREATED and not any(readable),
         falls_back=fallen and not readable[0] and any(readable),
     )
 

@@ -1,4 +1,4 @@
-"""Files that fail: one call with an I/O error, or every call that needs room while the disk is full."""
+"""File system calls that fail: one call with an I/O error, or every call that needs space while the disk is full."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from flintmq.broker.store import MessageStore
 from .hooked_files import HookedFiles
 
 NEEDS_ROOM = frozenset({"open", "allocate", "write"})
-"""What a full disk refuses. A size is no room, a rename mostly none: it fails where it is what failed first."""
+"""Operations that a full disk refuses. A resize needs no blocks and a rename rarely does: a rename fails only as the
+first failure."""
 WRITTEN_IN_PLACE = frozenset({"checkpoint"})
-"""Files that have all of their blocks since the start."""
+"""Files whose blocks were all allocated at the start."""
 WRITTEN_ONCE = ("commitlog", "consumequeue", "index", "checkpoint")
-"""Files and folders of which what did not reach the disk is not written again."""
+"""Files and folders that are written once: data of theirs that did not reach the disk is not written again."""
 
 
 class FailingFiles(HookedFiles):
-    """The ``nth`` call of ``operation`` on a file whose path matches ``path`` fails with ``number``.
+    """File system on which the ``nth`` call of ``operation`` for a matching ``path`` fails with ``number``.
 
-    ``fills``, with ENOSPC: from then on whatever needs room fails too, until there is ``room`` again.
+    ``fills``, with ENOSPC: from then on every call that needs space fails too, until there is ``room`` again.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class FailingFiles(HookedFiles):
         self._fills = fills
         self._made_room = False
         self.failed = ""
-        """Operation and path of the call that failed; empty: the fault did not come yet."""
+        """Operation and path of the call that failed; empty until the fault happens."""
 
     def can_fail(self, operation: str, path: str) -> bool:
-        """Whether the fault may come at such a call."""
+        """Return whether the fault may happen at such a call."""
         needs_no_room = self._number == errno.ENOSPC and operation == "write" and path in WRITTEN_IN_PLACE
         return operation == self._operation and not needs_no_room and self._path.fullmatch(path) is not None
 
     def before(self, operation: str, path: str) -> None:
-        """Raise the error where it is due."""
+        """Raise the error when it is due."""
         with self._counting:
             if self.can_fail(operation, path):
                 self._left -= 1
@@ -59,31 +60,32 @@ class FailingFiles(HookedFiles):
                 self._fail(path)
 
     def say(self) -> None:
-        """Called when the fault comes."""
+        """Report the fault; called when it happens."""
 
     @property
     def full(self) -> bool:
-        """Whether the disk is full now."""
+        """Return whether the disk is full now."""
         return self._fills and bool(self.failed) and not self.room()
 
     def room(self) -> bool:
-        """Whether there is room again after the fault."""
+        """Return whether there is space again after the fault."""
         return self._made_room
 
     def make_room(self) -> None:
-        """From now on there is."""
+        """Provide space from now on."""
         self._made_room = True
 
     def _fail(self, path: str) -> None:
         raise OSError(self._number, os.strerror(self._number), path)
 
     def free_bytes(self, path: Path) -> int:
-        """Next to nothing while the disk is full."""
+        """Return nearly 0 while the disk is full."""
         return 4096 if self.full else super().free_bytes(path)
 
 
 class FailingInBroker(FailingFiles):
-    """In a broker's process. It fills until the file ``until`` is there; ``witness`` is told of the fault."""
+    """Failing file system in a broker's process. The disk is full until the file ``until`` exists; the fault is written
+    to ``witness``."""
 
     def __init__(
         self, root: Path, operation: str, nth: int, number: int, witness: int, *, path: str = ".*", until: str = ""
@@ -94,7 +96,7 @@ class FailingInBroker(FailingFiles):
         self._store: MessageStore | None = None
 
     def watch(self) -> None:
-        """Know the store, and so how much of the log it holds for flushed. In a process of one broker."""
+        """Note the process's only store, to know how much of its log is flushed."""
         original = MessageStore.open
 
         @functools.wraps(original)
@@ -102,13 +104,13 @@ class FailingInBroker(FailingFiles):
             self._store = store
             return original(store, *arguments, **options)
 
-        setattr(MessageStore, "open", noted)  # noqa: B010 - mypy knows no other way
+        setattr(MessageStore, "open", noted)  # noqa: B010 - a plain assignment to a method is an error for mypy
 
     def say(self) -> None:
-        """With how much of the log is flushed."""
+        """Write the fault and the flushed offset to the witness file."""
         flushed = self._store.flushed_offset if self._store is not None else 0
         os.write(self._witness, f"error {self.failed} {flushed}\n".encode())
 
     def room(self) -> bool:
-        """Once the harness made the file."""
+        """Return whether the harness has created the file."""
         return self._until.exists()

@@ -1,4 +1,4 @@
-"""Files that call somebody before and after every change: where faults and named points are put in."""
+"""File system with a hook before and after every change, where faults and named points are inserted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from flintmq.broker.store.files.file_system import Files
 
 OPERATIONS = ("open", "resize", "allocate", "write", "sync_data", "sync_folder", "rename", "unlink")
-"""What ``before`` and ``after`` are called with. ``open``: only of a file that is made."""
+"""Operations that ``before`` and ``after`` are called with. ``open``: only if the file is created."""
 
 
 class HookedFiles(Files):
-    """The operating system's files below ``root``. Subclasses say what happens around a change."""
+    """The operating system's files below ``root``. Subclasses define what happens around a change."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -20,16 +20,16 @@ class HookedFiles(Files):
         self._counting = threading.Lock()
 
     def before(self, operation: str, path: str) -> None:
-        """A change is about to happen; ``path``: below the store. What this raises, the store gets."""
+        """Run before a change. ``path``: relative to the store. An exception raised here reaches the store."""
 
     def after(self, operation: str, path: str) -> None:
-        """A change has happened."""
+        """Run after a change."""
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else ".."
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Noted with its path."""
+        """Open the file and note its path."""
         name = self._name(path)
         makes = create and not path.exists()
         if makes:
@@ -41,37 +41,37 @@ class HookedFiles(Files):
         return fd
 
     def resize(self, fd: int, size: int) -> None:
-        """A change."""
+        """Resize; a change."""
         self.before("resize", self._paths[fd])
         super().resize(fd, size)
         self.after("resize", self._paths[fd])
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """A change."""
+        """Allocate; a change."""
         self.before("allocate", self._paths[fd])
         super().allocate(fd, at, size)
         self.after("allocate", self._paths[fd])
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """A change."""
+        """Write; a change."""
         self.before("write", self._paths[fd])
         super().write(fd, data, at)
         self.after("write", self._paths[fd])
 
     def sync_data(self, fd: int) -> None:
-        """A change of what a cut would leave."""
+        """Sync; a change, because it determines what a power cut leaves."""
         self.before("sync_data", self._paths[fd])
         super().sync_data(fd)
         self.after("sync_data", self._paths[fd])
 
     def sync_folder(self, path: Path) -> None:
-        """A change of what a cut would leave."""
+        """Sync the folder; a change, because it determines what a power cut leaves."""
         self.before("sync_folder", self._name(path))
         super().sync_folder(path)
         self.after("sync_folder", self._name(path))
 
     def rename(self, source: Path, target: Path) -> None:
-        """A change, by the new name; a file that stays open has it from now on."""
+        """Rename; a change, reported by the new name, which an open descriptor has from now on."""
         old, new = self._name(source), self._name(target)
         self.before("rename", new)
         super().rename(source, target)
@@ -81,7 +81,7 @@ class HookedFiles(Files):
         self.after("rename", new)
 
     def unlink(self, path: Path) -> None:
-        """A change."""
+        """Unlink; a change."""
         self.before("unlink", self._name(path))
         super().unlink(path)
         self.after("unlink", self._name(path))

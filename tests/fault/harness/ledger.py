@@ -1,6 +1,6 @@
-"""The ledger: what was sent, acknowledged and seen, and the judgement of what a broker holds afterwards.
+"""The ledger: messages sent, acknowledged and seen, and the comparison with what a broker holds afterwards.
 
-A message is known by its number: body, key and tag follow from it, so the ledger keeps no bodies.
+Body, key and tag of a message follow from its number, so the ledger stores no bodies.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ SIZES = (0, 20, 300, 300, 3000, 3000, 20_000, 60_000)
 
 
 def body_of(number: int) -> bytes:
-    """The body of a message, the same wherever it is asked for."""
+    """Return the body of a message; the same at every call."""
     source = random.Random(number)
     return b"%012d" % number + source.randbytes(source.choice(SIZES))
 
 
 def message_of(number: int, topic: str = TOPIC) -> Message:
-    """The message of that number."""
+    """Return the message with that number."""
     return Message(topic, body_of(number), keys=(key_of(number),), tags=tag_of(number))
 
 
 def key_of(number: int) -> str:
-    """Its key."""
+    """Return the key of the message with that number."""
     return f"key-{number}"
 
 
 def tag_of(number: int) -> str:
-    """Its tag."""
+    """Return the tag of the message with that number."""
     return "eu" if number % 3 else "us"
 
 
 def number_in(body: bytes) -> int:
-    """The number that a body says; -1 where it says none."""
+    """Return the number in a body, -1 if there is none."""
     return int(body[:12]) if body[:12].isdigit() else -1
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A message that was acknowledged, and where it was said to be. ``sync``: when it was on disk."""
+    """An acknowledged message and its reported place. ``sync``: acknowledged after it was on disk."""
 
     queue: int
     queue_offset: int
@@ -56,30 +56,30 @@ class Acknowledged:
 
 @dataclass
 class Finding:
-    """What one look at a broker found: how many of each kind, and what they were."""
+    """Result of one comparison: how many violations of each kind, with details."""
 
     lost: int = 0
     vanished: int = 0
     wrong: int = 0
     duplicates: int = 0
     disorder: int = 0
-    said: int = 0
-    """Lost, and said to be: kept in quarantine."""
+    reported: int = 0
+    """Lost, and reported as lost: the bytes are in quarantine."""
     unchecked: int = 0
-    """Damaged where no checksum covers, so that nobody can notice: ``store.record_checksum`` was off."""
+    """Damaged where no checksum covers the bytes, so that no one can notice: ``store.record_checksum`` was off."""
     tail: int = 0
-    """Lost with the power, and acknowledged before they were flushed: what async flush allows."""
+    """Lost in a power cut after an acknowledgement before the flush: async flush allows it."""
     details: list[str] = field(default_factory=list)
 
     def note(self, kind: str, detail: str) -> None:
-        """One more of that kind."""
+        """Count one violation of that kind."""
         setattr(self, kind, getattr(self, kind) + 1)
         if len(self.details) < 20:
             self.details.append(f"{kind}: {detail}")
 
     @property
     def sound(self) -> bool:
-        """Whether every promise was kept."""
+        """Return whether every promise was kept."""
         return not (self.lost or self.vanished or self.wrong or self.duplicates or self.disorder)
 
 
@@ -89,69 +89,72 @@ Place = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What may be missing. ``tail_from``: the power went under async flush, and of what was not acknowledged as flushed
-    all at or behind this physical offset may be gone, of each queue a suffix of what was there, ``before``.
-    ``expired_below``: all in front (retention).
+    """What may be missing.
 
-    ``touched``: messages that damage touched, (topic, queue, queue offset) by physical offset. ``said``: those that the
-    broker says are lost. ``checked``: whether a checksum covers all of a record; if not, who was touched may have
-    another head or other properties."""
+    ``tail_from``: the power was cut under async flush. Of the messages at or after this physical offset that were not
+    acknowledged as flushed, all may be missing: of each queue a suffix of the messages that were there, ``before``.
+    ``expired_below``: every message before it may be missing (retention).
+
+    ``touched``: messages that damage touched, (topic, queue, queue offset) by physical offset. ``reported``: those that
+    the broker reports as lost. ``checked``: whether a checksum covers the whole record; if not, a touched message may
+    have another head or other properties.
+    """
 
     tail_from: int | None = None
     before: frozenset[int] = frozenset()
     expired_below: int = 0
     touched: Mapping[int, Place] = field(default_factory=dict)
-    said: frozenset[Place] = frozenset()
+    reported: frozenset[Place] = frozenset()
     checked: bool = True
 
-    def is_said(self, physical_offset: int) -> bool:
-        """Whether damage touched the message, and the broker says that it is lost."""
-        return self.touched.get(physical_offset) in self.said
+    def is_reported(self, physical_offset: int) -> bool:
+        """Return whether damage touched the message and the broker reports it as lost."""
+        return self.touched.get(physical_offset) in self.reported
 
     def is_unchecked(self, physical_offset: int) -> bool:
-        """Whether damage may have changed it so that nobody can notice."""
+        """Return whether damage may have changed the message unnoticed."""
         return not self.checked and physical_offset in self.touched
 
     def covers(self, physical_offset: int) -> bool:
-        """Whether what a consumer saw there may be gone."""
+        """Return whether a message that a consumer saw there may be missing."""
         in_tail = self.tail_from is not None and physical_offset >= self.tail_from
-        gone = self.is_said(physical_offset) or self.is_unchecked(physical_offset)
+        gone = self.is_reported(physical_offset) or self.is_unchecked(physical_offset)
         return physical_offset < self.expired_below or in_tail or gone
 
 
 Held = dict[int, list[StoredMessage]]
-"""What a broker holds: every message of each queue, in order."""
+"""Messages of each queue that a broker holds, in order."""
 
 
 class Ledger:
-    """Of one topic, over as many lives of a broker as it takes."""
+    """Ledger of one topic, over any number of broker restarts."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[int, Acknowledged] = {}
         self.seen: dict[tuple[int, int], tuple[int, int]] = {}
-        """(queue, queue offset) of what a consumer saw → its number and its physical offset."""
+        """Number and physical offset by the (queue, queue offset) that a consumer saw."""
         self.owners: dict[int, int] = {}
-        """Number → the producer that sent it, in order, to one queue; others are in no order."""
+        """Producer by number, for messages that one producer sent in order to one queue; others have no order."""
         self.next_number = 0
         self.acknowledged_in_all = 0
 
     def take_numbers(self, count: int) -> range:
-        """Numbers that no other message has."""
+        """Return numbers that no other message has."""
         numbers = range(self.next_number, self.next_number + count)
         self.next_number += count
         return numbers
 
     def acknowledge(self, number: int, place: Acknowledged) -> None:
-        """The broker said that it stored the message."""
+        """Note that the broker acknowledged the message."""
         self.acknowledged[number] = place
         self.acknowledged_in_all += 1
 
     def see(self, queue: int, queue_offset: int, number: int, physical_offset: int) -> None:
-        """A consumer got it."""
+        """Note that a consumer received the message."""
         self.seen[queue, queue_offset] = number, physical_offset
 
     def judge(self, held: Held, allowance: Allowance) -> Finding:
-        """Compare, then forget what may be missing and is."""
+        """Compare the ledger with what the broker holds, then forget missing messages that may be missing."""
         finding = Finding()
         places: dict[int, StoredMessage] = {}
         for queue, messages in held.items():
@@ -189,7 +192,7 @@ class Ledger:
             unchecked = allowance.is_unchecked(message.physical_offset)
             number = self._number_of(message)
             if number < 0 and not (unchecked and _says_it_is_corrupt(message)):
-                finding.note("wrong", f"queue {queue} holds at {message.queue_offset} what nobody sent")
+                finding.note("wrong", f"queue {queue} holds at {message.queue_offset} a message that was never sent")
             if number < 0:
                 continue
             if message.keys != (key_of(number),) or message.tags != tag_of(number) or message.queue != queue:
@@ -205,7 +208,7 @@ class Ledger:
                 last[owner] = number
 
     def _number_of(self, message: StoredMessage) -> int:
-        """The number of a message that is whole; -1 where it is none that was sent."""
+        """Return the number of an intact message, -1 if it was never sent."""
         try:
             number = number_in(bytes(message.body))
             whole = 0 <= number < self.next_number and bytes(message.body) == body_of(number)
@@ -225,14 +228,14 @@ class Ledger:
             del self.acknowledged[number]
             if place.physical_offset < allowance.expired_below:
                 continue
-            if allowance.is_said(place.physical_offset):
-                finding.said += 1
+            if allowance.is_reported(place.physical_offset):
+                finding.reported += 1
             elif allowance.is_unchecked(place.physical_offset):
                 finding.note("unchecked", f"{number} at {place} is not served")
             elif tail_from is None or place.sync or place.physical_offset < tail_from:
                 finding.note("lost", f"{number} at {place}")
             elif place.queue_offset < ends[place.queue]:
-                finding.note("lost", f"{number} at {place}, and queue {place.queue} goes on behind it")
+                finding.note("lost", f"{number} at {place}, and queue {place.queue} has messages after it")
             else:
                 finding.tail += 1
 

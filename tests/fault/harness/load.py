@@ -1,5 +1,5 @@
-"""Producers, a consumer and an administrator at work on a broker that may go at any moment, and the look at it
-afterwards. All of them are FlintMQ's own clients: what they promise over a crash is judged too."""
+"""Producers, a consumer and an administrator on a broker that may die at any moment, and the check afterwards. All of
+them are FlintMQ's own clients: the promises they make across a crash are checked too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flintmq.client.aio import Admin, Consumer, Producer
 from .ledger import QUEUES, TOPIC, Acknowledged, Allowance, Finding, Held, Ledger, key_of, message_of, number_in
 
 PATIENCE_S = 30.0
-"""For how long a client waits for a broker that is being started again."""
+"""Longest time that a client waits for a broker that is being restarted."""
 READ_S = 20.0
 PRODUCERS = 3
 BURSTS = (1, 1, 4, 25)
@@ -34,7 +34,7 @@ LATER, GROUP = "later", "harness"
 
 
 class Load:
-    """Clients of one broker address. They live on while the broker comes and goes."""
+    """Clients of one broker address. They survive its restarts."""
 
     def __init__(self, address: str, ledger: Ledger, source: random.Random, *, sync: bool) -> None:
         self._address = address
@@ -46,20 +46,20 @@ class Load:
         self._working: list[asyncio.Task[None]] = []
         self._watching: asyncio.Task[None] | None = None
         self.acknowledged = 0
-        """Since the last ``begin``."""
+        """Acknowledged messages since the last ``begin``."""
         self._in_flight: set[int] = set()
         self._in_doubt_at_fault: set[int] = set()
         self.resent = 0
-        """Messages that were in flight when a fault came, and were acknowledged to the client that sent them again."""
+        """Messages that were in flight at a fault, and acknowledged after the client resent them."""
         self.delayed: set[int] = set()
-        """Acknowledged messages to be delivered later."""
+        """Acknowledged messages with a later delivery time."""
         self.made: set[str] = set()
-        """Topics whose making was confirmed, and not their deletion."""
+        """Topics whose creation was confirmed, and whose deletion was not."""
         self.deleted: set[str] = set()
         self.in_doubt: set[str] = set()
         self.committed: dict[int, int] = {}
         self.disk_fails = False
-        """In this round a change of a table may be refused, because it cannot be written."""
+        """In this round the broker may refuse a change of a table, because it cannot be written."""
 
     async def __aenter__(self) -> Self:
         for _ in range(PRODUCERS):
@@ -76,16 +76,18 @@ class Load:
             task.cancel()
         await asyncio.gather(*self._working, return_exceptions=True)
         for producer in self._producers:
-            with contextlib.suppress(FlintError, TimeoutError):  # what was in flight is in doubt: the round failed
+            with contextlib.suppress(
+                FlintError, TimeoutError
+            ):  # the round failed: the outcome of messages in flight stays unknown
                 await asyncio.wait_for(producer.close(), 1.0 if raised else None)
         await self._admin.close()
         await self._consumer.close()
 
     async def prepare(self) -> None:
-        """Make the topics."""
+        """Create the topics."""
         await self._admin.create_topic(TOPIC, queues=QUEUES)
         await self._admin.create_topic(LATER, queues=1)
-        await self._admin.create_topic("last", queues=1)  # so that the table before the last change has the others
+        await self._admin.create_topic("last", queues=1)  # so that the table before its last change has the others
 
     def begin(self) -> None:
         """Work until ``finish``."""
@@ -96,11 +98,11 @@ class Load:
         self._watching = asyncio.create_task(self._watch())
 
     def fault_happened(self) -> None:
-        """The broker is gone: whatever has no answer is in doubt."""
+        """Note that the broker has died: every message in flight is in doubt."""
         self._in_doubt_at_fault = set(self._in_flight)
 
     async def finish(self) -> None:
-        """Begin nothing new, and wait for the outcome of all that was begun. The broker is there (again)."""
+        """Begin nothing new, and wait for the outcome of everything in progress. The broker must be running (again)."""
         self._stopping = True
         await self._stop_watching()
         await asyncio.wait_for(asyncio.gather(*self._working), 2 * PATIENCE_S)
@@ -113,15 +115,15 @@ class Load:
             self._watching = None
 
     def check_alive(self) -> None:
-        """Raise what ended somebody who should work."""
+        """Raise the error that ended a worker task."""
         for task in self._working:
             if task.done() and not self._stopping:
                 task.result()
 
-    # Those who work.
+    # Workers.
 
     async def _produce(self, which: int) -> None:
-        """Bursts, one after the other; producer 0 to one queue, the others to whichever the client takes."""
+        """Send bursts one after the other: producer 0 to one queue, the others to queues that the client selects."""
         producer, source = self._producers[which], random.Random(self._source.random())
         while not self._stopping:
             numbers = self._ledger.take_numbers(source.choice(BURSTS))
@@ -156,7 +158,7 @@ class Load:
             await asyncio.sleep(0.02)
 
     async def _change_topics(self) -> None:
-        """Make topics, use them, delete them, and commit a group's progress."""
+        """Create topics, use them, delete them, and commit a group's offsets."""
         source = random.Random(self._source.random())
         while not self._stopping:
             (number,) = self._ledger.take_numbers(1)
@@ -176,13 +178,15 @@ class Load:
                     self.deleted.add(gone)
             offsets = {queue: offset + 1 for queue, offset in self._ledger.seen}
             if offsets:
-                with contextlib.suppress(CommitIllegal):  # the power took what was seen, and it is not judged yet
+                with contextlib.suppress(
+                    CommitIllegal
+                ):  # the power cut took messages that were seen; ``judge`` has not run yet
                     await self._consumer.commit(GROUP, TOPIC, offsets)
                 self.committed.update(offsets)
             await asyncio.sleep(0.01)
 
     async def _made(self, name: str) -> bool:
-        """Make a topic; whether that was confirmed."""
+        """Create a topic; return whether that was confirmed."""
         try:
             await self._admin.create_topic(name, queues=1)
         except BrokerFailure:
@@ -192,7 +196,8 @@ class Load:
         return True
 
     async def _is_deleted(self, name: str) -> bool:
-        """Delete a topic; whether that was confirmed. One that is not there was deleted, and the answer got lost."""
+        """Delete a topic; return whether that was confirmed. If it is missing, it was deleted and the response got
+        lost."""
         try:
             await self._admin.delete_topic(name)
         except TopicNotExist:
@@ -204,17 +209,19 @@ class Load:
         return True
 
     async def _watch(self) -> None:
-        """Follow the topic from its end, and note what comes."""
+        """Read the topic from its end, and note each message."""
         while True:
-            with contextlib.suppress(OffsetOutOfRange):  # the end went back with the power, or the beginning went on
+            with contextlib.suppress(
+                OffsetOutOfRange
+            ):  # a power cut moved the end back, or retention moved the beginning ahead
                 async for message in self._consumer.iter(TOPIC, from_=-5):
                     number = number_in(bytes(message.body))
                     self._ledger.see(message.queue, message.queue_offset, number, message.physical_offset)
 
-    # The look at what is there.
+    # The check afterwards.
 
     async def look(self) -> Held:
-        """Every message of every queue, from its first offset to its last."""
+        """Return every message of every queue, from its first offset to its last."""
         held: Held = {}
         for queue in range(QUEUES):
             messages: list[StoredMessage] = []
@@ -230,15 +237,15 @@ class Load:
         return held
 
     async def read_something(self) -> None:
-        """Pull from a queue. Raises where the broker does not answer."""
+        """Pull from a queue. Raises if the broker does not respond."""
         while True:
             offset = await self._consumer.min_offset(TOPIC, 0, timeout=READ_S)
-            with contextlib.suppress(OffsetOutOfRange):  # retention went on in between
+            with contextlib.suppress(OffsetOutOfRange):  # retention ran in between
                 await self._consumer.pull(TOPIC, 0, offset, max_count=10, timeout=READ_S)
                 return
 
     async def look_up(self, finding: Finding, sample: int, allowance: Allowance) -> None:
-        """Some acknowledged messages by key, by unique key and by offset id."""
+        """Look up some acknowledged messages by key, by unique key and by offset id."""
         places = self._ledger.acknowledged.items()
         numbers = [number for number, place in places if not allowance.is_unchecked(place.physical_offset)]
         for number in self._source.sample(numbers, min(sample, len(numbers))):
@@ -256,24 +263,26 @@ class Load:
                 finding.note("wrong", f"id {place.message_id} finds {by_id} instead of {place}")
 
     async def look_at_tables(self, finding: Finding, *, fell_back: bool) -> None:
-        """Topics, and the group's progress. ``fell_back``: the topics are those before their last change."""
+        """Check the topics and the group's offsets. ``fell_back``: the topics are those before their last change."""
         topics = set(await self._admin.topics())
         changed = (self.made - topics) | (self.deleted & topics)
         if fell_back and len(changed) == 1:
             self.made -= changed
             self.deleted -= changed
             self.in_doubt |= changed
-            finding.said += 1
+            finding.reported += 1
         for name in self.made - topics:
-            finding.note("lost", f"{name}, whose making was confirmed")
+            finding.note("lost", f"{name}, whose creation was confirmed")
         for name in self.deleted & topics:
             finding.note("vanished", f"the deletion of {name}, which was confirmed")
         for queue, offset in (await self._consumer.committed(GROUP, TOPIC)).items():
             if offset > max(await self._consumer.max_offset(TOPIC, queue), self.committed.get(queue, 0)):
-                finding.note("wrong", f"the group committed {offset} of queue {queue}, which nobody did")
+                finding.note(
+                    "wrong", f"the group's committed offset of queue {queue} is {offset}, which no member committed"
+                )
 
     async def wait_for_delayed(self, finding: Finding, touched: set[int], seconds_max: float = 30.0) -> None:
-        """Everything that was acknowledged to be delivered later comes, but for what damage ``touched``."""
+        """Check that every acknowledged timed message arrives, except those that damage ``touched``."""
         missing = self.delayed - touched
 
         async def come() -> None:
@@ -286,4 +295,4 @@ class Load:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(come(), seconds_max)
         for number in missing:
-            finding.note("lost", f"{number}, to be delivered later, did not come")
+            finding.note("lost", f"{number}, a timed message, was not delivered")

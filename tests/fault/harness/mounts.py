@@ -1,6 +1,6 @@
 """File systems of their own for a store: ext4 in a file, which can be shut down, and a tmpfs of a few megabytes.
 
-Whether a machine allows them is found out by trying: ``NotHere`` says what it answered.
+The only way to find out whether a machine allows them is to try: ``NotHere`` has the error.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ FS_IOC_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = (2).to_bytes(4, "little")
 COMMAND_S_MAX = 60.0
 _BUSY_S_MAX = 10.0
-"""How long something may still hold a file of a file system that is unmounted."""
+"""Longest time that a process may still hold a file of a file system that is being unmounted."""
 
 
 class NotHere(Exception):
-    """This machine does not allow it; the message says what it answered."""
+    """This machine does not allow it; the message has the error."""
 
 
 def run(*command: str) -> None:
-    """Run a command of the system. Raises ``NotHere`` with its answer where it fails or is not there."""
+    """Run a system command. Raises ``NotHere`` with its output if it fails or is not installed."""
     if shutil.which(command[0]) is None:
         raise NotHere(f"{command[0]} is not installed")
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S_MAX)
@@ -35,7 +35,7 @@ def run(*command: str) -> None:
 
 
 def unmount(point: Path) -> None:
-    """Unmount what is there. Whoever holds a file of it is about to end, and is waited for."""
+    """Unmount the file system. Waits for processes that hold a file of it, which are about to end."""
     deadline = time.monotonic() + _BUSY_S_MAX
     while True:
         try:
@@ -47,7 +47,7 @@ def unmount(point: Path) -> None:
 
 
 def unmount_at_last(point: Path) -> None:
-    """Unmount what is there, and where somebody goes on holding a file of it, have it go with him."""
+    """Unmount the file system, lazily if a process keeps holding a file of it."""
     try:
         unmount(point)
     except NotHere:
@@ -56,7 +56,7 @@ def unmount_at_last(point: Path) -> None:
 
 
 class LoopExt4:
-    """ext4 in a sparse file, mounted at ``point``."""
+    """An ext4 file system in a sparse file, mounted at ``point``."""
 
     def __init__(self, folder: Path, *, size_bytes: int = 1 << 28) -> None:
         self._image = folder / "ext4.image"
@@ -64,7 +64,7 @@ class LoopExt4:
         self._size_bytes = size_bytes
 
     def make(self) -> None:
-        """Make and mount it. Raises ``NotHere``."""
+        """Create and mount it. Raises ``NotHere``."""
         self.point.mkdir()
         with self._image.open("wb") as image:
             image.truncate(self._size_bytes)
@@ -75,8 +75,8 @@ class LoopExt4:
         run("mount", "-t", "ext4", "-o", "loop", str(self._image), str(self.point))
 
     def shut_down(self) -> None:
-        """From now on nothing reaches the disk, not even what the journal has in memory, and every write and sync
-        fails. Raises ``NotHere`` where the system cannot do that."""
+        """Shut the file system down: nothing more reaches the disk, not even the journal's buffers, and every write and
+        sync fails. Raises ``NotHere`` if the system does not support it."""
         fd = os.open(self.point, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, FS_IOC_SHUTDOWN, _NO_LOG_FLUSH)
@@ -86,12 +86,12 @@ class LoopExt4:
             os.close(fd)
 
     def mount_again(self) -> None:
-        """Mount what reached the disk: the page cache is gone, the journal is replayed."""
+        """Mount what reached the disk: the page cache is lost, the journal is replayed."""
         unmount(self.point)
         self._mount()
 
     def remove(self) -> None:
-        """Unmount it, whatever happened before, and free its space."""
+        """Unmount it in whatever state, and free its space."""
         if self.point.is_mount():
             unmount_at_last(self.point)
         self._image.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class LoopExt4:
 
 @contextmanager
 def loop_ext4(folder: Path) -> Iterator[LoopExt4]:
-    """ext4 in a file of ``folder``, mounted; gone at the end. Raises ``NotHere``."""
+    """Mount an ext4 file system stored in a file of ``folder``; remove it at the end. Raises ``NotHere``."""
     disk = LoopExt4(folder)
     try:
         disk.make()
@@ -109,7 +109,7 @@ def loop_ext4(folder: Path) -> Iterator[LoopExt4]:
 
 
 class SmallTmpfs:
-    """A tmpfs, and what takes room away in it: ``ballast``."""
+    """A tmpfs and the files that use up its space: ``ballast``."""
 
     def __init__(self, point: Path) -> None:
         self.point = point
@@ -117,30 +117,30 @@ class SmallTmpfs:
 
     @property
     def free_bytes(self) -> int:
-        """What may still be written."""
+        """Return how many bytes can still be written."""
         status = os.statvfs(self.point)
         return status.f_bavail * status.f_frsize
 
     def take(self, *, leave_bytes: int) -> None:
-        """Take away all room but this; what is taken already stays taken."""
+        """Use up all space except this much; space already taken stays taken."""
         fd = os.open(self._ballast, os.O_RDWR | os.O_CREAT)
         try:
             more = self.free_bytes - leave_bytes
             if more > 0:
-                with suppress(OSError):  # somebody else was faster: it is full
+                with suppress(OSError):  # another writer was faster: it is full
                     os.posix_fallocate(fd, os.fstat(fd).st_size, more)
         finally:
             os.close(fd)
 
     def give_back(self) -> None:
-        """Give back all that ``take`` took."""
+        """Free all space that ``take`` used."""
         self._ballast.unlink(missing_ok=True)
 
 
 @contextmanager
 def small_tmpfs(folder: Path, *, size_bytes: int = 16 << 20) -> Iterator[SmallTmpfs]:
-    """A tmpfs in ``folder``; gone at the end. Who may not mount one gets it in a user namespace of its own, by way of
-    ``/proc``. Raises ``NotHere``."""
+    """Mount a tmpfs in ``folder``; remove it at the end. A user without the right to mount gets one in a user
+    namespace, reached through ``/proc``. Raises ``NotHere``."""
     point = folder / "tmpfs"
     point.mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(point))
@@ -158,7 +158,7 @@ def small_tmpfs(folder: Path, *, size_bytes: int = 16 << 20) -> Iterator[SmallTm
 
 @contextmanager
 def _in_user_namespace(mount: tuple[str, ...], refusal: NotHere) -> Iterator[Path]:
-    """Where ``mount`` was done: the root of a process that lives as long."""
+    """Run ``mount`` in a user namespace; yield the root of the process that keeps it alive."""
     if shutil.which("unshare") is None:
         raise refusal
     command = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", '"$@" && echo done && cat', "sh", *mount)
@@ -166,6 +166,6 @@ def _in_user_namespace(mount: tuple[str, ...], refusal: NotHere) -> Iterator[Pat
         assert holder.stdout is not None
         assert holder.stderr is not None
         if holder.stdout.readline() != b"done\n":
-            said = " ".join(holder.stderr.read().decode().split())
-            raise NotHere(f"{refusal}; and in a user namespace: {said}")
+            output = " ".join(holder.stderr.read().decode().split())
+            raise NotHere(f"{refusal}; and in a user namespace: {output}")
         yield Path(f"/proc/{holder.pid}/root")  # it ends with its standard input

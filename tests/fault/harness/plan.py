@@ -1,4 +1,5 @@
-"""What a long run consists of: campaigns without end, a function of the seed alone. So any of them can be run again."""
+"""Plan of a long run: an endless sequence of campaigns that follows from the seed alone, so that any of them can be
+repeated."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from dataclasses import dataclass
 from .points import POINTS
 
 ROUNDS_A_CAMPAIGN = 12
-"""Then a new store: what has to be read after each round stays small."""
+"""Rounds before a new store is used: keeps what each round has to read small."""
 KINDS = ("kill",) * 4 + ("point",) * 9 + ("power",) * 4 + ("error",) * 4 + ("damage",) * 4
-"""Of so many rounds, so many are of each kind."""
+"""Number of rounds of each kind in so many rounds."""
 RARE = tuple(name for name in POINTS if name.startswith("retention"))
 DISK_KINDS = ("shutdown", "sync", "fill")
-"""A campaign on a file system of its own is of one of them."""
+"""Kinds of campaigns on a file system of their own."""
 RARE_A_CAMPAIGN = 2
-"""How many of the points of retention a campaign with retention gets at most, or the other points wait for too long."""
+"""Most points of retention in a campaign with retention; with more, the other points would wait for too long."""
 ALL_POINTS_AFTER_ROUNDS = 200
-"""After so many rounds every point was due."""
+"""Number of rounds after which every point was due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A campaign to come, the ``number``-th of the run. ``rounds``: their kinds, those at a point with its name."""
+    """A planned campaign, the ``number``-th of the run. ``rounds``: their kinds; a kind for a point has its name."""
 
     number: int
     seed: str
@@ -35,7 +36,7 @@ class Planned:
 
 
 class Deck:
-    """Cards in random order; shuffled again when all have been drawn."""
+    """Cards in random order; shuffled again after the last one is drawn."""
 
     def __init__(self, source: random.Random, cards: Sequence[str]) -> None:
         self._source = source
@@ -43,14 +44,14 @@ class Deck:
         self._left: list[str] = []
 
     def draw(self) -> str:
-        """The next card."""
+        """Return the next card."""
         if not self._left:
             self._left = self._source.sample(self._cards, len(self._cards))
         return self._left.pop()
 
 
 def campaigns(seed: int) -> Iterator[Planned]:
-    """The campaigns of the run with that seed."""
+    """Yield the campaigns of the run with that seed."""
     source = random.Random(seed)
     kinds = Deck(source, KINDS)
     rare = Deck(source, RARE)
@@ -69,8 +70,8 @@ def campaigns(seed: int) -> Iterator[Planned]:
 
 
 def disk_campaigns(seed: int) -> Iterator[Planned]:
-    """The campaigns on file systems of their own of the run with that seed. Under sync flush: what async flush may lose
-    when ext4 is shut down, nobody knows."""
+    """Yield the campaigns on separate file systems of the run with that seed. All use sync flush: what async flush may
+    lose when ext4 is shut down is undefined."""
     for number in itertools.count():
         kind = DISK_KINDS[number % len(DISK_KINDS)]
         rounds = [kind] * ROUNDS_A_CAMPAIGN

@@ -1,7 +1,7 @@
-"""Named points of a broker's work at which it is killed, and the files that do it.
+"""Named points of a broker's work at which it is killed, and the file system that does it.
 
-A point is a change of the file system (which one, of which file, before or after it) or a call inside of the store,
-while the store is opened, serves or is closed.
+A point is a change of the file system (which one, of which file, before or after it) or a call inside the store, while
+the store opens, serves or closes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CALLS: dict[str, tuple[type, str]] = {
     "log_begins_at": (StoreState, "log_begins_at"),
     "delete": (StoreState, "delete"),
 }
-"""Calls inside of the store that are points: what they change goes through a map, or through several files."""
+"""Calls inside the store that are points: they change a memory map, or several files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``operation``: of ``hooked_files.OPERATIONS`` or of ``CALLS``; ``path``: a pattern for the file's path below the
-    store; ``nth_max``: how often it comes at least within a short load."""
+    """One point. ``operation``: of ``hooked_files.OPERATIONS`` or of ``CALLS``; ``path``: a pattern for the file's path
+    in the store; ``nth_max``: how often the point is reached at least within a short load."""
 
     operation: str
     path: str = ""
@@ -48,7 +48,7 @@ class Point:
     nth_max: int = 1
 
     def matches(self, operation: str, path: str, after: bool, phase: str) -> bool:
-        """Whether this is where it happens."""
+        """Return whether this call is the point."""
         return (operation, after, phase) == (self.operation, self.after, self.phase) and bool(
             re.fullmatch(self.path or ".*", path)
         )
@@ -71,7 +71,7 @@ POINTS = {
     "flush: on disk, not acknowledged": Point("sync_data", LOG, after=True, nth_max=20),
     "flush: the mark": Point("write", "checkpoint", nth_max=20),
     "dispatch": Point("dispatch", nth_max=20),
-    "dispatch: done, nobody told": Point("dispatch", after=True, nth_max=20),
+    "dispatch: done, no one notified": Point("dispatch", after=True, nth_max=20),
     "dispatch: a queue": Point("write", QUEUE, nth_max=20),
     "dispatch: a queue has its units": Point("write", QUEUE, after=True, nth_max=20),
     "dispatch: the index": Point("index", nth_max=20),
@@ -95,7 +95,7 @@ POINTS = {
     "retention: a file of the log": Point("unlink", LOG),
     "retention: a file of the log is gone": Point("unlink", LOG, after=True),
     "retention: a file of a queue": Point("unlink", QUEUE),
-    "recovery: it says that a broker runs": Point("write", "abort", phase=OPENING),
+    "recovery: the abort file": Point("write", "abort", phase=OPENING),
     "recovery: the end of the log": Point("sync_data", LOG, phase=OPENING),
     "recovery: the end of the log is on disk": Point("sync_data", LOG, after=True, phase=OPENING),
     "recovery: dispatch": Point("dispatch", phase=OPENING),
@@ -106,20 +106,20 @@ POINTS = {
     "recovery: the state": Point("rename", STATE, phase=OPENING),
     "stop: the queues": Point("sync_data", QUEUE, phase=CLOSING),
     "stop: the mark": Point("sync_data", "checkpoint", phase=CLOSING),
-    "stop: it says that no broker runs": Point("unlink", "abort", phase=CLOSING),
-    "stop: it said so": Point("unlink", "abort", after=True, phase=CLOSING),
+    "stop: the abort file": Point("unlink", "abort", phase=CLOSING),
+    "stop: the abort file is gone": Point("unlink", "abort", after=True, phase=CLOSING),
 }
 
 
-def end_process(witness: int, said: str) -> None:
-    """Tell the harness that a fault was put in, then die as by kill -9."""
-    os.write(witness, (said + "\n").encode())
+def end_process(witness: int, line: str) -> None:
+    """Tell the harness that a fault happened, then die as by kill -9."""
+    os.write(witness, (line + "\n").encode())
     os.kill(os.getpid(), signal.SIGKILL)
-    threading.Event().wait()  # never: the signal is on its way
+    threading.Event().wait()  # never reached: the signal is on its way
 
 
 class DyingAtPoint(HookedFiles):
-    """Kills its own process when the point is reached for the ``nth`` time."""
+    """File system that kills its own process when the point is reached for the ``nth`` time."""
 
     def __init__(self, root: Path, name: str, nth: int, witness: int) -> None:
         super().__init__(root)
@@ -130,11 +130,11 @@ class DyingAtPoint(HookedFiles):
         self._phase = OPENING
 
     def before(self, operation: str, path: str) -> None:
-        """Perhaps the point."""
+        """Die if this is the point."""
         self._reached(operation, path, after=False)
 
     def after(self, operation: str, path: str) -> None:
-        """Perhaps the point."""
+        """Die if this is the point."""
         self._reached(operation, path, after=True)
 
     def _reached(self, operation: str, path: str, *, after: bool) -> None:
@@ -146,7 +146,7 @@ class DyingAtPoint(HookedFiles):
                 end_process(self._witness, f"point {self._name_of_point}")
 
     def watch(self) -> None:
-        """Put in the points that are calls; know when the store opens and closes. In a process of one broker."""
+        """Insert the points that are calls, and note when the process's only store opens and closes."""
         if self._point.operation in CALLS:
             owner, name = CALLS[self._point.operation]
             self._wrap(

@@ -1,4 +1,4 @@
-"""The power cut inside of a running broker: its disk forgets what was not synced, and the process is gone."""
+"""A power cut inside a running broker: its disk forgets unsynced data, and the process dies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .points import end_process
 
 
 class DyingByPowerCut(PowerCutFiles):
-    """At the ``lives``-th call the power goes: what is left then is at ``target``, and nothing that the broker does
-    from there on has any effect.
+    """File system whose power is cut at the ``lives``-th call: what the disk has then is copied to ``target``, and
+    nothing that the broker does afterwards has any effect.
 
-    ``lying``: a disk that says it synced and did not. The harness has to find what that loses.
+    ``lying``: the disk reports a sync without doing it. The harness has to find the losses.
     """
 
     def __init__(self, root: Path, lives: int, target: Path, seed: str, witness: int, *, lying: bool) -> None:
@@ -31,7 +31,7 @@ class DyingByPowerCut(PowerCutFiles):
         self._dead = threading.Lock()
 
     def watch(self) -> None:
-        """Know the store, and so how much of the log it holds for flushed. In a process of one broker."""
+        """Note the process's only store, to know how much of its log is flushed."""
         original = MessageStore.open
 
         @functools.wraps(original)
@@ -39,19 +39,19 @@ class DyingByPowerCut(PowerCutFiles):
             self._store = store
             return original(store, *arguments, **options)
 
-        setattr(MessageStore, "open", noted)  # noqa: B010 - mypy knows no other way
+        setattr(MessageStore, "open", noted)  # noqa: B010 - a plain assignment to a method is an error for mypy
 
     def _live(self) -> None:
         self.lives -= 1
         if self.lives >= 0:
             return
-        # The lock is held by whoever calls, for good: no other thread's sync ends behind the cut.
+        # The caller keeps the lock for good, so that no other thread's sync can end after the cut.
         flushed = self._store.flushed_offset if self._store is not None else 0
         self.cut(self._target, AtRandom(self._source))
         end_process(self._witness, f"cut {flushed}")
 
     def sync_data(self, fd: int) -> None:
-        """Durable, unless the disk lies."""
+        """Make the data durable, unless the disk lies."""
         if self._lying:
             with self.changing:
                 self._live()

@@ -1,8 +1,8 @@
-"""A process with the daemon and its kernels loaded, which forks a broker whenever it is told to.
+"""A process with the daemon and its kernels loaded that forks brokers on request.
 
-A start costs the fork and the recovery, not the second that the imports take. It is told over a socket, in JSON:
-``{"arguments": [...], "faults": {...}, "witness": PATH}`` with two descriptors for the broker's standard output and
-error is answered ``{"pid": N}``; ``{"wait": N}`` with the exit status, once the process is gone.
+A start then costs the fork and the recovery, without the second that the imports take. Requests arrive over a socket,
+in JSON: ``{"arguments": [...], "faults": {...}, "witness": PATH}`` with two descriptors for the broker's standard
+output and error returns ``{"pid": N}``; ``{"wait": N}`` returns the exit status, once the process has ended.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from .points import DyingAtPoint
 from .power import DyingByPowerCut
 
 SLOW_DISK_S = 0.05
-"""How long the disk takes of a broker that acknowledges before it flushes: what it said is out by then."""
+"""Disk latency of a broker that acknowledges before it flushes: long enough for the acknowledgement to be sent first.
+"""
 
 
 def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
-    """Give this process's broker files with faults in them, and the broken parts by which the harness tests itself."""
+    """Replace this process's broker files by faulty ones, and insert the defects by which the harness tests itself."""
     files: Files
     match {} if faults.get("faultless") else faults:
         case {"point": str(name), "nth": int(nth)}:
@@ -48,7 +49,7 @@ def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
             files.watch()
         case _:
             files = Files()
-    setattr(lifecycle, "MessageStore", functools.partial(MessageStore, files=files))  # noqa: B010 - for mypy
+    setattr(lifecycle, "MessageStore", functools.partial(MessageStore, files=files))  # noqa: B010 - a plain assignment to a method is an error for mypy
     if faults.get("acknowledges_early"):
         flush = MessageStore.flush
 
@@ -61,11 +62,11 @@ def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
                 store.commitlog.flushed_offset = flushed
             return flush(store, on_disk)
 
-        setattr(MessageStore, "flush", acknowledge_then_flush)  # noqa: B010 - for mypy
+        setattr(MessageStore, "flush", acknowledge_then_flush)  # noqa: B010 - a plain assignment to a method is an error for mypy
 
 
 def be_broker(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
-    """In the fork: the daemon, from its command line on."""
+    """Run the daemon in the fork, from its command line on."""
     code = 1
     try:
         take_output(descriptors)
@@ -76,7 +77,7 @@ def be_broker(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001 - whatever it is, it goes into the broker's log
+    except BaseException:  # noqa: BLE001 - any error belongs in the broker's log
         traceback.print_exc()
     finally:
         with contextlib.suppress(OSError):
@@ -86,7 +87,7 @@ def be_broker(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
 
 
 def main() -> None:
-    """``prepared FD``: the socket's descriptor."""
+    """Serve requests; usage: ``prepared FD``, the socket's descriptor."""
     load()
     be_broker(*next_order(socket.socket(fileno=int(sys.argv[1]))))
 

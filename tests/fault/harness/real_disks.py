@@ -22,52 +22,52 @@ from .brokers import BrokerEnded, ForkedBroker, HarnessError, PreparedParent
 from .ledger import Allowance
 from .mounts import LoopExt4, SmallTmpfs, loop_ext4, small_tmpfs
 from .plan import Planned
-from .rounds import EXIT_FATAL, EXIT_REFUSED, FIRE_S_MAX, GOES_ON, Campaign, PromiseBroken
+from .rounds import EXIT_FATAL, EXIT_REFUSED, FIRE_S_MAX, PROGRESS_MESSAGES, Campaign, PromiseBroken
 from .strace import injection
 from .tally import Tally
 
 SYNCS_MAX = 20
 FILLS_A_ROUND = 3
 PROBE_TOPIC, PROBE_BYTES = "last", 50_000
-"""A topic that the ledger does not look into, and what is sent to it to hear whether there is room."""
+"""Topic that the ledger ignores, and the message sent to it to find out whether there is space."""
 LEFT_BYTES = (0, 0, 4096, 60_000, 300_000)
 
 
 @dataclass
 class RealDiskCampaign(Campaign):
-    """A campaign whose store lies on a file system that is mounted for it: ``folder`` is where."""
+    """A campaign whose store is on a file system mounted for it at ``folder``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.disk_fails_in = {"shutdown", "sync", "fill"}
 
     async def _round(self, number: int, kind: str, tally: Tally, *, last: bool) -> None:
-        """And ``verify`` finds nothing in what the round leaves."""
+        """Run a round; then ``verify`` must find nothing."""
         await super()._round(number, kind, tally, last=last)
         found: list[Damage] = list((await asyncio.to_thread(verify, self.store, lambda done, total: None)).findings)
         if found:
             raise PromiseBroken(f"after round {number} ({kind}) verify finds {found[:5]}")
 
     def keep(self, folder: Path) -> Path:
-        """A copy: the file system goes."""
+        """Copy the store, because its file system goes away."""
         self.prepared.kill_all()
         return Path(shutil.copytree(self.store, folder / "kept"))
 
 
 @dataclass
 class Ext4Campaign(RealDiskCampaign):
-    """On ext4, which is shut down as when the power goes or the device is pulled, and whose syncs fail."""
+    """A campaign on ext4 that is shut down, as if the power failed or the device was pulled, and whose syncs fail."""
 
     disk: LoopExt4 = field(kw_only=True)
 
     def keep(self, folder: Path) -> Path:
-        """A copy of what reached the disk."""
+        """Copy what reached the disk."""
         self.prepared.kill_all()
         self.disk.mount_again()
         return super().keep(folder)
 
     async def _shutdown(self, rest: str) -> Allowance:
-        """At a random moment of the load; now and then again while the store is recovered."""
+        """Shut down at a random moment of the load, and sometimes again during recovery."""
         broker = self._fork({})
         await asyncio.to_thread(broker.wait_until_listening)
         self.load.begin()
@@ -100,8 +100,8 @@ class Ext4Campaign(RealDiskCampaign):
         await asyncio.to_thread(self.disk.mount_again)
 
     async def _sync(self, rest: str) -> Allowance:
-        """A sync fails in some thread, and what the page cache still has is gone: whatever was acknowledged on the
-        strength of it is not there."""
+        """Fail a sync in some thread and drop the page cache: every message acknowledged because of that sync would be
+        missing."""
         broker = self._fork({})
         await asyncio.to_thread(broker.wait_until_listening)
         number = self.source.randint(1, SYNCS_MAX)
@@ -117,17 +117,17 @@ class Ext4Campaign(RealDiskCampaign):
 
 @dataclass
 class TmpfsCampaign(RealDiskCampaign):
-    """On a small tmpfs, where retention makes room for the load."""
+    """A campaign on a small tmpfs, where retention makes space for the load."""
 
     disk: SmallTmpfs = field(kw_only=True)
     retention: bool = True
 
     async def _fill(self, rest: str) -> Allowance:
-        """All room is taken away, and given back, a few times."""
+        """Use up all space and give it back, a few times."""
         broker = self._fork({})
         await asyncio.to_thread(broker.wait_until_listening)
         self.load.begin()
-        await self._until(lambda: self.load.acknowledged >= GOES_ON, broker, "a load")
+        await self._until(lambda: self.load.acknowledged >= PROGRESS_MESSAGES, broker, "a load")
         for _ in range(FILLS_A_ROUND):
             await asyncio.to_thread(self._take_until_refused, broker)
             try:
@@ -138,7 +138,7 @@ class TmpfsCampaign(RealDiskCampaign):
             self.disk.give_back()
             self._faults += 1
             await self._until(
-                lambda before=before: broker.ended or self.load.acknowledged >= before + GOES_ON,  # type: ignore[misc]
+                lambda before=before: broker.ended or self.load.acknowledged >= before + PROGRESS_MESSAGES,  # type: ignore[misc]
                 broker,
                 "a write after there was room",
             )
@@ -148,7 +148,7 @@ class TmpfsCampaign(RealDiskCampaign):
         return Allowance()
 
     def _take_until_refused(self, broker: ForkedBroker) -> None:
-        """Retention and what the load has allocated make room again and again: take that too."""
+        """Use up all space, including what retention frees and what the load has allocated."""
         leave_bytes = self.source.choice(LEFT_BYTES)
         deadline = time.monotonic() + FIRE_S_MAX
         try:
@@ -161,14 +161,14 @@ class TmpfsCampaign(RealDiskCampaign):
                         check_says_how_much(refusal)
                         return
                     if time.monotonic() > deadline:
-                        raise HarnessError(f"the disk never was full, {self.disk.free_bytes} bytes are free")
+                        raise HarnessError(f"the disk never became full, {self.disk.free_bytes} bytes are free")
         except EOFError as error:
             raise PromiseBroken(f"a full disk ended the broker with {broker.wait()}: {broker.log}") from error
 
 
 @contextmanager
 def on_a_real_disk(prepared: PreparedParent, folder: Path, planned: Planned) -> Iterator[Campaign]:
-    """A campaign on the file system that its rounds need, made in ``folder``. Raises ``NotHere``."""
+    """Create a campaign on the file system that its rounds need, in ``folder``. Raises ``NotHere``."""
     with ExitStack() as stack:
         if planned.rounds[0] == "fill":
             tmpfs = stack.enter_context(small_tmpfs(folder))
@@ -181,14 +181,14 @@ def on_a_real_disk(prepared: PreparedParent, folder: Path, planned: Planned) -> 
 
 
 def check_says_how_much(refusal: ServiceNotAvailable) -> None:
-    """Raise ``PromiseBroken`` where a full disk is said without what is free and what is needed."""
+    """Raise ``PromiseBroken`` if the message about a full disk lacks the free bytes and the needed bytes."""
     if not refusal.details.keys() >= {"free_bytes", "needed_bytes"} or "is full" not in refusal.message:
-        raise PromiseBroken(f"a full disk is refused with {refusal.details}: {refusal.message}")
+        raise PromiseBroken(f"the refusal by a full disk is {refusal.details}: {refusal.message}")
 
 
 @contextmanager
 def connection_to(port: int) -> Iterator[RawConnection]:
-    """A plain connection to a broker on this machine."""
+    """Return a plain connection to a broker on this machine."""
     with socket.create_connection(("127.0.0.1", port), timeout=FIRE_S_MAX) as sock:
         connection = RawConnection(sock)
         connection.call(HELLO, {"protocol": 1, "client": "harness"}).raise_for_error()

@@ -1,7 +1,7 @@
-"""Rounds: a broker with a fault in it under load, the start that follows, and the judgement.
+"""Rounds: a broker with a fault under load, the start that follows, and the judgement.
 
-A campaign is one store and what happens to it, round after round: what one leaves, the next works on. All that is
-random comes from the campaign's seed and the round's number; how threads interleave does not.
+A campaign is one store and a series of rounds: each continues with the files that the last one left. Every random
+choice comes from the campaign's seed and the round's number; how threads interleave does not.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .points import POINTS
 from .tally import Tally
 
 FIRE_S_MAX = 40.0
-"""A fault that did not happen by then never will."""
+"""Time after which a fault that has not happened never will."""
 LOOKED_UP = 8
-"""Messages that are looked up by key and id in each round."""
+"""Number of messages looked up by key and id in each round."""
 RETENTION = {
     "retention.file_reserved_hours": 0,
     "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
     "retention.check_interval_ms": 20,
 }
-"""Every file but the last goes at once."""
+"""Settings by which every log file but the last expires at once."""
 CALM = {"flush.checkpoint_interval_ms": 60_000}
-"""No checkpoint: what a recovery has to dispatch again, and a stop to put on disk, is everything."""
+"""Settings without checkpoints: a recovery has to dispatch everything again, a stop has to put everything on disk."""
 LOST_FIRST = {"recovery: a queue": "consumequeue", "recovery: the index": "index"}
 ERRORS_NTH_MAX = {
     "sync_data": 60,
@@ -48,20 +48,20 @@ ERRORS_NTH_MAX = {
     "open": 12,
     "unlink": 3,
 }
-"""How often each of the operations that may fail comes at least within a short load."""
+"""Number of calls of each operation that a short load makes at least."""
 EXIT_REFUSED, EXIT_FATAL = 1, 70
 SAID_WITHIN_S = 10.0
-"""A start says what it found damaged within this time."""
-GOES_ON = 30
-"""A broker that has acknowledged so many more messages goes on."""
+"""Time within which a start logs the damage that it found."""
+PROGRESS_MESSAGES = 30
+"""A broker that has acknowledged so many more messages is working."""
 
 
 class PromiseBroken(Exception):
-    """The broker did what it says it does not."""
+    """The broker broke a promise."""
 
 
 class RoundFailed(Exception):
-    """A promise was broken, or the harness could not do its work."""
+    """A promise was broken, or the harness failed."""
 
     def __init__(self, campaign: Campaign, what: str) -> None:
         super().__init__(what)
@@ -70,8 +70,8 @@ class RoundFailed(Exception):
 
 @dataclass
 class Campaign:
-    """One store, its ledger, its clients and its rounds. ``prepared``: what forks brokers; ``folder``: where the store
-    lies."""
+    """One store, its ledger, its clients and its rounds. ``prepared``: forks the brokers; ``folder``: contains the
+    store."""
 
     prepared: PreparedParent
     folder: Path
@@ -79,9 +79,9 @@ class Campaign:
     sync: bool
     retention: bool = False
     checksums: bool = False
-    """Whether every record gets a checksum over all of it."""
+    """Every record gets a checksum over all of it."""
     broken: dict[str, Any] = field(default_factory=dict)
-    """A broken part of the brokers that get faults, by which the harness tests itself."""
+    """A defect of the brokers with faults, by which the harness tests itself."""
 
     def __post_init__(self) -> None:
         self.source = random.Random(self.seed)
@@ -91,18 +91,18 @@ class Campaign:
         self.load = Load(f"127.0.0.1:{self.port}", self.ledger, random.Random(self.source.random()), sync=self.sync)
         self._cuts = 0
         self._hits: dict[int, Hit] = {}
-        """What damage touched, by physical offset."""
+        """Touched messages by physical offset."""
         self._fell_back: str | None = None
-        """The table that is as it was before its last change, since the last start."""
+        """Table that the last start took from its version before its last change."""
         self._faults = 0
-        """In this round."""
+        """Number of faults in this round."""
         self.hit: set[str] = set()
         """Points that were reached."""
         self.disk_fails_in = {"error"}
         """Kinds of rounds in which a change of a table may be refused."""
 
     async def run(self, rounds: list[str], tallies: dict[str, Tally], progress: Callable[[], None]) -> None:
-        """So many rounds, each of its kind. Raises ``RoundFailed``."""
+        """Run rounds of these kinds. Raises ``RoundFailed``."""
         broker = await self._start()
         async with self.load:
             try:
@@ -117,7 +117,7 @@ class Campaign:
                 raise RoundFailed(self, f"{type(error).__name__}: {error}") from error
 
     async def _counted(self, number: int, kind: str, tally: Tally, *, last: bool) -> None:
-        """A round, and what it came to, also where it failed."""
+        """Run a round and count its result, even if it fails."""
         began, before = time.monotonic(), (self.ledger.acknowledged_in_all, self.load.resent)
         self._faults = 0
         tally.rounds += 1
@@ -141,7 +141,7 @@ class Campaign:
         broker = await self._start()
         try:
             await self.load.finish()
-            await self._check_said(broker)
+            await self._check_fallback_is_logged(broker)
             finding = await self._judge(allowance, last=last)
         finally:
             end = self.source.random() < 0.3
@@ -155,12 +155,12 @@ class Campaign:
         if not finding.sound:
             raise RoundFailed(self, f"round {number} ({kind}): " + "; ".join(finding.details))
 
-    async def _check_said(self, broker: ForkedBroker) -> None:
-        """Raise where a table was damaged and the broker's log does not come to say that its copy is taken."""
-        deadline = time.monotonic() + SAID_WITHIN_S  # what waits to be delivered is read once the broker serves
+    async def _check_fallback_is_logged(self, broker: ForkedBroker) -> None:
+        """Raise if a table was damaged and the broker's log never says that it uses the copy."""
+        deadline = time.monotonic() + SAID_WITHIN_S  # the scheduled records are read only after the broker serves
         while self._fell_back is not None and f"{self._fell_back}.bak is taken" not in broker.log.read_text():
             if time.monotonic() > deadline:
-                raise PromiseBroken(f"{self._fell_back} is taken from its .bak, and nothing says so: {broker.log}")
+                raise PromiseBroken(f"the broker used the .bak of {self._fell_back} without logging it: {broker.log}")
             await asyncio.sleep(0.005)
 
     async def _judge(self, allowance: Allowance, *, last: bool) -> Finding:
@@ -168,7 +168,7 @@ class Campaign:
             first = min((int(path.name) for path in (self.store / "commitlog").iterdir()), default=0)
             allowance = replace(allowance, expired_below=first)
         touched = {at: (hit.topic, hit.queue, hit.queue_offset) for at, hit in self._hits.items()}
-        allowance = replace(allowance, touched=touched, said=lost_messages(self.store), checked=self.checksums)
+        allowance = replace(allowance, touched=touched, reported=lost_messages(self.store), checked=self.checksums)
         finding = self.ledger.judge(await self.load.look(), allowance)
         await self.load.look_up(finding, LOOKED_UP, allowance)
         await self.load.look_at_tables(finding, fell_back=self._fell_back == "config/topics.json")
@@ -178,7 +178,7 @@ class Campaign:
         return finding
 
     def keep(self, folder: Path) -> Path:
-        """Where the store stays that a round failed on: in ``folder`` at the latest."""
+        """Return where the store of a failed round stays: at the latest in ``folder``."""
         return self.store
 
     # Starting.
@@ -189,32 +189,32 @@ class Campaign:
         return {"flush.policy": policy, "store.record_checksum": str(self.checksums).lower()}
 
     def _fork(self, faults: dict[str, Any], **more: Any) -> ForkedBroker:
-        """A broker for the faults; where the campaign has retention, it removes what it can."""
+        """Start a broker with these faults; if the campaign has retention, it deletes all it can."""
         settings = {**self._settings, **(RETENTION if self.retention else {}), **more}
         return self.prepared.start(self.store, self.port, settings, {**self.broken, **faults})
 
     async def _start(self) -> ForkedBroker:
-        """A broker without faults, which removes nothing: what it holds can be judged."""
+        """Start a broker without faults and retention, so that all it holds can be judged."""
         broker = self.prepared.start(self.store, self.port, self._settings)
         await asyncio.to_thread(broker.wait_until_listening)
         return broker
 
     async def _work_until_dead(self, broker: ForkedBroker, what: str) -> int:
-        """Load until the fault happens and ends the broker; its exit code."""
+        """Run the load until the fault ends the broker; return its exit code."""
         self.load.begin()
         deadline = time.monotonic() + FIRE_S_MAX
         while not broker.ended:
             self.load.check_alive()
             if time.monotonic() > deadline:
                 broker.kill()
-                raise HarnessError(f"{what} never happened within {FIRE_S_MAX:.0f} s of load")
+                raise HarnessError(f"{what} did not happen within {FIRE_S_MAX:.0f} s of load")
             await asyncio.sleep(0.005)
         return broker.wait()
 
     # Kinds of rounds.
 
     async def _kill(self, rest: str) -> Allowance:
-        """SIGKILL at a random moment, of the start too."""
+        """Send SIGKILL at a random moment, also during the start."""
         broker = self._fork({})
         await asyncio.to_thread(broker.wait_until_listening)
         self.load.begin()
@@ -230,7 +230,7 @@ class Campaign:
         return Allowance()
 
     async def _point(self, name: str) -> Allowance:
-        """SIGKILL at a named point."""
+        """Send SIGKILL at a named point."""
         name = name or self.source.choice([each for each in sorted(POINTS) if self._reachable(each)])
         point = POINTS[name]
         fault = {"point": name, "nth": self.source.randint(1, point.nth_max)}
@@ -241,24 +241,24 @@ class Campaign:
             broker = self._fork(fault, **CALM)
             await asyncio.to_thread(broker.wait_until_listening)
             self.load.begin()
-            await self._until(lambda: self.load.acknowledged >= GOES_ON, broker, "a load")
+            await self._until(lambda: self.load.acknowledged >= PROGRESS_MESSAGES, broker, "a load")
             broker.terminate()
         else:
             broker = self._fork(fault)
             await self._work_until_dead(broker, f"the point {name!r} (the {fault['nth']}. time)")
         broker.wait()
-        if broker.said("point") != name:
+        if broker.fault_output("point") != name:
             raise HarnessError(f"the point {name!r} was not reached; the broker's log: {broker.log}")
         self.hit.add(name)
         return Allowance()
 
     async def _leave_backlog(self, fault: dict[str, Any]) -> ForkedBroker:
-        """Kill a broker that made no checkpoint, and start one that dies while it recovers. Queues and index survive a
-        kill in the page cache: where their recovery is the point, they are lost first."""
+        """Kill a broker that made no checkpoint, and start one that dies while it recovers. A kill leaves queues and
+        index in the page cache: to test their recovery, the harness deletes them first."""
         broker = self._fork({}, **CALM)
         await asyncio.to_thread(broker.wait_until_listening)
         self.load.begin()
-        await self._until(lambda: self.load.acknowledged >= GOES_ON, broker, "a load")
+        await self._until(lambda: self.load.acknowledged >= PROGRESS_MESSAGES, broker, "a load")
         broker.kill()
         lost = LOST_FIRST.get(fault["point"])
         if lost is not None:
@@ -275,26 +275,26 @@ class Campaign:
         return self.retention or not point.startswith("retention")
 
     async def _power(self, rest: str) -> Allowance:
-        """The power goes; the next start has what the disk may hold by then."""
+        """Cut the power; the next start gets what the disk may hold by then."""
         self._cuts += 1
         target = self.folder / f"store-{self._cuts}"
         lives = int(2 ** self.source.uniform(3, 10))
         fault = {"cut": str(target), "lives": lives, "seed": self.source.random()}
         broker = self._fork(fault)
         await self._work_until_dead(broker, f"the power cut at the {lives}. call")
-        cut = broker.said("cut")
+        cut = broker.fault_output("cut")
         if cut is None:
-            raise HarnessError(f"the power never went; the broker's log: {broker.log}")
+            raise HarnessError(f"the power was never cut; the broker's log: {broker.log}")
         shutil.rmtree(self.store)
         target.rename(self.store)
         return Allowance() if self.sync else Allowance(int(cut), frozenset(self.ledger.acknowledged))
 
     async def _damage(self, kind: str) -> Allowance:
-        """A file is damaged between two runs. Everything is answered by then: what is judged is the damage alone."""
+        """Damage a file between two runs, after every request has its response: so only the damage is judged."""
         broker = self._fork({})
         await asyncio.to_thread(broker.wait_until_listening)
         self.load.begin()
-        await self._until(lambda: self.load.acknowledged >= GOES_ON, broker, "a load")
+        await self._until(lambda: self.load.acknowledged >= PROGRESS_MESSAGES, broker, "a load")
         await asyncio.sleep(self.source.uniform(0.0, 0.2))
         await self.load.finish()
         if self.source.random() < 0.5:
@@ -313,7 +313,7 @@ class Campaign:
         return Allowance()
 
     async def _expect_refusal(self, path: str) -> None:
-        """A start on what cannot be put right says which file it is, and changes nothing."""
+        """Check that a start on irreparable files is refused, names the file and changes nothing."""
         broker = self._fork({})
         try:
             await asyncio.to_thread(broker.wait_until_listening)
@@ -322,11 +322,11 @@ class Campaign:
                 raise PromiseBroken(f"a start on a broken {path} ended with {end.code}: {broker.log}") from end
             return
         broker.kill()
-        raise PromiseBroken(f"a start took {path}, which cannot be read: {broker.log}")
+        raise PromiseBroken(f"the broker started with {path}, which cannot be read: {broker.log}")
 
     async def _error(self, which: str) -> Allowance:
-        """One call fails (``which``: OPERATION ERRNO NTH [PATTERN of the path]), or the disk is full from it on and has
-        room later."""
+        """Fail one call (``which``: OPERATION ERRNO NTH [PATTERN of the path]), or fill the disk from it on and make
+        space later."""
         operation, name, nth, *path = which.split() if which else self._any_error()
         number = errno.EIO if name == "EIO" else errno.ENOSPC
         self._cuts += 1
@@ -342,14 +342,16 @@ class Campaign:
         except BrokerEnded as end:
             if end.code not in (EXIT_REFUSED, EXIT_FATAL):
                 raise PromiseBroken(f"a start on which {which} failed ended with {end.code}: {broker.log}") from end
-        await self._until(lambda: broker.ended or broker.said("error") is not None, broker, f"{operation} {nth}")
+        await self._until(
+            lambda: broker.ended or broker.fault_output("error") is not None, broker, f"{operation} {nth}"
+        )
         if not fills:
             await self._after_io_error(broker, operation, number)
         elif not broker.ended:
             await self._through_full_disk(broker, room)
         broker.kill()
-        failed_at = int((broker.said("error") or "0").split()[-1])
-        if operation == "sync_data" and (broker.said("error") or "").startswith("sync_data commitlog/"):
+        failed_at = int((broker.fault_output("error") or "0").split()[-1])
+        if operation == "sync_data" and (broker.fault_output("error") or "").startswith("sync_data commitlog/"):
             self._check_acknowledged(known, failed_at)
         return Allowance()
 
@@ -370,41 +372,46 @@ class Campaign:
             await asyncio.sleep(0.005)
 
     async def _after_io_error(self, broker: ForkedBroker, operation: str, number: int) -> None:
-        """It ends with a code that says so, or goes on where nothing was at stake; never when a sync failed."""
+        """Check that the broker exits with an error code, or continues if no data was at stake, but never after a
+        failed sync."""
         before = self.load.acknowledged
-        path = (broker.said("error") or "").split()[1]
-        # Tables and files that are being made are written anew: what failed there can be tried again, and is refused.
+        path = (broker.fault_output("error") or "").split()[1]
+        # A table or a file that is being created is written from scratch after a failure, so the broker may continue.
         must_end = (operation.startswith("sync") or operation == "rename") and path.startswith(WRITTEN_ONCE)
         if number == errno.ENOSPC and operation == "sync_folder":
-            must_end = False  # the log's next file was not made, and is when there is room
+            must_end = False  # the log's next file was not created, and will be when there is space
         await self._until(
-            lambda: broker.ended or (not must_end and self.load.acknowledged >= before + GOES_ON),
+            lambda: broker.ended or (not must_end and self.load.acknowledged >= before + PROGRESS_MESSAGES),
             broker,
-            f"the end after {broker.said('error')}",
+            f"the end after {broker.fault_output('error')}",
         )
         if broker.ended and broker.wait() not in (EXIT_FATAL, EXIT_REFUSED):
-            raise PromiseBroken(f"after {broker.said('error')} the broker ended with {broker.wait()}: {broker.log}")
+            raise PromiseBroken(
+                f"after {broker.fault_output('error')} the broker ended with {broker.wait()}: {broker.log}"
+            )
 
     async def _through_full_disk(self, broker: ForkedBroker, room: Path) -> None:
-        """Reads go on; once there is room, so do writes."""
+        """Check that reads continue on the full disk, and writes once there is space."""
         try:
             await self.load.read_something()
         except FlintError as error:
             raise PromiseBroken(
-                f"nothing can be read while the disk is full ({broker.said('error')}): {error}"
+                f"nothing can be read while the disk is full ({broker.fault_output('error')}): {error}"
             ) from error
         before = self.load.acknowledged
         await asyncio.to_thread(room.touch)
         await self._until(
-            lambda: broker.ended or self.load.acknowledged >= before + GOES_ON, broker, "a write after there was room"
+            lambda: broker.ended or self.load.acknowledged >= before + PROGRESS_MESSAGES,
+            broker,
+            "a write after there was room",
         )
         if broker.ended:
             raise PromiseBroken(
-                f"a full disk ({broker.said('error')}) ended the broker with {broker.wait()}: {broker.log}"
+                f"a full disk ({broker.fault_output('error')}) ended the broker with {broker.wait()}: {broker.log}"
             )
 
     def _check_acknowledged(self, known: set[int], flushed_offset: int) -> None:
-        """What was acknowledged as flushed lay on the disk when the sync failed."""
+        """Check that every message acknowledged as flushed was on disk before the sync failed."""
         for number, place in self.ledger.acknowledged.items():
             if number not in known and place.sync and place.physical_offset >= flushed_offset:
                 raise PromiseBroken(f"{number} at {place} was acknowledged, and the sync at {flushed_offset} failed")

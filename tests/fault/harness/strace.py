@@ -1,4 +1,4 @@
-"""System calls that fail for real: strace answers them in the kernel's place."""
+"""System calls that really fail: strace returns the error in the kernel's place."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FAILING_CALLS = {
     "pread": "?preadv2,?preadv,pread64",
     "rename": "?rename,?renameat,?renameat2",
 }
-"""What the store does by the names that strace has for it; a machine need not have those with a question mark."""
+"""Names of the store's operations in strace; a machine may lack those with a question mark."""
 
 
 class Injection:
-    """strace on a process, its threads, and what it forks. ``trace``: where it writes the calls and their results."""
+    """strace on a process, its threads and its children. ``trace``: file with the calls and their results."""
 
     def __init__(self, tracer: subprocess.Popen[str], trace: Path) -> None:
         self._tracer = tracer
@@ -30,11 +30,11 @@ class Injection:
 
     @property
     def injected(self) -> list[str]:
-        """The calls that failed so far."""
+        """Return the calls that failed so far."""
         return [line for line in self._trace.read_text().splitlines() if line.endswith("(INJECTED)")]
 
     def end(self) -> None:
-        """No call fails any more."""
+        """Stop failing calls."""
         if self._tracer.poll() is None:
             self._tracer.send_signal(signal.SIGINT)
         self._tracer.wait()
@@ -44,10 +44,10 @@ class Injection:
 def injection(
     pid: int, trace: Path, call: str, error: str, *, when: str = "1+", path: Path | None = None
 ) -> Iterator[Injection]:
-    """The calls of ``FAILING_CALLS[call]`` fail with ``error`` ("EIO"), and nothing of them is done.
+    """Let the calls of ``FAILING_CALLS[call]`` fail with ``error`` ("EIO") without any effect.
 
-    ``when``: which of them, counted in each thread ("3": the third, "3+": that and all that follow). ``path``: only
-    those on this file; of a rename, its old name. Raises ``NotHere``.
+    ``when``: which of them, counted in each thread ("3": the third, "3+": the third and all that follow). ``path``:
+    only calls on this file; for a rename, its old name. Raises ``NotHere``.
     """
     if shutil.which("strace") is None:
         raise NotHere("strace is not installed")
@@ -71,16 +71,16 @@ def injection(
         injected = Injection(tracer, trace)
         try:
             assert tracer.stderr is not None
-            said = tracer.stderr.readline()
-            if "attached" not in said:
-                raise NotHere(f"`{' '.join(command)}` fails: {said.strip()}")
+            output = tracer.stderr.readline()
+            if "attached" not in output:
+                raise NotHere(f"`{' '.join(command)}` fails: {output.strip()}")
             yield injected
         finally:
             injected.end()
 
 
 def check_strace(folder: Path) -> None:
-    """Raises ``NotHere`` where this machine does not allow all of that."""
+    """Raise ``NotHere`` if this machine does not allow all of that."""
     with subprocess.Popen(["sleep", "60"]) as sleeping:
         try:
             with injection(sleeping.pid, folder / "trace", "fdatasync", "EIO", path=folder / "nothing"):

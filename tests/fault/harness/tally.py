@@ -1,4 +1,4 @@
-"""What the rounds of a run came to, kind by kind."""
+"""Totals of a run's rounds, by kind."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from .ledger import Finding
 
 @dataclass
 class Tally:
-    """What all rounds of a kind came to."""
+    """Totals of all rounds of one kind."""
 
     rounds: int = 0
     failed: int = 0
     faults: int = 0
     acknowledged: int = 0
     resent: int = 0
-    """In doubt when the fault came, sent again by the client, and stored once."""
+    """Messages in doubt when the fault came, resent by the client and stored once."""
     lost: int = 0
     vanished: int = 0
     wrong: int = 0
     duplicates: int = 0
     disorder: int = 0
-    said: int = 0
+    reported: int = 0
     unchecked: int = 0
     tail: int = 0
     seconds: float = 0.0
 
     def add(self, finding: Finding) -> None:
-        """Count what one round found."""
-        for kind in ("lost", "vanished", "wrong", "duplicates", "disorder", "said", "unchecked", "tail"):
+        """Count the result of one round."""
+        for kind in ("lost", "vanished", "wrong", "duplicates", "disorder", "reported", "unchecked", "tail"):
             setattr(self, kind, getattr(self, kind) + getattr(finding, kind))
