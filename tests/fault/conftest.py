@@ -1,4 +1,4 @@
-"""What tests with failing files share, and what forks brokers."""
+"""Fixtures for tests with failing files, and for tests that fork brokers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: hundreds of small stores are made and removed in it, and what a disk would
-    lose is decided by the file layer of the test."""
+    """Return a folder in memory if the machine has one: hundreds of small stores are created and removed in it, and the
+    test's file layer, not the disk, decides which bytes are lost."""
     if not os.access(MEMORY, os.W_OK):
         yield tmp_path
         return
@@ -29,14 +29,14 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedParent]:
-    """What forks brokers: one for all tests of the harness, because it takes seconds to load."""
+    """Fork brokers: one parent for all tests of the harness, because it takes seconds to load."""
     with PreparedParent(tmp_path_factory.mktemp("brokers")) as parent:
         yield parent
 
 
 @pytest.fixture(scope="session")
 def may_trace(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """strace may make calls fail; who needs it is skipped where it may not, with the reason."""
+    """Skip the test, with the reason, if strace may not make calls fail here."""
     try:
         check_strace(tmp_path_factory.mktemp("strace"))
     except NotHere as refusal:

@@ -1,4 +1,4 @@
-"""Files of a process that dies at its n-th change of the file system."""
+"""File system of a process that dies at its n-th change."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from tests.store_tools import UnsyncedFiles
 
 
 class Died(Exception):
-    """The process is gone: nothing that it still does has any effect."""
+    """The process is dead: nothing it still does has any effect."""
 
 
 class DyingFiles(UnsyncedFiles):
-    """The first ``lives`` changes happen, the next one raises ``Died``, and so does every one behind it.
+    """File system on which the first ``lives`` changes happen; the next one raises ``Died``, and so does every later
+    one.
 
-    What was written before stays, as after kill -9. ``half``: the first half of a write that is not done any more is.
+    Everything written before stays, as after kill -9. ``half``: the write that dies writes its first half.
     """
 
     def __init__(self, lives: int, *, half: bool = False) -> None:
@@ -23,7 +24,7 @@ class DyingFiles(UnsyncedFiles):
 
     @property
     def dead(self) -> bool:
-        """Whether a change was refused."""
+        """Return whether a change was refused."""
         return self.lives < 0
 
     def _change(self) -> bool:
@@ -35,23 +36,23 @@ class DyingFiles(UnsyncedFiles):
             raise Died
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """A change where the file is made."""
+        """Open; a change if the file is created."""
         if create and not path.exists():
             self._change_or_die()
         return super().open(path, create=create)
 
     def resize(self, fd: int, size: int) -> None:
-        """A change."""
+        """Resize; a change."""
         self._change_or_die()
         super().resize(fd, size)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """A change."""
+        """Allocate; a change."""
         self._change_or_die()
         super().allocate(fd, at, size)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """A change."""
+        """Write; a change."""
         if not self._change():
             if self._half and self.lives == -1:
                 super().write(fd, memoryview(data)[: len(data) // 2], at)
@@ -59,30 +60,30 @@ class DyingFiles(UnsyncedFiles):
         super().write(fd, data, at)
 
     def sync_data(self, fd: int) -> None:
-        """A place to die."""
+        """Sync; the process may die here."""
         self._change_or_die()
 
     def sync_folder(self, path: Path) -> None:
-        """A place to die."""
+        """Sync the folder; the process may die here."""
         self._change_or_die()
 
     def rename(self, source: Path, target: Path) -> None:
-        """A change."""
+        """Rename; a change."""
         self._change_or_die()
         super().rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        """A change."""
+        """Unlink; a change."""
         self._change_or_die()
         super().unlink(path)
 
     def make_folder(self, path: Path) -> None:
-        """A change where it is not there."""
+        """Create the folder; a change if it did not exist."""
         if not path.is_dir():
             self._change_or_die()
         super().make_folder(path)
 
     def remove_folder(self, path: Path) -> None:
-        """A change."""
+        """Remove the folder; a change."""
         self._change_or_die()
         super().remove_folder(path)

@@ -1,4 +1,4 @@
-"""A broker without a network, whose services are worked by hand: in one thread, and each time in the same order."""
+"""A broker without a network whose services are driven by hand: in one thread, and always in the same order."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from .power_cut_life import GROUP, Frame, Life, Row
 
 
 def _call(call: Callable[..., Any], *arguments: Any) -> None:
-    """What the event loop does soon."""
+    """Run the call at once, in place of the event loop."""
     call(*arguments)
 
 
 class HandBroker(Life):
-    """A life that goes through the broker's services, and meets errors as the broker does."""
+    """A life that uses the broker's services and handles errors as the broker does."""
 
     def begin(self, files: PowerCutFiles, path: Path) -> None:
-        """See ``Life``. The services begin anew."""
+        """Override ``Life.begin``: start the services again too."""
         super().begin(files, path)
         self.refused = 0
-        """Appends and changes of topics that were answered with an error, because nothing of them was done."""
+        """Number of appends and topic changes that were refused because they had no effect."""
         self._unsent: list[Frame] = []
-        """What was refused."""
+        """Refused frames."""
         self.ended: Exception | None = None
-        """What ended the broker."""
+        """Error that ended the broker."""
         self._allocation = AllocateMappedFileService(self.store, _call, self._end)
         self._flush = GroupCommitService(self.store, _call, self._end)
         self._reput = ReputMessageService(self.store, _call, self._show, self._end)
         self._checkpoint = CheckpointService(self.store, _call, self._end)
 
     def _end(self, name: str, error: BaseException) -> None:
-        raise error  # to who works the services: see ``do``
+        raise error  # raised to the caller that drives the services: see ``do``
 
     def _show(self, touched: Touched) -> None:
         for topic, queue, max_offset in touched:
@@ -51,7 +51,7 @@ class HandBroker(Life):
                 self.served[topic, queue] = max_offset
 
     def do(self, work: Callable[[], object]) -> None:
-        """One piece of work, while the broker lives. What would end a service, or a start, ends it."""
+        """Do one piece of work while the broker lives. An error that would end a service, or a start, ends it."""
         if self.ended is None:
             try:
                 work()
@@ -62,7 +62,7 @@ class HandBroker(Life):
         return b"".join(path.read_bytes() for path in sorted((self.store.path / "commitlog").iterdir()))
 
     def append(self, topic: str, queue: int, messages: Sequence[Message]) -> None:
-        """See ``Life``. One that is refused leaves the log as it was."""
+        """Override ``Life.append``: a refused append leaves the log as it was."""
         end_offset, log = self.store.write_offset, self._log()
         try:
             super().append(topic, queue, messages)
@@ -73,12 +73,13 @@ class HandBroker(Life):
             self._check_refused(refusal, end_offset, log)
         except OSError as error:
             if topic not in self.in_doubt:
-                raise AssertionError("an append says nothing to its producer") from error
-            self.refused += 1  # the topic could not be made
+                raise AssertionError("the append gave its producer no result") from error
+            self.refused += 1  # the topic could not be created
             self.store.topics.remove(topic)
 
     def _check_refused(self, refusal: ServiceNotAvailable, end_offset: int, log: bytes) -> None:
-        """It says that nothing was written, and that is so; a next file may have been made."""
+        """Check that the refusal says that nothing was written, and that this is true; a next file may have been
+        created."""
         assert "nothing was written" in str(refusal)
         assert self.store.write_offset == end_offset
         after = self._log()
@@ -86,7 +87,7 @@ class HandBroker(Life):
         assert not any(after[len(log) :])
 
     def delete(self, topic: str) -> None:
-        """See ``Life``. Where it cannot be written it is taken back."""
+        """Override ``Life.delete``: a deletion that cannot be written is undone."""
         config = self.store.topics.get(topic)
         if topic not in self.topics or config is None:
             return
@@ -97,7 +98,7 @@ class HandBroker(Life):
             self.store.topics.put(config)
 
     def flush(self) -> None:
-        """What the flush service acknowledges is acknowledged; everybody has an answer."""
+        """Note the acknowledgements of the flush service; every producer must have a response."""
         end_offset = self.store.write_offset
         answers: list[BrokerError | None] = []
         self._flush.wait_for(end_offset, answers.append)
@@ -116,31 +117,31 @@ class HandBroker(Life):
                 }
 
     def produce(self, topic: str, queue: int, messages: Sequence[Message]) -> None:
-        """As a producer does, to the acknowledgement; and it is shown."""
+        """Send like a producer, up to the acknowledgement, and make the messages visible."""
         self.append(topic, queue, messages)
         self.flush()
         self.dispatch()
 
-    def produce_again(self) -> None:
-        """What was refused is sent once more."""
+    def produce_refused(self) -> None:
+        """Send the refused frames once more."""
         unsent, self._unsent = self._unsent, []
         for frame in unsent:
             self.produce(frame.topic, frame.queue, frame.messages)
 
     def dispatch(self, chunk_bytes: int = 0) -> None:
-        """On the loop; where the disk is full by the thread, while it comes on."""
+        """Dispatch on the loop; if the disk is full, on the thread, until it continues."""
         self._reput.step()
         reached = -1
         while self._reput.do_once() and self.store.reput_offset > reached:
             reached = self.store.reput_offset
 
     def allocate(self) -> None:
-        """Work ahead, all there is to do."""
+        """Allocate ahead as much as possible."""
         while self._allocation.do_once():
             pass
 
     def checkpoint(self) -> None:
-        """Put queues, index and the groups' progress on disk."""
+        """Put queues, index and the groups' offsets on disk."""
         offsets: dict[Row, int] = dict(self.served)
         for (topic, queue), offset in offsets.items():
             self.committed.pop((topic, queue), None)
@@ -150,19 +151,19 @@ class HandBroker(Life):
             self.committed.update(offsets)
 
     def read(self) -> None:
-        """Everything that was shown can still be read."""
+        """Check that every visible message can still be read."""
         for (topic, queue), served in self.served.items():
             records = [record for record in pull_all(self.store, topic, queue) if record.queue_offset < served]
             assert len(records) == served - self.store.min_offset(topic, queue, False)
             assert all(map(matches, records, self.kept(topic, queue, records)))
 
     def assert_no_append_is_taken(self) -> None:
-        """The store stopped writing, also where the disk works again."""
+        """Check that the store stopped writing, even if the disk works again."""
         with pytest.raises(ServiceNotAvailable, match="stopped writing"):
             self.store.append(next(iter(self.store.topics)), 0, make_batch([Message(b"more")]))
 
-    def assert_nobody_is_acknowledged(self) -> None:
-        """Nor is who comes later and waits for a flush that was given up."""
+    def assert_no_producer_is_acknowledged(self) -> None:
+        """Check that no later producer that waits for the abandoned flush is acknowledged."""
         answers: list[BrokerError | None] = []
         self._flush.wait_for(self.store.write_offset, answers.append)
         assert isinstance(answers[0], ServiceNotAvailable)

@@ -1,8 +1,8 @@
-"""A process that makes processes that write to a store until they are killed.
+"""A process that forks processes that write to a store until they are killed.
 
 It reads lines ``STORE SEED FIRST_NUMBER`` and forks for each, so that only one start pays for the imports. The fork
-says ``pid N``, then a line of JSON for every message that is on the disk: [number, topic, queue, queue offset,
-physical offset, store ms]. When it is dead, its parent says ``ended``.
+prints ``pid N``, then a line of JSON for every message that is on the disk: [number, topic, queue, queue offset,
+physical offset, store ms]. When the fork is dead, its parent prints ``ended``.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ QUEUES = 3
 
 
 def message(number: int) -> Message:
-    """The message of that number, the same in every process."""
+    """Return the message with that number, the same in every process."""
     source = random.Random(number)
     body = source.randbytes(source.choice([0, 20, 500, 5000, 60_000]))
     return Message(body, keys=(f"key-{number}",), tags=source.choice(["", "eu"]))
 
 
 def say(text: str) -> None:
-    """One line, whole or not at all."""
+    """Print one line, completely or not at all."""
     os.write(1, (text + "\n").encode())
 
 
 class Writer:
-    """Writes, flushes, dispatches, syncs and restarts in any order; says what is on the disk."""
+    """Writes, flushes, dispatches, syncs and restarts in random order, and prints the messages that are on the disk."""
 
     def __init__(self, path: Path, source: random.Random, number: int) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class Writer:
         self._unsaid: list[tuple[int, list[object]]] = []
 
     def run(self) -> None:
-        """Until killed."""
+        """Work until killed."""
         store = self._open()
         while True:
             match self._source.randrange(40):
@@ -101,7 +101,7 @@ def main() -> None:
             try:
                 say(f"pid {os.getpid()}")
                 Writer(Path(path), random.Random(seed), int(number)).run()
-            except BaseException:  # noqa: BLE001 - the parent must hear of it, whatever it is
+            except BaseException:  # noqa: BLE001 - the parent must see any error
                 say(json.dumps({"failed": traceback.format_exc()}))
                 os._exit(1)
         os.waitpid(pid, 0)

@@ -1,9 +1,9 @@
-"""Files of a machine whose power may go: what was not synced may be lost, page by page and name by name.
+"""File system of a machine whose power may be cut: unsynced data may be lost, page by page and name by name.
 
-The files are real, so maps work. Beside them stands what a disk is sure to hold: a copy of each file as it was at its
-last ``sync_data``, and the names of each folder as of its last ``sync_folder``. A cut makes a new tree out of both:
-every page written since may have reached the disk or not, and of the changes of names that were not synced some first
-ones have; a ``Fate`` says which. The files go on as they were, so that one run can be cut at each of its moments.
+The files are real, so maps work. Beside them the object keeps what a disk is sure to hold: a copy of each file as of
+its last ``sync_data``, and the names of each folder as of its last ``sync_folder``. A cut creates a new tree from both:
+every page written since may have reached the disk or not, and so may a prefix of the unsynced changes of names; a
+``Fate`` decides. The files themselves stay as they were, so that one run can be cut at each of its moments.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from flintmq.broker.store.files.file_system import Files
 
 
 class PowerCut(Exception):
-    """The power is gone; nothing that still happens has any effect."""
+    """The power was cut; nothing that still happens has any effect."""
 
 
 class FileNode:
-    """A file, whatever its name."""
+    """A file, independent of its name."""
 
     def __init__(self, durable: bytes = b"") -> None:
         self.durable = durable
         self.last: bytes | None = None
-        """What it held when it lost its name."""
+        """Content of the file when it lost its name."""
 
 
 class FolderNode:
-    """A folder: its names as they are, and as they are on the disk for sure."""
+    """A folder: its current names, and its durable names."""
 
     def __init__(self) -> None:
         self.names: dict[str, Node] = {}
@@ -41,7 +41,7 @@ class FolderNode:
 
 Node = FileNode | FolderNode
 Tree = dict[Path, bytes | None]
-"""The content of files, and None for folders, by their path; a folder stands before what is in it."""
+"""Content of each file and None for each folder, by path; a folder comes before its content."""
 
 
 class Change:
@@ -54,13 +54,13 @@ class Change:
         self.added = added
 
     def touches(self, folder: FolderNode) -> bool:
-        """Whether syncing that folder makes it durable."""
+        """Return whether syncing that folder makes the change durable."""
         return (self.removed is not None and self.removed[0] is folder) or (
             self.added is not None and self.added[0] is folder
         )
 
     def happen(self, names: dict[FolderNode, dict[str, Node]]) -> None:
-        """Make it durable, in these names of the folders."""
+        """Apply the change to these names of the folders."""
         if self.removed is not None:
             folder, name = self.removed
             names.setdefault(folder, dict(folder.durable)).pop(name, None)
@@ -70,41 +70,42 @@ class Change:
 
 
 class Fate(Protocol):
-    """What becomes of that which was not synced when the power goes."""
+    """Decides which unsynced data survives a power cut."""
 
     def changes(self, pending: int) -> int:
-        """How many of the ``pending`` changes of names have happened, the first ones."""
+        """Return how many of the ``pending`` changes of names survive, from the first on."""
 
     def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
-        """What the file at ``path``, below the root, has of what was written (``now``) since it was ``durable``."""
+        """Return the surviving content of the file at ``path``, relative to the root: ``durable`` was synced, ``now``
+        was written."""
 
 
 class Nothing:
-    """Only what was synced is there."""
+    """Only synced data survives."""
 
     def changes(self, pending: int) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
     def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
-        """As it was synced."""
+        """Return the synced content."""
         return durable
 
 
 class Everything:
-    """The disk was fast: all is there."""
+    """All data survives."""
 
     def changes(self, pending: int) -> int:
-        """All."""
+        """Return all of them."""
         return pending
 
     def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
-        """As it was written."""
+        """Return the written content."""
         return now
 
 
 class AtRandom:
-    """Some first changes, and some pages."""
+    """A random prefix of the changes of names survives, and random pages."""
 
     def __init__(self, source: random.Random) -> None:
         self._source = source
@@ -112,11 +113,11 @@ class AtRandom:
         self._survival = source.choice([0.0, 0.1, 0.5, 0.9, 1.0])
 
     def changes(self, pending: int) -> int:
-        """Any number."""
+        """Return any number of them."""
         return self._source.randint(0, pending)
 
     def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
-        """Some of the pages; the size is either."""
+        """Return the content with some of the new pages; the size is the old or the new one."""
         if durable == now:
             return durable
         size = self._source.choice([len(durable), len(now)])
@@ -129,18 +130,18 @@ class AtRandom:
 
 
 class TornLog:
-    """The CommitLog is there up to a byte; the others have the fate ``rest``."""
+    """The CommitLog survives up to a byte; other files have the fate ``rest``."""
 
     def __init__(self, end_offset: int, rest: Fate) -> None:
         self._end_offset = end_offset
         self._rest = rest
 
     def changes(self, pending: int) -> int:
-        """As of the rest."""
+        """Return as many as ``rest``."""
         return self._rest.changes(pending)
 
     def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
-        """Of a file of the log what lies below the end."""
+        """Return the part of a log file below the end offset."""
         if path.parent.name != "commitlog":
             return self._rest.content(path, durable, now)
         kept = max(self._end_offset - int(path.name), 0)
@@ -148,16 +149,16 @@ class TornLog:
 
 
 class PowerCutFiles(Files):
-    """The files below ``root``. The power goes at the ``lives``-th call; ``cut`` then makes the tree that is left.
+    """The files below ``root``. The power is cut at the ``lives``-th call; ``cut`` then creates the tree that is left.
 
-    Any thread may use them, as any may use a broker's.
+    Thread-safe, because every thread of a broker uses its files.
     """
 
     def __init__(self, root: Path, lives: int) -> None:
         self._root = root
         self.lives = lives
         self.changing = threading.RLock()
-        """Held for every change, and for the whole of a cut."""
+        """Held during every change, and during a whole cut."""
         self._folder = FolderNode()
         self._fds: dict[int, FileNode] = {}
         self._pending: list[Change] = []
@@ -190,7 +191,7 @@ class PowerCutFiles(Files):
         self._pending.append(Change(added=(folder, path.name, node)))
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """A descriptor; a new file's name is not durable yet."""
+        """Open the file; the name of a new file is not durable yet."""
         with self.changing:
             self._live()
             is_new = not path.exists()
@@ -203,37 +204,37 @@ class PowerCutFiles(Files):
             return fd
 
     def close(self, fd: int) -> None:
-        """Always possible."""
+        """Close the file; allowed after the cut too."""
         with self.changing:
             self._fds.pop(fd, None)
             super().close(fd)
 
     def resize(self, fd: int, size: int) -> None:
-        """Not durable yet."""
+        """Resize; not durable yet."""
         with self.changing:
             self._live()
             super().resize(fd, size)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Not durable yet."""
+        """Allocate; not durable yet."""
         with self.changing:
             self._live()
             super().allocate(fd, at, size)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Not durable yet."""
+        """Write; not durable yet."""
         with self.changing:
             self._live()
             super().write(fd, data, at)
 
     def sync_data(self, fd: int) -> None:
-        """What the file holds now is durable, and its size."""
+        """Make the file's content and size durable."""
         with self.changing:
             self._live()
             self._fds[fd].durable = os.pread(fd, os.fstat(fd).st_size, 0)
 
     def sync_folder(self, path: Path) -> None:
-        """What changed in this folder is durable."""
+        """Make the folder's changes durable."""
         with self.changing:
             self._live()
             if path == self._root.parent:
@@ -247,7 +248,7 @@ class PowerCutFiles(Files):
                 each.durable = names
 
     def rename(self, source: Path, target: Path) -> None:
-        """Not durable yet, but in both folders at once."""
+        """Rename; not durable yet, and atomic across both folders."""
         with self.changing:
             self._live()
             left, entered = self._find_folder(source.parent), self._find_folder(target.parent)
@@ -257,7 +258,7 @@ class PowerCutFiles(Files):
             self._pending.append(Change(removed=(left, source.name), added=(entered, target.name, node)))
 
     def unlink(self, path: Path) -> None:
-        """Not durable yet."""
+        """Unlink; not durable yet."""
         with self.changing:
             self._live()
             self._forget(path)
@@ -272,7 +273,7 @@ class PowerCutFiles(Files):
             node.last = path.read_bytes()
 
     def make_folder(self, path: Path) -> None:
-        """Not durable yet."""
+        """Create the folder; not durable yet."""
         with self.changing:
             self._live()
             missing = []
@@ -285,7 +286,7 @@ class PowerCutFiles(Files):
                     self._add(each, FolderNode())
 
     def remove_folder(self, path: Path) -> None:
-        """Not durable yet."""
+        """Remove the folder; not durable yet."""
         with self.changing:
             self._live()
             super().remove_folder(path)
@@ -296,11 +297,11 @@ class PowerCutFiles(Files):
     # The cut.
 
     def cut(self, target: Path, fate: Fate) -> None:
-        """Make at ``target`` the tree that is left if the power goes now."""
+        """Create at ``target`` the tree that is left if the power is cut now."""
         write_tree(target, self.remains(fate))
 
     def remains(self, fate: Fate) -> Tree:
-        """The tree that is left if the power goes now."""
+        """Return the tree that is left if the power is cut now."""
         durable: dict[FolderNode, dict[str, Node]] = {}
         for change in self._pending[: fate.changes(len(self._pending))]:
             change.happen(durable)
@@ -323,7 +324,7 @@ class PowerCutFiles(Files):
 
 
 def write_tree(target: Path, tree: Tree) -> None:
-    """Make the tree at ``target``."""
+    """Write the tree to ``target``."""
     target.mkdir()
     for path, content in tree.items():
         if content is None:

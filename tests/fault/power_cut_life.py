@@ -1,5 +1,5 @@
-"""The life of a store on a machine whose power may go: what is done with it, what it promised, and whether a store that
-came back keeps that."""
+"""The life of a store on a machine whose power may be cut: its operations, its promises, and the check that a recovered
+store keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .power_cut import PowerCutFiles
 QUEUES = 2
 GROUP = "group"
 EVERY_KEY = "all"
-"""Each message of a queue has this, with the queue's number behind it, beside a key of its own."""
+"""Key of each message of a queue, followed by the queue's number; each message has another key of its own."""
 
 Row = tuple[str, int]
 """A topic and a queue."""
@@ -26,7 +26,7 @@ Row = tuple[str, int]
 
 @dataclass
 class Frame:
-    """What is being appended: some first messages of it may be written."""
+    """A frame that is being appended: a prefix of its messages may be written."""
 
     topic: str
     queue: int
@@ -34,39 +34,39 @@ class Frame:
 
 
 class Life:
-    """A store at work until the power goes, and what it promised."""
+    """A store at work until the power is cut, and its promises."""
 
     def __init__(self, files: PowerCutFiles, path: Path, settings: StoreSettings) -> None:
         self._settings = settings
         self.begin(files, path)
         self.written: dict[Row, list[Sent]] = {}
-        """Every message of a queue, in order."""
+        """Messages of each queue, in order."""
         self.unfinished: Frame | None = None
-        """The frame whose append the power may have ended."""
+        """Frame whose append the power cut may have interrupted."""
         self.synced: set[int] = set()
         """Physical offsets of messages that were acknowledged after a sync."""
         self.served: dict[Row, int] = {}
-        """How far each queue was shown to consumers."""
+        """Queue offset up to which consumers saw each queue."""
         self.topics: set[str] = set()
-        """Whose creation was confirmed."""
+        """Topics whose creation was confirmed."""
         self.deleted: set[int] = set()
         """Physical offsets of messages whose topic's deletion was confirmed."""
         self.in_doubt: set[str] = set()
-        """Topics that were being made or deleted."""
+        """Topics whose creation or deletion was in progress."""
         self.named: set[str] = set()
-        """Every topic that there ever was."""
+        """Every topic that ever existed."""
         self.committed: dict[Row, int] = {}
-        """A group's progress that was confirmed."""
+        """Committed offsets of a group that were confirmed."""
         self.expiring_below = 0
-        """Messages below this physical offset may be gone: retention was to remove them."""
+        """Messages below this physical offset may be missing: retention was about to delete them."""
 
     def begin(self, files: PowerCutFiles, path: Path) -> None:
-        """Work on what lies there from now on: that is what the disk holds."""
+        """Open the store at ``path``; its content counts as durable."""
         self.files = files
         self.store = MessageStore(path, self._settings, store_host=HOST, files=files)
 
     def remember(self, other: Life) -> None:
-        """Take over what another life promised of the same store."""
+        """Take over the promises that another life made for the same store."""
         for name in (
             "written",
             "synced",
@@ -81,7 +81,7 @@ class Life:
             setattr(self, name, copy.deepcopy(getattr(other, name)))
 
     def promises(self) -> Hashable:
-        """What was promised so far: changes with every promise."""
+        """Return a value that changes with every promise."""
         topics = frozenset(self.topics), frozenset(self.in_doubt)
         return (
             len(self.synced),
@@ -92,7 +92,7 @@ class Life:
         )
 
     def append(self, topic: str, queue: int, messages: Sequence[Message]) -> None:
-        """Messages in one frame; the topic is made if need be."""
+        """Append the messages in one frame; create the topic if necessary."""
         self.named.add(topic)
         config = self.store.topics.get(topic)
         if config is None:
@@ -108,14 +108,14 @@ class Life:
         self.written.setdefault((topic, queue), []).extend(sent)
 
     def flush(self) -> None:
-        """What was appended is acknowledged."""
+        """Flush the log: all appended messages are acknowledged."""
         flushed = self.store.flush()
         self.synced |= {
             each.physical_offset for row in self.written.values() for each in row if each.physical_offset < flushed
         }
 
     def dispatch(self, chunk_bytes: int = 0) -> None:
-        """What may be shown is shown."""
+        """Dispatch, and make the messages visible."""
         store = self.store
         while store.reput_offset < store.dispatchable_offset:
             for topic, queue, max_offset in store.dispatch(store.dispatchable_offset, chunk_bytes):
@@ -123,7 +123,7 @@ class Life:
                     self.served[topic, queue] = max_offset
 
     def commit(self, topic: str, queue: int) -> None:
-        """A group has handled all that it was shown of a queue."""
+        """Commit the offset of everything visible in a queue."""
         shown = self.store.queues.get(topic, queue)
         if shown is not None and topic in self.topics:
             self.committed.pop((topic, queue), None)
@@ -132,7 +132,7 @@ class Life:
             self.committed[topic, queue] = shown.max_offset
 
     def delete(self, topic: str) -> None:
-        """Delete a topic that is there."""
+        """Delete an existing topic."""
         self.in_doubt.add(topic)
         self.topics.discard(topic)
         self.store.topics.remove(topic)
@@ -144,19 +144,19 @@ class Life:
             self.served.pop((topic, queue), None)
 
     def expire(self) -> None:
-        """Retention takes the oldest file of the log away, where all behind it is dispatched and on disk."""
+        """Let retention delete the oldest log file, if everything after it is dispatched and on disk."""
         self.expiring_below = self.store.min_physical_offset + self.store.settings.commitlog_file_bytes
         self.store.expire(1)
 
     def unacknowledged_offsets(self) -> list[int]:
-        """Where each record begins that is written and not acknowledged, and where the last ends."""
+        """Return the begin of each record that is written and not acknowledged, and the end of the last."""
         begins = {each.physical_offset for row in self.written.values() for each in row}
         return sorted({*(begins - self.synced), self.store.write_offset})
 
-    # What came back.
+    # The check of a recovered store.
 
     def check(self, found: MessageStore) -> None:
-        """What was promised is kept, and nothing else is there."""
+        """Check that every promise is kept, and that nothing else is there."""
         check_units(found)
         assert found.reput_offset == found.write_offset == found.flushed_offset
         for topic in self.named - self.in_doubt:
@@ -166,7 +166,7 @@ class Life:
                 self._check_queue(found, topic, queue)
 
     def _check_queue(self, found: MessageStore, topic: str, queue: int) -> None:
-        """The queue holds what was written to it, without an end that was never synced."""
+        """Check that the queue holds the messages written to it, except for an unsynced end."""
         records = list(pull_all(found, topic, queue))
         written = self.kept(topic, queue, records)
         assert not self.deleted & {record.physical_offset for record in records}
@@ -175,7 +175,7 @@ class Life:
         assert not lost & self.synced, f"acknowledged messages of {topic} {queue} are lost: {lost & self.synced}"
         if found.settings.flush_policy == "sync":
             end, served = found.max_offset(topic, queue), self.served.get((topic, queue), 0)
-            assert end >= served, f"{topic} {queue} was shown up to {served}, and ends at {end}"
+            assert end >= served, f"{topic} {queue} was visible up to {served}, and ends at {end}"
         offsets = [record.physical_offset for record in records]
         assert [each.physical_offset for each in find(found, topic, f"{EVERY_KEY}-{queue}")] == offsets[::-1]
         for record in records[-5:]:
@@ -187,8 +187,8 @@ class Life:
             assert kept == min(committed, found.max_offset(topic, queue))
 
     def kept(self, topic: str, queue: int, records: Sequence[Record]) -> list[Sent]:
-        """What was written to a queue, with those messages of the unfinished frame that are there, and without those
-        that retention took."""
+        """Return the messages written to a queue, with those messages of the unfinished frame that are in the store,
+        and without those that retention deleted."""
         first = records[0].queue_offset if records else FOREVER
         written = [
             each
@@ -205,7 +205,7 @@ class Life:
 
 
 def check_units(store: MessageStore) -> None:
-    """No unit points behind the log's end."""
+    """Check that no unit points past the log's end."""
     for path in (store.path / "consumequeue").rglob("0*"):
         for physical_offset, size, _ in UNIT_STRUCT.iter_unpack(path.read_bytes() if path.is_file() else b""):
             assert size == PRE_BLANK_SIZE or physical_offset + size <= store.write_offset, path

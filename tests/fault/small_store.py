@@ -18,18 +18,19 @@ SMALLEST = StoreSettings(
     verify_at_start_bytes=0,
     flush_policy="sync",
 )
-"""Every kind of file rolls; a start trusts the checkpoint, as in a store too large to be checked whole."""
+"""Settings with which every kind of file rolls; a start trusts the checkpoint, as in a store too large to be checked
+completely."""
 SIZES = (0, 10, 300, 1000, 3000, 1, 500)
 
 
 class SmallMessages:
-    """Messages of several sizes, each with a number."""
+    """Numbered messages of several sizes."""
 
     def __init__(self) -> None:
         self._number = 0
 
     def take(self, count: int, queue: int) -> list[Message]:
-        """The next ones, for a queue."""
+        """Return the next messages, for a queue."""
         made = []
         for number in range(self._number, self._number + count):
             body = (b"%d " % number).ljust(SIZES[number % len(SIZES)], bytes([33 + number % 90]))

@@ -1,4 +1,4 @@
-"""A backup holds what was on disk when it began, whatever goes on meanwhile, and what is restored is just that."""
+"""A backup holds what was on disk when it began, whatever is written meanwhile, and a restore returns exactly that."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ FIRST, SECOND, THIRD = (f"{number * SMALL.commitlog_file_bytes:020d}" for number
 
 
 class Interrupted(Exception):
-    """What stops a run in the middle."""
+    """Stops a run in the middle."""
 
 
 def quiet(stage: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 def interrupting(after: int) -> Callable[[str, int, int], None]:
-    """Progress that stops the run at its n-th step."""
+    """Return a progress function that stops the run at its n-th step."""
     left = [after]
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -63,7 +63,7 @@ def some(count: int, first: int = 0) -> list[Message]:
 
 
 def filled(path: Path, count: int = 30) -> tuple[MessageStore, list[Sent]]:
-    """An open store whose log has three files, and what is in it."""
+    """Return an open store whose log has three files, and its messages."""
     store = open_store(path)
     sent = [each for number in range(count) for each in put(store, "orders", number % 3, some(1, number))]
     store.sync_derived()
@@ -71,7 +71,8 @@ def filled(path: Path, count: int = 30) -> tuple[MessageStore, list[Sent]]:
 
 
 def assert_restores(folder: Path, target: Path, sent: list[Sent]) -> MessageStore:
-    """The backup becomes a store that holds exactly these messages, is sound, and goes on; returned stopped."""
+    """Check that the backup becomes a sound store that holds exactly these messages and continues; return it
+    stopped."""
     restore(folder, target, quiet)
     store = open_store(target)
     assert_holds(store, sent)
@@ -85,12 +86,12 @@ def assert_restores(folder: Path, target: Path, sent: list[Sent]) -> MessageStor
 
 
 def written(folder: Path) -> dict[str, int]:
-    """When each file of the log was written last."""
+    """Return the time of the last write to each file of the log."""
     return {path.name: path.stat().st_mtime_ns for path in (folder / "commitlog").iterdir()}
 
 
 @both_ends
-def test_a_store_that_nobody_serves_is_restored_as_it_was(tmp_path: Path, end: END) -> None:
+def test_a_stopped_store_is_restored_unchanged(tmp_path: Path, end: END) -> None:
     store, sent = filled(tmp_path / "store")
     end(store)
     before = tree(tmp_path / "store")
@@ -101,7 +102,7 @@ def test_a_store_that_nobody_serves_is_restored_as_it_was(tmp_path: Path, end: E
     assert_restores(tmp_path / "backup", tmp_path / "restored", sent)
 
 
-def test_messages_behind_the_mark_that_survived_a_crash_are_in_it(tmp_path: Path) -> None:
+def test_a_backup_includes_messages_after_the_mark_that_survived_a_crash(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     sent += append(store, "orders", 0, some(3, 500))  # written, never flushed; the process dies, the page cache stays
     kill(store)
@@ -109,7 +110,7 @@ def test_messages_behind_the_mark_that_survived_a_crash_are_in_it(tmp_path: Path
     assert_restores(tmp_path / "backup", tmp_path / "restored", sent)
 
 
-def test_beside_a_broker_it_holds_what_was_flushed_and_nothing_that_came_later(tmp_path: Path) -> None:
+def test_a_backup_of_a_running_broker_holds_exactly_the_messages_flushed_at_its_begin(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     late = append(store, "orders", 0, some(2, 700))
     made = backup(tmp_path / "store", tmp_path / "backup", quiet)
@@ -121,7 +122,7 @@ def test_beside_a_broker_it_holds_what_was_flushed_and_nothing_that_came_later(t
     assert_restores(tmp_path / "backup", tmp_path / "restored", sent)
 
 
-def test_a_second_one_copies_only_what_is_new(tmp_path: Path) -> None:
+def test_a_second_backup_copies_only_new_data(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     folder = tmp_path / "backup"
     first = backup(store.path, folder, quiet)
@@ -139,13 +140,13 @@ def test_a_second_one_copies_only_what_is_new(tmp_path: Path) -> None:
 
 
 def all_steps(store: Path, folder: Path) -> int:
-    """How often a whole run says how far it is."""
+    """Return how many progress steps a complete run reports."""
     said: list[int] = []
     backup(store, folder, lambda stage, done, total: said.append(done))
     return len(said)
 
 
-def test_interrupted_it_is_no_backup_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_backup_is_incomplete_and_the_next_run_continues_it(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     store.close()
     steps = all_steps(store.path, tmp_path / "whole")
@@ -170,7 +171,7 @@ def test_interrupted_it_is_no_backup_and_the_next_run_goes_on(tmp_path: Path) ->
         shutil.rmtree(tmp_path / "restored")
 
 
-def test_the_one_from_before_still_holds_while_the_next_is_interrupted(tmp_path: Path) -> None:
+def test_an_earlier_backup_stays_valid_if_the_next_is_interrupted(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     folder = tmp_path / "backup"
     backup(store.path, folder, quiet)
@@ -193,7 +194,7 @@ def test_the_one_from_before_still_holds_while_the_next_is_interrupted(tmp_path:
     assert_restores(folder, tmp_path / "restored", later)
 
 
-def test_what_retention_takes_while_it_is_copied_is_in_it(tmp_path: Path) -> None:
+def test_a_backup_includes_files_that_retention_deletes_during_the_copy(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     taken: list[int] = []
 
@@ -206,7 +207,7 @@ def test_what_retention_takes_while_it_is_copied_is_in_it(tmp_path: Path) -> Non
     assert not (store.path / "commitlog" / FIRST).exists()
     assert made.manifest.log_begin == 0
     assert_restores(tmp_path / "backup", tmp_path / "restored", sent)
-    made = backup(store.path, tmp_path / "backup", quiet)  # and the next one is without
+    made = backup(store.path, tmp_path / "backup", quiet)  # and the next backup is without it
     assert [each.path for each in made.manifest.log] == [SECOND, THIRD]
     assert sorted(written(tmp_path / "backup")) == [SECOND, THIRD]
     store.close()
@@ -214,7 +215,7 @@ def test_what_retention_takes_while_it_is_copied_is_in_it(tmp_path: Path) -> Non
     assert_restores(tmp_path / "backup", tmp_path / "restored-later", kept)
 
 
-def test_queue_offsets_go_on_where_retention_took_all_messages_of_a_queue(tmp_path: Path) -> None:
+def test_queue_offsets_continue_if_retention_deleted_all_messages_of_a_queue(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     gone = put(store, "rare", 0, some(3))
     put(store, "orders", 0, some(20, 10))
@@ -228,7 +229,7 @@ def test_queue_offsets_go_on_where_retention_took_all_messages_of_a_queue(tmp_pa
     store.close()
 
 
-def test_consumers_offsets_that_are_ahead_of_the_log_are_pulled_back(tmp_path: Path) -> None:
+def test_committed_offsets_ahead_of_the_log_are_moved_back(tmp_path: Path) -> None:
     store, _ = filled(tmp_path / "store")
     late = append(store, "orders", 0, some(2, 700))  # seen by a consumer under async flush, but not flushed
     store.consumer_offsets.commit("g", "orders", 0, late[-1].queue_offset + 1)
@@ -293,13 +294,13 @@ def test_a_damaged_backup_is_not_restored_and_the_file_is_named(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"{}", b'{"format": 2}', b'{"format": 1, "tables": [], "log": [{"path": "/etc/x"}]}']
 )
-def test_a_damaged_manifest_is_said(tmp_path: Path, made: Made, content: bytes) -> None:
+def test_a_damaged_manifest_is_reported(tmp_path: Path, made: Made, content: bytes) -> None:
     (tmp_path / "backup" / MANIFEST).write_bytes(content)
     with pytest.raises(BackupError, match=MANIFEST):
         restore(tmp_path / "backup", tmp_path / "restored", quiet)
 
 
-def test_a_path_in_a_manifest_cannot_lead_out_of_the_store(tmp_path: Path, made: Made) -> None:
+def test_a_manifest_path_cannot_leave_the_store(tmp_path: Path, made: Made) -> None:
     path = tmp_path / "backup" / MANIFEST
     table = json.loads(path.read_text().replace("config/topics.json", "../topics.json", 1))
     path.write_text(json.dumps({name: value for name, value in table.items() if name != CHECKSUM_KEY}))
@@ -307,7 +308,7 @@ def test_a_path_in_a_manifest_cannot_lead_out_of_the_store(tmp_path: Path, made:
         Manifest.load(tmp_path / "backup")
 
 
-def test_no_broker_starts_on_a_store_that_is_half_restored(tmp_path: Path, made: Made) -> None:
+def test_a_broker_refuses_to_start_on_a_half_restored_store(tmp_path: Path, made: Made) -> None:
     said: list[int] = []
     restore(tmp_path / "backup", tmp_path / "whole", lambda stage, done, total: said.append(done))
     for step in range(1, len(said) + 1):
@@ -323,7 +324,7 @@ def test_no_broker_starts_on_a_store_that_is_half_restored(tmp_path: Path, made:
 # Refusals.
 
 
-def test_what_is_no_store_no_backup_or_not_empty_is_refused(tmp_path: Path, made: Made) -> None:
+def test_folders_without_a_store_without_a_backup_or_not_empty_are_refused(tmp_path: Path, made: Made) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(BackupError, match="not a store"):
@@ -339,7 +340,7 @@ def test_what_is_no_store_no_backup_or_not_empty_is_refused(tmp_path: Path, made
     restore(tmp_path / "backup", empty, quiet)
 
 
-def test_the_backup_of_another_store_is_left_as_it_is(tmp_path: Path, made: Made) -> None:
+def test_the_backup_of_another_store_stays_unchanged(tmp_path: Path, made: Made) -> None:
     other = open_store(tmp_path / "other")
     put(other, "bills", 0, some(30, 5_000))
     other.close()
@@ -350,7 +351,7 @@ def test_the_backup_of_another_store_is_left_as_it_is(tmp_path: Path, made: Made
     assert tree(tmp_path / "backup", ignore=(PROGRESS,)) == before
 
 
-def test_a_store_that_rocketmq_had_last_is_refused_until_flintmq_had_it(tmp_path: Path) -> None:
+def test_a_store_last_used_by_rocketmq_is_refused_until_flintmq_opened_it(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     store.close()
     blob = bytearray((store.path / "checkpoint").read_bytes())
@@ -373,8 +374,10 @@ def test_a_log_with_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 @both_ends
 @pytest.mark.parametrize("gone", [[FIRST], [THIRD], [FIRST, SECOND, THIRD]], ids=["first", "last", "all"])
-def test_a_log_that_lost_a_file_takes_none_from_the_backup(tmp_path: Path, gone: list[str], end: END) -> None:
-    """It is the only place that still has the file."""
+def test_a_backup_of_a_log_with_a_missing_file_keeps_the_files_in_the_backup(
+    tmp_path: Path, gone: list[str], end: END
+) -> None:
+    """The backup is then the only place that still has the file."""
     path, folder = tmp_path / "store", tmp_path / "backup"
     store, sent = filled(path)
     end(store)

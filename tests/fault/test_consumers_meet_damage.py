@@ -1,4 +1,4 @@
-"""Consumers and the command line whose next message is damaged, in a part of the log that no start has looked at."""
+"""Consumers and the command line at a damaged message, in a part of the log that no start has checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.store_tools import SERVED, dispatch, make_topic, open_store, overwrit
 UNCHECKED = {"store.verify_at_start_bytes": 0}
 DAMAGED, MESSAGES = 7, 20
 BODY_AT = 88
-"""Where a record's body begins, with IPv4 hosts."""
+"""Offset of the body in a record, with IPv4 hosts."""
 EXPECTED = [message.body for number, message in enumerate(plain(MESSAGES)) if number != DAMAGED]
 
 
@@ -35,7 +35,7 @@ LOST_LETTERS = (0, 3, LETTERS - 1)
 
 
 def bury(store: MessageStore, group: str) -> list[int]:
-    """Dead letters of a group, which were sent to the topic ``again-GROUP``; their physical offsets."""
+    """Send a group's dead letters, taken from the topic ``again-GROUP``; return their physical offsets."""
     make_topic(store, f"again-{group}", 1)
     make_topic(store, dead_letter_topic(group), 1)
     records = [
@@ -53,8 +53,8 @@ def bury(store: MessageStore, group: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stopped store: of queue 0 of `orders` a record is damaged, of queue 0 of `bills` a body, of the dead letters of
-    `stops` one; those of `goes-on` have holes that are contained."""
+    """Return a stopped store with a damaged record in queue 0 of `orders`, a damaged body in queue 0 of `bills` and in
+    the dead letters of `stops`; those of `goes-on` have contained holes."""
     path = tmp_path_factory.mktemp("damaged") / "store"
     store = open_store(path, SERVED)
     dead = {group: bury(store, group) for group in ("goes-on", "stops")}
@@ -76,7 +76,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def damaged(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker that serves it, for tests that leave the damage as it is."""
+    """Start a broker on it, for tests that leave the damage unchanged."""
     brokers = Brokers(tmp_path_factory.mktemp("brokers"))
     yield brokers.start(store=shutil.copytree(stopped, stopped.with_name("served")), settings=UNCHECKED)
     brokers.stop_all()
@@ -85,7 +85,7 @@ def damaged(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 # The SDK.
 
 
-def test_an_iteration_ends_with_an_error_that_names_message_and_remedy(
+def test_an_iteration_ends_at_a_damaged_record_with_an_error_that_names_message_and_remedy(
     clients: Clients, damaged: RunningBroker
 ) -> None:
     with (
@@ -95,7 +95,7 @@ def test_an_iteration_ends_with_an_error_that_names_message_and_remedy(
         list(consumer.iter("orders", until="latest"))
 
 
-def test_an_iteration_names_a_damaged_body_and_goes_on_behind_it(clients: Clients, damaged: RunningBroker) -> None:
+def test_an_iteration_names_a_damaged_body_and_continues_after_it(clients: Clients, damaged: RunningBroker) -> None:
     bodies = []
     with clients.Consumer(damaged.address) as consumer:
         for message in consumer.iter("bills", until="latest"):
@@ -108,39 +108,39 @@ def test_an_iteration_names_a_damaged_body_and_goes_on_behind_it(clients: Client
 
 
 @dataclass
-class Listening:
-    """A push consumer that handles its messages in one of the ways that there are."""
+class RunningConsumer:
+    """A push consumer in one of the modes: single messages, batches, or orderly."""
 
     consumer: Any
     group: str
     seen: Seen
 
 
-WAYS: dict[str, dict[str, Any]] = {"each": {}, "batch": {"batch": 4}, "orderly": {"orderly": True}}
+MODES: dict[str, dict[str, Any]] = {"each": {}, "batch": {"batch": 4}, "orderly": {"orderly": True}}
 
 
-def test_push_consumers_show_the_queue_handle_the_others_and_go_on_after_the_repair(
+def test_push_consumers_report_the_damaged_queue_handle_the_others_and_continue_after_the_repair(
     clients: Clients, stopped: Path, tmp_path: Path, broker: BrokerFactory
 ) -> None:
-    """One that is handed each message, one that takes batches, and an orderly one."""
+    """One consumer handles single messages, one batches, and one is orderly."""
     running = broker(store=shutil.copytree(stopped, tmp_path / "store"), settings=UNCHECKED)
     with contextlib.ExitStack() as stack:
-        listening = []
-        for group, options in WAYS.items():
+        consumers = []
+        for group, options in MODES.items():
             seen = Seen()
             consumer = clients.PushConsumer(running.address, group, "orders", seen, start="first", **options)
-            listening.append(Listening(stack.enter_context(consumer), group, seen))
-        for each in listening:
+            consumers.append(RunningConsumer(stack.enter_context(consumer), group, seen))
+        for each in consumers:
             assert_shows_the_damage(each)
         assert running.stop() == 0
         repair(running.store, examine(running.store, lambda *_: None), lambda *_: None)
         again = broker("--listen", running.address, store=running.store)
         reader = stack.enter_context(clients.Consumer(again.address))
-        for each in listening:
-            assert_went_on(each, reader)
+        for each in consumers:
+            assert_continued(each, reader)
 
 
-def assert_shows_the_damage(each: Listening) -> None:
+def assert_shows_the_damage(each: RunningConsumer) -> None:
     each.seen.wait(MESSAGES + DAMAGED)
     until(lambda: bool(each.consumer.health().refused), f"the refusal ({each.group})")
     health = each.consumer.health()
@@ -151,13 +151,13 @@ def assert_shows_the_damage(each: Listening) -> None:
     assert f"message {DAMAGED} of queue 0" in str(error)
 
 
-def assert_went_on(each: Listening, reader: Any) -> None:
-    until(lambda: set(EXPECTED) <= set(each.seen.bodies), f"the messages behind the hole ({each.group})")
+def assert_continued(each: RunningConsumer, reader: Any) -> None:
+    until(lambda: set(EXPECTED) <= set(each.seen.bodies), f"the messages after the hole ({each.group})")
     until(lambda: not each.consumer.health().refused, f"the end of the refusal ({each.group})")
     until(lambda: reader.committed(each.group, "orders").get(0) == MESSAGES, f"the commit ({each.group})")
 
 
-def test_a_body_with_a_wrong_checksum_fails_in_the_listener_and_is_given_up_in_the_end(
+def test_a_body_with_a_wrong_checksum_fails_in_the_listener_and_becomes_a_dead_letter(
     clients: Clients, damaged: RunningBroker
 ) -> None:
     bodies: list[bytes] = []
@@ -199,7 +199,7 @@ def cli(tmp_path: Path, damaged: RunningBroker) -> Cli:
     ],
     ids=" ".join,
 )
-def test_the_command_line_ends_at_a_damaged_record_with_one_line_that_says_how_to_come_past_it(
+def test_the_command_line_ends_at_a_damaged_record_with_one_line_that_says_how_to_skip_it(
     cli: Cli, command: list[str]
 ) -> None:
     done = cli.run(*command)
@@ -209,7 +209,7 @@ def test_the_command_line_ends_at_a_damaged_record_with_one_line_that_says_how_t
     assert f"offset {DAMAGED + 1}" in line
 
 
-def test_behind_the_damage_the_command_line_goes_on(cli: Cli) -> None:
+def test_the_command_line_continues_after_the_damage(cli: Cli) -> None:
     done = cli.run("pull", "orders", "--queue", "0", "--from", f"{DAMAGED + 1}", "-n", "100")
     assert (done.code, done.err) == (0, "")
     assert [line.encode() for line in done.lines] == EXPECTED[DAMAGED:]
@@ -224,9 +224,7 @@ def test_behind_the_damage_the_command_line_goes_on(cli: Cli) -> None:
     ],
     ids=" ".join,
 )
-def test_the_command_line_passes_over_a_damaged_body_names_it_and_ends_with_an_error(
-    cli: Cli, command: list[str]
-) -> None:
+def test_the_command_line_skips_a_damaged_body_names_it_and_ends_with_an_error(cli: Cli, command: list[str]) -> None:
     done = cli.run(*command)
     assert done.code == EXIT_ERROR
     (line,) = done.err.splitlines()
@@ -235,7 +233,7 @@ def test_the_command_line_passes_over_a_damaged_body_names_it_and_ends_with_an_e
     assert len(done.lines) == MESSAGES - 1
 
 
-def test_a_damaged_message_that_is_asked_for_by_key_is_not_said_to_be_unknown(cli: Cli) -> None:
+def test_a_query_by_key_does_not_report_a_damaged_message_as_unknown(cli: Cli) -> None:
     for topic, says in (("bills", BODY_LINE), ("orders", "flintmq: MESSAGE_DAMAGED: 1 record of topic orders")):
         done = cli.run("query", "key", topic, f"key-{DAMAGED}")
         assert (done.code, done.out) == (EXIT_ERROR, "")
@@ -244,7 +242,7 @@ def test_a_damaged_message_that_is_asked_for_by_key_is_not_said_to_be_unknown(cl
         assert cli.run("query", "key", topic, f"key-{DAMAGED - 1}").code == 0
 
 
-def test_a_damaged_body_that_is_asked_for_by_id_is_named(cli: Cli, damaged: RunningBroker) -> None:
+def test_a_query_by_id_names_a_damaged_body(cli: Cli, damaged: RunningBroker) -> None:
     with Consumer(damaged.address) as consumer:
         message_id = consumer.pull("bills", 0, DAMAGED, 1).messages[0].message_id
     done = cli.run("query", "id", message_id)
@@ -262,7 +260,7 @@ def waiting(cli: Cli) -> dict[str, int]:
     return {row["group"]: row["waiting"] for row in listed.rows}
 
 
-def test_dead_letters_around_holes_are_sent_again_once(cli: Cli) -> None:
+def test_dead_letters_around_holes_are_resent_once(cli: Cli) -> None:
     assert waiting(cli)["goes-on"] == LETTERS
     for _ in range(2):
         assert cli.run("dlq", "resend", "goes-on").code == 0
@@ -271,7 +269,7 @@ def test_dead_letters_around_holes_are_sent_again_once(cli: Cli) -> None:
     assert cli.run("pull", "again-goes-on", "-n", "100").lines == sent
 
 
-def test_a_damaged_dead_letter_is_named_and_stops_those_behind_it_until_it_is_passed_over(cli: Cli) -> None:
+def test_a_damaged_dead_letter_is_named_and_blocks_later_ones_until_it_is_skipped(cli: Cli) -> None:
     assert waiting(cli)["stops"] == LETTERS
     shown = cli.run("dlq", "show", "stops", "-o", "json")
     assert shown.code == EXIT_ERROR

@@ -1,4 +1,4 @@
-"""A start that contains damage and dies at any of its changes: the next one comes to the same result."""
+"""A start that contains damage and dies at any of its changes: the next start has the same result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ damages: list[Callable[[Path, list[Sent]], None]] = [bodies, head_without_queues
 
 
 @pytest.mark.parametrize("damage", damages)
-def test_containment_that_dies_anywhere_starts_over_and_comes_to_the_same_result(
+def test_containment_interrupted_anywhere_starts_over_with_the_same_result(
     tmp_path: Path, damage: Callable[[Path, list[Sent]], None]
 ) -> None:
     path = tmp_path / "store"
@@ -77,7 +77,7 @@ def test_containment_that_dies_anywhere_starts_over_and_comes_to_the_same_result
     while died:
         restore(path, saved)
         died = False
-        for attempt in (lives, source.randrange(lives + 5)):  # and the containment of what the first one left dies too
+        for attempt in (lives, source.randrange(lives + 5)):  # and the containment after the first death dies too
             try:
                 kill(open_store(path, files=DyingFiles(attempt, half=bool(lives % 2))))
             except Died:
@@ -91,7 +91,8 @@ def test_containment_that_dies_anywhere_starts_over_and_comes_to_the_same_result
 
 
 def result(path: Path) -> object:
-    """All that a start leaves, but for times and what was left over: log, copies, index of the quarantine, queues."""
+    """Return everything that a start leaves, except times and remnants: log, copies, index of the quarantine,
+    queues."""
     log = [each.read_bytes() for each in sorted((path / "commitlog").iterdir())]
     folder = path / "flintmq" / "quarantine"
     holes = json.loads((folder / "index.json").read_text())["holes"]

@@ -1,4 +1,4 @@
-"""Delayed delivery that ends at any moment: a power cut leaves nothing out, a clean stop delivers nothing twice."""
+"""Delayed delivery that ends at any moment: a power cut loses no message, a clean stop delivers none twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_LAST_MS = START_MS + 100 * 24 * HOUR_MS
 
 
 def tiny(policy: str) -> StoreSettings:
-    """Files that roll all the time."""
+    """Return settings with files that roll all the time."""
     return StoreSettings(
         commitlog_file_bytes=64 * KIB,
         consumequeue_file_bytes=20 * 30,
@@ -35,17 +35,17 @@ def tiny(policy: str) -> StoreSettings:
 
 
 class Life:
-    """Delayed messages that come at random and are delivered, until something ends it."""
+    """Delayed messages that arrive at random and are delivered, until the store ends."""
 
     def __init__(self, delayed: DelayedStore, chance: random.Random) -> None:
         self.delayed = delayed
         self.sent: dict[bytes, int] = {}
-        """Where each message's frame ends in the log."""
+        """End of each message's frame in the log."""
         self._chance = chance
         self._number = 0
 
     def act(self) -> None:
-        """One thing that a broker may do."""
+        """Do one random operation of a broker."""
         delayed, chance = self.delayed, self._chance
         actions: list[Callable[[], object]] = (
             [self._send] * 6
@@ -84,16 +84,14 @@ class Life:
             self.delayed.delays.roll_below(self._chance.choice(files[:-1]).end_offset)
 
     def delivered(self) -> Counter[bytes]:
-        """How often each message came, once everything had time to."""
+        """Return how often each message was delivered, after all had time to."""
         self.delayed.run(AT_LAST_MS)
         return self.delayed.counted("a", 2) + self.delayed.counted("b", 2)
 
 
 @pytest.mark.parametrize("policy", ["sync", "async"])
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_after_a_power_cut_every_message_that_is_in_the_log_is_delivered(
-    tmp_path: Path, seed: int, policy: str
-) -> None:
+def test_every_message_in_the_log_is_delivered_after_a_power_cut(tmp_path: Path, seed: int, policy: str) -> None:
     chance = random.Random(f"{seed} {policy}")
     path = tmp_path / "store"
     path.mkdir()
@@ -125,7 +123,7 @@ def test_after_a_power_cut_every_message_that_is_in_the_log_is_delivered(
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_clean_stops_leave_out_nothing_and_deliver_nothing_twice(tmp_path: Path, seed: int) -> None:
+def test_clean_stops_lose_no_message_and_deliver_none_twice(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     life = Life(DelayedStore(tmp_path / "store", settings=tiny("sync"), files=UnsyncedFiles()), chance)
     for _ in range(4):

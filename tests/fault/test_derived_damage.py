@@ -1,4 +1,4 @@
-"""ConsumeQueues and index are derived: whatever happens to their files, they are built again as they were."""
+"""ConsumeQueues and index are derived files: after any damage they are rebuilt as they were."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def close(store: MessageStore) -> None:
 
 
 def sync_and_kill(store: MessageStore) -> None:
-    """Killed a moment after queues and index were synced: recovery has nothing to dispatch."""
+    """Kill the store just after queues and index were synced: recovery has nothing to dispatch."""
     store.sync_derived()
     kill(store)
 
@@ -61,7 +61,7 @@ both_ends = pytest.mark.parametrize("end", [sync_and_kill, kill])
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[END], tuple[Path, list[Sent]]]:
-    """``filled(end)``: a store with five queues, each of several files, and four index files, ended so."""
+    """Return ``filled(end)``: a stopped store with five queues, each of several files, and four index files."""
     made: dict[END, tuple[Path, list[Sent]]] = {}
 
     def make(end: END) -> tuple[Path, list[Sent]]:
@@ -80,10 +80,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[END], tuple[Pa
     return make
 
 
-def assert_built_again(
-    filled: tuple[Path, list[Sent]], tmp_path: Path, damage: Damage, *, reported: bool = True
-) -> None:
-    """After the damage all is there, byte for byte as before, and stays so; new messages go on."""
+def assert_rebuilt(filled: tuple[Path, list[Sent]], tmp_path: Path, damage: Damage, *, reported: bool = True) -> None:
+    """Check that all files are rebuilt byte for byte, stay that way, and that new messages can be appended."""
     source, sent = filled
     path = copy_store(source, tmp_path / "store")
     damage(path)
@@ -240,15 +238,15 @@ def two_units_changed_places(path: Path) -> None:
         two_units_changed_places,
     ],
 )
-def test_a_damaged_consumequeue_is_built_again(
+def test_a_damaged_consumequeue_is_rebuilt(
     filled: Callable[[END], tuple[Path, list[Sent]]], tmp_path: Path, end: END, damage: Damage
 ) -> None:
     # Killed before anything was synced, recovery fills all queues again: there is no damage to report.
-    assert_built_again(filled(end), tmp_path, damage, reported=end is not kill)
+    assert_rebuilt(filled(end), tmp_path, damage, reported=end is not kill)
 
 
 @pytest.mark.parametrize("byte", range(20))
-def test_one_flipped_bit_anywhere_in_a_unit_is_noticed(
+def test_a_flipped_bit_anywhere_in_a_unit_is_noticed(
     filled: Callable[[END], tuple[Path, list[Sent]]], tmp_path: Path, byte: int
 ) -> None:
     def flip(path: Path) -> None:
@@ -256,7 +254,7 @@ def test_one_flipped_bit_anywhere_in_a_unit_is_noticed(
         held = (path / QUEUE / FIRST).read_bytes()[at]
         overwrite(path / QUEUE / FIRST, at, bytes([held ^ 1 << SOURCE.randrange(8)]))
 
-    assert_built_again(filled(close), tmp_path, flip)
+    assert_rebuilt(filled(close), tmp_path, flip)
 
 
 # The index.
@@ -386,23 +384,23 @@ def a_slot_of_another_chain(path: Path) -> None:
         a_slot_of_another_chain,
     ],
 )
-def test_a_damaged_index_is_built_again(
+def test_a_damaged_index_is_rebuilt(
     filled: Callable[[END], tuple[Path, list[Sent]]], tmp_path: Path, end: END, damage: Damage
 ) -> None:
-    assert_built_again(filled(end), tmp_path, damage, reported=end is not kill)
+    assert_rebuilt(filled(end), tmp_path, damage, reported=end is not kill)
 
 
 @pytest.mark.parametrize("byte", range(20))
-def test_one_flipped_bit_anywhere_in_an_entry_is_noticed(
+def test_a_flipped_bit_anywhere_in_an_entry_is_noticed(
     filled: Callable[[END], tuple[Path, list[Sent]]], tmp_path: Path, byte: int
 ) -> None:
     def flip(path: Path) -> None:
-        # The first entry's second is nobody's: RocketMQ reckons it from the file before.
+        # No one knows the first entry's second: RocketMQ counts it from the file before.
         at = ENTRIES_AT + 20 * SOURCE.randrange(2, 190) + byte
         held = index_path(path, 1).read_bytes()[at]
         overwrite(index_path(path, 1), at, bytes([held ^ 1 << SOURCE.randrange(8)]))
 
-    assert_built_again(filled(close), tmp_path, flip)
+    assert_rebuilt(filled(close), tmp_path, flip)
 
 
 def everything_but_the_log(path: Path) -> None:
@@ -413,10 +411,10 @@ def everything_but_the_log(path: Path) -> None:
 
 
 @both_ends
-def test_a_store_that_is_only_a_log_is_built_whole(
+def test_a_store_with_only_a_log_is_rebuilt_completely(
     filled: Callable[[END], tuple[Path, list[Sent]]], tmp_path: Path, end: END
 ) -> None:
-    assert_built_again(filled(end), tmp_path, everything_but_the_log)
+    assert_rebuilt(filled(end), tmp_path, everything_but_the_log)
     store = open_store(tmp_path / "store")
     assert {config.name for config in store.topics} == {"orders", "bills", "%a|b", "new"}
     store.close()
@@ -438,14 +436,14 @@ def test_any_mixture_of_damage_is_repaired(
         if source.random() < 0.5:
             (path / "checkpoint").unlink()
 
-    assert_built_again(filled(source.choice([close, sync_and_kill])), tmp_path, damage, reported=False)
+    assert_rebuilt(filled(source.choice([close, sync_and_kill])), tmp_path, damage, reported=False)
 
 
-# What only the log knows, and what it does not.
+# Facts that only the log knows, and facts that it does not know.
 
 
 def test_a_hole_found_while_queues_are_filled_is_contained(tmp_path: Path) -> None:
-    """In a part of the log that is not read at every start."""
+    """The hole is in a part of the log that a start does not always read."""
     settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
     store = open_store(tmp_path / "store", settings)
     sent = [each for number in range(15) for each in put(store, "orders", 0, plain(1, size=400_000, first=number))]
@@ -458,10 +456,10 @@ def test_a_hole_found_while_queues_are_filled_is_contained(tmp_path: Path) -> No
     assert_contained(store.path, sent, [sent[3]], settings=settings)
 
 
-def test_an_index_file_that_the_power_set_back_is_noticed_where_its_part_of_the_log_is_not_checked(
+def test_an_index_file_set_back_by_a_power_cut_is_noticed_even_if_its_part_of_the_log_is_not_checked(
     tmp_path: Path,
 ) -> None:
-    """Of the newest two files the newer reached the disk, and the older is as it was at the last checkpoint."""
+    """Of the two newest files the newer one reached the disk, and the older one is as of the last checkpoint."""
     settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
     store = open_store(tmp_path / "store", settings)
     sent = put(store, "orders", 0, plain(150))
@@ -476,11 +474,11 @@ def test_an_index_file_that_the_power_set_back_is_noticed_where_its_part_of_the_
     store.close()
 
 
-def test_messages_that_are_not_in_the_log_leave_a_gap_and_no_shift(tmp_path: Path) -> None:
-    """A log with a hole in a queue's numbers, as RocketMQ may leave it after retention in the middle."""
+def test_messages_missing_from_the_log_leave_a_gap_without_shifting_offsets(tmp_path: Path) -> None:
+    """A log with a gap in a queue's offsets, as RocketMQ may leave it after retention in the middle."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(10))
-    store._append_next["orders"][0] = 75  # what only a damaged log says
+    store._append_next["orders"][0] = 75  # only a damaged log has this
     sent += put(store, "orders", 0, plain(60, first=10))
     for number in range(4):
         assert [record.queue_offset for record in pull_all(store, "orders", 0)] == [*range(10), *range(75, 135)]
@@ -495,8 +493,8 @@ def test_messages_that_are_not_in_the_log_leave_a_gap_and_no_shift(tmp_path: Pat
     store.close()
 
 
-def test_a_queue_that_begins_late_begins_late_again(tmp_path: Path) -> None:
-    """Its first messages are gone from the log, as after retention."""
+def test_a_rebuilt_queue_begins_at_the_same_offset(tmp_path: Path) -> None:
+    """Its first messages are no longer in the log, as after retention."""
     store = open_store(tmp_path / "store")
     lost = [each for number in range(10) for each in put(store, "orders", 0, plain(1, size=400_000, first=number))]
     sent = [
@@ -523,7 +521,7 @@ def test_a_queue_that_begins_late_begins_late_again(tmp_path: Path) -> None:
     assert first == filling * (low - start) + before[f"orders/0/{start * 20:020d}"][(low - start) * 20 :]
 
 
-def test_the_end_of_a_queue_whose_messages_are_all_gone_is_not_forgotten(tmp_path: Path) -> None:
+def test_the_end_of_a_queue_without_messages_is_remembered(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     put(store, "orders", 2, plain(7))
     for number in range(15):
@@ -547,8 +545,8 @@ def test_the_end_of_a_queue_whose_messages_are_all_gone_is_not_forgotten(tmp_pat
     store.close()
 
 
-def test_keys_that_a_stop_between_two_index_files_kept_out_are_completed(tmp_path: Path) -> None:
-    """The last record's first key is in a full file, the others were to go into the next."""
+def test_keys_missing_after_a_stop_between_two_index_files_are_added(tmp_path: Path) -> None:
+    """The last record's first key is in a full file, the others belong in the next."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(SMALL.index_entries - 2))
     last = append(store, "orders", 0, [Message(b"last", keys=("one", "two", "three"))])[0]
@@ -583,8 +581,8 @@ def test_a_kill_in_the_middle_of_dispatch_indexes_nothing_twice(tmp_path: Path) 
     store.close()
 
 
-def test_what_rocketmq_deleted_stays_deleted(tmp_path: Path) -> None:
-    """RocketMQ takes the topic out of its table and removes the queues; the records stay in the log."""
+def test_topics_deleted_by_rocketmq_stay_deleted(tmp_path: Path) -> None:
+    """RocketMQ removes the topic from its table and deletes the queues; the records stay in the log."""
     store = open_store(tmp_path / "store")
     gone = put(store, "orders", 0, plain(10))
     kept = put(store, "bills", 0, plain(10, first=10))
@@ -606,8 +604,8 @@ def test_what_rocketmq_deleted_stays_deleted(tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_index_that_rocketmq_lost_in_a_crash_is_completed(tmp_path: Path) -> None:
-    """After kill -9 RocketMQ removes index files and goes on indexing what comes: older messages are found no more."""
+def test_an_index_lost_by_rocketmq_in_a_crash_is_completed(tmp_path: Path) -> None:
+    """After kill -9 RocketMQ deletes index files and indexes only new messages: it no longer finds older ones."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(500))
     store.close()
@@ -622,7 +620,7 @@ def test_an_index_that_rocketmq_lost_in_a_crash_is_completed(tmp_path: Path) -> 
 
 
 def test_damage_does_not_spread(filled: Callable[[END], tuple[Path, list[Sent]]], tmp_path: Path) -> None:
-    """The files of sound queues and index files are not touched while another is built again."""
+    """The rebuild of one queue or index file leaves sound ones untouched."""
     source, _ = filled(close)
     path = copy_store(source, tmp_path / "store")
     a_queue_gone(path)
@@ -638,10 +636,9 @@ def test_damage_does_not_spread(filled: Callable[[END], tuple[Path, list[Sent]]]
 
 @pytest.mark.parametrize("number", [0, 1, 7])
 @pytest.mark.parametrize("lost", ["queue", "checkpoint", "nothing"])
-def test_a_record_that_lies_about_its_place_hides_none_of_those_behind_it(
-    tmp_path: Path, number: int, lost: str
-) -> None:
-    """No checksum covers a record's head. A queue filled up to what it says would leave out what follows."""
+def test_a_record_with_a_wrong_queue_offset_hides_no_later_record(tmp_path: Path, number: int, lost: str) -> None:
+    """No checksum covers a record's head. If recovery filled the queue up to the claimed offset, later records would be
+    missing."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(20))
     sent += put(store, "bills", 0, plain(5))
@@ -656,7 +653,7 @@ def test_a_record_that_lies_about_its_place_hides_none_of_those_behind_it(
 
 
 @pytest.mark.parametrize("topic", [b"../../outside", b"..", b"a/b", b"\xff\xfe", b"nul\0", b""])
-def test_a_topic_that_is_no_name_makes_no_folder(tmp_path: Path, topic: bytes) -> None:
+def test_an_invalid_topic_name_creates_no_folder(tmp_path: Path, topic: bytes) -> None:
     record = Record(topic=topic, body=b"x", properties=b"KEYS\x01k\x02", store_timestamp=1_700_000_000_000)
     path = tmp_path / "deep" / "store"
     (path / "commitlog").mkdir(parents=True)

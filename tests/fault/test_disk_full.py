@@ -1,4 +1,5 @@
-"""A full disk: producers are refused before anything is written, nothing is lost or doubled, all goes on by itself."""
+"""A full disk: producers are refused before anything is written, nothing is lost or duplicated, and service resumes by
+itself."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from tests.store_tools import (
 
 
 class FullFiles(UnsyncedFiles):
-    """A disk with room for ``room`` more allocations, writes, new files and new names; None: for any number."""
+    """A disk with space for ``room`` more allocations, writes, new files and new names; None: unlimited."""
 
     def __init__(self, room: int | None = None) -> None:
         self.room = room
@@ -44,18 +45,18 @@ class FullFiles(UnsyncedFiles):
         self.room -= 1
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Takes room where the file is new."""
+        """Open; a new file needs space."""
         if create and not path.exists():
             self._take()
         return super().open(path, create=create)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Takes room."""
+        """Allocate; needs space."""
         self._take()
         super().allocate(fd, at, size)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Takes room; half of it is written where there is none."""
+        """Write; needs space. Without it, half of the data is written."""
         try:
             self._take()
         except OSError:
@@ -64,17 +65,17 @@ class FullFiles(UnsyncedFiles):
         super().write(fd, data, at)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Takes room where the folder gets a name that it did not have."""
+        """Rename; needs space if the folder gets a new name."""
         if not target.exists():
             self._take()
         super().rename(source, target)
 
     def free_bytes(self, path: Path) -> int:
-        """What is left."""
+        """Return the remaining space."""
         return 4096 if self.room == 0 else super().free_bytes(path)
 
 
-def test_reads_and_what_still_fits_go_on_while_the_disk_is_full(tmp_path: Path) -> None:
+def test_reads_and_writes_that_still_fit_continue_while_the_disk_is_full(tmp_path: Path) -> None:
     files = FullFiles()
     store = open_store(tmp_path / "store", files=files)
     sent = put(store, "orders", 0, plain(10, size=90_000))
@@ -97,7 +98,7 @@ def test_reads_and_what_still_fits_go_on_while_the_disk_is_full(tmp_path: Path) 
 
 
 def dispatch_on_a_disk_that_fills(store: MessageStore, files: FullFiles, source: random.Random) -> int:
-    """Dispatch all, with the disk full now and then; how often it was."""
+    """Dispatch everything while the disk is full at times; return how often it was."""
     refused = 0
     while store.reput_offset < store.write_offset:
         files.room = source.choice([0, 0, 1, 2, 3, 7, None])
@@ -112,7 +113,7 @@ def dispatch_on_a_disk_that_fills(store: MessageStore, files: FullFiles, source:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_queues_and_index_lose_and_double_nothing_when_the_disk_is_full_in_between(tmp_path: Path, seed: int) -> None:
+def test_queues_and_index_lose_and_duplicate_nothing_if_the_disk_is_full_meanwhile(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     files = FullFiles()
     store = open_store(tmp_path / "store", files=files)
@@ -142,8 +143,9 @@ def test_queues_and_index_lose_and_double_nothing_when_the_disk_is_full_in_betwe
     store.close()
 
 
-def test_while_there_is_no_room_for_queues_the_loop_is_left_alone(tmp_path: Path) -> None:
-    """However little waits: given back, it would be tried and handed over again, as fast as two threads can."""
+def test_a_disk_without_space_for_queues_does_not_keep_the_loop_busy(tmp_path: Path) -> None:
+    """However few records are due: if the thread returned them to the loop, the two would pass them back and forth
+    without a pause."""
     files = FullFiles()
     store = open_store(tmp_path / "store", files=files)
     sent = put(store, "orders", 0, plain(5)) + append(store, "orders", 0, plain(5, first=5))
@@ -171,12 +173,12 @@ def test_while_there_is_no_room_for_queues_the_loop_is_left_alone(tmp_path: Path
 
 
 def prepare_all(store: MessageStore) -> None:
-    """What the allocation service does."""
+    """Do the work of the allocation service."""
     while store.commitlog.prepare_ahead():
         pass
 
 
-def test_room_for_the_next_file_is_made_ahead_and_a_full_disk_there_refuses_nobody(tmp_path: Path) -> None:
+def test_the_next_file_is_allocated_ahead_and_a_full_disk_there_refuses_no_producer(tmp_path: Path) -> None:
     files = FullFiles()
     store = open_store(tmp_path / "store", files=files)
     sent = put(store, "orders", 0, plain(9, size=400_000))
@@ -186,7 +188,7 @@ def test_room_for_the_next_file_is_made_ahead_and_a_full_disk_there_refuses_nobo
     assert not list((store.path / "flintmq" / "new").iterdir())
     files.room = None
     prepare_all(store)
-    assert len(list((store.path / "commitlog").iterdir())) == 1, "a file is entered when it is needed"
+    assert len(list((store.path / "commitlog").iterdir())) == 1, "a file is entered only when it is needed"
     files.room = 1  # for its name
     sent += append(store, "orders", 0, plain(4, first=9, size=200_000))
     assert files.room == 0
@@ -199,18 +201,18 @@ def test_room_for_the_next_file_is_made_ahead_and_a_full_disk_there_refuses_nobo
 
 
 class BrokenAllocation(UnsyncedFiles):
-    """A disk on which no more blocks can be had, for another reason than that it is full."""
+    """A disk on which no more blocks can be allocated, for a reason other than being full."""
 
     broken = False
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Fails once ``broken`` is set."""
+        """Fail if ``broken`` is set."""
         if self.broken:
             raise OSError(errno.EIO, "Input/output error")
         super().allocate(fd, at, size)
 
 
-def test_a_log_that_cannot_be_made_longer_stops_the_store_and_says_why(tmp_path: Path) -> None:
+def test_a_log_that_cannot_grow_stops_the_store_with_the_reason(tmp_path: Path) -> None:
     files = BrokenAllocation()
     store = open_store(tmp_path / "store", files=files)
     sent = put(store, "orders", 0, plain(3))

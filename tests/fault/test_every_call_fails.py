@@ -1,5 +1,5 @@
-"""Every call that a small run makes of the file layer fails once, with either error; from each of those on that take
-room the disk is full for a while. Whatever becomes of the broker, what was acknowledged is there."""
+"""Every file layer call of a small run fails once, with either error; after each call that needs space, the disk stays
+full for a while. Whatever becomes of the broker, acknowledged messages are there."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.fault.small_store import SMALLEST, SmallMessages
 from tests.store_tools import FOREVER, kill, reopen
 
 FULL_STEPS = 4
-"""For so many steps a disk stays full."""
+"""Number of steps for which a disk stays full."""
 FILLS = ("open", "allocate", "write", "rename")
-"""What a full disk refuses, from the first on."""
+"""Operations that a full disk refuses, from the first on."""
 NEED_NO_ROOM = ("resize", "unlink")
 MAY_BE_TRIED_AGAIN = ((errno.ENOSPC, "sync_folder"), (errno.ENOSPC, "rename"))
-"""A name for which there is no room: nothing of the file was used yet."""
+"""A name for which there is no space: nothing of the file was used yet."""
 
 
 class FailingDisk(FailingFiles, PowerCutFiles):
-    """One call fails; of a write that does, the first half is done. Whatever is not synced may be lost."""
+    """File system on which one call fails; a failed write has written the first half. Unsynced data may be lost."""
 
     def __init__(
         self, root: Path, operation: str = "none", nth: int = 0, number: int = 0, *, fills: bool = False
@@ -40,15 +40,15 @@ class FailingDisk(FailingFiles, PowerCutFiles):
         PowerCutFiles.__init__(self, root, FOREVER)
         FailingFiles.__init__(self, root, operation, nth, number, fills=fills)
         self.calls: list[tuple[str, str]] = []
-        """Operation and path of each."""
+        """Operation and path of each call."""
 
     def before(self, operation: str, path: str) -> None:
-        """Noted, and perhaps the fault."""
+        """Note the call, and fail if it is the one."""
         self.calls.append((operation, path))
         super().before(operation, path)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Half of it where it fails."""
+        """Write half of the data if the call fails."""
         try:
             super().write(fd, data, at)
         except OSError:
@@ -57,7 +57,7 @@ class FailingDisk(FailingFiles, PowerCutFiles):
 
 
 class Begun:
-    """A store that was killed with a torn log and without an index, whose start has something to do."""
+    """A store that was killed with a torn log and without an index, so that its start has work to do."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "begun"
@@ -83,13 +83,13 @@ class Begun:
         self._calls = ran.files.calls
 
     def each(self, operation: str, number: int) -> range:
-        """The calls of the undisturbed run at which a fault may come, from 1 on."""
+        """Return the numbers of the calls of an undisturbed run at which a fault may happen, from 1 on."""
         files = FailingFiles(Path(), operation, 0, number)
         return range(1, 1 + sum(files.can_fail(*call) for call in self._calls))
 
 
 def small_run(broker: HandBroker, messages: SmallMessages) -> list[Callable[[], object]]:
-    """A start, a frame over three files of the log and others, changes of tables, retention, and a stop."""
+    """Run a start, a frame across three log files and other frames, changes of tables, retention, and a stop."""
     return [
         broker.store.open,
         broker.allocate,
@@ -109,23 +109,23 @@ def small_run(broker: HandBroker, messages: SmallMessages) -> list[Callable[[], 
 
 @dataclass
 class Ran:
-    """A small run with a fault in it. ``step``: the one in which it came."""
+    """Result of a small run with a fault. ``step``: the step in which it happened."""
 
     broker: HandBroker
     files: FailingDisk
     step: int
     last: int
     failure: BaseException | None = None
-    """Why the store stopped writing."""
+    """Reason why the store stopped writing."""
 
     @property
     def serving(self) -> bool:
-        """Whether the fault came between the start and the stop."""
+        """Return whether the fault happened between the start and the stop."""
         return 0 < self.step < self.last
 
 
 def run(begun: Begun, folder: Path, files: FailingDisk) -> Ran:
-    """On ``files``. A disk that is full gets room some steps later, but for the stop at the latest."""
+    """Run on ``files``. A full disk gets space some steps later, before the stop at the latest."""
     broker = HandBroker(files, folder, SMALLEST)
     broker.remember(begun.life)
     works = small_run(broker, copy.copy(begun.messages))
@@ -141,7 +141,7 @@ def run(begun: Begun, folder: Path, files: FailingDisk) -> Ran:
             ran.step = min(ran.step, step)
         if files.full and broker.ended is None and step < ran.last:
             broker.read()
-    assert refused in (-1, broker.refused), "something is refused that has room"
+    assert refused in (-1, broker.refused), "a request is refused although there is space"
     if broker.ended is not None:
         ran.failure = broker.store.failed
         if ran.failure is not None:
@@ -151,26 +151,27 @@ def run(begun: Begun, folder: Path, files: FailingDisk) -> Ran:
 
 
 def judge(ran: Ran, number: int) -> None:
-    """The broker ended where it had to, and lived where it could."""
+    """Check that the broker ended if it had to, and stayed up if it could."""
     operation, path = ran.files.failed.split()
     ended = ran.broker.ended
     if path.startswith(WRITTEN_ONCE) and operation in ("sync_data", "sync_folder", "rename"):
-        assert ended is not None or (number, operation) in MAY_BE_TRIED_AGAIN, "what is lost now is not written again"
+        assert ended is not None or (number, operation) in MAY_BE_TRIED_AGAIN, "lost bytes are not written again"
     if operation == "sync_data" and path.startswith("commitlog/") and ran.serving:
         assert isinstance(ended, StoreFailed)
         assert ran.failure is ended
         ran.broker.assert_nobody_is_acknowledged()
     if number == errno.ENOSPC and operation in FILLS and ran.serving:
-        assert ended is None, f"a full disk is lived through, but: {ended!r}"
+        assert ended is None, f"the broker must survive a full disk, but: {ended!r}"
     if number == errno.ENOSPC and operation in FILLS and ran.step == ran.last and ended is not None:
-        assert (ran.broker.store.path / "abort").exists(), "a stop that was not orderly must not look so"
+        assert (ran.broker.store.path / "abort").exists(), "an unclean stop must not look like a clean one"
     if number == errno.ENOSPC and ran.step == 0 and ended is not None:
         assert isinstance(ended, StoreFailed)
         assert "is full" in str(ended)
 
 
-def look_at_what_is_left(ran: Ran, folder: Path) -> None:
-    """Everything acknowledged is there: in the page cache, as after the broker's end, and on the disk alone."""
+def check_remains(ran: Ran, folder: Path) -> None:
+    """Check that everything acknowledged is there: in the page cache, as after the broker's end, and on the disk
+    alone."""
     left = ran.files.remains(Nothing())
     for tree in (None, left):
         if tree is not None:
@@ -184,8 +185,7 @@ def look_at_what_is_left(ran: Ran, folder: Path) -> None:
 
 
 def fail_call(begun: Begun, folder: Path, operation: str, number: int, nth: int) -> Ran:
-    """The ``nth`` call of an operation fails. Raises AssertionError where a promise is broken or the fault did not
-    come."""
+    """Fail the ``nth`` call of an operation. Raises AssertionError for a broken promise or a missing fault."""
     path = folder / "store"
     write_tree(path, begun.tree)
     files = FailingDisk(path, operation, nth, number, fills=number == errno.ENOSPC and operation in FILLS)
@@ -193,7 +193,7 @@ def fail_call(begun: Begun, folder: Path, operation: str, number: int, nth: int)
         ran = run(begun, path, files)
         assert files.failed, "the fault never came"
         judge(ran, number)
-        look_at_what_is_left(ran, path)
+        check_remains(ran, path)
     except Exception as error:
         error.add_note(f"{errno.errorcode[number]} at the {nth}. {operation}: {files.failed}")
         raise
@@ -203,13 +203,13 @@ def fail_call(begun: Begun, folder: Path, operation: str, number: int, nth: int)
 
 
 def fail_each_call(begun: Begun, folder: Path, operation: str, number: int) -> list[Ran]:
-    """The n-th call of an operation fails, for every n."""
+    """Fail the n-th call of an operation, for every n."""
     return [fail_call(begun, folder, operation, number, nth) for nth in begun.each(operation, number)]
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
-    """Where every run begins."""
+    """Return the store in which every run begins."""
     return Begun(tmp_path_factory.mktemp("begun"))
 
 
@@ -217,7 +217,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
     ("operation", "name"),
     [(each, "EIO") for each in OPERATIONS] + [(each, "ENOSPC") for each in OPERATIONS if each not in NEED_NO_ROOM],
 )
-def test_whichever_call_fails_what_was_acknowledged_is_there(
+def test_acknowledged_messages_survive_a_failure_of_any_call(
     begun: Begun, memory_path: Path, operation: str, name: str
 ) -> None:
     rans = fail_each_call(begun, memory_path, operation, getattr(errno, name))
@@ -227,10 +227,10 @@ def test_whichever_call_fails_what_was_acknowledged_is_there(
         assert any(ran.broker.ended for ran in rans)
 
 
-# The sweep itself: a fault that never comes and a flush that takes an error for success are found.
+# The sweep itself finds a fault that never happens and a flush that takes an error for success.
 
 
-def test_a_fault_that_never_comes_is_said(begun: Begun, memory_path: Path) -> None:
+def test_a_fault_that_never_happens_is_reported(begun: Begun, memory_path: Path) -> None:
     behind = begun.each("rename", errno.EIO).stop
     with pytest.raises(AssertionError, match="the fault never came"):
         fail_call(begun, memory_path, "rename", errno.EIO, behind)
@@ -245,5 +245,5 @@ def test_a_flush_that_ignores_errors_is_found(begun: Begun, memory_path: Path, m
 
     real_flush = CommitLog.flush
     monkeypatch.setattr(CommitLog, "flush", flush)
-    with pytest.raises(AssertionError, match="what is lost now is not written again"):
+    with pytest.raises(AssertionError, match="lost bytes are not written again"):
         fail_each_call(begun, memory_path, "sync_data", errno.EIO)

@@ -1,4 +1,4 @@
-"""ConsumeQueue units and index entries whose physical offset is at an end of its range: differences must not wrap."""
+"""ConsumeQueue units and index entries with a physical offset at an end of its range: differences must not wrap."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = 50
 
 @pytest.mark.parametrize("physical_offset", EXTREMES)
 @pytest.mark.parametrize("number", [0, 20, COUNT - 1])
-def test_a_unit_with_such_an_offset_is_found_and_filled_again(
+def test_a_unit_with_an_extreme_offset_is_found_and_rewritten(
     tmp_path: Path, number: int, physical_offset: int
 ) -> None:
     path = tmp_path / "store"
@@ -45,7 +45,7 @@ def test_a_unit_with_such_an_offset_is_found_and_filled_again(
 
 @pytest.mark.parametrize("physical_offset", EXTREMES)
 @pytest.mark.parametrize("number", [1, 20, COUNT])
-def test_an_entry_with_such_an_offset_is_found_and_made_again(
+def test_an_entry_with_an_extreme_offset_is_found_and_rebuilt(
     tmp_path: Path, number: int, physical_offset: int
 ) -> None:
     path = tmp_path / "store"

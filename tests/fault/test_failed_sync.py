@@ -1,4 +1,4 @@
-"""A disk that fails: nothing is acknowledged that may not be there."""
+"""A failing disk: the broker acknowledges no message that may not be on it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tests.store_tools import MIB, UnsyncedFiles, append, make_topic, open_store
 
 
 class FailingDisk(UnsyncedFiles):
-    """fdatasync fails with ``error`` while it is set."""
+    """File system whose fdatasync fails with ``error`` while that is set."""
 
     error = 0
     write_error = 0
 
     def sync_data(self, fd: int) -> None:
-        """Fail, or nothing."""
+        """Fail if ``error`` is set, otherwise do nothing."""
         if self.error:
             raise OSError(self.error, "the disk failed")
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Fails with ``write_error`` while it is set."""
+        """Fail if ``write_error`` is set."""
         if self.write_error:
             raise OSError(self.write_error, "the disk failed")
         super().write(fd, data, at)
 
 
 @pytest.mark.parametrize("policy", ["sync", "async"])
-async def test_everyone_who_waits_hears_of_the_failure_and_nobody_is_acknowledged(tmp_path: Path, policy: str) -> None:
+async def test_a_failed_sync_fails_every_waiting_producer_and_acknowledges_none(tmp_path: Path, policy: str) -> None:
     files = FailingDisk()
     settings = StoreSettings(
         commitlog_file_bytes=4 * MIB,
@@ -68,7 +68,7 @@ async def test_everyone_who_waits_hears_of_the_failure_and_nobody_is_acknowledge
     assert isinstance(error, StoreFailed)
     assert store.failed is error
 
-    files.error = 0  # trying again would succeed, and lie
+    files.error = 0  # a second try would succeed although the data is lost
     assert isinstance(await flushed(service, ends[0]), ServiceNotAvailable)
     with pytest.raises(ServiceNotAvailable, match="stopped writing"):
         append(store, "orders", 0, plain(1))
@@ -82,14 +82,14 @@ async def test_everyone_who_waits_hears_of_the_failure_and_nobody_is_acknowledge
 
 
 async def flushed(service: FlushService, end_offset: int) -> BrokerError | None:
-    """Wait until the disk has everything below ``end_offset``; the answer."""
+    """Wait until the disk has everything below ``end_offset``; return the result."""
     answer: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
     service.wait_for(end_offset, answer.set_result)
     service.wake()
     return await answer
 
 
-def test_queues_that_cannot_be_written_when_the_loop_takes_them_back_end_the_broker(tmp_path: Path) -> None:
+def test_a_failed_write_of_queues_on_the_loop_ends_the_broker(tmp_path: Path) -> None:
     files = FailingDisk()
     store = open_store(tmp_path / "store", files=files)
     make_topic(store, "orders")

@@ -1,4 +1,4 @@
-"""`repair --accept-missing`: files of the log are gone for good, and the store goes on without what was in them."""
+"""`repair --accept-missing`: log files are gone for good, and the store continues without their messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def in_files(sent: list[Sent], *names: str) -> list[Sent]:
 @pytest.mark.parametrize(
     "gone", [[FIRST], [SECOND, THIRD], [FOURTH]], ids=["the first", "two in the middle", "the last"]
 )
-def test_the_store_goes_on_without_the_messages_of_the_files(tmp_path: Path, gone: list[str]) -> None:
+def test_the_store_continues_without_the_messages_of_missing_files(tmp_path: Path, gone: list[str]) -> None:
     path = tmp_path / "store"
     sent = four_files(path)
     lost = in_files(sent, *gone)
@@ -84,11 +84,11 @@ def test_the_store_goes_on_without_the_messages_of_the_files(tmp_path: Path, gon
     )
     store.close()
     after = tree(path)
-    assert run(path, *accept(*gone), "--apply").exit_code == 0  # once more: the files are there
+    assert run(path, *accept(*gone), "--apply").exit_code == 0  # a second run: the files exist now
     assert tree(path) == after
 
 
-def test_a_gap_that_no_queue_knows_of_is_filled_by_what_is_missing(tmp_path: Path) -> None:
+def test_a_gap_unknown_to_every_queue_is_filled_by_the_missing_offsets(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = four_files(path)
     undispatched(path)
@@ -100,7 +100,7 @@ def test_a_gap_that_no_queue_knows_of_is_filled_by_what_is_missing(tmp_path: Pat
     store.close()
 
 
-def test_a_file_that_is_found_again_gives_its_messages_back(tmp_path: Path) -> None:
+def test_a_file_put_back_brings_its_messages_back(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = four_files(path)
     file = path / "commitlog" / SECOND
@@ -113,7 +113,7 @@ def test_a_file_that_is_found_again_gives_its_messages_back(tmp_path: Path) -> N
     store.close()
 
 
-def test_what_is_not_missing_or_not_all_that_is_changes_nothing(tmp_path: Path) -> None:
+def test_a_list_of_files_that_differs_from_the_missing_ones_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store"
     four_files(path)
     (path / "commitlog" / SECOND).unlink()
@@ -129,8 +129,8 @@ def test_what_is_not_missing_or_not_all_that_is_changes_nothing(tmp_path: Path) 
         open_store(path)
 
 
-def test_it_may_die_anywhere_and_comes_to_the_same_result(tmp_path: Path) -> None:
-    """Then it is done again; and a broker that starts instead refuses, or does the rest."""
+def test_a_run_interrupted_anywhere_can_be_repeated_with_the_same_result(tmp_path: Path) -> None:
+    """A second run completes it; a broker that starts instead refuses, or completes it."""
     path = tmp_path / "store"
     sent = two_topics(path, size=200_000, frames=18)
     assert (path / "commitlog" / THIRD).exists()
@@ -174,6 +174,6 @@ def test_lost_messages_are_named(tmp_path: Path) -> None:
     sent = four_files(path)
     (path / "commitlog" / SECOND).unlink()
     give_up(path, [SECOND], index_slots=SMALL.index_slots)
-    store, report = reopen(path)  # a broker does the rest
+    store, report = reopen(path)  # a broker completes it
     assert lost_of(report) == {(each.topic, each.queue, each.queue_offset) for each in in_files(sent, SECOND)}
     store.close()

@@ -1,6 +1,6 @@
-"""Real brokers whose system calls fail for real: strace answers them in the kernel's place.
+"""Real brokers whose system calls really fail: strace returns the error in the kernel's place.
 
-Skipped, with what the machine answered, where strace may not do that.
+Skipped, with the machine's error, if strace is not allowed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ BODY_BYTES = 40_000
 FIRST_FILE, SECOND_FILE = f"{0:020d}", f"{4 << 20:020d}"
 LOG = f"commitlog/{FIRST_FILE}"
 MESSAGES_MAX = 300
-"""So many fill the log's first file twice, with pauses for every service: whatever is to fail has failed."""
+"""Number of messages that fill the log's first file twice, with pauses for every service: by then every fault must have
+happened."""
 
 
 @dataclass
 class Store:
-    """A store, the port of its brokers, and what was acknowledged: the bodies by queue offset."""
+    """A store, the port of its brokers, and the acknowledged messages: bodies by queue offset."""
 
     prepared: PreparedParent
     path: Path
@@ -43,34 +44,34 @@ class Store:
     acknowledged: dict[int, bytes]
 
     def start(self, settings: dict[str, Any] | None = None) -> ForkedBroker:
-        """A broker that listens."""
+        """Start a broker and wait until it listens."""
         broker = self.prepared.start(self.path, self.port, settings)
         broker.wait_until_listening()
         return broker
 
     def send(self, connection: RawConnection, *, body_bytes: int = BODY_BYTES) -> None:
-        """Send a message. Raises where it is refused, ``EOFError`` where the broker ends instead."""
+        """Send a message. Raises if it is refused, ``EOFError`` if the broker ends instead."""
         body = random.randbytes(body_bytes)
         answer = connection.produce(TOPIC, body, queue=0, common="KEYS\x01k\x02").raise_for_error()
         self.acknowledged[answer.fields["queue_offset"]] = body
 
     def send_until_refused(self, connection: RawConnection) -> Exception:
-        """Send one message after the other; what the first got that was not taken."""
+        """Send messages until one is refused; return the refusal."""
         for _ in range(MESSAGES_MAX):
             try:
                 self.send(connection)
             except (ServiceNotAvailable, EOFError, ConnectionResetError) as refusal:
                 return refusal
-        raise AssertionError(f"{MESSAGES_MAX} messages were taken")
+        raise AssertionError(f"{MESSAGES_MAX} messages were accepted")
 
     def pulled(self) -> dict[int, bytes]:
-        """What can be read, by queue offset."""
+        """Return the readable bodies by queue offset."""
         with Consumer(f"127.0.0.1:{self.port}") as consumer:
             messages = consumer.iter(TOPIC, from_="earliest", until="latest")
             return {message.queue_offset: bytes(message.body) for message in messages if message.queue == 0}
 
     def check(self) -> None:
-        """A broker finds everything that was acknowledged, and ``verify`` nothing that is wrong."""
+        """Check that a broker finds every acknowledged message, and ``verify`` finds nothing."""
         broker = self.start()
         assert self.pulled().items() >= self.acknowledged.items()
         broker.terminate()
@@ -80,20 +81,20 @@ class Store:
 
 @pytest.fixture
 def store(prepared: PreparedParent, may_trace: None, tmp_path: Path) -> Iterator[Store]:
-    """A store that nothing was stored in."""
+    """Return an empty store."""
     yield Store(prepared, tmp_path / "store", free_port(random.SystemRandom()), {})
     prepared.kill_all()
 
 
 def inject(store: Store, process: int, call: str, error: str, *, when: str = "1+", path: str = "") -> Any:
-    """See ``injection``; ``path`` lies in the store."""
+    """Call ``injection`` with a path in the store."""
     trace = store.path.with_name("trace")
     return injection(process, trace, call, error, when=when, path=store.path / path if path else None)
 
 
-@pytest.mark.parametrize("call", ["fdatasync", "pwrite"])  # what ends a sync is a write of nothing
+@pytest.mark.parametrize("call", ["fdatasync", "pwrite"])  # a sync ends with a write of no bytes
 @pytest.mark.parametrize("number", [1, 2, 5])
-def test_a_message_whose_sync_fails_is_not_acknowledged_nor_any_behind_it(store: Store, call: str, number: int) -> None:
+def test_a_failed_sync_leaves_its_message_and_later_ones_unacknowledged(store: Store, call: str, number: int) -> None:
     broker = store.start()
     with connection_to(store.port) as connection:
         store.send(connection)
@@ -123,7 +124,7 @@ def test_a_message_whose_sync_fails_is_not_acknowledged_nor_any_behind_it(store:
         ("rename", f"flintmq/new/{SECOND_FILE}", {}),
     ],
 )
-def test_an_io_error_of_what_cannot_be_written_again_ends_the_broker_which_says_the_file(
+def test_an_io_error_on_data_that_is_written_once_ends_the_broker_with_the_file_name(
     store: Store, call: str, path: str, settings: dict[str, Any]
 ) -> None:
     broker = store.start(settings)
@@ -141,7 +142,7 @@ def test_an_io_error_of_what_cannot_be_written_again_ends_the_broker_which_says_
     store.check()
 
 
-def test_while_no_blocks_can_be_had_messages_are_refused_and_read_and_resume_when_they_can(store: Store) -> None:
+def test_a_disk_without_blocks_refuses_messages_serves_reads_and_resumes(store: Store) -> None:
     broker = store.start()
     with connection_to(store.port) as connection:
         with inject(store, broker.pid, "fallocate", "ENOSPC"):
@@ -157,8 +158,8 @@ def test_while_no_blocks_can_be_had_messages_are_refused_and_read_and_resume_whe
     store.check()
 
 
-def test_while_there_is_no_room_for_queues_messages_are_taken_and_come_when_there_is(store: Store) -> None:
-    broker = store.start(CALM)  # strace would refuse the write of nothing of a checkpoint, too
+def test_messages_are_accepted_without_space_for_queues_and_served_once_there_is(store: Store) -> None:
+    broker = store.start(CALM)  # strace would also refuse the empty write of a checkpoint
     with connection_to(store.port) as connection:
         store.send(connection, body_bytes=100)
         soon(lambda: store.pulled() == store.acknowledged)
@@ -175,9 +176,7 @@ def test_while_there_is_no_room_for_queues_messages_are_taken_and_come_when_ther
 
 
 @pytest.mark.parametrize("path", [LOG, f"consumequeue/{TOPIC}/0/{FIRST_FILE}"])
-def test_who_reads_what_the_disk_cannot_give_is_told_the_file_and_nobody_else_is_disturbed(
-    store: Store, path: str
-) -> None:
+def test_an_unreadable_file_is_named_to_its_reader_and_disturbs_no_other_client(store: Store, path: str) -> None:
     broker = store.start()
     with connection_to(store.port) as connection:
         store.send(connection)
@@ -191,7 +190,7 @@ def test_who_reads_what_the_disk_cannot_give_is_told_the_file_and_nobody_else_is
     store.check()
 
 
-def test_a_topic_whose_table_cannot_be_written_is_not_made_and_can_be_later(store: Store) -> None:
+def test_a_topic_whose_table_cannot_be_written_is_not_created_and_can_be_later(store: Store) -> None:
     broker = store.start()
     with connection_to(store.port) as connection, Admin(f"127.0.0.1:{store.port}") as admin:
         admin.create_topic("before", queues=1)
@@ -208,7 +207,7 @@ def test_a_topic_whose_table_cannot_be_written_is_not_made_and_can_be_later(stor
 
 
 @pytest.mark.parametrize("call", ["fdatasync", "rename"])
-def test_a_start_on_which_a_call_fails_says_so_and_the_next_one_finds_everything(store: Store, call: str) -> None:
+def test_a_start_names_a_failing_call_and_the_next_start_finds_everything(store: Store, call: str) -> None:
     broker = store.start(CALM)
     with connection_to(store.port) as connection:
         for _ in range(150):
@@ -223,7 +222,7 @@ def test_a_start_on_which_a_call_fails_says_so_and_the_next_one_finds_everything
 
 
 def _start_fails(store: Store, injected: Injection) -> bool:
-    """Start a broker; whether a call failed."""
+    """Start a broker; return whether a call failed."""
     broker = store.prepared.start(store.path, store.port, CALM)
     try:
         broker.wait_until_listening()

@@ -1,4 +1,4 @@
-"""A process that dies at any of its changes to the file system: the next one comes to the same result."""
+"""A process that dies at any of its changes to the file system: the next one has the same result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FIRST = f"{0:020d}"
 
 
 def only_torn(path: Path) -> None:
-    """The end of the log, as in every one of these stores."""
+    """Leave only the log's torn end, as in all of these stores."""
 
 
 def queue_and_index_lost(path: Path) -> None:
@@ -66,14 +66,14 @@ def no_checkpoint(path: Path) -> None:
 
 
 def nothing_synced(path: Path) -> None:
-    """The mark says that nothing is dispatched."""
+    """Set the mark back, as if nothing had been dispatched."""
     (path / "checkpoint").write_bytes(bytes(4096))
 
 
 @pytest.mark.parametrize(
     "damage", [only_torn, queue_and_index_lost, queue_misplaced, only_the_log, no_checkpoint, nothing_synced]
 )
-def test_a_recovery_that_dies_anywhere_starts_over_and_comes_to_the_same_result(tmp_path: Path, damage: Damage) -> None:
+def test_a_recovery_interrupted_anywhere_starts_over_with_the_same_result(tmp_path: Path, damage: Damage) -> None:
     path = tmp_path / "store"
     store = open_store(path)
     old = put(store, "orders", 0, plain(20))
@@ -86,7 +86,7 @@ def test_a_recovery_that_dies_anywhere_starts_over_and_comes_to_the_same_result(
     store.sync_derived()
     queues = queue_files(path)
     kill(store)
-    # The deleted topic's messages stand in the index until it is built again.
+    # The deleted topic's messages stay in the index until it is rebuilt.
     indexes = [index_files(path)]
     saved = save(path)
     shutil.rmtree(path / "index")
@@ -118,7 +118,7 @@ def test_a_recovery_that_dies_anywhere_starts_over_and_comes_to_the_same_result(
         kill(store)
         assert index_files(path) in indexes, lives
         after = queue_files(path)
-        # The deleted topic's units may be there or not; nobody sees them.
+        # The deleted topic's units may be there or not; no consumer sees them.
         assert {name: after[name] for name in after if not name.startswith("orders/0/")} == {
             name: queues[name] for name in queues if not name.startswith("orders/0/")
         }
@@ -127,7 +127,7 @@ def test_a_recovery_that_dies_anywhere_starts_over_and_comes_to_the_same_result(
 
 
 class Run:
-    """A broker's life on files that may die, and what was promised to whom."""
+    """A broker's life on files that may die, and its promises."""
 
     def __init__(self, path: Path, files: DyingFiles) -> None:
         self._path = path
@@ -135,12 +135,12 @@ class Run:
         self.acknowledged: list[Sent] = []
         self.deleted: list[Sent] = []
         self.in_doubt = ""
-        """What was being deleted."""
+        """Topics whose deletion was in progress."""
         self.committed = 0
         self.store = MessageStore(path, SMALL, files=files)
 
     def live(self) -> None:
-        """Everything that a broker does. Raises ``Died``."""
+        """Do everything that a broker does. Raises ``Died``."""
         self.store.open()
         self._send("orders", 0, plain(60, size=2000))
         self._send("orders", 1, plain(120, first=60))
@@ -179,7 +179,7 @@ class Run:
 
 
 def assert_kept(store: MessageStore, run: Run) -> None:
-    """What was promised is kept."""
+    """Check that every promise is kept."""
     sure = [each for each in run.acknowledged if each.topic != run.in_doubt]
     queues = {(each.topic, each.queue) for each in sure}
     records = {record.physical_offset: record for queue in queues for record in pull_all(store, *queue)}
@@ -195,7 +195,7 @@ def assert_kept(store: MessageStore, run: Run) -> None:
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["before a write", "in the middle of a write"])
-def test_a_broker_that_dies_anywhere_keeps_what_it_promised(tmp_path: Path, half: bool) -> None:
+def test_a_broker_that_dies_anywhere_keeps_its_promises(tmp_path: Path, half: bool) -> None:
     source = random.Random(half)
     lives = 0
     died = True
@@ -210,7 +210,7 @@ def test_a_broker_that_dies_anywhere_keeps_what_it_promised(tmp_path: Path, half
             kill(run.store)
         store, report = reopen(path)
         assert report.clean or died
-        assert report.rebuilt == [] or half  # half a checkpoint is none
+        assert report.rebuilt == [] or half  # half a checkpoint is invalid
         assert_kept(store, run)
         for topic in ("orders", "bills"):
             before = store.max_offset(topic, 0) if store.topics.get(topic) is not None else None

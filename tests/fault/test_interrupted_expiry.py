@@ -1,4 +1,5 @@
-"""A process that dies while retention takes files away: the next one opens a whole store, and nothing comes back."""
+"""A process that dies while retention deletes files: the next one opens a complete store, and no deleted message comes
+back."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.store_tools import SMALL, Sent, assert_holds, copy_store, kill, open_
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sent]]:
-    """A store of four files, and one queue all of whose messages are in the first."""
+    """Return a store of four files, with one queue whose messages are all in the first."""
     store = open_store(tmp_path_factory.mktemp("filled") / "store")
     sent = put(store, "bills", 0, plain(5))
     for number in itertools.count():
@@ -26,7 +27,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sent]]:
     return store.path, sent
 
 
-def test_a_store_is_whole_wherever_its_expiry_was_interrupted(filled: tuple[Path, list[Sent]], tmp_path: Path) -> None:
+def test_a_store_is_complete_wherever_its_expiry_was_interrupted(
+    filled: tuple[Path, list[Sent]], tmp_path: Path
+) -> None:
     source, sent = filled
     starts = set()
     for lives in itertools.count():
@@ -54,7 +57,7 @@ def test_a_store_is_whole_wherever_its_expiry_was_interrupted(filled: tuple[Path
     assert starts == {number * SMALL.commitlog_file_bytes for number in range(4)}
 
 
-def test_a_state_that_is_damaged_right_after_an_expiry_misses_no_file(
+def test_a_state_damaged_right_after_an_expiry_reports_no_missing_file(
     filled: tuple[Path, list[Sent]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, sent = filled

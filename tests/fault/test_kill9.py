@@ -1,4 +1,4 @@
-"""kill -9 at random moments, in the middle of whatever a store does: nothing that was on the disk is lost.
+"""kill -9 at random moments, during any operation of a store: nothing that was on the disk is lost.
 
 ``FLINTMQ_KILL_ROUNDS`` sets how often (default below), ``FLINTMQ_SEED`` makes another run.
 """
@@ -26,7 +26,7 @@ SEED = int(os.environ.get("FLINTMQ_SEED", "1"))
 
 @pytest.fixture
 def writers() -> Iterator[subprocess.Popen[str]]:
-    """The process that forks writers."""
+    """Start the process that forks writers."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.fault.kill_writer"],
         cwd=Path(__file__).parents[2],
@@ -42,7 +42,7 @@ def writers() -> Iterator[subprocess.Popen[str]]:
     process.stdout.close()
 
 
-def said(writers: subprocess.Popen[str]) -> str:
+def read_line(writers: subprocess.Popen[str]) -> str:
     assert writers.stdout is not None
     return writers.stdout.readline().rstrip("\n")
 
@@ -50,14 +50,14 @@ def said(writers: subprocess.Popen[str]) -> str:
 def write_and_kill(
     writers: subprocess.Popen[str], path: Path, source: random.Random, number: int, lines: int
 ) -> list[Sent]:
-    """Let a writer say so many lines, kill it, and return all that it said."""
+    """Let a writer print so many lines, kill it, and return everything it printed."""
     assert writers.stdin is not None
     writers.stdin.write(f"{path} {source.random()} {number}\n")
     writers.stdin.flush()
-    word, pid = said(writers).split()
+    word, pid = read_line(writers).split()
     assert word == "pid"
     heard = []
-    while (line := said(writers)) != "ended":
+    while (line := read_line(writers)) != "ended":
         row = json.loads(line)
         assert isinstance(row, list), row["failed"]
         heard.append(Sent(row[1], row[2], row[3], row[4], row[5], message(row[0])))
@@ -68,7 +68,7 @@ def write_and_kill(
 
 
 def check(store: MessageStore, acknowledged: list[Sent], source: random.Random) -> int:
-    """Everything acknowledged is there, and every queue is dense; how many messages there are in all."""
+    """Check that everything acknowledged is there and every queue is dense; return the number of messages."""
     by_offset = {each.physical_offset: each for each in acknowledged}
     total = 0
     for topic in TOPICS:
@@ -85,7 +85,7 @@ def check(store: MessageStore, acknowledged: list[Sent], source: random.Random) 
     return total
 
 
-def test_nothing_that_was_acknowledged_is_lost_however_often_the_process_is_killed(
+def test_a_process_killed_many_times_loses_no_acknowledged_message(
     tmp_path: Path, writers: subprocess.Popen[str]
 ) -> None:
     source = random.Random(SEED)

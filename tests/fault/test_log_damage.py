@@ -1,4 +1,5 @@
-"""Damage of the CommitLog: what was on disk is contained and said, what was torn is cut for good."""
+"""Damage of the CommitLog: a start contains and reports damage of flushed records, and cuts off a torn tail for
+good."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ both_ends = pytest.mark.parametrize("end", [MessageStore.close, kill], ids=["sto
 
 
 def three_files(path: Path, end: END) -> list[Sent]:
-    """A store whose log has three files."""
+    """Return a store whose log has three files."""
     store = open_store(path)
     sent = [
         each for number in range(24) for each in put(store, "orders", number % 4, plain(1, size=400_000, first=number))
@@ -55,7 +56,7 @@ def three_files(path: Path, end: END) -> list[Sent]:
 
 
 def assert_refused(path: Path, error: type[Exception], *names: str) -> None:
-    """The start is refused, the message says all of ``names``, and not a byte is changed, however often it is tried."""
+    """Check that the start is refused at every try, that the message has all of ``names``, and that no byte changes."""
     before = tree(path)
     for _ in range(2):
         with pytest.raises(error) as raised:
@@ -65,7 +66,7 @@ def assert_refused(path: Path, error: type[Exception], *names: str) -> None:
         assert tree(path) == before
 
 
-# A file that is not what it should be.
+# A file with the wrong size, name or content.
 
 
 @both_ends
@@ -85,7 +86,7 @@ def test_a_log_without_any_file_is_refused(tmp_path: Path, end: END) -> None:
 
 @both_ends
 @pytest.mark.parametrize("name", [FIRST, SECOND, THIRD])
-def test_a_file_that_is_too_long_is_refused_by_name_and_setting(tmp_path: Path, name: str, end: END) -> None:
+def test_a_file_that_is_too_long_is_refused_with_name_and_setting(tmp_path: Path, name: str, end: END) -> None:
     three_files(tmp_path / "store", end)
     with (tmp_path / "store" / "commitlog" / name).open("r+b") as file:
         file.truncate(FILE_BYTES + 4096)
@@ -97,9 +98,7 @@ def test_a_file_that_is_too_long_is_refused_by_name_and_setting(tmp_path: Path, 
 @both_ends
 @pytest.mark.parametrize("name", [FIRST, SECOND, THIRD])
 @pytest.mark.parametrize("size", [0, 1, 1_000_000, FILE_BYTES - 1])
-def test_a_file_that_was_cut_short_loses_what_was_in_its_end_and_no_more(
-    tmp_path: Path, name: str, size: int, end: END
-) -> None:
+def test_a_truncated_file_loses_only_the_messages_at_its_end(tmp_path: Path, name: str, size: int, end: END) -> None:
     sent = three_files(tmp_path / "store", end)
     with (tmp_path / "store" / "commitlog" / name).open("r+b") as file:
         file.truncate(size)
@@ -109,8 +108,8 @@ def test_a_file_that_was_cut_short_loses_what_was_in_its_end_and_no_more(
     assert (tmp_path / "store" / "commitlog" / name).stat().st_size == FILE_BYTES
 
 
-def test_a_short_file_of_a_store_whose_file_size_nobody_noted_is_refused(tmp_path: Path) -> None:
-    """It may have been made with another setting."""
+def test_a_short_file_of_a_store_without_a_recorded_file_size_is_refused(tmp_path: Path) -> None:
+    """The store may have been created with another setting."""
     three_files(tmp_path / "store", MessageStore.close)
     shutil.rmtree(tmp_path / "store" / "flintmq")
     with (tmp_path / "store" / "commitlog" / SECOND).open("r+b") as file:
@@ -118,7 +117,7 @@ def test_a_short_file_of_a_store_whose_file_size_nobody_noted_is_refused(tmp_pat
     assert_refused(tmp_path / "store", SettingMismatch, SECOND, "store.commitlog_file_bytes")
 
 
-def test_an_empty_file_behind_the_log_is_taken_away(tmp_path: Path) -> None:
+def test_an_empty_file_after_the_log_is_removed(tmp_path: Path) -> None:
     sent = three_files(tmp_path / "store", MessageStore.close)
     extra = tmp_path / "store" / "commitlog" / f"{3 * FILE_BYTES:020d}"
     extra.write_bytes(b"")
@@ -129,7 +128,7 @@ def test_an_empty_file_behind_the_log_is_taken_away(tmp_path: Path) -> None:
 
 
 @both_ends
-def test_files_that_changed_places_are_refused_with_both_offsets(tmp_path: Path, end: END) -> None:
+def test_swapped_files_are_refused_with_both_offsets(tmp_path: Path, end: END) -> None:
     three_files(tmp_path / "store", end)
     folder = tmp_path / "store" / "commitlog"
     (folder / FIRST).rename(folder / "aside")
@@ -149,7 +148,7 @@ def test_a_renamed_file_is_refused(tmp_path: Path, name: str, end: END) -> None:
 
 @both_ends
 @pytest.mark.parametrize("offset", [1, 4096, FILE_BYTES // 2])
-def test_a_file_whose_name_is_no_multiple_of_the_size_is_refused(tmp_path: Path, offset: int, end: END) -> None:
+def test_a_file_name_that_is_no_multiple_of_the_size_is_refused(tmp_path: Path, offset: int, end: END) -> None:
     three_files(tmp_path / "store", end)
     folder = tmp_path / "store" / "commitlog"
     shutil.copy(folder / THIRD, folder / f"{3 * FILE_BYTES + offset:020d}")
@@ -158,8 +157,8 @@ def test_a_file_whose_name_is_no_multiple_of_the_size_is_refused(tmp_path: Path,
 
 @both_ends
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
-def test_a_file_of_another_store_is_refused_wherever_it_lies(tmp_path: Path, number: int, end: END) -> None:
-    """Also behind the end, where it would otherwise be cut: it is somebody's data."""
+def test_a_file_of_another_store_is_refused_at_any_place(tmp_path: Path, number: int, end: END) -> None:
+    """Even after the log's end, where recovery would cut it off: the user may need its data."""
     three_files(tmp_path / "store", end)
     three_files(tmp_path / "other", MessageStore.close)
     target = tmp_path / "store" / "commitlog" / f"{number * FILE_BYTES:020d}"
@@ -168,9 +167,9 @@ def test_a_file_of_another_store_is_refused_wherever_it_lies(tmp_path: Path, num
     assert_refused(tmp_path / "store", CorruptLog, target.name, "belongs to another log")
 
 
-def test_a_hole_that_an_old_checkpoint_knows_nothing_of_costs_no_file(tmp_path: Path) -> None:
-    """The checkpoint came from a backup: the files behind the hole are not said to be foreign, and nothing of them is
-    lost where the advice is taken."""
+def test_a_hole_unknown_to_an_old_checkpoint_costs_no_file(tmp_path: Path) -> None:
+    """The checkpoint came from a backup: recovery must not call the files after the hole foreign, and a user who
+    follows the advice loses nothing of them."""
     path = tmp_path / "store"
     store = open_store(path)
     sent = put(store, "orders", 0, plain(3))
@@ -189,8 +188,8 @@ def test_a_hole_that_an_old_checkpoint_knows_nothing_of_costs_no_file(tmp_path: 
     store.close()
 
 
-def test_records_behind_the_end_of_a_log_that_was_closed_are_refused(tmp_path: Path) -> None:
-    """A file that would fit, had this log grown as the other did."""
+def test_records_after_the_end_of_a_closed_log_are_refused(tmp_path: Path) -> None:
+    """The file would fit if this log had grown as the other did."""
     path = tmp_path / "store"
     three_files(tmp_path / "other", MessageStore.close)
     store = open_store(path)
@@ -205,7 +204,7 @@ def test_records_behind_the_end_of_a_log_that_was_closed_are_refused(tmp_path: P
 @pytest.mark.parametrize(
     "head", [bytes(100), b"\xff" * 100, random.Random(3).randbytes(100)], ids=["zeros", "ones", "random"]
 )
-def test_a_file_that_begins_with_no_record_loses_its_first_message(
+def test_a_file_without_a_record_at_its_beginning_loses_its_first_message(
     tmp_path: Path, name: str, head: bytes, end: END
 ) -> None:
     sent = three_files(tmp_path / "store", end)
@@ -214,16 +213,14 @@ def test_a_file_that_begins_with_no_record_loses_its_first_message(
 
 
 @both_ends
-def test_a_first_record_that_lies_about_its_place_does_not_make_its_file_a_foreign_one(
-    tmp_path: Path, end: END
-) -> None:
+def test_a_first_record_with_a_wrong_offset_does_not_make_its_file_foreign(tmp_path: Path, end: END) -> None:
     sent = three_files(tmp_path / "store", end)
     overwrite(tmp_path / "store" / "commitlog" / SECOND, 28, struct.pack(">q", 77))
     assert_contained(tmp_path / "store", sent, [each for each in sent if each.physical_offset == FILE_BYTES])
 
 
 @both_ends
-def test_a_missing_last_file_is_noticed_without_a_checkpoint_too(tmp_path: Path, end: END) -> None:
+def test_a_missing_last_file_is_noticed_even_without_a_checkpoint(tmp_path: Path, end: END) -> None:
     three_files(tmp_path / "store", end)
     (tmp_path / "store" / "checkpoint").unlink()
     (tmp_path / "store" / "commitlog" / THIRD).unlink()
@@ -232,7 +229,7 @@ def test_a_missing_last_file_is_noticed_without_a_checkpoint_too(tmp_path: Path,
     )
 
 
-def test_other_files_beside_the_log_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_beside_the_log_stay_unchanged(tmp_path: Path) -> None:
     sent = three_files(tmp_path / "store", MessageStore.close)
     others = {
         "abort.bak": b"1",
@@ -261,11 +258,11 @@ def test_other_files_beside_the_log_are_left_alone(tmp_path: Path) -> None:
             assert (tmp_path / "store" / name).read_bytes() == content
 
 
-# Holes: damage below what is known to have been on disk.
+# Holes: damage below the flushed offset.
 
 
 def flip_in_body(path: Path, sent: Sent) -> None:
-    """One bit of a message's body."""
+    """Flip one bit of a message's body."""
     at = sent.physical_offset % FILE_BYTES + 100
     held = path.read_bytes()[at]
     overwrite(path, at, bytes([held ^ 1]))
@@ -299,10 +296,10 @@ damages = pytest.mark.parametrize("damage", [flip_in_body, zero_64, zero_head, b
 @both_ends
 @damages
 @pytest.mark.parametrize("number", [0, 30, 59])
-def test_a_hole_in_what_was_flushed_costs_one_message(
+def test_a_hole_in_flushed_records_costs_one_message(
     tmp_path: Path, damage: Callable[[Path, Sent], None], number: int, end: END
 ) -> None:
-    """Also where it is the last record: it was acknowledged."""
+    """This includes the last record: it was acknowledged."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(60))
     end(store)
@@ -313,10 +310,10 @@ def test_a_hole_in_what_was_flushed_costs_one_message(
 @both_ends
 @damages
 @pytest.mark.parametrize("number", [1, 30])
-def test_a_hole_in_what_no_queue_knows_yet_is_found_by_what_is_missing(
+def test_a_hole_in_undispatched_records_is_found_by_the_missing_offset(
     tmp_path: Path, damage: Callable[[Path, Sent], None], number: int, end: END
 ) -> None:
-    """Nothing points at it: the records behind it say which message it was."""
+    """No unit points to it: the later records reveal which message it was."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(60))
     end(store)
@@ -327,7 +324,7 @@ def test_a_hole_in_what_no_queue_knows_yet_is_found_by_what_is_missing(
 
 
 @both_ends
-def test_a_hole_in_an_older_file_is_contained_where_it_is_looked_at(tmp_path: Path, end: END) -> None:
+def test_a_hole_in_an_older_file_is_contained_if_the_start_checks_it(tmp_path: Path, end: END) -> None:
     sent = three_files(tmp_path / "store", end)
     flip_in_body(tmp_path / "store" / "commitlog" / FIRST, sent[2])
     assert_contained(tmp_path / "store", sent, [sent[2]])
@@ -344,7 +341,7 @@ def test_without_a_mark_the_queues_prove_a_hole(tmp_path: Path, damage: Callable
     assert_contained(store.path, sent, [sent[30]])
 
 
-def test_a_large_hole_is_proved_by_a_unit_far_behind_it(tmp_path: Path) -> None:
+def test_a_large_hole_is_proved_by_a_unit_far_after_it(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(200))
     store.close()
@@ -354,7 +351,7 @@ def test_a_large_hole_is_proved_by_a_unit_far_behind_it(tmp_path: Path) -> None:
     assert_contained(store.path, sent, sent[20:180])
 
 
-def test_without_mark_and_without_queues_the_log_ends_where_it_breaks_as_for_rocketmq(tmp_path: Path) -> None:
+def test_a_log_without_mark_and_queues_ends_at_its_first_bad_record_as_for_rocketmq(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(60))
     store.close()
@@ -368,16 +365,16 @@ def test_without_mark_and_without_queues_the_log_ends_where_it_breaks_as_for_roc
     store.close()
 
 
-# The torn tail: what was written and never flushed.
+# The torn tail: records that were written and never flushed.
 
 
 def end_of(log: Path) -> int:
-    """Behind the last byte that is not zero."""
+    """Return the offset after the last byte that is not zero."""
     return len(log.read_bytes().rstrip(b"\0"))
 
 
 def torn_stores(tmp_path: Path) -> tuple[Path, list[Sent], Sent, int]:
-    """A killed store whose last record, which ends at the offset returned, was never flushed."""
+    """Yield killed stores whose last record was never flushed, with its end."""
     store = open_store(tmp_path / "whole")
     sent = put(store, "orders", 0, plain(20)) + put(store, "orders", 1, plain(20, first=20))
     last = append(store, "orders", 0, [Message(b"the last one", keys=("last",), tags="eu")])[0]
@@ -386,7 +383,7 @@ def torn_stores(tmp_path: Path) -> tuple[Path, list[Sent], Sent, int]:
     return store.path, sent, last, end
 
 
-def test_a_last_record_that_is_whole_is_kept(tmp_path: Path) -> None:
+def test_a_complete_last_record_is_kept(tmp_path: Path) -> None:
     path, sent, last, end = torn_stores(tmp_path)
     store, report = reopen(path)
     assert (report.truncated_bytes, store.write_offset, store.flushed_offset) == (0, end, end)
@@ -405,7 +402,7 @@ def test_a_record_torn_at_any_byte_is_cut_zeroed_and_stays_away(tmp_path: Path, 
         rest = end - at
         tail = {"zeros": bytes(rest), "ones": b"\xff" * rest, "random": source.randbytes(rest)}[kind]
         if (kind != "zeros" and at >= end - 37) or log[at:end] == tail:
-            continue  # bytes of the properties that no checksum covers, and no zeros that a lost page would leave
+            continue  # bytes of the properties that no checksum covers, and not the zeros of a lost page
         restore(path, saved)
         overwrite(path / "commitlog" / FIRST, at, tail)
         store, report = reopen(path)
@@ -429,10 +426,10 @@ def test_a_record_torn_at_any_byte_is_cut_zeroed_and_stays_away(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("body", "properties"), [(b"", (("k", "v"),)), (bytes(40), ())], ids=["empty body", "body of zeros, no properties"]
 )
-def test_zeros_at_the_end_of_a_torn_record_are_told_from_its_own(
+def test_zeros_of_a_torn_record_are_distinguished_from_its_own_zeros(
     tmp_path: Path, body: bytes, properties: tuple[tuple[str, str], ...]
 ) -> None:
-    """A record that has zeros itself, and nothing behind its topic, torn at every byte."""
+    """Tears a record at every byte that has zeros itself, and nothing after its topic."""
     store = open_store(tmp_path / "whole")
     sent = put(store, "orders", 0, plain(3))
     last = append(store, "orders", 0, [Message(body, properties=properties)])[0]
@@ -450,7 +447,7 @@ def test_zeros_at_the_end_of_a_torn_record_are_told_from_its_own(
         kill(again)
 
 
-def test_a_torn_frame_leaves_its_whole_records_and_no_other(tmp_path: Path) -> None:
+def test_a_torn_frame_leaves_only_its_complete_records(tmp_path: Path) -> None:
     store = open_store(tmp_path / "whole")
     sent = put(store, "orders", 0, plain(5))
     frame = append(store, "orders", 1, plain(10, first=5))
@@ -468,8 +465,8 @@ def test_a_torn_frame_leaves_its_whole_records_and_no_other(tmp_path: Path) -> N
         again.close()
 
 
-def test_no_ghost_comes_back_when_the_log_grows_over_what_was_cut(tmp_path: Path) -> None:
-    """Old records behind a torn one are sound and lie where they say: only zeros keep them away."""
+def test_no_cut_record_reappears_when_the_log_grows_over_it(tmp_path: Path) -> None:
+    """Old records after a torn one are sound and at their right places: only zeros keep them from coming back."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(5))
     ghosts = append(store, "orders", 0, plain(40, first=5))
@@ -478,7 +475,7 @@ def test_no_ghost_comes_back_when_the_log_grows_over_what_was_cut(tmp_path: Path
     store, report = reopen(store.path)
     assert store.write_offset == ghosts[0].physical_offset
     assert report.truncated_bytes > 40 * 100
-    # A message that takes exactly the room of the torn one, so that the first ghost would follow it.
+    # A message exactly as long as the torn one, so that the first old record would follow it.
     sent += put(store, "orders", 0, plain(1, first=5))
     assert store.write_offset == ghosts[1].physical_offset
     for end in (kill, MessageStore.close, MessageStore.close):
@@ -489,7 +486,7 @@ def test_no_ghost_comes_back_when_the_log_grows_over_what_was_cut(tmp_path: Path
     store.close()
 
 
-def test_whole_files_behind_the_cut_go_too(tmp_path: Path) -> None:
+def test_complete_files_after_the_cut_are_removed_too(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = open_store(path)
     sent = put(store, "orders", 0, plain(2, size=400_000))
@@ -511,7 +508,7 @@ def test_whole_files_behind_the_cut_go_too(tmp_path: Path) -> None:
     store.close()
 
 
-def test_zeros_at_the_end_of_a_file_whose_blank_record_was_lost_end_the_log(tmp_path: Path) -> None:
+def test_zeros_in_place_of_a_lost_blank_end_the_log(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = open_store(path)
     sent = put(store, "orders", 0, plain(10, size=400_000))
@@ -532,7 +529,7 @@ def test_zeros_at_the_end_of_a_file_whose_blank_record_was_lost_end_the_log(tmp_
 
 
 @pytest.mark.parametrize("last", ["end", "blank"])
-def test_a_log_that_ends_with_its_file_goes_on_in_the_next(tmp_path: Path, last: str) -> None:
+def test_a_log_that_ends_with_its_file_continues_in_the_next(tmp_path: Path, last: str) -> None:
     path = tmp_path / "store"
     store = open_store(path)
     sent = put(store, "orders", 0, plain(10, size=400_000))
@@ -552,8 +549,8 @@ def test_a_log_that_ends_with_its_file_goes_on_in_the_next(tmp_path: Path, last:
     store.close()
 
 
-def test_queues_and_index_never_point_behind_the_cut(tmp_path: Path) -> None:
-    """Async flush: what was dispatched may be torn."""
+def test_queues_and_index_never_point_past_the_cut(tmp_path: Path) -> None:
+    """Under async flush, dispatched records may be torn."""
     settings = dataclasses.replace(SMALL, flush_policy="async")
     store = open_store(tmp_path / "store", settings)
     sent = put(store, "orders", 0, plain(120))
@@ -581,7 +578,7 @@ def test_queues_and_index_never_point_behind_the_cut(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_record_forged_inside_of_a_torn_body_is_not_taken_for_the_end(tmp_path: Path) -> None:
+def test_a_record_forged_inside_a_torn_body_is_not_taken_for_the_end(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(3))
     begin = store.write_offset

@@ -1,6 +1,6 @@
-"""Records whose parts check but which say that they are other messages: another topic, queue or queue offset.
+"""Records whose checksums are right but which claim to be other messages: another topic, queue or queue offset.
 
-No checksum covers these fields in a plain store. Each start must end, and name what it lost.
+No checksum covers these fields in a plain store. Each start must finish, and name the messages it lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.twins.arrays import examples
 
 FIRST = "0" * 20
 BODY_AT = 88
-"""Where a record's body begins: both of its hosts are IPv4 addresses."""
+"""Offset of the body in a record whose hosts are both IPv4 addresses."""
 SMALL_BODY_BYTES = 4
 LARGE_BODY_BYTES = 100
 
@@ -53,7 +53,7 @@ class ContainedTwice(AssertionError):
 
 
 class EachPlaceOnce(logging.Handler):
-    """Ends a start that would contain the same place for ever."""
+    """Log handler that ends a start that would contain the same place for ever."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,14 +86,14 @@ def a_copy(source: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Filled:
-    """A stopped store, and the messages in it."""
+    """A stopped store, and its messages."""
 
     path: Path
     sent: list[Sent] = field(repr=False)
 
 
 def fill(path: Path, body_bytes: int) -> list[Sent]:
-    """A stopped store: 60 messages of one queue, and 40 of three others between them."""
+    """Create a stopped store: 60 messages of one queue, and 40 of three others between them."""
     store, source, sent = open_store(path), random.Random(3), []
     for number in range(100):
         topic, queue = ("orders", 0) if number % 5 < 3 else source.choice([("orders", 1), ("bills", 0), ("bills", 1)])
@@ -123,7 +123,7 @@ def topic_at(each: Sent) -> int:
 
 
 def undispatched(path: Path) -> None:
-    """Nothing but the log says which messages there are."""
+    """Remove the derived files, so that only the log says which messages there are."""
     shutil.rmtree(path / "consumequeue")
     (path / "checkpoint").write_bytes(without_dispatched(path / "checkpoint"))
 
@@ -135,7 +135,7 @@ def undispatched(path: Path) -> None:
     "numbers", [(0,), (10,), (59,), (10, 11), (10, 12), (10, 11, 12, 13), (0, 1), (58, 59), (0, 2, 30, 57, 59)], ids=str
 )
 @pytest.mark.parametrize("bit", [0, 1, 5], ids=["nrders", "mrders", "Orders"])
-def test_records_with_the_same_wrong_topic_cost_just_themselves(
+def test_records_with_the_same_wrong_topic_cost_only_themselves(
     filled: Filled, tmp_path: Path, numbers: tuple[int, ...], bit: int
 ) -> None:
     source, sent = filled.path, filled.sent
@@ -159,7 +159,7 @@ def test_all_records_of_a_queue_with_the_same_wrong_topic_are_named(filled: Fill
 
 @pytest.mark.parametrize("known", ["by queues", "by the log alone"])
 @pytest.mark.parametrize("queue_offset", [-1, -(2**63), 2**63 - 1, 2**62])
-def test_a_queue_offset_that_no_queue_can_have_costs_its_message(
+def test_an_impossible_queue_offset_costs_its_message(
     filled: Filled, tmp_path: Path, known: str, queue_offset: int
 ) -> None:
     source, sent = filled.path, filled.sent
@@ -174,8 +174,8 @@ def test_a_queue_offset_that_no_queue_can_have_costs_its_message(
         assert_contained(path, sent, lost)
 
 
-def test_one_record_of_many_behind_a_lost_one_cannot_make_a_true_record_a_liar(filled: Filled, tmp_path: Path) -> None:
-    """Message 10 is lost, so 11 comes behind a gap; 12 says it is 3, which is below 11."""
+def test_one_wrong_record_after_a_lost_one_does_not_discredit_right_ones(filled: Filled, tmp_path: Path) -> None:
+    """Message 10 is lost, so 11 follows a gap; 12 claims to be 3, which is below 11."""
     source, sent = filled.path, filled.sent
     path = copy_store(source, tmp_path / "store")
     lost, liar = of_orders(sent, 10, 12)
@@ -191,10 +191,10 @@ def test_one_record_of_many_behind_a_lost_one_cannot_make_a_true_record_a_liar(f
     kill(store)
 
 
-# At random.
+# Random changes.
 
 Change = tuple[int, str, int, int]
-"""(number of the message, field, byte of the field, bits that are turned)."""
+"""(number of the message, field, byte of the field, bits to flip)."""
 changes = st.lists(
     st.tuples(
         st.integers(0, 99),
@@ -211,23 +211,23 @@ changes = st.lists(
 )
 
 
-def damage(path: Path, sent: Sequence[Sent], made: Sequence[Change]) -> list[Sent]:
-    """Carry changes out; the messages that they hit."""
-    for number, name, byte, bits in made:
+def damage(path: Path, sent: Sequence[Sent], changes: Sequence[Change]) -> list[Sent]:
+    """Apply the changes; return the messages that they hit."""
+    for number, name, byte, bits in changes:
         each = sent[number]
         at = topic_at(each) if name == "topic" else each.physical_offset + RECORD.at[name]
         change(path, at + byte, lambda old, bits=bits: old ^ bits)  # type: ignore[misc]
-    return [sent[number] for number in sorted({each[0] for each in made})]
+    return [sent[number] for number in sorted({each[0] for each in changes})]
 
 
 @given(changes)
 @example([(0, "topic", 0, 1), (1, "topic", 0, 1)])
 @example([(15, "queue_id", 3, 1), (17, "queue_id", 3, 1), (18, "queue_offset", 7, 8)])
 @examples(40)
-def test_whatever_records_say_a_start_ends_and_names_each_that_lies(filled: Filled, made: list[Change]) -> None:
+def test_a_start_with_wrong_records_finishes_and_names_each_of_them(filled: Filled, changes: list[Change]) -> None:
     source, sent = filled.path, filled.sent
     with a_copy(source) as path:
-        lost = damage(path, sent, made)
+        lost = damage(path, sent, changes)
         with each_place_is_contained_once():
             store, report = reopen(path)
         assert lost_of(report) == {(each.topic, each.queue, each.queue_offset) for each in lost}
@@ -242,11 +242,11 @@ def test_whatever_records_say_a_start_ends_and_names_each_that_lies(filled: Fill
 @given(changes)
 @example([(0, "topic", 0, 1), (1, "topic", 0, 1)])
 @examples(40)
-def test_whatever_records_say_a_start_that_knows_only_the_log_ends(filled: Filled, made: list[Change]) -> None:
-    """Which of two records lies that say they are the same message, nothing but a checksum could tell."""
+def test_a_start_with_wrong_records_and_only_the_log_finishes(filled: Filled, changes: list[Change]) -> None:
+    """If two records claim to be the same message, only a checksum could tell which one is wrong."""
     source, sent = filled.path, filled.sent
     with a_copy(source) as path:
-        damage(path, sent, made)
+        damage(path, sent, changes)
         undispatched(path)
         with each_place_is_contained_once():
             store, _ = reopen(path)
@@ -266,13 +266,13 @@ def assert_all_but_these_are_there(store: MessageStore, sent: Sequence[Sent], lo
         assert [(record.queue_offset, record.body) for record in pull_all(store, topic, queue)] == expected
 
 
-# That containment ends.
+# Containment terminates.
 
 
-def test_a_start_that_finds_what_it_contained_damaged_again_fails_with_a_typed_error(
+def test_a_start_that_finds_a_contained_place_damaged_again_fails_with_a_typed_error(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No damage is known that leads there: the examination is made to accuse the same sound record each time."""
+    """No damage is known to cause this: the test makes the check accuse the same sound record each time."""
     source, sent = filled.path, filled.sent
     path = copy_store(source, tmp_path / "store")
     accused = of_orders(sent, 10)[0].physical_offset
@@ -280,7 +280,7 @@ def test_a_start_that_finds_what_it_contained_damaged_again_fails_with_a_typed_e
 
     def accuse(self: Examination, dispatched: int, end: int) -> tuple[dict[int, int], int]:
         found = examine(self, dispatched, end)
-        self.liars[accused] = DamagedRecord("accused", accused, "a record that is accused")
+        self.liars[accused] = DamagedRecord("accused", accused, "an accused record")
         return found
 
     monkeypatch.setattr(Examination, "examine", accuse)

@@ -174,7 +174,7 @@ def array(count: int, item: bytes) -> bytes:
     ],
     ids=["attempts", "an attempt's row", "subscriptions", "queues"],
 )
-def test_a_body_of_sixteen_million_items_is_refused_for_its_first_wrong_one(
+def test_a_body_of_sixteen_million_items_is_refused_at_its_first_invalid_one(
     shared_broker: RunningBroker, connect: Connect, command: Command, fields: dict[str, object], body: bytes
 ) -> None:
     peer = connect(shared_broker)
@@ -214,7 +214,7 @@ def test_long_texts_that_clients_sent_are_not_cached(broker: Factory, connect: C
     assert ask(10, 300, 30_000) - before < 16 * MIB, "with a cache it would be 90"
 
 
-def test_held_pulls_take_the_documented_memory_however_long_their_tags_and_fields(
+def test_held_pulls_take_the_documented_memory_with_tags_and_fields_of_any_length(
     broker: Factory, connect: Connect
 ) -> None:
     running = broker("--flush", "async")
@@ -240,7 +240,7 @@ def held_pulls(peer: RawConnection) -> int:
     return int(msgpack.unpackb(peer.call(GET_BROKER_RUNTIME_INFO).body)["held_pulls"])
 
 
-def test_open_transactions_take_the_documented_memory_however_long_their_keys(
+def test_open_transactions_take_the_documented_memory_with_keys_of_any_length(
     broker: Factory, connect: Connect
 ) -> None:
     running = broker("--flush", "async", settings={"transactions.timeout_ms": HOUR_MS})
@@ -265,7 +265,7 @@ def test_open_transactions_take_the_documented_memory_however_long_their_keys(
     assert anonymous_bytes(running.process.pid) - before < 24 * MIB, "with keys of 15,500 characters it would be 160"
 
 
-def test_groups_and_offsets_of_ever_new_names_take_the_documented_memory(broker: Factory, connect: Connect) -> None:
+def test_groups_and_offsets_with_new_names_take_the_documented_memory(broker: Factory, connect: Connect) -> None:
     running = broker("--flush", "async", settings={"flush.checkpoint_interval_ms": 100})
     peer = connect(running)
     peer.produce("orders", b"x", queue=0).raise_for_error()

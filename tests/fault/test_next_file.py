@@ -111,7 +111,7 @@ def written(store: MessageStore) -> dict[str, bytes]:
 
 
 @every_writer
-def test_without_space_for_a_name_nothing_is_written_until_there_is_space(
+def test_a_disk_without_space_for_a_name_gets_no_bytes_until_there_is_space(
     store: MessageStore, files: NamelessFiles, write: Write
 ) -> None:
     end, before = store.write_offset, written(store)
@@ -225,7 +225,7 @@ class Disk:
         """Fail from now on."""
         self.switch.write_text(error)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Accept new names again."""
         self.switch.unlink()
 
@@ -267,7 +267,9 @@ def send_until_refused(connection: RawConnection, sent: list[bytes]) -> Answer:
         if answer.code != SUCCESS:
             return answer
         sent += frame
-    raise AssertionError(f"{SENDS_MAX} frames were taken, and none needed a file: the fault is not where it should be")
+    raise AssertionError(
+        f"{SENDS_MAX} frames were accepted, and none needed a new file: the fault is at the wrong place"
+    )
 
 
 def bodies_of(running: RunningBroker) -> list[bytes]:
@@ -276,7 +278,7 @@ def bodies_of(running: RunningBroker) -> list[bytes]:
         return [message.body for message in consumer.iter("orders", from_="earliest", until="latest")]
 
 
-def assert_says_why(running: RunningBroker, disk: Disk) -> None:
+def assert_reason_is_logged(running: RunningBroker, disk: Disk) -> None:
     """Check that the broker ended with the exit code for a supervisor, and logged the file and the reason."""
     assert running.wait() == 70
     assert disk.refused == [SECOND]
@@ -285,7 +287,7 @@ def assert_says_why(running: RunningBroker, disk: Disk) -> None:
     assert "Check the disk, then " in running.log
 
 
-def test_a_broker_whose_disk_fails_to_make_the_next_file_ends_says_why_and_acknowledges_nothing_more(
+def test_a_broker_that_cannot_create_the_next_file_ends_with_the_reason_and_acknowledges_nothing_more(
     running: RunningBroker, connection: RawConnection, broker: BrokerFactory, disk: Disk
 ) -> None:
     disk.fail("EIO")
@@ -293,8 +295,8 @@ def test_a_broker_whose_disk_fails_to_make_the_next_file_ends_says_why_and_ackno
     with pytest.raises((EOFError, ConnectionResetError)):
         send_until_refused(connection, sent)
     assert len(sent) == 13
-    assert_says_why(running, disk)
-    disk.go_on()
+    assert_reason_is_logged(running, disk)
+    disk.resume()
     again = broker(store=running.store)
     assert bodies_of(again) == sent
 
@@ -308,8 +310,8 @@ def test_a_broker_whose_disk_fails_during_a_delivery_ends_too(
         for body in at_once:
             producer.send(Message("orders", body), queue=0)
         producer.send(Message("orders", b"late" * (BIG_BYTES // 4), delay=timedelta(seconds=1)), queue=0)
-        assert_says_why(running, disk)
-    disk.go_on()
+        assert_reason_is_logged(running, disk)
+    disk.resume()
     again = broker(store=running.store)
     until(lambda: len(bodies_of(again)) == 9)
     assert bodies_of(again) == [b"first", *at_once, b"late" * (BIG_BYTES // 4)]
@@ -329,7 +331,7 @@ def test_a_broker_without_space_for_the_next_file_refuses_messages_serves_reads_
         assert disk.refused == [SECOND] * refused
     assert len(sent) == 13
     assert bodies_of(running) == sent
-    disk.go_on()
+    disk.resume()
     connection.produce("orders", b"room", queue=0).raise_for_error()
     connection.produce("orders", *sent[1:4], queue=0).raise_for_error()
     assert len(list((running.store / "commitlog").iterdir())) == 2

@@ -34,7 +34,7 @@ def store(tmp_path: Path, files: FullDisk) -> MessageStore:
     return open_store(tmp_path / "store", files=files)
 
 
-def nobody(*arguments: object) -> None:
+def no_client(*arguments: object) -> None:
     raise AssertionError(arguments)
 
 
@@ -67,7 +67,7 @@ def test_retention_removes_nothing_that_it_cannot_record(store: MessageStore, fi
 
 
 def test_consumer_offsets_are_written_when_there_is_room(store: MessageStore, files: FullDisk) -> None:
-    service = CheckpointService(store, nobody, nobody)
+    service = CheckpointService(store, no_client, no_client)
     store.consumer_offsets.commit("billing", "orders", 0, 7)
     files.full = True
     assert not service.do_once()

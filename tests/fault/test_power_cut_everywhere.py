@@ -37,7 +37,7 @@ class WatchedFiles(PowerCutFiles):
 
 
 class Sweep:
-    """A store's life with a power cut at each moment. What each cut leaves is opened, checked, and opened again."""
+    """A store's life with a power cut at each moment. The test opens, checks and reopens the remains of each cut."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -105,7 +105,7 @@ class Sweep:
         try:
             self._judge(path)
         except Exception as error:
-            error.add_note(f"the power went at moment {self.moments}, {self._doing}; survived: {name}")
+            error.add_note(f"the power was cut at moment {self.moments}, {self._doing}; survived: {name}")
             raise
         shutil.rmtree(path)
 

@@ -1,7 +1,7 @@
 """Real brokers on file systems of their own: ext4 that is shut down under them, and a tmpfs of 16 MiB that fills.
 
-Skipped, with what the machine answered, where they cannot be mounted. ``FLINTMQ_SEED`` takes other rounds;
-``scripts/soak --disks --rounds`` runs hundreds of them.
+Skipped, with the machine's error, if they cannot be mounted. ``FLINTMQ_SEED`` selects other rounds; ``scripts/soak
+--disks --rounds`` runs hundreds of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOPIC, QUEUES = "orders", 3
 
 @pytest.fixture
 def ext4(prepared: PreparedParent, tmp_path: Path) -> Iterator[LoopExt4]:
-    """ext4 in a file."""
+    """Mount ext4 in a file."""
     with contextlib.ExitStack() as stack:
         try:
             disk = stack.enter_context(loop_ext4(tmp_path))
@@ -51,7 +51,7 @@ def ext4(prepared: PreparedParent, tmp_path: Path) -> Iterator[LoopExt4]:
 
 @pytest.fixture
 def tmpfs(prepared: PreparedParent, tmp_path: Path) -> Iterator[SmallTmpfs]:
-    """A tmpfs of 16 MiB."""
+    """Mount a tmpfs of 16 MiB."""
     with contextlib.ExitStack() as stack:
         try:
             disk = stack.enter_context(small_tmpfs(tmp_path, size_bytes=16 * MIB))
@@ -62,28 +62,28 @@ def tmpfs(prepared: PreparedParent, tmp_path: Path) -> Iterator[SmallTmpfs]:
 
 
 def run(campaign: Campaign, kind: str, rounds: int) -> None:
-    """So many rounds of that kind; fails where one of them does."""
+    """Run rounds of that kind; fail if one of them does."""
     tally = Tally()
-    print(f"seed {campaign.seed}")  # noqa: T201 - what repeats a failure
+    print(f"seed {campaign.seed}")  # noqa: T201 - printed to repeat a failure
     asyncio.run(campaign.run([kind] * rounds, {kind: tally}, lambda: None))
     assert tally.rounds == rounds
     assert tally.faults >= rounds
     assert tally.acknowledged > 0
 
 
-def test_when_ext4_is_shut_down_under_a_broker_it_ends_and_what_it_acknowledged_and_showed_is_there(
+def test_a_broker_whose_ext4_is_shut_down_ends_and_keeps_acknowledged_and_served_messages(
     prepared: PreparedParent, ext4: LoopExt4
 ) -> None:
     run(Ext4Campaign(prepared, ext4.point, f"{SEED} ext4", sync=True, disk=ext4), "shutdown", 3)
 
 
-def test_when_a_sync_fails_on_ext4_nothing_is_acknowledged_that_only_the_page_cache_has(
+def test_a_failed_sync_on_ext4_acknowledges_no_message_that_only_the_page_cache_has(
     prepared: PreparedParent, ext4: LoopExt4, may_trace: None
 ) -> None:
     run(Ext4Campaign(prepared, ext4.point, f"{SEED} sync", sync=True, disk=ext4), "sync", 2)
 
 
-def test_while_a_tmpfs_fills_and_empties_a_broker_refuses_and_resumes_and_loses_nothing(
+def test_a_broker_on_a_tmpfs_that_fills_and_empties_refuses_and_resumes_without_loss(
     prepared: PreparedParent, tmpfs: SmallTmpfs
 ) -> None:
     run(TmpfsCampaign(prepared, tmpfs.point, f"{SEED} tmpfs", sync=True, disk=tmpfs), "fill", 1)
@@ -102,20 +102,21 @@ def test_the_harness_finds_an_acknowledgement_before_the_flush(
 SHUTDOWNS, STEP_BYTES, FILE_BYTES = 12, MIB // 2, 8 * MIB
 
 
-def test_a_sync_during_which_ext4_is_shut_down_claims_nothing_that_is_not_on_the_disk(ext4: LoopExt4) -> None:
-    """``fdatasync`` alone does, one time in four: it returns 0, and the file never got the blocks."""
+def test_a_sync_during_a_shutdown_of_ext4_confirms_only_bytes_on_the_disk(ext4: LoopExt4) -> None:
+    """``fdatasync`` alone does not ensure it: one time in four it returns 0 although the file never got the blocks."""
     source = random.Random(SEED)
     for number in range(SHUTDOWNS):
         path = ext4.point / str(number)
         synced_bytes = write_until_shut_down(path, ext4, source)
         ext4.mount_again()
         content = path.read_bytes()
-        assert len(content.rstrip(b"\0")) >= synced_bytes, f"{synced_bytes} bytes were said to be on the disk"
+        assert len(content.rstrip(b"\0")) >= synced_bytes, f"{synced_bytes} bytes were confirmed as synced"
         path.unlink()
 
 
 def write_until_shut_down(path: Path, disk: LoopExt4, source: random.Random) -> int:
-    """Write through a map, and sync, until the file system is shut down; how much was said to be on the disk."""
+    """Write through a map, and sync, until the file system is shut down; return how many bytes were confirmed as
+    synced."""
     files = Files()
     fd = files.open(path, create=True)
     files.resize(fd, FILE_BYTES)
@@ -147,7 +148,7 @@ def write_until_shut_down(path: Path, disk: LoopExt4, source: random.Random) -> 
 
 
 class Filling:
-    """One producer of a broker on a tmpfs, and everything that it was acknowledged: (queue, queue offset) → body."""
+    """A producer of a broker on a tmpfs, and its acknowledged messages: (queue, queue offset) → body."""
 
     def __init__(self, connection: RawConnection) -> None:
         self._connection = connection
@@ -156,7 +157,7 @@ class Filling:
         self.acknowledged: dict[tuple[int, int], bytes] = {}
 
     def send(self, bytes_max: int = 100_000) -> None:
-        """A message to the next queue. Raises where it is refused; the next one is another."""
+        """Send a message to the next queue. Raises if it is refused; the next message goes to another queue."""
         self._number += 1
         queue = self._number % QUEUES
         body = b"%08d" % self._number + self._source.randbytes(self._source.randrange(bytes_max))
@@ -164,7 +165,7 @@ class Filling:
         self.acknowledged[queue, answer.fields["queue_offset"]] = body
 
     def until_full(self) -> ServiceNotAvailable:
-        """Send until it is refused; the refusal."""
+        """Send until a message is refused; return the refusal."""
         while True:
             try:
                 self.send()
@@ -172,12 +173,12 @@ class Filling:
                 return refusal
 
     def until_nothing_is_free(self, disk: SmallTmpfs) -> None:
-        """Take the last byte away, also what an attempt to allocate more holds for a moment."""
+        """Fill the last byte, including bytes that an attempt to allocate more holds for a moment."""
         while self.until_full().details["free_bytes"]:
             disk.take(leave_bytes=0)
 
     def resumes(self) -> bool:
-        """Whether messages are taken again."""
+        """Return whether messages are accepted again."""
         try:
             self.send()
         except ServiceNotAvailable:
@@ -186,20 +187,20 @@ class Filling:
 
 
 def pulled(port: int) -> dict[tuple[int, int], bytes]:
-    """What can be read: (queue, queue offset) → body."""
+    """Return the readable messages: (queue, queue offset) → body."""
     with Consumer(f"127.0.0.1:{port}") as consumer:
         messages = consumer.iter(TOPIC, from_="earliest", until="latest")
         return {(message.queue, message.queue_offset): bytes(message.body) for message in messages}
 
 
 def listening(prepared: PreparedParent, store: Path, port: int) -> ForkedBroker:
-    """A broker on that store."""
+    """Start a broker on that store and wait until it listens."""
     broker = prepared.start(store, port)
     broker.wait_until_listening()
     return broker
 
 
-def test_on_a_full_tmpfs_messages_are_refused_with_what_is_free_and_needed_and_resume_when_there_is_room(
+def test_a_full_tmpfs_refuses_messages_with_the_free_and_needed_bytes_and_resumes(
     prepared: PreparedParent, tmpfs: SmallTmpfs
 ) -> None:
     store, port = tmpfs.point / "store", free_port(random.SystemRandom())

@@ -1,4 +1,4 @@
-"""``rebuild`` makes the files that a broker makes, and may be killed at any point."""
+"""``rebuild`` creates the same files as a broker, and may be killed at any point."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def path(source: Filled, tmp_path: Path) -> Path:
 
 
 def assert_as_before(path: Path, source: Filled) -> None:
-    """The derived files are byte for byte those of the source, nothing is left over, and a broker goes on."""
+    """Check that the derived files equal the source's byte for byte, that no others remain, and that a broker
+    continues."""
     assert queue_files(path) == queue_files(source[0])
     assert index_files(path) == index_files(source[0])
     assert findings(path) == []
@@ -70,7 +71,7 @@ def assert_as_before(path: Path, source: Filled) -> None:
     store.close()
 
 
-def test_what_is_made_is_byte_for_byte_what_a_broker_made(path: Path, source: Filled) -> None:
+def test_rebuilt_files_equal_those_of_a_broker_byte_for_byte(path: Path, source: Filled) -> None:
     rebuilt = rebuild(path, quiet)
     assert isinstance(rebuilt, Rebuilt)
     assert (rebuilt.messages, rebuilt.queues) == (480, len({(each.topic, each.queue) for each in source[1]}))
@@ -78,7 +79,7 @@ def test_what_is_made_is_byte_for_byte_what_a_broker_made(path: Path, source: Fi
     assert_as_before(path, source)
 
 
-def test_damage_that_a_start_would_not_see_is_gone_afterwards(path: Path, source: Filled) -> None:
+def test_a_rebuild_repairs_damage_that_a_start_would_not_see(path: Path, source: Filled) -> None:
     queue = path / "consumequeue" / "orders" / "0" / f"{0:020d}"
     overwrite(queue, 20 * 3 + 12, b"\x12\x34\x56\x78")
     assert {finding.kind for finding in findings(path)} == {"unit-wrong"}
@@ -86,14 +87,14 @@ def test_damage_that_a_start_would_not_see_is_gone_afterwards(path: Path, source
     assert_as_before(path, source)
 
 
-def test_a_store_without_queues_and_index_gets_them(path: Path, source: Filled) -> None:
+def test_a_rebuild_creates_missing_queues_and_index(path: Path, source: Filled) -> None:
     shutil.rmtree(path / "consumequeue")
     shutil.rmtree(path / "index")
     rebuild(path, quiet)
     assert_as_before(path, source)
 
 
-def test_a_store_that_was_killed_is_recovered_and_rebuilt(tmp_path: Path) -> None:
+def test_a_killed_store_is_recovered_and_rebuilt(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(100))
     sent += append(store, "orders", 1, plain(30, first=200))
@@ -105,7 +106,7 @@ def test_a_store_that_was_killed_is_recovered_and_rebuilt(tmp_path: Path) -> Non
     store.close()
 
 
-def test_rocketmqs_own_queues_and_index_are_made_byte_for_byte(pristine: Path, tmp_path: Path) -> None:
+def test_a_rebuild_recreates_rocketmqs_queues_and_index_byte_for_byte(pristine: Path, tmp_path: Path) -> None:
     path = copy_sparse(pristine / "store-pristine", tmp_path / "store")
     before = content(path)
     assert rebuild(path, quiet).messages == 552
@@ -121,7 +122,7 @@ def test_rocketmqs_own_queues_and_index_are_made_byte_for_byte(pristine: Path, t
 
 
 @pytest.mark.parametrize("had_it_last", ["FlintMQ", "RocketMQ"])
-def test_where_the_offsets_of_an_expired_queue_go_on_is_kept(tmp_path: Path, had_it_last: str) -> None:
+def test_a_rebuild_keeps_the_next_offset_of_an_expired_queue(tmp_path: Path, had_it_last: str) -> None:
     path = tmp_path / "store"
     store = open_store(path)
     put(store, "old", 0, plain(7, size=100_000))
@@ -139,7 +140,7 @@ def test_where_the_offsets_of_an_expired_queue_go_on_is_kept(tmp_path: Path, had
     store.close()
 
 
-def test_a_damaged_log_is_contained_as_by_a_start(path: Path, source: Filled) -> None:
+def test_a_rebuild_contains_a_damaged_log_as_a_start_does(path: Path, source: Filled) -> None:
     sent = source[1][100]
     overwrite(path / "commitlog" / f"{0:020d}", sent.physical_offset + RECORD_HEAD_BYTES, b"!")
     (hole,) = rebuild(path, quiet).quarantined
@@ -150,7 +151,7 @@ def test_a_damaged_log_is_contained_as_by_a_start(path: Path, source: Filled) ->
     assert rebuild(path, quiet).quarantined == []
 
 
-def test_a_store_that_a_broker_has_open_is_refused(path: Path) -> None:
+def test_a_rebuild_refuses_a_store_that_a_broker_has_open(path: Path) -> None:
     store = open_store(path)
     with pytest.raises(StoreLocked):
         rebuild(path, quiet)
@@ -158,11 +159,11 @@ def test_a_store_that_a_broker_has_open_is_refused(path: Path) -> None:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process dies here."""
 
 
 class DyingFiles(UnsyncedFiles):
-    """Ends at the n-th change of a file or folder."""
+    """File system that dies at the n-th change of a file or folder."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -173,17 +174,17 @@ class DyingFiles(UnsyncedFiles):
             raise Killed
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Dies before the write."""
+        """Write, or die before it."""
         self._change()
         super().write(fd, data, at)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Dies before the rename."""
+        """Rename, or die before it."""
         self._change()
         super().rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Dies before the file is gone."""
+        """Unlink, or die before it."""
         self._change()
         super().unlink(path)
 
@@ -199,7 +200,7 @@ def changes_of_a_rebuild(path: Path) -> int:
     return -1 - files.left
 
 
-def test_a_rebuild_killed_at_any_change_is_taken_up_by_the_next_start(source: Filled, tmp_path: Path) -> None:
+def test_the_next_start_completes_a_rebuild_killed_at_any_change(source: Filled, tmp_path: Path) -> None:
     total = changes_of_a_rebuild(copy_store(source[0], tmp_path / "counted"))
     assert total > 30
     for left in range(1, total + 1, max(total // 20, 1)):
@@ -218,5 +219,5 @@ def test_a_rebuild_killed_at_any_change_is_taken_up_by_the_next_start(source: Fi
 
 
 def kill_quietly(store: MessageStore) -> None:
-    """Let go of the lock and the files, as the end of a process does."""
+    """Release the lock and the files, as the end of a process does."""
     store._close_files()

@@ -1,5 +1,5 @@
-"""With ``store.record_checksum``, no bit of a record changes unnoticed; without it, and where RocketMQ wrote, no record
-needs a checksum."""
+"""With ``store.record_checksum``, no bit of a record changes unnoticed; without it, and in records that RocketMQ wrote,
+no record needs a checksum."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TRIED = Message(b"x" * BODY, ("k-1", "k-2"), "eu", (("source", "web"),), flag=7)
 
 
 def fill(path: Path, settings: StoreSettings, count: int, first: int = 0) -> list[Sent]:
-    """Messages appended by a broker with these settings, which stops in order."""
+    """Append messages by a broker with these settings, and stop it cleanly; return the messages."""
     store = open_store(path, settings)
     sent = put(store, "orders", 0, plain(count, size=BODY, first=first))
     store.close()
@@ -54,7 +54,7 @@ def ranges(path: Path, name: str = "state.json") -> list[list[int]]:
 
 
 def flip(path: Path, physical_offset: int, mask: int = 0x01) -> None:
-    """Flip bits of a byte of the log's first file."""
+    """Flip bits in a byte of the log's first file."""
     with (path / "commitlog" / FIRST_FILE).open("r+b") as file:
         file.seek(physical_offset)
         byte = file.read(1)[0]
@@ -71,7 +71,7 @@ def kinds(path: Path) -> set[str]:
 
 
 def assert_not_served_changed(path: Path, sent: list[Sent], originals: dict[int, bytes]) -> None:
-    """A broker on this store does not start, or gives no record but one of those that were stored."""
+    """Check that a broker on this store does not start, or serves only records that were stored."""
     try:
         store = open_store(path, ON)
     except CorruptLog:
@@ -81,7 +81,7 @@ def assert_not_served_changed(path: Path, sent: list[Sent], originals: dict[int,
     kill(store)
 
 
-def test_every_record_of_the_brokers_has_one_and_it_holds(tmp_path: Path) -> None:
+def test_every_record_of_the_broker_has_a_valid_checksum(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = open_store(path, ON)
     sent = put(store, "orders", 0, [TRIED, *plain(20), Message(b"")])
@@ -103,7 +103,7 @@ HEADER = [name for name in RECORD.at if name != "body_crc"]
 
 
 @pytest.mark.parametrize("field", [*HEADER, "body_crc", "topic", "key", "value", "checksum"])
-def test_a_changed_bit_of_any_field_is_found_and_never_served(tmp_path: Path, field: str) -> None:
+def test_a_changed_bit_in_any_field_is_found_and_never_served(tmp_path: Path, field: str) -> None:
     path = tmp_path / "store"
     store = open_store(path, ON)
     sent = put(store, "orders", 0, [*plain(3, size=BODY), TRIED, *plain(3, size=BODY, first=3)])
@@ -123,7 +123,7 @@ def test_a_changed_bit_of_any_field_is_found_and_never_served(tmp_path: Path, fi
     assert_not_served_changed(path, sent, originals)
 
 
-def test_only_what_was_written_with_the_option_on_must_have_one(tmp_path: Path) -> None:
+def test_only_records_written_with_the_option_must_have_a_checksum(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = fill(path, SMALL, 5)
     assert ranges(path) == []
@@ -148,7 +148,7 @@ def test_only_what_was_written_with_the_option_on_must_have_one(tmp_path: Path) 
     store.close()
 
 
-def test_a_record_without_one_is_damage_where_all_have_one(tmp_path: Path) -> None:
+def test_a_record_without_a_checksum_is_damage_if_all_must_have_one(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = fill(path, ON, 5)
     blob = log_of(path)
@@ -162,11 +162,11 @@ def test_a_record_without_one_is_damage_where_all_have_one(tmp_path: Path) -> No
     assert {(each.kind, each.physical_offset) for each in findings(path)} == {("record-crc", at)}
 
 
-def test_a_torn_record_at_the_end_is_cut_though_its_body_is_right(tmp_path: Path) -> None:
+def test_a_torn_last_record_is_cut_although_its_body_is_right(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = open_store(path, ON)
     sent = put(store, "orders", 0, plain(5, size=BODY))
-    torn = append(store, "orders", 0, [TRIED])[0]  # acknowledged to nobody
+    torn = append(store, "orders", 0, [TRIED])[0]  # not acknowledged
     kill(store)
     record = decode_record(log_of(path), torn.physical_offset)
     key_at = log_of(path).index(b"k-2", torn.physical_offset)
@@ -178,11 +178,12 @@ def test_a_torn_record_at_the_end_is_cut_though_its_body_is_right(tmp_path: Path
     store.close()
 
 
-# RocketMQ in between.
+# RocketMQ uses the store in between.
 
 
 def rocketmq_writes(path: Path, at: int, records: list[Record]) -> int:
-    """What a RocketMQ does that has the store for a while: records of its own at ``at``, no mark. Where it ends."""
+    """Do what a RocketMQ does that uses the store for a while: write records at ``at``, and no mark. Return their
+    end."""
     with (path / "commitlog" / FIRST_FILE).open("r+b") as file:
         file.seek(at)
         for record in records:
@@ -197,7 +198,7 @@ def rocketmq_writes(path: Path, at: int, records: list[Record]) -> int:
     return end
 
 
-def test_records_that_rocketmq_wrote_need_none_and_keep_stale_ones(tmp_path: Path) -> None:
+def test_records_of_rocketmq_need_no_checksum_and_keep_stale_ones(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = fill(path, ON, 5)
     end = sent[-1].physical_offset + int.from_bytes(log_of(path)[sent[-1].physical_offset :][:4], "big")
@@ -222,7 +223,7 @@ def test_records_that_rocketmq_wrote_need_none_and_keep_stale_ones(tmp_path: Pat
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_what_rocketmq_wrote_in_place_of_what_it_cut_is_kept(tmp_path: Path, stopped: bool) -> None:
+def test_records_that_rocketmq_wrote_over_its_cut_are_kept(tmp_path: Path, stopped: bool) -> None:
     path = tmp_path / "store"
     store = open_store(path, ON)
     sent = put(store, "orders", 0, plain(5, size=BODY))
@@ -230,7 +231,7 @@ def test_what_rocketmq_wrote_in_place_of_what_it_cut_is_kept(tmp_path: Path, sto
     at = sent[3].physical_offset
     theirs = [Record(b"orders", b"theirs", queue_offset=3, store_timestamp=sent[-1].store_ms)]
     rocketmq_writes(path, at, theirs)
-    for folder in ("consumequeue", "index"):  # as it leaves them, but for their contents
+    for folder in ("consumequeue", "index"):  # as RocketMQ leaves them, except for their contents
         for each in sorted((path / folder).rglob("*"), reverse=True):
             each.unlink() if each.is_file() else each.rmdir()
     store = open_store(path, ON)
@@ -240,7 +241,7 @@ def test_what_rocketmq_wrote_in_place_of_what_it_cut_is_kept(tmp_path: Path, sto
     assert findings(path) == []
 
 
-def test_what_is_delivered_gets_its_own_in_place_of_an_old_one(tmp_path: Path) -> None:
+def test_a_delivered_record_gets_a_checksum_of_its_own(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", ON)
     make_topic(store, "orders")
     make_topic(store, "SCHEDULE_TOPIC_XXXX", 18)
@@ -260,7 +261,7 @@ def test_what_is_delivered_gets_its_own_in_place_of_an_old_one(tmp_path: Path) -
 
 
 def deliver(store: MessageStore, waiting: list[Record], sizes: list[int]) -> list[Record]:
-    """Deliver records that wait; those that they became, checked."""
+    """Deliver waiting records; return the resulting records, checked."""
     rows = np.array([(each.physical_offset, size, 0) for each, size in zip(waiting, sizes, strict=True)], np.int64)
     begin = store.write_offset
     read = store.rewriter.read(rows.reshape(-1), hot=False)
@@ -278,7 +279,7 @@ def deliver(store: MessageStore, waiting: list[Record], sizes: list[int]) -> lis
     return found
 
 
-def test_what_is_damaged_while_a_broker_runs_is_neither_found_nor_delivered(tmp_path: Path) -> None:
+def test_a_record_damaged_while_a_broker_runs_is_neither_found_nor_delivered(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", ON)
     make_topic(store, "SCHEDULE_TOPIC_XXXX", 18)
     sent = put(store, "orders", 0, [TRIED, *plain(2)])

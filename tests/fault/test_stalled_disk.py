@@ -50,7 +50,7 @@ class Disk:
         """Let flushes hang from now on."""
         self.switch.touch()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let flushes finish again."""
         self.switch.unlink(missing_ok=True)
 
@@ -59,7 +59,7 @@ class Disk:
 def disk(tmp_path: Path) -> Iterator[Disk]:
     disk = Disk(tmp_path / "flushes hang")
     yield disk
-    disk.go_on()  # before the broker is stopped, which flushes
+    disk.resume()  # before the broker is stopped, which flushes
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_while_a_flush_hangs_new_messages_are_refused_and_earlier_ones_are_answe
     assert scrape("flintmq_flush_stalled_seconds") > 0.2
     assert scrape("flintmq_writable") == 0
 
-    disk.go_on()
+    disk.resume()
     assert waiting.receive_for(sent).raise_for_error().fields["queue_offset"] == 1
     soon(lambda: readiness(running) == (200, "ready\n"))
     assert other.produce("orders", b"after", queue=0).raise_for_error().fields["queue_offset"] == 2
@@ -120,7 +120,7 @@ def test_a_producer_that_waits_too_long_for_a_flush_gets_an_error_and_may_resend
         answer.raise_for_error()
     assert timeout.value.retriable
     assert Scrape(running)("flintmq_errors_total", result="FLUSH_DISK_TIMEOUT") == 1
-    disk.go_on()
+    disk.resume()
     assert connection.produce("orders", b"x", **fields).raise_for_error().fields["queue_offset"] == 1
     assert connection.produce("orders", b"y", queue=0).raise_for_error().fields["queue_offset"] == 2
 
@@ -140,7 +140,7 @@ def test_a_producer_survives_a_hanging_disk_without_help(start: Factory, clients
         sending.start()
         # Its message, resent after the timeout, is refused like all others.
         soon(lambda: Scrape(running)("flintmq_errors_total", result="SYSTEM_BUSY") >= 3)
-        disk.go_on()
+        disk.resume()
         sending.join()
         assert len(receipts) == 20
     with clients.Consumer(running.address) as consumer:

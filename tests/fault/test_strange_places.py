@@ -1,5 +1,5 @@
-"""Folders in the place of files, files in the place of folders, links that lead nowhere: what can be made anew is, and
-the rest is refused by name, before anything is changed."""
+"""Folders in place of files, files in place of folders, dangling links: a start rebuilds the derived files, and refuses
+the rest by name before it changes anything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNIT_FILE = f"consumequeue/orders/0/{SMALL.consumequeue_file_bytes:020d}"
 
 @pytest.fixture
 def store(tmp_path: Path) -> tuple[Path, list[Sent]]:
-    """A stopped store whose queues have several files."""
+    """Return a stopped store whose queues have several files."""
     path = tmp_path / "store"
     opened = open_store(path)
     sent = [each for number in range(30) for each in put(opened, "orders", number % 2, plain(8, first=8 * number))]
@@ -66,7 +66,7 @@ def remove(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [folder, link_to_nothing, link_to_itself, pipe])
 @pytest.mark.parametrize("derived", ["a queue", "the index"])
-def test_queues_and_index_that_are_no_files_are_made_anew(
+def test_queues_and_index_that_are_no_files_are_rebuilt(
     store: tuple[Path, list[Sent]], change: Callable[[Path], None], derived: str
 ) -> None:
     path, sent = store
@@ -98,7 +98,7 @@ def test_queues_and_index_that_are_no_files_are_made_anew(
         "flintmq/state.json",
     ],
 )
-def test_what_cannot_be_made_anew_is_refused_by_name(
+def test_a_place_that_cannot_be_rebuilt_is_refused_by_name(
     store: tuple[Path, list[Sent]], change: Callable[[Path], None], name: str
 ) -> None:
     assert_refused(store[0], name, change, "where a file belongs")
@@ -106,7 +106,7 @@ def test_what_cannot_be_made_anew_is_refused_by_name(
 
 @pytest.mark.parametrize("change", [file, link_to_nothing, link_to_itself])
 @pytest.mark.parametrize("name", ["consumequeue", "index", "config", "flintmq", "flintmq/quarantine"])
-def test_a_folder_that_is_none_is_refused_by_name(
+def test_a_folder_replaced_by_something_else_is_refused_by_name(
     store: tuple[Path, list[Sent]], change: Callable[[Path], None], name: str
 ) -> None:
     assert_refused(store[0], name, change, "where a folder belongs", is_seen=name not in ("config", "flintmq"))
@@ -115,8 +115,8 @@ def test_a_folder_that_is_none_is_refused_by_name(
 def assert_refused(
     path: Path, name: str, change: Callable[[Path], None], problem: str, *, is_seen: bool = True
 ) -> None:
-    """A start says which place it is, and changes nothing; so does ``verify``, unless it cannot even find the sizes of
-    the store's files. No tool ends in a stack trace, and none waits for a pipe."""
+    """Check that a start names the place and changes nothing; so does ``verify``, unless it cannot even find the sizes
+    of the store's files. No tool ends in a stack trace, and none waits for a pipe."""
     change(path / name)
     before = names(path)
     with pytest.raises(CorruptFile, match=rf"{name}: it is .*, {problem}. Put the right entry back"):
@@ -131,11 +131,11 @@ def assert_refused(
 
 
 def names(path: Path) -> list[str]:
-    """All that is there, but what leads nowhere: links and pipes are not read."""
+    """Return everything in the folder, except links and pipes, which cannot be read."""
     return sorted(str(each.relative_to(path)) for each in path.rglob("*"))
 
 
-def test_a_file_in_the_place_of_a_topics_folder_is_found_and_said(store: tuple[Path, list[Sent]]) -> None:
+def test_a_file_in_place_of_a_topics_folder_is_found_and_reported(store: tuple[Path, list[Sent]]) -> None:
     path, sent = store
     file(path / "consumequeue" / "orders")
     assert path / "consumequeue" / "orders" in {each.path for each in findings(path)}

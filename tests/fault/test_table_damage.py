@@ -1,4 +1,4 @@
-"""Damage of a store's small files: what is in them is never served as good, and nobody goes on in silence."""
+"""Damage of a store's small files: their content is never served as good, and the broker never continues silently."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stopped store each of whose tables was written at least twice, with the same content but for counters."""
+    """Return a stopped store each of whose tables was written at least twice, with the same content except for
+    counters."""
     delayed = DelayedStore(tmp_path_factory.mktemp("history") / "store")
     store = delayed.store
     for topic in ("orders", "bills"):
@@ -75,7 +76,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return delayed.path
 
 
-def what_tables_say(store: MessageStore) -> object:
+def content_of_tables(store: MessageStore) -> object:
     return (
         {config.name: config.to_json() for config in store.topics},
         store.consumer_offsets.all_committed(own=True),
@@ -88,8 +89,8 @@ def what_tables_say(store: MessageStore) -> object:
     )
 
 
-def still_says_the_same(blob: bytes, whole: bytes) -> bool:
-    """Only white space was hit, or the name of the checksum."""
+def is_still_the_same(blob: bytes, whole: bytes) -> bool:
+    """Return whether only white space was hit, or the name of the checksum."""
     try:
         return parse_table(blob.decode()).items() >= parse_table(whole.decode()).items()
     except SHAPE_ERRORS:
@@ -100,9 +101,9 @@ def still_says_the_same(blob: bytes, whole: bytes) -> bool:
 def test_a_damaged_table_is_never_served_as_good(
     history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    """The file alone: its .bak serves. Both: the start is refused, and changes nothing."""
+    """If only the file is damaged, its .bak serves. If both are, the start is refused and changes nothing."""
     opened = open_store(copy_store(history, tmp_path / "whole"))
-    expected = what_tables_say(opened)
+    expected = content_of_tables(opened)
     opened.close()
     source = random.Random(name)
     for number, (kind, damage) in enumerate(DAMAGES.items()):
@@ -110,7 +111,7 @@ def test_a_damaged_table_is_never_served_as_good(
         file, backup = path / name, path / f"{name}.bak"
         whole = file.read_bytes()
         file.write_bytes(damage(whole, source))
-        if still_says_the_same(file.read_bytes(), whole):
+        if is_still_the_same(file.read_bytes(), whole):
             continue
         assert ("table", file) in {(each.kind, each.path) for each in verified(path).findings}, kind
         backup_whole = backup.read_bytes()
@@ -126,13 +127,13 @@ def test_a_damaged_table_is_never_served_as_good(
         assert what_tables_say(store) == expected, kind
         store.close()
         reopened = open_store(path)
-        assert what_tables_say(reopened) == expected, kind
+        assert content_of_tables(reopened) == expected, kind
         reopened.close()
 
 
 @pytest.mark.parametrize("name", [*TABLES, USERS_FILE])
-def test_repair_writes_a_damaged_table_or_its_copy_anew(history: Path, tmp_path: Path, name: str) -> None:
-    """Of queues' ends and consumers' offsets a repair may have more to say."""
+def test_repair_rewrites_a_damaged_table_or_its_copy(history: Path, tmp_path: Path, name: str) -> None:
+    """A repair may report more about ends of queues and committed offsets."""
     path = copy_store(history, tmp_path / "store")
     set_user(path, "billing")
     set_user(path, "shop")
@@ -148,7 +149,7 @@ def test_repair_writes_a_damaged_table_or_its_copy_anew(history: Path, tmp_path:
     for each in (file, backup):
         each.write_bytes(each.read_bytes()[:-3])
     before = file.read_bytes(), backup.read_bytes()
-    with contextlib.suppress(CorruptFile):  # the start that it makes is refused, but for users
+    with contextlib.suppress(CorruptFile):  # repair makes a start, which is refused, except for users
         assert run_repair(path).mended == []
     assert (file.read_bytes(), backup.read_bytes()) == before
 
@@ -162,7 +163,7 @@ def run_repair(path: Path) -> Repaired:
     return repair(path, found, lambda *_: None, index_slots=SMALL.index_slots)
 
 
-def test_repair_leaves_users_alone_that_somebody_may_have_changed(history: Path, tmp_path: Path) -> None:
+def test_repair_leaves_users_alone_that_an_administrator_may_have_changed(history: Path, tmp_path: Path) -> None:
     path = copy_store(history, tmp_path / "store")
     set_user(path, "billing")
     file = path / USERS_FILE
@@ -200,7 +201,7 @@ TIMER_DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", TIMER_DAMAGES)
-def test_a_damaged_index_of_timed_messages_is_made_anew(
+def test_a_damaged_index_of_timed_messages_is_rebuilt(
     history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     path = copy_store(history, tmp_path / "store")
@@ -211,13 +212,13 @@ def test_a_damaged_index_of_timed_messages_is_made_anew(
     delayed.run()
     assert "is rebuilt" in caplog.text
     early = delayed.bodies("t").count(b"early")
-    assert early in (1, 2)  # what was due in the last minute may come again
+    assert early in (1, 2)  # messages due in the last minute may be delivered again
     delayed.run(START_MS + 10_000_000)
     assert delayed.bodies("t") == [b"early"] * early + [b"late"] * 3
     delayed.stop()
 
 
-def test_groups_whose_progress_is_gone_are_named_loudly(
+def test_groups_whose_offsets_are_lost_are_logged(
     history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = copy_store(history, tmp_path / "store")
@@ -237,10 +238,10 @@ def users_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("by_copy", [True, False], ids=["with its copy", "alone"])
-def test_a_damaged_file_of_users_lets_nobody_in_and_loses_nobody(
+def test_a_damaged_file_of_users_admits_and_loses_no_user(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, by_copy: bool
 ) -> None:
-    """It is refused by name, or its copy serves; `verify` names it."""
+    """The file is refused by name, or its copy serves; `verify` names it."""
     path = tmp_path / "store"
     open_store(path).close()
     set_user(path, "billing")
@@ -259,7 +260,7 @@ def test_a_damaged_file_of_users_lets_nobody_in_and_loses_nobody(
             refused = str(error)
         if refused:
             assert str(file) in refused, kind
-        elif not still_says_the_same(file.read_bytes(), whole):
+        elif not is_still_the_same(file.read_bytes(), whole):
             assert by_copy, kind
             assert f"{file}.bak instead" in caplog.text, kind
     file.write_bytes(whole[:-1])
@@ -267,7 +268,7 @@ def test_a_damaged_file_of_users_lets_nobody_in_and_loses_nobody(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b'{"version": 1}', b"\0" * 300, b"[]"])
-def test_damaged_users_let_nobody_in(tmp_path: Path, content: bytes) -> None:
+def test_damaged_users_admit_no_one(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / USERS_FILE
     path.parent.mkdir()
     path.write_bytes(content)

@@ -71,9 +71,7 @@ def cut(history: Path, at: int, to: Path) -> Path:
     return to
 
 
-def test_wherever_the_broker_is_killed_each_transaction_is_committed_once_and_none_is_lost(
-    history: Path, tmp_path: Path
-) -> None:
+def test_a_broker_killed_anywhere_commits_each_transaction_once_and_loses_none(history: Path, tmp_path: Path) -> None:
     log = (history / "commitlog" / f"{0:020d}").read_bytes()
     records = records_of(log)
     # At the beginning and in the middle of each record.
@@ -114,7 +112,7 @@ async def finish_and_check(path: Path, stored: set[int]) -> None:
 
 
 def known_as(number: int) -> Half:
-    """Return a half message as a producer knows it that does not remember its offsets."""
+    """Return a half message without its offsets, as a restarted producer knows it."""
     return Half(
         transaction_id(number), GROUP, "orders", number % 4, queue_offset=-1, physical_offset=-1, born_ms=0, store_ms=0
     )

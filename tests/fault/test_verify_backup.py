@@ -1,4 +1,4 @@
-"""``verify`` of a backup finds whatever is wrong with it, and no command takes a backup for a store."""
+"""``verify`` of a backup finds every defect, and no command takes a backup for a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END = Callable[[MessageStore], None]
 
 
 def quiet(stage: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 def verified(folder: Path) -> VerifiedBackup:
@@ -33,12 +33,12 @@ def verified(folder: Path) -> VerifiedBackup:
 
 
 def found(folder: Path) -> list[tuple[str, str]]:
-    """(kind, file below the backup) of each finding."""
+    """Return (kind, file relative to the backup) of each finding."""
     return [(each.kind, str(each.path.relative_to(folder))) for each in verified(folder).findings]
 
 
 def filled(path: Path) -> tuple[MessageStore, list[Sent]]:
-    """An open store whose log has three files, and what is in it."""
+    """Return an open store whose log has three files, and its messages."""
     store = open_store(path)
     sent = [
         each for number in range(30) for each in put(store, "orders", number % 3, plain(1, size=300_000, first=number))
@@ -66,18 +66,18 @@ def flip(path: Path, at: int) -> None:
 
 
 def rewrite_manifest(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
-    """Change the manifest as somebody would who makes its checksum right, too."""
+    """Change the manifest and make its checksum right too, as an attacker would."""
     table = json.loads((folder / MANIFEST).read_text())
     del table[CHECKSUM_KEY]
     change(table)
     (folder / MANIFEST).write_text(encode_checked(table))
 
 
-# A sound one.
+# Sound backups.
 
 
 @pytest.mark.parametrize("end", [MessageStore.close, kill], ids=["stopped", "killed"])
-def test_a_sound_backup_is_sound_and_stays_as_it_is(tmp_path: Path, end: END) -> None:
+def test_a_sound_backup_has_no_findings_and_stays_unchanged(tmp_path: Path, end: END) -> None:
     store, sent = filled(tmp_path / "store")
     end(store)
     backup(store.path, tmp_path / "backup", quiet)
@@ -90,7 +90,7 @@ def test_a_sound_backup_is_sound_and_stays_as_it_is(tmp_path: Path, end: END) ->
     assert everything(tmp_path / "backup") == before
 
 
-def test_one_made_beside_a_broker_and_a_second_run_into_it_are_sound(tmp_path: Path) -> None:
+def test_a_backup_of_a_running_broker_and_a_second_run_into_it_are_sound(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     for _ in range(2):
         made = backup(store.path, tmp_path / "backup", quiet)
@@ -116,19 +116,19 @@ def test_a_manifest_of_an_earlier_release_without_a_checksum_is_read(folder: Pat
     restore(folder, folder.parent / "restored", quiet)
 
 
-# A damaged one.
+# Damaged backups.
 
 
 @pytest.mark.parametrize("at", [0, 4, 1_000, FILE_BYTES // 2, FILE_BYTES - 1])
 @pytest.mark.parametrize("name", [FIRST, SECOND])
-def test_each_bit_of_the_log_counts(folder: Path, name: str, at: int) -> None:
+def test_a_flipped_bit_of_the_log_is_found(folder: Path, name: str, at: int) -> None:
     flip(folder / "commitlog" / name, at)
     findings = found(folder)
     assert findings[0] == ("backup-file", f"commitlog/{name}")
     assert set(findings) <= {("backup-file", f"commitlog/{name}"), ("backup-record", f"commitlog/{name}")}
 
 
-def test_each_table_counts(folder: Path, made: Made) -> None:
+def test_a_changed_table_is_found(folder: Path, made: Made) -> None:
     for each in made.manifest.tables:
         path = folder / made.manifest.tables_folder / each.path
         content = path.read_bytes()
@@ -144,7 +144,7 @@ def test_each_table_counts(folder: Path, made: Made) -> None:
 
 @pytest.mark.parametrize("name", [FIRST, THIRD])
 @pytest.mark.parametrize("kept", [0, 1, 100_000])
-def test_a_file_of_the_log_that_was_cut_short_is_named(folder: Path, name: str, kept: int) -> None:
+def test_a_truncated_log_file_is_named(folder: Path, name: str, kept: int) -> None:
     path = folder / "commitlog" / name
     path.write_bytes(path.read_bytes()[:kept])
     assert ("backup-file", f"commitlog/{name}") in found(folder)
@@ -155,7 +155,7 @@ def test_a_missing_file_of_the_log_is_named(folder: Path) -> None:
     assert found(folder) == [("backup-file", f"commitlog/{SECOND}")]
 
 
-def test_damage_that_the_store_had_when_it_was_backed_up_is_said(tmp_path: Path) -> None:
+def test_damage_that_the_store_had_before_the_backup_is_reported(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     store.close()
     flip(tmp_path / "store" / "commitlog" / FIRST, sent[3].physical_offset + 1_000)
@@ -166,14 +166,14 @@ def test_damage_that_the_store_had_when_it_was_backed_up_is_said(tmp_path: Path)
     assert result.records == len(sent) - 1
 
 
-def test_each_bit_of_the_manifest_counts(folder: Path) -> None:
+def test_a_flipped_bit_of_the_manifest_is_found(folder: Path) -> None:
     content = (folder / MANIFEST).read_bytes()
     for at in range(0, len(content), 7):
         flip(folder / MANIFEST, at)
         try:
             assert found(folder), at
         except BackupError as error:
-            assert MANIFEST in str(error)  # noqa: PT017 - either of both is right
+            assert MANIFEST in str(error)  # noqa: PT017 - either error is right
         (folder / MANIFEST).write_bytes(content)
 
 
@@ -215,18 +215,18 @@ def test_a_manifest_that_does_not_describe_one_backup_is_named(
     assert ("backup-manifest", MANIFEST) in found(folder)
 
 
-def test_a_file_that_the_manifest_does_not_name_is_noted(folder: Path) -> None:
+def test_a_file_missing_from_the_manifest_is_noted(folder: Path) -> None:
     (folder / "commitlog" / "notes.txt").write_text("mine")
     result = verified(folder)
     assert result.findings.total == 0
     assert any("notes.txt is not part of the backup" in note for note in result.findings.notes)
 
 
-# Whole, interrupted, or none.
+# Complete and interrupted backups, and folders without one.
 
 
 class Interrupted(Exception):
-    """What stops a run in the middle."""
+    """Stops a run in the middle."""
 
 
 def interrupted(store: Path, folder: Path, after: int) -> None:
@@ -241,7 +241,7 @@ def interrupted(store: Path, folder: Path, after: int) -> None:
         backup(store, folder, progress)
 
 
-def test_an_interrupted_backup_is_said_to_be_one(tmp_path: Path) -> None:
+def test_an_interrupted_backup_is_reported_as_incomplete(tmp_path: Path) -> None:
     store, _ = filled(tmp_path / "store")
     store.close()
     interrupted(tmp_path / "store", tmp_path / "backup", 2)
@@ -252,7 +252,7 @@ def test_an_interrupted_backup_is_said_to_be_one(tmp_path: Path) -> None:
     assert "holds an incomplete backup" in done.errors
 
 
-def test_a_whole_backup_into_which_a_later_run_was_interrupted_still_is_one(tmp_path: Path) -> None:
+def test_a_complete_backup_stays_complete_if_a_later_run_is_interrupted(tmp_path: Path) -> None:
     store, sent = filled(tmp_path / "store")
     backup(store.path, tmp_path / "backup", quiet)
     put(store, "orders", 0, plain(20, size=300_000, first=900))
@@ -306,7 +306,7 @@ def test_a_store_is_no_backup(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_a_command_that_needs_a_store_says_restore_first_and_changes_nothing(
+def test_a_command_that_needs_a_store_asks_for_a_restore_and_changes_nothing(
     folder: Path, arguments: tuple[str, ...]
 ) -> None:
     before = everything(folder)
@@ -318,22 +318,22 @@ def test_a_command_that_needs_a_store_says_restore_first_and_changes_nothing(
     assert not Path(f"{folder}-2").exists()
 
 
-def test_who_opens_a_backup_as_a_store_gets_a_typed_error(folder: Path) -> None:
+def test_opening_a_backup_as_a_store_raises_a_typed_error(folder: Path) -> None:
     before = everything(folder)
     with pytest.raises(NotAStore, match="is a backup"):
         open_store(folder)
     assert everything(folder) == before
 
 
-def test_what_is_restored_is_a_store(tmp_path: Path, folder: Path) -> None:
+def test_a_restored_backup_is_a_store(tmp_path: Path, folder: Path) -> None:
     restore(folder, tmp_path / "restored", quiet)
     assert backup_kind(tmp_path / "restored") == ""
 
 
-# What the command says.
+# Output of the command.
 
 
-def test_the_command_says_what_a_sound_backup_holds(folder: Path, made: Made) -> None:
+def test_the_command_prints_the_content_of_a_sound_backup(folder: Path, made: Made) -> None:
     done = tool("verify", folder)
     assert done.code == 0, done.errors
     text = "\n".join(done.output)
@@ -345,7 +345,7 @@ def test_the_command_says_what_a_sound_backup_holds(folder: Path, made: Made) ->
     assert (summary["log_end"], summary["findings"]) == (made.manifest.log_end, {})
 
 
-def test_the_command_names_the_damaged_file_and_what_helps(folder: Path) -> None:
+def test_the_command_names_the_damaged_file_and_the_remedy(folder: Path) -> None:
     flip(folder / "commitlog" / SECOND, 5_000)
     done = tool("verify", folder)
     assert done.code == 1
@@ -365,7 +365,7 @@ def test_users_are_not_added_to_a_backup(folder: Path) -> None:
         UserFile(folder)
 
 
-def test_a_manifest_that_was_changed_is_refused_by_restore_too(folder: Path, tmp_path: Path) -> None:
+def test_a_changed_manifest_is_refused_by_restore_too(folder: Path, tmp_path: Path) -> None:
     manifest = Manifest.load(folder)
     assert manifest is not None
     text = (folder / MANIFEST).read_text()

@@ -1,4 +1,4 @@
-"""Whatever is damaged in a store, ``verify`` names the file, the place and the kind of damage, and changes nothing."""
+"""``verify`` names file, place and kind of any damage in a store, and changes nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Filled = tuple[Path, list[Sent]]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Filled:
-    """Two CommitLog files, four queues of several files each, some index files; stopped in order."""
+    """Return two CommitLog files, four queues of several files each, and some index files; stopped cleanly."""
     path = tmp_path_factory.mktemp("source") / "store"
     store = open_store(path)
     sent: list[Sent] = []
@@ -54,13 +54,13 @@ def store(source: Filled, tmp_path: Path) -> Path:
 
 
 def found(store: Path) -> list[Finding]:
-    """What verify finds; it must be the same however the log is cut, and leave the store as it was."""
+    """Return the findings of verify, which must be the same however the log is split, and leave the store unchanged."""
     before = everything(store)
     result = findings(store, segment_bytes=1 << 30)
     assert everything(store) == before
     in_parts = findings(store)
     assert {each.kind for each in in_parts} == {each.kind for each in result}
-    # A row of missing units is a finding in each part.
+    # A range of missing units is a finding in each part.
     assert {(each.kind, each.path, each.position) for each in result} <= {
         (each.kind, each.path, each.position) for each in in_parts
     }
@@ -68,7 +68,7 @@ def found(store: Path) -> list[Finding]:
 
 
 def places(store: Path) -> set[tuple[str, str, int]]:
-    """(kind, file in the store, byte) of each finding."""
+    """Return (kind, file in the store, byte) of each finding."""
     return {(each.kind, str(each.path.relative_to(store)), each.position) for each in found(store)}
 
 
@@ -112,18 +112,18 @@ def test_a_changed_body_is_found_at_its_record(store: Path, source: Filled, numb
 
 
 @pytest.mark.parametrize("field", ["total_size", "magic", "physical_offset", "body_length"])
-def test_a_changed_head_is_found_and_what_follows_is_read_on(store: Path, source: Filled, field: str) -> None:
+def test_a_changed_head_is_found_and_the_following_records_are_checked(store: Path, source: Filled, field: str) -> None:
     sent = source[1][201]
     flip(store / log_file(sent), in_log(sent) + RECORD.at[field] + (3 if RECORD.at[field] != 28 else 7))
     unit_file, unit_at = unit_place(sent)
     expected = {("record", log_file(sent), in_log(sent)), ("unit-stray", unit_file, unit_at)}
     result = places(store)
     assert expected <= result
-    # The messages around it are no findings: only the one behind it in its queue says that one is missing.
+    # The messages around it are no findings, except that the next one in its queue reveals a missing one.
     assert {kind for kind, _, _ in result - expected} <= {"queue-offset", "index-stray"}
 
 
-def test_a_record_that_lies_about_its_queue_offset_is_found(store: Path, source: Filled) -> None:
+def test_a_record_with_a_wrong_queue_offset_is_found(store: Path, source: Filled) -> None:
     sent = source[1][30]
     flip(store / log_file(sent), in_log(sent) + RECORD.at["queue_offset"] + 7, 0x40)
     result = places(store)
@@ -158,9 +158,7 @@ def test_broken_properties_are_found(store: Path, source: Filled) -> None:
 
 
 @pytest.mark.parametrize("pages", [1, 3, 40])
-def test_zeroed_pages_are_found_and_the_messages_that_are_gone_are_named(
-    store: Path, source: Filled, pages: int
-) -> None:
+def test_zeroed_pages_are_found_and_the_lost_messages_are_named(store: Path, source: Filled, pages: int) -> None:
     sent = source[1][150]
     begin = in_log(sent) // 4096 * 4096
     overwrite(store / log_file(sent), begin, bytes(4096 * pages))
@@ -177,7 +175,7 @@ def test_zeroed_pages_are_found_and_the_messages_that_are_gone_are_named(
     assert all(begin - 20_000 <= each.position < begin + 4096 * pages for each in damaged)
 
 
-def test_a_log_file_that_was_cut_short_is_found(store: Path) -> None:
+def test_a_truncated_log_file_is_found(store: Path) -> None:
     path = store / "commitlog" / f"{LOG_BYTES:020d}"
     with path.open("r+b") as file:
         file.truncate(MIB)
@@ -206,17 +204,17 @@ def test_a_file_of_another_log_is_found(store: Path, source: Filled) -> None:
 
 
 @pytest.mark.parametrize("name", ["commitlog/notes.txt", "commitlog/123", "index/tmp", "consumequeue/orders/0/x"])
-def test_a_file_that_does_not_belong_there_is_found(store: Path, name: str) -> None:
+def test_an_unexpected_file_is_found(store: Path, name: str) -> None:
     (store / name).write_text("x")
     assert places(store) == {("foreign-file", name, -1)}
 
 
-def test_a_log_file_whose_name_is_no_multiple_is_found(store: Path) -> None:
+def test_a_log_file_name_that_is_no_multiple_of_the_size_is_found(store: Path) -> None:
     (store / "commitlog" / f"{LOG_BYTES:020d}").rename(store / "commitlog" / f"{LOG_BYTES + 1:020d}")
     assert ("foreign-file", f"commitlog/{LOG_BYTES + 1:020d}", -1) in places(store)
 
 
-def test_bytes_behind_the_end_of_the_log_are_found(store: Path) -> None:
+def test_bytes_after_the_end_of_the_log_are_found(store: Path) -> None:
     path = store / "commitlog" / f"{LOG_BYTES:020d}"
     overwrite(path, LOG_BYTES - 100, b"x")
     assert places(store) == {("behind-end", f"commitlog/{path.name}", LOG_BYTES - 100)}
@@ -253,7 +251,7 @@ def test_an_empty_unit_in_the_middle_is_found(store: Path, source: Filled) -> No
     assert places(store) == {("unit-missing", name, at), ("unit-order", name, at)}
 
 
-def test_a_unit_too_many_is_found(store: Path, source: Filled) -> None:
+def test_a_surplus_unit_is_found(store: Path, source: Filled) -> None:
     last = max((each for each in source[1] if each.topic == "bills"), key=lambda each: each.queue_offset)
     name, at = unit_place(last, last.queue_offset + 1)
     assert (store / name).exists()
@@ -261,7 +259,7 @@ def test_a_unit_too_many_is_found(store: Path, source: Filled) -> None:
     assert ("unit-stray", name, at) in places(store)
 
 
-def test_a_queue_file_that_was_cut_short_is_found(store: Path, source: Filled) -> None:
+def test_a_truncated_queue_file_is_found(store: Path, source: Filled) -> None:
     name, _ = unit_place(source[1][0])
     with (store / name).open("r+b") as file:
         file.truncate(10 * UNIT_BYTES)
@@ -320,7 +318,7 @@ def test_a_changed_slot_is_found(store: Path) -> None:
     assert places(store) == {("index-chain", name, INDEX_HEADER_BYTES + 4 * slot)}
 
 
-def test_zeroed_entries_are_found_without_a_word_about_the_others(store: Path) -> None:
+def test_zeroed_entries_are_the_only_findings(store: Path) -> None:
     name = index_names(store)[0]
     overwrite(store / name, ENTRIES_AT + 20 * 50, bytes(20 * 40))
     result = found(store)
@@ -337,14 +335,14 @@ def test_a_missing_index_file_is_found(store: Path) -> None:
     assert "199 keys" in " ".join(each.text for each in result)
 
 
-def test_a_log_without_an_index_is_one_finding_a_chunk_at_most(store: Path) -> None:
+def test_a_log_without_an_index_is_at_most_one_finding_a_chunk(store: Path) -> None:
     shutil.rmtree(store / "index")
     result = found(store)
     assert {each.kind for each in result} == {"index-missing"}
     assert len(result) < 20
 
 
-def test_an_index_file_that_was_cut_short_is_found(store: Path) -> None:
+def test_a_truncated_index_file_is_found(store: Path) -> None:
     name = index_names(store)[-1]
     with (store / name).open("r+b") as file:
         file.truncate(3000)
@@ -368,12 +366,12 @@ def test_a_changed_mark_in_the_checkpoint_is_found(store: Path) -> None:
     assert ("checkpoint", "checkpoint", CHECKPOINT_MARK_AT) in places(store)
 
 
-def test_a_time_in_the_checkpoint_that_cannot_be_is_found(store: Path) -> None:
+def test_an_impossible_time_in_the_checkpoint_is_found(store: Path) -> None:
     flip(store / "checkpoint", CHECKPOINT.at["physic_msg_timestamp"] + 1)
     assert ("checkpoint", "checkpoint", CHECKPOINT.at["physic_msg_timestamp"]) in places(store)
 
 
-def test_a_group_behind_the_end_of_its_queue_is_found(store: Path) -> None:
+def test_a_committed_offset_past_the_end_of_its_queue_is_found(store: Path) -> None:
     (store / "config" / "consumerOffset.json").write_text(
         json.dumps({"offsetTable": {"orders@readers": {"0": 5, "1": 999_999}}})
     )

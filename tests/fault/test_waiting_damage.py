@@ -1,6 +1,6 @@
-"""Damage of any one record where messages wait: half messages, notes of transactions, delayed and prepared messages.
+"""Damage of any one record of waiting messages: half messages, notes of transactions, delayed and staged messages.
 
-What was hit is lost, or comes from what is left of it; all others are delivered once, and nothing is delivered twice.
+A damaged message is lost, or delivered from what is left of it; all others are delivered once, and none twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def log_of(path: Path) -> Path:
 
 
 def records_of(path: Path) -> list[Record]:
-    """Every record of a log of one file."""
+    """Return every record of a log of one file."""
     log, at, found = log_of(path).read_bytes(), 0, []
     while int.from_bytes(log[at : at + 4], "big"):
         found.append(decode_record(log, at))
@@ -40,7 +40,7 @@ def records_of(path: Path) -> list[Record]:
 
 
 def each_damaged(path: Path) -> Iterator[Record]:
-    """The store with one of its records damaged, each in turn."""
+    """Yield copies of the store with one damaged record, each record in turn."""
     saved = save(path)
     for record in records_of(path):
         restore(path, saved)
@@ -54,9 +54,9 @@ LEVEL, TIMED = [b"level %d" % number for number in range(4)], [b"timed %d" % num
 
 
 @pytest.mark.parametrize("delivered_ms", [3_000, 60_000], ids=["some delivered", "all"])
-def test_damage_among_delayed_messages_costs_those_it_hits(tmp_path: Path, delivered_ms: int) -> None:
+def test_damage_of_delayed_messages_loses_only_those_it_hits(tmp_path: Path, delivered_ms: int) -> None:
     path = tmp_path / "store"
-    start_ms = int(time.time() * 1000)  # what waits in a level is due by its store time
+    start_ms = int(time.time() * 1000)  # a message of a level is due by its store time
     delayed = DelayedStore(path, now_ms=start_ms)
     for number, (level, timed) in enumerate(zip(LEVEL, TIMED, strict=True)):
         late = number % 2
@@ -83,14 +83,14 @@ BODIES = {number: b"%d" % number for number in range(1, 11)}
 
 
 def known_as(number: int) -> Half:
-    """A half message as a producer knows it that does not remember where it lies."""
+    """Return a half message without its place, as a restarted producer knows it."""
     return Half(
         transaction_id(number), GROUP, "orders", number % 4, queue_offset=-1, physical_offset=-1, born_ms=0, store_ms=0
     )
 
 
 async def live(path: Path) -> None:
-    """Transactions that are committed, rolled back, asked about and committed, and open."""
+    """Make transactions that are committed, rolled back, checked and then committed, and open."""
     async with parts(path) as made:
         for number in (*COMMITTED, *ROLLED_BACK):
             made.produce("orders", number % 4, BODIES[number], first=number)
@@ -104,7 +104,7 @@ async def live(path: Path) -> None:
         await settled()
 
 
-def test_damage_among_half_messages_and_notes_delivers_nothing_twice_and_blocks_nobody(tmp_path: Path) -> None:
+def test_damage_of_half_messages_and_notes_delivers_none_twice_and_blocks_no_transaction(tmp_path: Path) -> None:
     path = tmp_path / "store"
     asyncio.run(live(path))
     topics: Counter[str] = Counter()
@@ -115,7 +115,7 @@ def test_damage_among_half_messages_and_notes_delivers_nothing_twice_and_blocks_
 
 
 async def end_all(path: Path, hit: Record) -> None:
-    """Every producer ends its transactions, again where it had done so before."""
+    """Let every producer end its transactions, again if it had already."""
     async with parts(path) as made:
         assert made.store.quarantine.lost_messages == 1
         for number in BODIES:
@@ -132,13 +132,13 @@ async def end_all(path: Path, hit: Record) -> None:
         assert made.service.history.at_start().halves == []
 
 
-# Prepared messages.
+# Staged messages.
 
 ATTEMPTS = {"first": [b"a%d" % number for number in range(6)], "second": [b"b%d" % number for number in range(6)]}
 
 
 def moments(path: Path) -> Iterator[str]:
-    """A store at moments of the life of a transaction of two attempts."""
+    """Return a store at several moments of the life of a transaction of two stages."""
     made = PreparedStore(path)
     for begin in (0, 3):
         for name, bodies in ATTEMPTS.items():
@@ -165,10 +165,11 @@ def stopped(made: PreparedStore, moment: str) -> Iterator[str]:
 WHOLE = Counter(body for bodies in ATTEMPTS.values() for body in bodies)
 
 
-def test_damage_among_prepared_messages_and_notes_is_never_committed_in_silence(
+def test_damage_of_staged_messages_and_notes_is_never_committed_silently(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the commit, it refuses. Behind it what was not hit is copied, once; what cannot be is said."""
+    """Before the commit, the broker refuses it. After it, the undamaged messages are copied once, and the others are
+    reported."""
     path = tmp_path / "store"
     for moment in moments(path):
         for hit in each_damaged(path):
@@ -187,12 +188,12 @@ def test_damage_among_prepared_messages_and_notes_is_never_committed_in_silence(
             elif hit.topic == PREPARED_TOPIC.encode() and moment == "committed":
                 assert found == WHOLE - Counter([hit.body]), what
                 assert "transaction 1 of query is committed, but 1 of its messages are lost" in caplog.text
-            else:  # also where a note is lost: whose messages lie behind it can be told
+            else:  # even if a note is lost: the messages after it reveal their owner
                 assert found == WHOLE - Counter([hit.body] if hit.topic == b"t" else []), what
 
 
 def commits(made: PreparedStore) -> bool:
-    """Whether the broker says that the transaction is committed, now or before."""
+    """Return whether the broker reports the transaction as committed, now or before."""
     try:
         made.commit(1, {name: len(bodies) for name, bodies in ATTEMPTS.items()})
     except PreparedIncomplete:
@@ -205,8 +206,8 @@ COPIED = [b"%05d" % number for number in range(2 * RECORDS_A_STEP + 500)]
 
 @pytest.mark.parametrize("lost", [("commit", 0), ("copy", 0), ("copy", 1), ("copy", 2)], ids=str)
 @pytest.mark.parametrize("is_over", [True, False], ids=["copied", "being copied"])
-def test_a_lost_note_has_nothing_copied_twice(tmp_path: Path, lost: tuple[str, int], is_over: bool) -> None:
-    """Of a transaction that is copied in several steps."""
+def test_a_lost_note_copies_no_message_twice(tmp_path: Path, lost: tuple[str, int], is_over: bool) -> None:
+    """The transaction is copied in several steps."""
     path = tmp_path / "store"
     made = PreparedStore(path)
     made.prepare("attempt", "t", COPIED)
@@ -225,7 +226,7 @@ def test_a_lost_note_has_nothing_copied_twice(tmp_path: Path, lost: tuple[str, i
     overwrite(log_of(path), hit.physical_offset, bytes(60))
     made = PreparedStore(path)
     made.run()
-    if kind == "commit" and not is_over:  # nobody knows what it committed
+    if kind == "commit" and not is_over:  # its messages are unknown
         with pytest.raises(PreparedIncomplete, match="lost to damage of the log"):
             made.commit(1, {"attempt": len(COPIED)})
     else:
@@ -235,10 +236,10 @@ def test_a_lost_note_has_nothing_copied_twice(tmp_path: Path, lost: tuple[str, i
     made.stop()
 
 
-# Damage that comes while a broker runs.
+# Damage while a broker runs.
 
 
-def test_a_half_message_that_is_damaged_meanwhile_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_half_message_damaged_meanwhile_is_refused_by_name_and_the_others_continue(tmp_path: Path) -> None:
     path = tmp_path / "store"
 
     async def run() -> None:
@@ -261,7 +262,7 @@ def test_a_half_message_that_is_damaged_meanwhile_is_refused_by_name_and_the_oth
     asyncio.run(run())
 
 
-def test_delayed_messages_that_are_damaged_meanwhile_are_left_out_and_said(
+def test_delayed_messages_damaged_meanwhile_are_skipped_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "store"

@@ -39,7 +39,7 @@ def tag_of(number: int) -> str:
 
 
 def number_in(body: bytes) -> int:
-    """Return the number in a body, -1 if there is none."""
+    """Return the number in a body, -1 if it has none."""
     return int(body[:12]) if body[:12].isdigit() else -1
 
 
@@ -89,7 +89,7 @@ Place = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What may be missing.
+    """Messages that may be missing.
 
     ``tail_from``: the power was cut under async flush. Of the messages at or after this physical offset that were not
     acknowledged as flushed, all may be missing: of each queue a suffix of the messages that were there, ``before``.
