@@ -135,7 +135,7 @@ def run(begun: Begun, folder: Path, files: FailingDisk) -> Ran:
         if files.full and step == min(ran.step + FULL_STEPS, ran.last):
             files.make_room()
             refused = broker.refused
-            broker.do(broker.produce_again)
+            broker.do(broker.produce_refused)
         broker.do(work)
         if files.failed:
             ran.step = min(ran.step, step)
@@ -159,7 +159,7 @@ def judge(ran: Ran, number: int) -> None:
     if operation == "sync_data" and path.startswith("commitlog/") and ran.serving:
         assert isinstance(ended, StoreFailed)
         assert ran.failure is ended
-        ran.broker.assert_nobody_is_acknowledged()
+        ran.broker.assert_no_producer_is_acknowledged()
     if number == errno.ENOSPC and operation in FILLS and ran.serving:
         assert ended is None, f"the broker must survive a full disk, but: {ended!r}"
     if number == errno.ENOSPC and operation in FILLS and ran.step == ran.last and ended is not None:

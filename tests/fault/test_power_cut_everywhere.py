@@ -217,5 +217,5 @@ def test_messages_that_are_served_before_they_are_on_disk_are_found(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MessageStore, "dispatchable_offset", property(lambda store: store.write_offset))
-    with pytest.raises(AssertionError, match="was shown up to"):
+    with pytest.raises(AssertionError, match="was visible up to"):
         work(Sweep(memory_path))
