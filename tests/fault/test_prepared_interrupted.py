@@ -94,11 +94,11 @@ class Life:
             self.transactions.pop()
             return
 
-        def over(error: Exception | None) -> None:
+        def on_end(error: Exception | None) -> None:
             transaction.acknowledged = error is None
 
         assert begun.pending is not None
-        begun.pending.when_finished(over)
+        begun.pending.when_finished(on_end)
 
     def _abort(self) -> None:
         if self._attempts:
