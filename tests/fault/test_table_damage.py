@@ -124,7 +124,7 @@ def test_a_damaged_table_is_never_served_as_good(
         caplog.clear()
         store = open_store(path)
         assert f"Using {backup} instead" in caplog.text, kind
-        assert what_tables_say(store) == expected, kind
+        assert content_of_tables(store) == expected, kind
         store.close()
         reopened = open_store(path)
         assert content_of_tables(reopened) == expected, kind
