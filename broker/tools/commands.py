@@ -16,7 +16,9 @@ from typing import Any
 
 import click
 
-from .output import JSON, MODES, PLAIN, TABLE, escape, progress_bar, show_bytes, to_json
+from ...protocol.display import JSON, MODES, PLAIN, TABLE, show_bytes, to_json
+from ...protocol.escaping import escape
+from .output import progress_bar
 
 EXIT_FINDINGS = 1
 EXIT_REFUSED = 2

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ...protocol.display import to_json
 from ..background.retention import Disk, Policy, Verdict
 from ..config import RetentionSection
 from ..store.log.commitlog import CommitLog
@@ -20,7 +21,6 @@ from ..store.tables.staged_state import StagedState
 from ..store.timers.timer_files import TimerFiles
 from .findings import Findings
 from .offline import FOREVER, OfflineStore
-from .output import to_json
 
 
 @dataclass(frozen=True, slots=True)

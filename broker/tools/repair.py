@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from ...protocol.escaping import escape
 from ..store.damage.quarantine import QuarantinedRange
 from ..store.files.file_system import Files
 from ..store.message_store import MessageStore
@@ -19,7 +20,7 @@ from ..store.recovery.hole_filler import lost_text
 from .accept_missing import chosen_files, known_messages
 from .findings import KINDS, Findings
 from .offline import OfflineStore
-from .output import Progress, escape
+from .output import Progress
 from .report import finding_line
 from .restore_tables import mend_tables
 from .verify import Verified, verify

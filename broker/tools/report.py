@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+from ...protocol.display import show_bytes, to_json
+from ...protocol.escaping import escape
 from .findings import KINDS, Finding, Findings
-from .output import escape, show_bytes, to_json
 from .verify import Verified
 from .verify_backup import VerifiedBackup
 

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from .output import escape, show_bytes, to_json, to_plain
+from ...protocol.display import show_bytes, to_json, to_plain
+from ...protocol.escaping import escape
 from .stat import StoreStat
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ def as_plain(stat: StoreStat) -> Iterator[str]:
     row = asdict(stat)
     parts = {kind: row.pop(name) for kind, name in (("queue", "queues"), ("files", "files"), ("index", "index"))}
     checkpoint = row.pop("checkpoint")
-    yield to_plain(["store", *row.values(), *checkpoint.values()])
+    yield "\t".join(map(to_plain, ["store", *row.values(), *checkpoint.values()]))
     for kind, rows in parts.items():
         for each in rows:
-            yield to_plain([kind, *each.values()])
+            yield "\t".join(map(to_plain, [kind, *each.values()]))
 
 
 def _moment(iso: str | None) -> str:

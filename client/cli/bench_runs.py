@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ...protocol.display import show_bytes
 from ...protocol.errors import FlintError
 from ..core.produce.grouping import Flush
 from ..errors import ClientClosed
@@ -18,7 +19,7 @@ from ..sync.consumer import Consumer
 from ..sync.producer import Producer
 from .histogram import LatencyHistogram
 from .settings import BrokerChoice
-from .units import plural, show_bytes, show_rate
+from .units import plural, show_rate
 
 SAMPLED_KEYS = 10_000
 PULL_BYTES = 1 << 20

@@ -8,10 +8,10 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from ...protocol.display import MODES
 from ...protocol.errors import FlintError, GroupNotExist, TopicNotExist
 from ...protocol.escaping import escape
 from .failures import EXIT_ERROR, EXIT_USAGE, nearest
-from .output import MODES
 from .settings import TIMEOUT_SECONDS, BrokerChoice
 from .words import SUBCOMMAND_ALIASES, advice
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...protocol.display import MODES
 from ...protocol.errors import ConfigurationError
 from ..core.rpc.address import parse_addresses
 from .failures import nearest
-from .output import MODES
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

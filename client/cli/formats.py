@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ...protocol.display import iso
 from ...protocol.escaping import escape, escape_bytes, escape_json
 from ..core.consume.stored import StoredMessage
 from .failures import nearest
-from .units import iso
 
 Part: TypeAlias = Callable[[StoredMessage, bool], bytes]
 """Function that returns a part of a message; the flag asks for raw bytes."""

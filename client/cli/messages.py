@@ -6,11 +6,12 @@ import base64
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ...protocol.display import JSON, PLAIN, TABLE, to_json
 from ...protocol.escaping import escape, escape_bytes
 from ..core.consume.stored import StoredMessage
 from ..core.produce.receipts import Receipt
 from .formats import Format
-from .output import JSON, PLAIN, TABLE, Output, TableColumn, to_json
+from .output import Output, TableColumn
 from .units import show_moment, show_second, show_seconds
 
 BODY_CHARS_SHOWN = 1000

@@ -7,25 +7,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ...protocol.escaping import escape, escape_json
-from .units import iso
+from ...protocol.display import JSON, PLAIN, TABLE, to_json, to_plain
+from ...protocol.escaping import escape
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-TABLE = "table"
-JSON = "json"
-PLAIN = "plain"
-MODES = (TABLE, JSON, PLAIN)
 WIDTH_WITHOUT_TERMINAL = 160
 _ANY_WIDTH = 100_000
 TIGHT_GAP = 2
@@ -59,35 +53,6 @@ def number(name: str, heading: str, show: Callable[[Any], str] = "{:,}".format) 
 def use_colour(stream: TextIO) -> bool:
     """Return whether ``stream`` is a terminal with colours, and the user has not switched them off (``NO_COLOR``)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def to_json(row: Mapping[str, Any]) -> str:
-    """Return one line of JSON, with control characters escaped."""
-    return escape_json(_encode(row))
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return iso(value)
-    raise TypeError(f"{type(value).__name__} in output")
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, default=_json_value).encode
-
-
-def to_plain(value: Any) -> str:
-    """Return one value of a plain line, without tabs and line ends."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, datetime):
-        return iso(value)
-    if isinstance(value, Mapping):
-        return to_json(value)
-    if isinstance(value, list | tuple):
-        return escape(" ".join(map(str, value)))
-    return escape(str(value))
 
 
 class Output:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from .output import JSON, PLAIN, TABLE, Output
+from ...protocol.display import JSON, PLAIN, TABLE
+from .output import Output
 
 if TYPE_CHECKING:
     from ...protocol.commands import HelloAnswer

@@ -9,10 +9,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from ...protocol.display import show_bytes
 from ...protocol.escaping import escape
 from .sampler import GroupRate, Rates, TopicRate
 from .top_view import GROUPS, TOPICS, View
-from .units import show_bytes, show_count, show_rate, show_seconds
+from .units import show_count, show_rate, show_seconds
 
 NARROW = 60
 WIDE = 150

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...protocol.display import show_bytes
 from ..core.consume.positions import EARLIEST, LATEST
 from ..errors import CorruptMessage, DeliveryFailed, InvalidArgument
 from .command import note
@@ -24,7 +25,7 @@ from .params import POSITION, TOPIC
 from .positions import POSITION_FORMS, Typed, end_of, start_of
 from .stop_signals import stop_request
 from .topic_reader import FILTER_HELP, pointed_at
-from .units import plural, show_bytes, show_rate, show_seconds
+from .units import plural, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
-_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+from ...protocol.display import three_digits
+
 _UNKNOWN = "–"
 _TO_THE_SECOND = len("2026-11-21 11:00:00")
-
-
-def show_bytes(count: float | None) -> str:
-    """Return ``1234567`` as ``1.23 MB``, in powers of 1000; ``–`` for None."""
-    if count is None:
-        return _UNKNOWN
-    value, unit = float(count), 0
-    while abs(value) >= 999.5 and unit < len(_BYTE_UNITS) - 1:
-        value /= 1000
-        unit += 1
-    if unit == 0:
-        return f"{count:,.0f} B"
-    return f"{value:.{_decimals(value)}f} {_BYTE_UNITS[unit]}"
 
 
 def show_count(count: float | None) -> str:
@@ -34,7 +22,7 @@ def show_rate(per_second: float | None) -> str:
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if per_second >= limit * 0.9995:
             value = per_second / (1e3 if unit == " k" else limit)
-            return f"{value:.{_decimals(value)}f}{unit}/s"
+            return f"{value:.{three_digits(value)}f}{unit}/s"
     return f"{per_second:,.0f}/s" if per_second >= 100 or per_second == int(per_second) else f"{per_second:.1f}/s"
 
 
@@ -45,9 +33,9 @@ def show_seconds(seconds: float | None) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.9995:
-        return f"{seconds * 1e3:.{_decimals(seconds * 1e3)}f} ms"
+        return f"{seconds * 1e3:.{three_digits(seconds * 1e3)}f} ms"
     if seconds < 59.95:
-        return f"{seconds:.{_decimals(seconds)}f} s"
+        return f"{seconds:.{three_digits(seconds)}f} s"
     whole = round(seconds)
     for size, unit, smaller_size, smaller_unit in (
         (86400, "d", 3600, "h"),
@@ -58,20 +46,6 @@ def show_seconds(seconds: float | None) -> str:
             rest = whole % size // smaller_size if whole < 100 * size else 0
             return f"{whole // size:,} {unit} {rest} {smaller_unit}" if rest else f"{whole // size:,} {unit}"
     raise AssertionError("at least a minute")
-
-
-def _decimals(value: float) -> int:
-    """Return the number of decimals that makes three digits in all."""
-    return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-
-
-def iso(moment: datetime | None) -> str:
-    """Return a time in UTC with milliseconds, for JSON and plain output: ``2026-11-21T10:00:00.123Z``."""
-    if moment is None:
-        return ""
-    if moment.tzinfo is not UTC:
-        moment = moment.astimezone(UTC)
-    return moment.isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
 
 
 def show_moment(moment: datetime | None) -> str:

@@ -13,8 +13,8 @@ import pytest
 from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
 from flintmq.client.cli.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
-from flintmq.client.cli.units import iso
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
+from flintmq.protocol.display import iso
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
 from tests.dead_letter_tools import bury, send_back

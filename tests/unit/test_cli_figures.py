@@ -18,7 +18,7 @@ from flintmq.client.cli.lags import Lag
 from flintmq.client.cli.sampler import Rates, Sample, between
 from flintmq.client.cli.top_screen import Screen
 from flintmq.client.cli.top_view import View
-from flintmq.client.cli.units import show_bytes
+from flintmq.protocol.display import show_bytes
 
 INFO: dict[str, Any] = {
     "name": "flintmq",

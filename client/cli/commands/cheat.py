@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from ....protocol.display import JSON, TABLE, to_json
 from ..command import command
 from ..failures import nearest
-from ..output import JSON, TABLE, to_json
 from ..settings import BrokerChoice
 
 EXAMPLES: dict[str, list[tuple[str, str]]] = {

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from ....protocol.display import JSON, show_bytes, to_json
 from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..command import CliCommand, pass_settings
 from ..condition import Condition
 from ..failures import describe
 from ..lags import Lag, lag_by_group
-from ..output import JSON, to_json
 from ..params import GROUP, SIZE, SPAN, TOPIC
 from ..settings import BrokerChoice
-from ..units import show_bytes, show_count, show_seconds
+from ..units import show_count, show_seconds
 
 if TYPE_CHECKING:
     from ...sync.admin import Admin

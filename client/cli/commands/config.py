@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError
 from ..command import CliGroup, note, pass_settings
-from ..output import TABLE, TableColumn
+from ..output import TableColumn
 from ..params import SettingType
 from ..settings import BrokerChoice
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ....protocol.display import TABLE
 from ..command import CliGroup, note, pass_settings
 from ..contexts import OPTIONS, Contexts
-from ..output import TABLE, TableColumn
+from ..output import TableColumn
 from ..params import CONTEXT
 from ..settings import BrokerChoice
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from ....protocol.display import TABLE
 from ..command import CliGroup, note, pass_settings
-from ..output import TABLE, TableColumn, number
+from ..output import TableColumn, number
 from ..settings import BrokerChoice
 from ..units import plural, show_moment
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ....protocol.display import JSON, to_json
 from ....protocol.errors import FlintError
 from ....protocol.escaping import escape, escape_bytes
 from ....protocol.storage.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
@@ -27,7 +28,7 @@ from ..dead_letters import (
 )
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from ..messages import message_row
-from ..output import JSON, TableColumn, number, to_json
+from ..output import TableColumn, number
 from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC
 from ..settings import BrokerChoice
 from ..units import plural, show_moment, show_second

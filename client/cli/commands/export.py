@@ -6,9 +6,9 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from ....protocol.display import to_json
 from ..command import command, note
 from ..messages import message_row
-from ..output import to_json
 from ..settings import BrokerChoice
 from ..transfer import MessageSelection, for_each_sound, selection_options
 from ..units import plural, show_seconds

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ....protocol.display import JSON, PLAIN, to_json
 from ....protocol.errors import TopicNotExist
 from ....protocol.escaping import escape
 from ....protocol.storage.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
@@ -16,7 +17,7 @@ from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
 from ..lags import Lag, lag_by_group, lag_in, lag_of
 from ..offset_reset import reset_group, reset_options
-from ..output import JSON, PLAIN, TableColumn, number, to_json
+from ..output import TableColumn, number
 from ..params import GROUP, TIME
 from ..positions import TIME_FORMS
 from ..settings import BrokerChoice

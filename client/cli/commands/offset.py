@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from ....protocol.display import to_json
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
 from ..command import CliGroup, note, pass_settings
 from ..offset_reset import reset_group, reset_options
-from ..output import TableColumn, number, to_json
+from ..output import TableColumn, number
 from ..params import GROUP, TOPIC
 from ..positions import check_committable, check_queues
 from ..settings import BrokerChoice

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ....protocol.display import PLAIN
 from ....protocol.errors import MessageNotFound
 from ....protocol.escaping import escape
 from ....protocol.storage.ids import ID_DIGITS
@@ -16,7 +17,7 @@ from ..command import CliCommand, CliGroup, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
 from ..message_record import show_record
 from ..messages import MessagePrinter
-from ..output import PLAIN, TableColumn, number
+from ..output import TableColumn, number
 from ..params import COUNT, TIME, TOPIC
 from ..positions import TIME_FORMS, is_before_now
 from ..settings import BrokerChoice

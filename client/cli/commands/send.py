@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from ....protocol.display import show_bytes
 from ...errors import DeliveryFailed
 from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import show_receipts
 from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC
 from ..settings import BrokerChoice
-from ..units import plural, show_bytes, show_rate, show_seconds
+from ..units import plural, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from ...core.produce.grouping import Flush

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....protocol.display import TABLE, show_bytes
 from ..command import command
 from ..condition import Condition
-from ..output import TABLE, TableColumn
+from ..output import TableColumn
 from ..settings import BrokerChoice
-from ..units import plural, show_bytes, show_count, show_seconds
+from ..units import plural, show_count, show_seconds
 
 COLUMNS = (
     TableColumn("broker", "broker", style="bold"),

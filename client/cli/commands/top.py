@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ....protocol.display import JSON, TABLE, to_json
 from ....protocol.errors import FlintError
 from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK, describe
-from ..output import JSON, TABLE, TableColumn, to_json
+from ..output import TableColumn
 from ..params import COUNT, SPAN
 from ..sampler import Sample, between, rates_row, take
 from ..settings import BrokerChoice

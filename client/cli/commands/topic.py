@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ....protocol.display import TABLE, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ....protocol.escaping import escape
 from ...errors import InvalidArgument
 from ..command import CliGroup, confirm, note, pass_settings
-from ..output import TABLE, TableColumn, number
+from ..output import TableColumn, number
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, show_permission
 from ..settings import BrokerChoice
 from ..topics import is_own
-from ..units import plural, show_bytes, show_second
+from ..units import plural, show_second
 
 if TYPE_CHECKING:
     from ...core.topics import QueueStats, TopicInfo

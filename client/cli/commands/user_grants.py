@@ -20,11 +20,12 @@ from ....protocol.auth.permissions import (
     make_grant,
 )
 from ....protocol.auth.users import check_user_name
+from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
 from ..command import CliCommand, note, pass_settings
 from ..failures import nearest
-from ..output import TABLE, TableColumn
+from ..output import TableColumn
 from ..settings import BrokerChoice
 from ..user_store import UserStore, open_users, store_option
 
