@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from flintmq.client.core.rpc.operation import Request
 from flintmq.client.groups.push.assignments import Claims, claims_for
-from flintmq.client.groups.push.membership import Membership, Request
+from flintmq.client.groups.push.membership import Membership
 from flintmq.client.groups.push.options import Options, check_options
 from flintmq.client.groups.push.progress import Progress
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT

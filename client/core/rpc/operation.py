@@ -18,6 +18,7 @@ from ....protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
     SUCCESS,
+    FlintError,
     InvalidParameter,
     RemoteProtocolError,
     error_from_answer,
@@ -50,6 +51,11 @@ class Operation(Generic[T]):
             return self.decode(answer)
         except (InvalidParameter, struct.error, TypeError, KeyError) as error:
             raise RemoteProtocolError(f"the response to {self.command.name} is malformed: {error}") from error
+
+
+Answered = Callable[[Any, FlintError | None], None]
+"""Callback with the result of a request, or the error."""
+Request = tuple[Operation[Any], Answered]
 
 
 def operation(

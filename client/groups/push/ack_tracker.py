@@ -12,11 +12,12 @@ from typing import Any
 from ....protocol.errors import ConnectionFailed, EpochFenced, FlintError, MemberUnknown
 from ....protocol.storage.delivery import DEAD_LETTER_LEVEL, dead_letter_topic
 from ...core.consume.stored import StoredMessage
+from ...core.rpc.operation import Request
 from ...core.rpc.retry import backoff_seconds, is_retriable
 from . import requests
 from .assignments import Claim, Claims, WorkItem
 from .health import Counts
-from .membership import Membership, Request
+from .membership import Membership
 from .options import Options
 from .outcome import Failed, Failure, describe
 from .progress import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from math import inf
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ....protocol.errors import (
     ConnectionFailed,
@@ -16,17 +16,13 @@ from ....protocol.errors import (
     RemoteProtocolError,
     TopicNotExist,
 )
-from ...core.rpc.operation import Operation
+from ...core.rpc.operation import Request
 from ...core.rpc.retry import backoff_seconds, is_retriable
 from . import requests
 from .assignments import Claims
 from .options import Options
 
 log = logging.getLogger(__name__)
-
-Answered = Callable[[Any, FlintError | None], None]
-"""Callback with the result of a request, or the error."""
-Request = tuple[Operation[Any], Answered]
 
 
 class Membership:

@@ -16,10 +16,11 @@ from ....protocol.errors import (
 )
 from ....protocol.storage.delivery import PROPERTY_RETRY_TOPIC, RETRY_TOPIC_PREFIX
 from ...core.consume.batch import Batch
+from ...core.rpc.operation import Request
 from . import requests
 from .ack_tracker import Handling
 from .assignments import Claim, Claims
-from .membership import Membership, Request
+from .membership import Membership
 from .options import Options
 from .progress import Progress
 

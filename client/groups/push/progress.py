@@ -15,9 +15,10 @@ from ....protocol.errors import (
     QueueNotExist,
     TopicNotExist,
 )
+from ...core.rpc.operation import Request
 from . import requests
 from .assignments import Claim, Claims
-from .membership import Membership, Request
+from .membership import Membership
 from .options import Options
 
 log = logging.getLogger(__name__)

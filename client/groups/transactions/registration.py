@@ -1,7 +1,4 @@
-"""The thread that registers a producer with the broker, over a separate connection, and receives the broker's checks.
-
-It never runs the application's code, so the producer stays registered however long a check takes.
-"""
+"""The thread that registers a producer with the broker, over its own connection, and receives the broker's checks."""
 
 from __future__ import annotations
 
@@ -11,21 +8,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import Any
 
 from ....protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
-from ....protocol.errors import SUCCESS, BrokerError, BrokerFailure, FlintError, RemoteProtocolError, UnknownCommand
+from ....protocol.errors import SUCCESS, BrokerError, BrokerFailure, ConnectionFailed, FlintError, UnknownCommand
 from ....protocol.fields import decode_fields, encode_fields
 from ...core.consume.stored import StoredMessage
-from ...core.rpc.connection_errors import silent
-from ...core.rpc.operation import Operation
-from ...core.rpc.retry import Backoff, is_retriable
-from ...core.rpc.session import Answer, Asked
-from ...core.rpc.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
+from ...core.rpc.operation import Request
+from ...core.rpc.session import Asked
+from ...core.rpc.timeouts import SILENCE_SECONDS_MAX
 from ...errors import ClientFailed
 from ...sync.connection import Connection
 from ...sync.pool import Dialer
-from ...sync.wakeable_poll import Waiter
+from ..connection_thread import ConnectionThread
 from . import requests
 from .outcome import Outcome
 
@@ -48,46 +42,27 @@ class Question:
         self.message = StoredMessage(len(asked.body), 0, asked.body, request.topic)
 
 
-class Registration:
+class Registration(ConnectionThread):
     """The registration of one producer. ``ask`` is called on its thread with each check and must not block; ``answer``
-    answers it.
-
-    ``failure``: the error after which it cannot continue.
-    """
+    answers it."""
 
     def __init__(
         self, group: str, member: str, session_seconds: float, dialer: Dialer, ask: Callable[[Question], None]
     ) -> None:
+        silence_seconds = session_seconds + SILENCE_SECONDS_MAX
+        super().__init__(f"flintmq-producer-group-{group}", f"producer group {group}", silence_seconds, dialer)
         self.group = group
         self.member = member
-        self.failure: FlintError | None = None
         self.registered = threading.Event()
         """Set while the broker knows the producer."""
         self._session_seconds = session_seconds
-        self._dialer = dialer
         self._ask = ask
-        self._lock = threading.Lock()
-        self._waiter = Waiter()
-        self._connection: Connection | None = None
-        self._requests: dict[int, Operation[Any]] = {}
         self._answers: deque[tuple[Question, Outcome | BrokerError]] = deque()
-        self._backoff = Backoff()
-        self._heard_at = 0.0
         self._beat_at = 0.0
         self._leave_by = inf
-        self._left = False
-        self._thread: threading.Thread | None = None
+        self._has_left = False
 
     # ---- for other threads
-
-    def start(self) -> None:
-        """Start the thread unless it is running."""
-        with self._lock:
-            if self._thread is None:
-                self._waiter.open()
-                name = f"flintmq-producer-group-{self.group}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
 
     def check(self) -> None:
         """Raise ``ClientFailed`` if the thread has ended with an error."""
@@ -101,16 +76,7 @@ class Registration:
     @property
     def alive(self) -> bool:
         """True if the thread is running or has not been started yet."""
-        return self.failure is None and (self._thread is None or self._thread.is_alive())
-
-    @property
-    def trouble(self) -> FlintError | None:
-        """The current problem with the broker, None after a success."""
-        return self._backoff.trouble
-
-    def heard_seconds(self) -> float:
-        """Return the time since the broker's last response; infinite if there was none."""
-        return time.monotonic() - self._heard_at if self._heard_at else inf
+        return self.failure is None and (self._thread is None or self.running)
 
     def answer(self, question: Question, outcome: Outcome | BrokerError) -> None:
         """Answer a check with the outcome, or with the error that prevented it."""
@@ -120,8 +86,7 @@ class Registration:
     def fail(self, error: BaseException) -> None:
         """End after an error because of which checks can no longer be answered."""
         self.failure = ClientFailed(f"check ended its thread with {type(error).__name__}: {error}", error)
-        self._left = True
-        self._waiter.wake()
+        self.die(self.failure)
 
     def leave(self) -> None:
         """Stop receiving checks, and end; waits for the thread. Idempotent."""
@@ -136,94 +101,52 @@ class Registration:
 
     # ---- the thread
 
-    def _run(self) -> None:
-        try:
-            while not self._left:
-                self._turn()
-        except FlintError as error:
-            log.error("producer group %s: %s", self.group, error)
-            self.failure = error
-        except BaseException as error:
-            log.critical("the thread of producer group %s failed", self.group, exc_info=True)
-            self.failure = ClientFailed(f"its thread ended with {type(error).__name__}: {error}", error)
-        finally:
-            self.registered.clear()
-            if self._connection is not None:
-                self._connection.close()
-            self._waiter.close()
+    @property
+    def _left(self) -> bool:
+        return self._has_left
 
-    def _turn(self) -> None:
-        """Do one round: send what is due, wait for an event, take what has arrived."""
-        try:
-            if self._connection is None:
-                self._connect()
-            else:
-                self._exchange(self._connection)
-        except FlintError as error:
-            if not (is_retriable(error) or isinstance(error, RemoteProtocolError)):
-                raise
-            self._disconnected(error)
-
-    def _connect(self) -> None:
-        now = time.monotonic()
+    def _may_connect(self, now: float) -> bool:
         if self._leave_by != inf:
-            self._left = True  # without a connection there is nothing to unregister
-            return
-        pause = self._backoff.seconds(now)
-        if pause > 0:
-            self._waiter.wait(None, pause)
-            return
-        connection = self._connection = self._dialer.dial(CONNECT_SECONDS_MAX)
-        self._heard_at = time.monotonic()
+            self._has_left = True  # without a connection there is nothing to unregister
+        return not self._has_left
+
+    def _connected(self) -> None:
         self._beat_at = 0.0
-        self._waiter.watch(connection.fileno())
 
-    def _disconnected(self, error: FlintError) -> None:
+    def _disconnected(self) -> None:
         self.registered.clear()
-        self._backoff.failed(error, time.monotonic())
-        self._requests.clear()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._dialer.log.lost(error)
-            self._waiter.watch(None)
-            self._dialer.failed(connection.address)
-            connection.close()
 
-    def _exchange(self, connection: Connection) -> None:
-        now = time.monotonic()
+    def _pass_on(self) -> None:
+        return  # checks are passed on as they arrive
+
+    def _ended(self, error: FlintError | None) -> None:
+        self.registered.clear()
+        if error is not None and not isinstance(error, ClientFailed):
+            log.error("producer group %s: %s", self.group, error)
+
+    def _send_due(self, connection: Connection, now: float) -> float:
         leaving = self._leave_by != inf
         self._send_answers(connection)
+        due: list[Request] = []
         if leaving and self._beat_at != inf:
-            self._beat_at = inf
-            self._request(connection, requests.leave(self.group, self.member))
+            due.append((requests.leave(self.group, self.member), self._answered))
         elif now >= self._beat_at:
+            due.append((requests.heart_beat(self.group, self.member, self._session_seconds), self._answered))
+        if due:
             self._beat_at = inf  # until the response arrives
-            self._request(connection, requests.heart_beat(self.group, self.member, self._session_seconds))
+        self._send(connection, due)
         if leaving and (not self._requests or now >= self._leave_by):
-            self._left = True
-            return
-        seconds = max(0.0, min(self._beat_at, self._leave_by, now + self._session_seconds) - now)
-        self._waiter.wait(connection, min(seconds, 0.01) if connection.congested else seconds)
-        answers = connection.receive(0)
-        if answers:
-            self._heard_at = time.monotonic()
-            for answer in answers:
-                self._answered(answer)
-        elif self._requests and time.monotonic() > self._heard_at + self._session_seconds + SILENCE_SECONDS_MAX:
-            raise silent(connection.address, self._session_seconds + SILENCE_SECONDS_MAX)
-        for asked in connection.take_asked():
-            self._asked(asked, connection)
+            self._has_left = True
+        return max(0.0, min(self._beat_at, self._leave_by, now + self._session_seconds) - now)
 
-    def _request(self, connection: Connection, operation: Operation[Any]) -> None:
-        self._requests[connection.request(operation.command, operation.fields, operation.body)] = operation
-
-    def _answered(self, answer: Answer) -> None:
-        operation = self._requests.pop(answer.request_id, None)
-        if operation is None:
-            raise RemoteProtocolError(f"a response to request {answer.request_id}, which was not sent")
-        interval = operation.result(answer)
+    def _answered(self, interval: float | None, error: FlintError | None) -> None:
+        """Handle the response to a heartbeat, or to unregistering, which has no interval."""
+        if isinstance(error, ConnectionFailed):
+            return  # the next connection begins with a heartbeat
+        if error is not None:
+            raise error
         if interval is None:
-            return  # the response to unregistering
+            return
         self._backoff.succeeded()
         self._beat_at = time.monotonic() + interval
         if not self.registered.is_set():
@@ -234,14 +157,9 @@ class Registration:
 
     def _asked(self, asked: Asked, connection: Connection) -> None:
         self._heard_at = time.monotonic()
-        try:
-            if asked.code != CHECK_TRANSACTION_STATE.code:
-                raise UnknownCommand(f"a transactional producer does not know command {asked.code}")
-            question = Question(asked, connection)
-        except BrokerError as error:
-            connection.reply(asked, error.code, error.fields())
-        else:
-            self._ask(question)
+        if asked.code != CHECK_TRANSACTION_STATE.code:
+            raise UnknownCommand(f"a transactional producer does not know command {asked.code}")
+        self._ask(Question(asked, connection))
 
     def _send_answers(self, connection: Connection) -> None:
         while self._answers:
