@@ -65,7 +65,7 @@ class Measure:
         return f"{figure:{_NUMBER[self.unit]}} {self.unit}"
 
     def show_target(self) -> str:
-        """Return the target with its sign; empty if there is none."""
+        """Return the target with its sign; empty if it has none."""
         if self.target is None:
             return ""
         target = f"{self.target:,f}".rstrip("0").rstrip(".")

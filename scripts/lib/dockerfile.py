@@ -1,4 +1,4 @@
-"""Reads a Dockerfile and its ``.dockerignore``: as much of both as the one here uses, and no more."""
+"""Parser of a Dockerfile and its ``.dockerignore``, limited to the features that the repository uses."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ KNOWN = frozenset(
 
 
 class NotUnderstood(Exception):
-    """The Dockerfile has something that is not known here."""
+    """Error: the Dockerfile uses a feature that this parser does not know."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its name, and what follows it with continued lines joined."""
+    """One instruction: its name and the rest of the line, with continued lines joined."""
 
     name: str
     text: str
 
     def words(self) -> list[str]:
-        """The words of the text, without quotes."""
+        """Return the words of the text, without quotes."""
         return shlex.split(self.text)
 
     def exec_form(self) -> list[str]:
-        """The command of an instruction in exec form, a JSON array; behind CMD where there is one."""
+        """Return the command of an instruction in exec form (a JSON array), after CMD in a HEALTHCHECK."""
         text = self.text.partition("CMD ")[2] if self.name == "HEALTHCHECK" else self.text
         try:
             command = json.loads(text)
@@ -40,7 +40,7 @@ class Instruction:
 
 
 def parse(text: str) -> list[Instruction]:
-    """The instructions in order. Raises ``NotUnderstood``."""
+    """Return the instructions in order. Raises ``NotUnderstood``."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     found = []
@@ -53,7 +53,7 @@ def parse(text: str) -> list[Instruction]:
 
 
 def context_files(root: Path) -> Iterator[Path]:
-    """The files under ``root`` that ``.dockerignore`` lets into the build, relative to it."""
+    """Yield the files under ``root`` that ``.dockerignore`` allows into the build, relative to it."""
     rules = []
     for line in (root / ".dockerignore").read_text().splitlines():
         if line.strip() and not line.startswith("#"):
@@ -73,7 +73,7 @@ def context_files(root: Path) -> Iterator[Path]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """A line of ``.dockerignore``: ``**/`` is any folders, ``*`` anything within a name."""
+    """Compile a line of ``.dockerignore``: ``**/`` matches any folders, ``*`` anything within a name."""
     parts = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*|\?|\[[^]]*\])", text)
     return re.compile(

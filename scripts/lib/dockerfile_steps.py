@@ -1,11 +1,11 @@
-"""Carries out the Dockerfile in a folder, with this machine's Python in place of the base image, and tries the result.
+"""Executes the Dockerfile in a folder, with this machine's Python instead of the base image, and tests the result.
 
-What this shows: that the build context is complete, that every command succeeds, that the final stage has all it needs
-of the one before, that the entrypoint refuses to be reached by strangers unless told, and that the broker which it
-starts is well by its own HEALTHCHECK, stores and gives back a message, and stops in order by its STOPSIGNAL.
+This shows that the build context is complete, that every command succeeds, that the final stage gets all it needs from
+the one before, that the entrypoint refuses to listen to strangers unless told to, and that the broker is healthy by its
+HEALTHCHECK, stores and returns a message, and stops gracefully on its STOPSIGNAL.
 
-What it cannot show: the base image, its user and its architecture. Absolute paths mean this folder; ``useradd`` does
-nothing, ``install`` keeps the owner, USER changes nobody.
+It cannot test the base image, its user and its architecture. Absolute paths are mapped into the folder; ``useradd`` and
+USER have no effect, and ``install`` keeps the owner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dockerfile import Instruction, NotUnderstood, context_files, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 MAPPED = ("opt", "src", "var")
-"""Folders of the image that are folders of ours; what lies in others is the machine's."""
+"""Folders of the image that are mapped into the folder; all others are the machine's."""
 MACHINE = ("bin", "dev", "usr")
 START_SECONDS_MAX = 120
 STOP_SECONDS_MAX = 10
@@ -46,15 +46,16 @@ with Producer(sys.argv[1]) as producer, Consumer(sys.argv[1]) as consumer:
 
 
 class StepFailed(Exception):
-    """A step, or the trial behind the steps, did not do what it should."""
+    """Error: a step, or the test after the steps, failed."""
 
 
 def say(text: str) -> None:
+    """Print a line of progress."""
     print(text, flush=True)
 
 
 class Image:
-    """The folder that stands for the file system of an image, and the environment of its processes."""
+    """Folder that replaces the file system of an image, and the environment of its processes."""
 
     def __init__(self, work: Path, python: str) -> None:
         self._work = work
@@ -82,11 +83,11 @@ class Image:
         path.chmod(0o755)
 
     def at(self, path: str) -> Path:
-        """Where a path of the image lies; a relative one from the working folder on."""
+        """Return the location of a path of the image; a relative path is relative to WORKDIR."""
         return Path(self.mapped(path)) if path.startswith("/") else self._cwd / path
 
     def mapped(self, text: str) -> str:
-        """``text`` with the image's absolute paths as those of the folder. Raises ``NotUnderstood`` for others."""
+        """Map the image's absolute paths in ``text`` into the folder. Raises ``NotUnderstood`` for others."""
 
         def replace(match: re.Match[str]) -> str:
             if match[1] in MACHINE:
@@ -97,22 +98,22 @@ class Image:
 
         return _PATH.sub(replace, text)
 
-    def carry_out(self, step: Instruction) -> None:
-        """One instruction that changes the image."""
+    def execute(self, step: Instruction) -> None:
+        """Execute one instruction."""
         say(f"{step.name} {step.text}"[:150])
         method = getattr(self, f"_{step.name.lower()}", None)
         if method is not None:
             method(step)
 
     def _from(self, step: Instruction) -> None:
-        if self.folder.exists():  # what the stage before made is out of sight, unless it is copied
+        if self.folder.exists():  # the files of the previous stage are visible only if COPY takes them
             put_away = self._stages[self._stage] = self._work / f"stage-{len(self._stages)}"
             self.folder.rename(put_away)
         words = step.words()
         self._stage = words[2] if len(words) == 3 else ""
         self.folder.mkdir()
         self._cwd = self.folder
-        # Nothing of whoever runs this but what every process needs, and where packages come from.
+        # Keep only the variables that every process needs, and the settings for package indexes.
         kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "HTTP", "http"))}
         home = self._work / "home"
         home.mkdir(exist_ok=True)
@@ -148,7 +149,7 @@ class Image:
             raise NotUnderstood(f"COPY {step.text}")
 
     def _run(self, step: Instruction) -> None:
-        # Shell form, as the image's /bin/sh -c would get it.
+        # In shell form, as /bin/sh -c of the image would run it.
         done = subprocess.run(
             ["/bin/sh", "-ec", self.mapped(step.text)], cwd=self._cwd, env=self.environment, stdin=subprocess.DEVNULL
         )
@@ -156,7 +157,7 @@ class Image:
             raise StepFailed(f"RUN {step.text}: exit {done.returncode}")
 
     def command(self, words: list[str]) -> list[str]:
-        """A command of the image, as one of this machine."""
+        """Return a command of the image as a command of this machine."""
         executable = shutil.which(self.mapped(words[0]), path=self.environment["PATH"])
         if executable is None:
             raise StepFailed(f"the image has no {words[0]}")
@@ -164,21 +165,21 @@ class Image:
 
 
 def one(steps: list[Instruction], name: str) -> Instruction:
-    """The last instruction of that name."""
+    """Return the last instruction with the name."""
     found = [step for step in steps if step.name == name]
     if not found:
         raise StepFailed(f"the Dockerfile has no {name}")
     return found[-1]
 
 
-def try_out(image: Image, steps: list[Instruction]) -> None:
-    """Start what the image starts, and use it."""
+def test_image(image: Image, steps: list[Instruction]) -> None:
+    """Start the entrypoint, check its health, send a message and stop it."""
     entrypoint = image.command(one(steps, "ENTRYPOINT").exec_form())
     refused = subprocess.run(entrypoint, env=image.environment, capture_output=True, text=True, timeout=60)
     if refused.returncode != EXIT_CONFIGURATION or "--insecure" not in refused.stderr:
         raise StepFailed(f"without --insecure the entrypoint must refuse; exit {refused.returncode}: {refused.stderr}")
-    say("the entrypoint refuses to be reached by strangers")
-    # This is no container: the machine's own ports and its network are left alone.
+    say("the entrypoint refuses to listen to strangers")
+    # This is no container: do not touch the machine's own ports and network.
     here = ["--listen", "127.0.0.1:0", "--set", "metrics.listen=127.0.0.1:0"]
     with subprocess.Popen(
         [*entrypoint, *here], env=image.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -190,57 +191,58 @@ def try_out(image: Image, steps: list[Instruction]) -> None:
             check_health(image, steps, metrics)
             python = image.command(["python", "-c", _ROUND_TRIP, address])
             subprocess.run(python, env=image.environment, check=True, timeout=60)
-            say("a message was stored and came back")
+            say("the broker stored a message and returned it")
             began = time.monotonic()
             broker.send_signal(signal.Signals[one(steps, "STOPSIGNAL").text])
             if broker.wait(STOP_SECONDS_MAX) != 0:
                 raise StepFailed(f"the broker stopped with exit {broker.returncode}")
-            say(f"it stopped in order in {time.monotonic() - began:.1f} s")
+            say(f"it stopped gracefully in {time.monotonic() - began:.1f} s")
         finally:
             watchdog.cancel()
             broker.kill()
 
 
 def addresses(broker: subprocess.Popen[str]) -> tuple[str, str]:
-    """Where the broker that starts listens, and where its metrics are."""
-    said: deque[str] = deque(maxlen=50)
+    """Wait until the broker listens; return its address and that of its metrics."""
+    output: deque[str] = deque(maxlen=50)
     metrics = ""
     assert broker.stdout is not None
     for line in broker.stdout:
-        said.append(line)
+        output.append(line)
         if "kernels (" in line:
-            raise StepFailed("the image's kernels are compiled again at the start")
+            raise StepFailed("the broker compiles the image's kernels again at its start")
         if match := re.search(r"metrics: http://(\S+)/metrics", line):
             metrics = match[1]
         if match := re.search(r"listening on (\S+)", line):
             say(f"started on {match[1]}")
             return match[1], metrics
-    raise StepFailed("the broker did not start:\n" + "".join(said))
+    raise StepFailed("the broker did not start:\n" + "".join(output))
 
 
 def check_health(image: Image, steps: list[Instruction], metrics: str) -> None:
-    """Ask the image's own health check, of the port that the broker has here."""
+    """Run the image's health check with the port that the broker has here."""
     declared = image.environment["FLINTMQ_METRICS__LISTEN"].rpartition(":")[2]
     words = one(steps, "HEALTHCHECK").exec_form()
     asked = [word.replace(f"127.0.0.1:{declared}", metrics) for word in words]
     if asked == words:
-        raise StepFailed(f"the health check does not ask port {declared}, where the metrics are: {words}")
+        raise StepFailed(f"the health check does not use port {declared} of the metrics: {words}")
     subprocess.run(image.command(asked[:1]) + asked[1:], env=image.environment, check=True, timeout=30)
-    say("the health check finds it well")
+    say("the health check passes")
 
 
 def main() -> int:
+    """Execute and test the Dockerfile; return the exit code."""
     parser = argparse.ArgumentParser(prog="./scripts/dockerfile-steps", description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", default=sys.executable, help="stands for the base image's Python")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="work there, and leave the result")
+    parser.add_argument("--python", default=sys.executable, help="Python to use instead of the base image's")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR and keep the result")
     options = parser.parse_args()
     steps = parse((ROOT / "Dockerfile").read_text())
     work = options.keep.resolve() if options.keep else Path(tempfile.mkdtemp(prefix="flintmq-image-"))
     try:
         image = Image(work, options.python)
         for step in steps:
-            image.carry_out(step)
-        try_out(image, steps)
+            image.execute(step)
+        test_image(image, steps)
     except (NotUnderstood, StepFailed, subprocess.SubprocessError) as failure:
         print(f"dockerfile-steps: {failure}", file=sys.stderr)
         return 1

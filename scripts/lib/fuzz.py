@@ -1,9 +1,9 @@
-"""Runs all property tests again and again, each round with another random seed, until the time is over.
+"""Runs all property tests in rounds, each with another random seed, until the time is over.
 
     python scripts/lib/fuzz.py [MINUTES] [FILE…]
 
-Of each test that fails it prints the seed, the example, and what to add to the test, so that the test command tries the
-example each time. Exit code: 0, nothing was found; 1, something was; 2, the tests could not be run.
+For each test that fails it prints the seed and the example to add to the test, so that the test command tries it each
+time. Exit code 0: no failure; 1: a test failed; 2: the tests could not be run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_MINUTES = 10.0
 STOP_S = 60.0
-"""A round that the end of the time interrupts may shut its brokers down for so long."""
+"""Time for an interrupted round to stop its brokers."""
 VARIABLE = "FLINTMQ_FUZZ"
-"""Has ``tests/conftest.py`` try new examples."""
+"""Environment variable that makes ``tests/conftest.py`` try new examples."""
 EXIT_FOUND, EXIT_CANNOT_RUN = 1, 2
 PYTEST_PASSED, PYTEST_FAILED = 0, 1
 CUT = -1
-"""Instead of pytest's exit code: the time was over."""
+"""Used in place of pytest's exit code if the time is over."""
 
 _MARGIN = re.compile(r"^(?:E {3}|[ +|-]*\| ?)", re.MULTILINE)
 _EXAMPLE = re.compile(r"^(?:Falsifying example|Failing test case): \w+\(\n(.*?)^\)$", re.MULTILINE | re.DOTALL)
@@ -39,9 +39,8 @@ _BLOB = re.compile(r"@reproduce_failure\([^\n]*\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A test that failed. ``file``: below the checkout; ``name``: with its class and parameters, as pytest says it;
-    ``text``: what pytest says of the failure."""
+class Failure:
+    """Test that failed: ``file`` in the checkout, ``name`` with class and parameters, and pytest's ``text``."""
 
     file: str
     name: str
@@ -50,27 +49,29 @@ class Found:
 
     @property
     def node(self) -> str:
-        """The test's name for pytest."""
+        """Return the test's name for pytest."""
         return f"{self.file}::{self.name}"
 
     def report(self) -> str:
-        """What failed, how to see it again, and what to add to the test."""
+        """Describe the failure, how to repeat it, and the example to add to the test."""
         again = f"{VARIABLE}=1 .venv/bin/python -m pytest --hypothesis-seed={self.seed} '{self.node}'"
         lines = [f"found  {self.node}", f"seed   {self.seed}", f"again  {again}"]
         example, blob = example_in(self.text), _BLOB.search(self.text)
         if example:
             lines += ["add    above the test, below `@given`:", example]
         if blob is not None:
-            what = "or, until the example is written down" if example else "above the test, until an example is written"
-            lines += [f"add    {what}: {blob[0]}"]
+            place = "or, until you write the example down" if example else "above the test, until you write an example"
+            lines += [f"add    {place}: {blob[0]}"]
         if not example and blob is None:
             lines += ["", self.text]
         return "\n".join(lines)
 
 
 def example_in(text: str) -> str:
-    """The falsifying example of a failure, as the decorator ``@example``; empty where there is none, as of a state
-    machine, or it cannot be written so, as of values that are drawn inside of the test."""
+    """Return the falsifying example as the decorator ``@example``.
+
+    Returns an empty string for a state machine, which has none, and for values drawn inside the test.
+    """
     found = _EXAMPLE.search(_MARGIN.sub("", text))
     if found is None or "=data(...)" in found[1]:
         return ""
@@ -78,23 +79,22 @@ def example_in(text: str) -> str:
 
 
 def files_with_properties(paths: Sequence[Path]) -> list[Path]:
-    """The test files that use Hypothesis: only these are loaded."""
+    """Return the test files that use Hypothesis; only these are loaded."""
     files = [each for path in paths for each in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
     return [path for path in files if "hypothesis" in path.read_text(encoding="utf-8")]
 
 
 class Rounds:
-    """Rounds over ``files`` until ``deadline``, on the clock of ``time.monotonic``."""
+    """Rounds over ``files`` until ``deadline`` (``time.monotonic``)."""
 
     def __init__(self, files: Sequence[Path], deadline: float) -> None:
         self._files = files
         self._deadline = deadline
         self.count = 0
-        self.found: list[Found] = []
+        self.found: list[Failure] = []
 
     def run(self) -> int:
-        """The exit code; says each finding as soon as its round is over. A test that failed is left out from then
-        on."""
+        """Run rounds and print each failure after its round; return the exit code. A failed test is not run again."""
         while time.monotonic() < self._deadline:
             seed = random.SystemRandom().randrange(2**32)
             with tempfile.TemporaryDirectory(prefix="flintmq-fuzz-") as folder:
@@ -112,7 +112,7 @@ class Rounds:
         return EXIT_FOUND if self.found else 0
 
     def _round(self, seed: int, report: Path) -> tuple[int, str]:
-        """pytest's exit code or ``CUT``, and what it said."""
+        """Run one round; return pytest's exit code or ``CUT``, and its output."""
         command = [
             sys.executable,
             "-m",
@@ -151,12 +151,12 @@ class Rounds:
         return CUT, output
 
 
-def read_report(path: Path, seed: int) -> list[Found]:
-    """The failures in pytest's report; none where there is no report, as of a round that was cut."""
+def read_report(path: Path, seed: int) -> list[Failure]:
+    """Return the failures in pytest's report; an interrupted round has no report."""
     if not path.is_file():
         return []
     found = []
-    for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314 - it was written by the run before
+    for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314 - pytest wrote it just now
         failure = case.find("failure")
         if failure is None or "KeyboardInterrupt" in failure.get("message", ""):
             continue
@@ -164,12 +164,12 @@ def read_report(path: Path, seed: int) -> list[Found]:
         module = file.removesuffix(".py").replace("/", ".")
         classes = case.get("classname", "").removeprefix(module).strip(".").split(".")
         name = "::".join([*filter(None, classes), case.get("name", "")])
-        found.append(Found(file, name, seed, failure.text or ""))
+        found.append(Failure(file, name, seed, failure.text or ""))
     return found
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out the command."""
+    """Run the command line; return the exit code."""
     minutes, paths = DEFAULT_MINUTES, list(arguments)
     try:
         if paths and not Path(paths[0]).exists():

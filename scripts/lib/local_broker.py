@@ -15,7 +15,7 @@ from types import TracebackType
 EXECUTABLE = Path(sys.executable).parent / "flintmq-broker"
 LISTENING = re.compile(r"listening on (127\.0\.0\.1:\d+)")
 OUTPUT_LINES_MAX = 100  # of the broker's output, kept for an error message
-START_SECONDS_MAX = 300  # a store that has to be rebuilt takes a while
+START_SECONDS_MAX = 300  # rebuilding a store takes a while
 STOP_SECONDS_MAX = 30  # the broker promises 10
 
 
@@ -24,7 +24,7 @@ class BrokerFailed(Exception):
 
 
 def settings_free_environment() -> dict[str, str]:
-    """The environment without broker settings (``FLINTMQ_SECTION__NAME``): the store shall have the default sizes."""
+    """Return the environment without broker settings (``FLINTMQ_SECTION__NAME``): the store gets the default sizes."""
     return {name: value for name, value in os.environ.items() if not (name.startswith("FLINTMQ_") and "__" in name)}
 
 
@@ -50,9 +50,9 @@ class LocalBroker:
             text=True,
             errors="replace",
             env=settings_free_environment() | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # Ctrl-C is for the script, which then stops the broker in order
+            start_new_session=True,  # Ctrl-C is for the script, which then stops the broker gracefully
         )
-        # Read to the end, always: a full pipe would stop the broker.
+        # Always read to the end: a full pipe would block the broker.
         self._reader = threading.Thread(target=self._read_output, daemon=True)
         self._reader.start()
         try:
@@ -60,7 +60,7 @@ class LocalBroker:
         except TimeoutError:
             self._stop()
             raise self._failed(f"the broker was not ready within {START_SECONDS_MAX} s") from None
-        except BaseException:  # Ctrl-C, say: no broker is left behind
+        except BaseException:  # such as Ctrl-C: leave no broker running
             self._stop()
             raise
         if address is None:
@@ -97,6 +97,6 @@ class LocalBroker:
         if not self._listening.done():
             self._listening.set_result(None)
 
-    def _failed(self, what: str) -> BrokerFailed:
+    def _failed(self, problem: str) -> BrokerFailed:
         self._reader.join(timeout=1)
-        return BrokerFailed("\n".join([f"{what}. It said:", *(f"  {line}" for line in self._output)]))
+        return BrokerFailed("\n".join([f"{problem}. Its output:", *(f"  {line}" for line in self._output)]))

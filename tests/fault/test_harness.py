@@ -1,4 +1,4 @@
-"""Rounds of the fault harness against real brokers; ``scripts/soak --rounds`` runs a thousand.
+"""Rounds of the fault harness against real brokers; ``scripts/soak/run --rounds`` runs a thousand.
 
 The test command uses the same seed each time, so that a failure comes from a change in the code; ``FLINTMQ_SEED``
 selects another. A seed repeats a run as far as threads permit: see ``harness/README.md``.

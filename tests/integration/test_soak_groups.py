@@ -1,4 +1,4 @@
-"""The soak of consumer groups, for a short time: ``scripts/soak groups``.
+"""The soak of consumer groups, for a short time: ``scripts/soak/run groups``.
 
 ``FLINTMQ_SOAK_MINUTES`` makes it run longer, ``FLINTMQ_SEED`` repeats a run.
 """
@@ -22,7 +22,7 @@ def soak(*options: str) -> str:
     """Run the soak and return its output; fail if it fails."""
     seed = os.environ.get("FLINTMQ_SEED", str(random.SystemRandom().randrange(1 << 31)))
     done = subprocess.run(
-        [sys.executable, "-m", "soaking", "groups", "--minutes", str(MINUTES), "--seed", seed, *options],
+        [sys.executable, "-m", "soak", "groups", "--minutes", str(MINUTES), "--seed", seed, *options],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -45,7 +45,7 @@ def test_acknowledged_messages_are_handled_in_order_over_stops_and_kills() -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 10)
-def test_where_nobody_is_killed_every_message_is_handled_once_although_members_come_and_go_and_listeners_fail() -> None:
+def test_without_kills_every_message_is_handled_once_although_members_come_and_go_and_listeners_fail() -> None:
     said = soak("--calm", "--change-every", "0.5")
 
     assert "group orderly: every one handled, 0 twice" in said

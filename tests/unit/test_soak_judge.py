@@ -17,7 +17,7 @@ def judge() -> Any:
     scripts = str(Path(__file__).resolve().parents[2] / "scripts")
     sys.path.insert(0, scripts)
     try:
-        return importlib.import_module("soaking.groups.judge")
+        return importlib.import_module("soak.groups.judge")
     finally:
         sys.path.remove(scripts)
 
@@ -63,7 +63,7 @@ def test_a_message_that_overtakes_a_failed_one_is_found(judge: Any) -> None:
 
 def test_a_member_that_skips_unhandled_messages_is_found(judge: Any) -> None:
     found = problems(judge, lines(judge, (10, 0, True), (20, 1, True), (30, 0, True), (40, 2, True)))
-    assert "passed over messages of a" in found[0]
+    assert "skipped messages of a" in found[0]
 
 
 def test_two_members_at_once_are_counted(judge: Any) -> None:
@@ -72,7 +72,9 @@ def test_two_members_at_once_are_counted(judge: Any) -> None:
 
 
 def test_a_message_that_was_never_sent_is_found(judge: Any) -> None:
-    assert "nobody sent" in problems(judge, lines(judge, (1, 0, True), (3, 1, True), (5, 2, True), (7, 3, True)))[0]
+    assert (
+        "no producer sent" in problems(judge, lines(judge, (1, 0, True), (3, 1, True), (5, 2, True), (7, 3, True)))[0]
+    )
 
 
 def test_gaps_orders_queues_and_doubles_among_what_was_sent_are_found(judge: Any) -> None:
@@ -80,7 +82,7 @@ def test_gaps_orders_queues_and_doubles_among_what_was_sent_are_found(judge: Any
         return [judge.Sent("a", *row) for row in rows]
 
     assert judge.check_sent(sent((0, 1, 5), (1, 1, 6)), 2) == []
-    assert "not each" in judge.check_sent(sent((0, 1, 5), (2, 1, 6)), 2)[0]
+    assert "not acknowledged exactly once" in judge.check_sent(sent((0, 1, 5), (2, 1, 6)), 2)[0]
     assert "several queues" in judge.check_sent(sent((0, 1, 5), (1, 2, 6)), 2)[0]
-    assert "lies at 6" in judge.check_sent(sent((0, 1, 6), (1, 1, 5)), 2)[0]
+    assert "is at offset 6" in judge.check_sent(sent((0, 1, 6), (1, 1, 5)), 2)[0]
     assert "3 are stored" in judge.check_sent(sent((0, 1, 5), (1, 1, 6)), 3)[0]

@@ -11,7 +11,7 @@ from ..bench import Bench
 from ..broker import Broker
 from ..load import TOPIC
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
-from ..pacing import now, send_paced, sent_at
+from ..paced_sender import now, send_paced, sent_at
 
 MESSAGES = 5_000
 WARM_UP_MESSAGES = 250

@@ -160,13 +160,13 @@ CASE = Case(
     "fairness",
     "one message at a time, sent and pulled, beside a connection that floods: p99",
     (
-        Measure("quiet_send", "nobody else: a send", "ms"),
-        Measure("quiet_pull", "nobody else: a pull", "ms"),
+        Measure("quiet_send", "alone: a send", "ms"),
+        Measure("quiet_pull", "alone: a pull", "ms"),
         *itertools.chain.from_iterable(
             (
                 Measure(f"{name}_send", f"{what}: a send", "ms"),
                 Measure(f"{name}_pull", f"{what}: a pull", "ms"),
-                Measure(f"{name}_slower", f"{what}: the worse of both against nobody else", "× as long", SLOWER_MAX),
+                Measure(f"{name}_slower", f"{what}: the worse of both compared with alone", "× as long", SLOWER_MAX),
             )
             for name, what in (
                 ("large_frames", "PRODUCE frames of 1 MB, 8 ahead"),

@@ -12,7 +12,7 @@ from ..kafka.aio import KAFKA, AioKafka, aiokafka, finish
 from ..kafka.server import Kafka
 from ..load import QUEUES, TOPIC
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
-from ..pacing import MESSAGES_A_SECOND, now, sender, sent_at
+from ..paced_sender import MESSAGES_A_SECOND, now, sender, sent_at
 
 MESSAGES = 5_000
 WARM_UP_MESSAGES = 250

@@ -15,7 +15,7 @@ from ..group_member import make_member, member_process
 from ..kafka.aio import KAFKA, aiokafka
 from ..load import TOPIC
 from ..measure import BenchFailed, Case, Measure, Sample, Samples
-from ..pacing import MESSAGES_A_SECOND, sender
+from ..paced_sender import MESSAGES_A_SECOND, sender
 from ..raw import RawClient
 
 MEMBERS = 16

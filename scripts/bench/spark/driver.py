@@ -29,7 +29,7 @@ _LOG_CHARACTERS_SHOWN = 2000
 
 
 def spark_version() -> str:
-    """Return the version of the installed PySpark. Raises ``Skipped`` if there is none."""
+    """Return the version of the installed PySpark. Raises ``Skipped`` if it is missing."""
     if importlib.util.find_spec("pyspark") is None:
         raise Skipped("PySpark is not installed; `./scripts/bench/run spark` installs it, 490 MB, and runs these cases")
     from pyspark.version import __version__

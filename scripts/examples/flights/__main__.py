@@ -66,7 +66,7 @@ def main() -> None:
 def demo(output: Path | None) -> None:
     """Run all steps with a temporary broker and check the results."""
     from ...lib.local_broker import BrokerFailed, LocalBroker
-    from ...lib.reporting import console, report
+    from ...lib.step_report import console, report
     from .demo import run_demo, seconds_since
 
     with contextlib.ExitStack() as stack:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flintmq.client import FlintError
 
-from ...lib.reporting import console, rate_of, report
+from ...lib.step_report import console, rate_of, report
 from . import runner, verification
 from .flight import packaged_csv
 from .progress import progress_display

@@ -17,7 +17,7 @@ LINE_SECONDS = 5.0
 """Minimum seconds between two lines about a query without a terminal; its end is always shown."""
 END_STATES = ("ended", "failed", "stopped")
 _NO_WATERMARK = "1970-01-01T00:00:00"
-"""The watermark in Spark's report of the first micro-batch: there is none yet."""
+"""The watermark in Spark's report of the first micro-batch: not known yet."""
 
 
 @dataclass(slots=True)

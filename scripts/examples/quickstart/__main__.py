@@ -28,7 +28,7 @@ from flintmq.client import Admin, Consumer, FlintError, Message, Producer, Store
 
 from ...lib import environment
 from ...lib.local_broker import BrokerFailed, LocalBroker
-from ...lib.reporting import console, rate_of, report, show_failure
+from ...lib.step_report import console, rate_of, report, show_failure
 from ..flights.flight import packaged_csv, read_rows
 from .group import GroupFailed, consume_as_group
 

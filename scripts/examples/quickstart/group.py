@@ -9,7 +9,7 @@ from typing import Any
 
 from flintmq.client import PushConsumer, TryLater
 
-from ...lib.reporting import rate_of, report
+from ...lib.step_report import rate_of, report
 
 GROUP = "quickstart"
 MEMBERS = 2

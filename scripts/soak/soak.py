@@ -21,9 +21,9 @@ from lib.local_broker import LocalBroker
 TOPIC = "soak"
 QUEUES = 8
 FINISH_SECONDS_MAX = 240.0
-"""A client whose loop has just been blocked, and a broker that has just gone, have this long."""
+"""Time to finish for a client whose loop has just been blocked, with a broker that has just been killed."""
 GROWTH_BYTES_MAX = 32 * 1024 * 1024
-"""What a process may have more at the end than after a third of the time: Python's own untidiness."""
+"""Maximum growth of a process's memory after the first third of the time; Python itself grows a little."""
 DOWN_SECONDS = (0.0, 8.0)
 
 
@@ -33,7 +33,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``scripts/soak --help`` says."""
+    """Options of a run, as in ``scripts/soak/run --help``."""
 
     seconds: float
     producers: int
@@ -46,32 +46,32 @@ class Plan:
 
 
 class Broker(LocalBroker):
-    """On a port of its own that stays the same."""
+    """Broker on a port that stays the same over restarts."""
 
     def __init__(self, store: Path, port: int, flush: str) -> None:
         super().__init__(store, "--listen", f"127.0.0.1:{port}", "--flush", flush)
 
     @property
     def memory_bytes(self) -> int:
-        """Its resident memory, but for what the CommitLog's map shares with the page cache."""
+        """Return the resident memory, without the mapped files, which share it with the page cache."""
         fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
         return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process with SIGKILL."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
 
 class Client:
-    """A client's process and the last that it said."""
+    """Process of a client; ``said`` is its last report."""
 
     def __init__(self, name: str, **arguments: Any) -> None:
         self.name = name
         self.said: dict[str, Any] = {}
         self.early_bytes = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "soaking.client", json.dumps(arguments)],
+            [sys.executable, "-m", "soak.client", json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -88,23 +88,23 @@ class Client:
         """Raise ``Failed`` if the process ended without a request."""
         code = self._process.poll()
         if code is not None and not self.said.get("done"):
-            raise Failed(f"{self.name} ended with exit {code}; its error is above. It last said {self.said}")
+            raise Failed(f"{self.name} ended with exit {code}; its error is above. Its last report: {self.said}")
 
-    def tell(self, what: Any) -> None:
-        """A line for it."""
+    def tell(self, order: Any) -> None:
+        """Send a line to the client."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
     def finish(self, deadline: float) -> dict[str, Any]:
-        """Wait for its end; the last that it said."""
+        """Wait for the end of the process; return its last report."""
         try:
             code = self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise Failed(f"{self.name} did not come to an end; it last said {self.said}") from None
+            raise Failed(f"{self.name} did not end; its last report: {self.said}") from None
         self._reader.join()
         if code != 0 or not self.said.get("done"):
-            raise Failed(f"{self.name} ended with exit {code}; it last said {self.said}")
+            raise Failed(f"{self.name} ended with exit {code}; its last report: {self.said}")
         return self.said
 
     def end(self) -> None:
@@ -123,7 +123,7 @@ def free_port() -> int:
 
 
 def soak(plan: Plan, folder: Path) -> None:
-    """Raise ``Failed`` if a guarantee does not hold."""
+    """Run the soak. Raises ``Failed`` if a guarantee does not hold."""
     source = random.Random(plan.seed)
     port = free_port()
     clients: list[Client] = []
@@ -226,6 +226,6 @@ def _judge(broker: Broker, producers: list[Client], followers: list[Client]) -> 
             raise Failed(f"{client.name} grew by {growth:,} bytes")
     print(
         f"{sum(counts):,} messages acknowledged, every one seen by each of {len(followers)} followers "
-        f"(at most {max(end['twice'] for end in seen)} came twice); everybody alive; broker "
+        f"(at most {max(end['duplicates'] for end in seen)} of them twice); every process alive; broker "
         f"{broker.memory_bytes / 1e6:.0f} MB"
     )

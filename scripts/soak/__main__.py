@@ -1,4 +1,4 @@
-"""The command line: ``scripts/soak``."""
+"""Command line of ``scripts/soak/run``."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ import tempfile
 from pathlib import Path
 
 from .groups import command as groups
-from .run import Failed, Plan, soak
+from .soak import Failed, Plan, soak
 
 
 def main() -> int:
+    """Run the soak that the command line asks for; return its exit code."""
     if sys.argv[1:2] == ["groups"]:
         return groups.main(sys.argv[2:])
     parser = argparse.ArgumentParser(
-        prog="./scripts/soak",
+        prog="./scripts/soak/run",
         description="Asyncio producers and followers, each a process whose loop is blocked at random, and a broker "
         "that is stopped and killed in turn. At the end every follower must have seen every acknowledged message, "
-        "everybody must be alive, and no client's memory may have grown by more than 32 MiB. Exit 0 or 1. "
-        "`./scripts/soak groups` is for consumer groups: it has a --help of its own.",
+        "every process must be alive, and no client's memory may have grown by more than 32 MiB. Exits with 0 or 1. "
+        "`./scripts/soak/run groups` tests consumer groups and has a --help of its own.",
     )
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long is produced (default: 600)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long to produce (default: 600)")
     parser.add_argument("--producers", type=int, default=8)
     parser.add_argument("--followers", type=int, default=8)
-    parser.add_argument("--restarts", type=int, default=5, help="how often the broker goes (default: 5)")
+    parser.add_argument("--restarts", type=int, default=5, help="how often the broker restarts (default: 5)")
     parser.add_argument(
-        "--block-seconds-max", type=float, default=40.0, help="longest blocking of a loop (default: 40)"
+        "--block-seconds-max", type=float, default=40.0, help="maximum time a loop is blocked (default: 40)"
     )
-    parser.add_argument("--rate", type=int, default=100, help="messages a second of each producer (default: 100)")
+    parser.add_argument("--rate", type=int, default=100, help="messages per second of each producer (default: 100)")
     parser.add_argument("--flush", choices=("sync", "async"), default="sync")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="makes the same run again")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="repeats the run with this seed")
     parser.add_argument(
         "--rounds",
         type=int,
         default=0,
-        help="instead: so many rounds of faults (kills, power cuts, I/O errors), "
-        "each judged; see tests/fault/harness/README.md",
+        help="instead: this many rounds of faults (kills, power cuts, I/O errors), "
+        "each checked; see tests/fault/harness/README.md",
     )
-    parser.add_argument("--campaign", type=int, help="of such a run with --seed, only the store of this number again")
+    parser.add_argument("--campaign", type=int, help="with --seed: repeat only this campaign of a run with --rounds")
     parser.add_argument(
         "--disks",
         action="store_true",
-        help="with --rounds: on an ext4 that is shut down or fails to sync, and on a "
-        "tmpfs that fills; takes root, a loop device and strace",
+        help="with --rounds: use an ext4 that is shut down or fails to sync, and a "
+        "tmpfs that fills up; needs root, a loop device and strace",
     )
     options = parser.parse_args()
     if options.rounds or options.campaign is not None:

@@ -47,7 +47,7 @@ def send_paced(address: str, count: int | None, queue: int | None = None) -> Non
 @contextmanager
 def sender(address: str, count: int | None = None) -> Iterator[None]:
     """Run a process that sends ``count`` messages; the context waits for it. None: send until the context ends."""
-    command = [sys.executable, "-m", "bench.pacing", address, str(count or "")]
+    command = [sys.executable, "-m", "bench.paced_sender", address, str(count or "")]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Starts everybody, takes members and the broker away, waits until all is handled, and judges."""
+"""The soak of consumer groups: starts the processes, stops and kills some, and checks the result."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from flintmq.client import Admin, FlintError
 
-from ..run import Broker, Failed, free_port
-from .actors import Producing, Slot
+from ..soak import Broker, Failed, free_port
+from .actors import ProducerProcess, Slot
 from .judge import PROBLEMS_SHOWN, Verdict, check_group, check_sent
-from .ledger import Handled, Reading, Sent, parse_handled, parse_sent
+from .ledger import Handled, LedgerReader, Sent, parse_handled, parse_sent
 
 TOPIC = "soak-groups"
 QUEUES = 8
@@ -21,14 +21,14 @@ BROKER_STOPPED, BROKER_KILLED = "the broker stopped", "the broker killed"
 DOWN_SECONDS = (0.0, 5.0)
 DRAIN_SECONDS_MAX = 120.0
 STILL_SECONDS = 5.0
-"""How long after the last message nothing more may come before it is called the end."""
+"""Time without a new message after which the run counts as complete."""
 _LOOK_SECONDS = 0.1
 _SHOW_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``scripts/soak groups --help`` says. ``calm``: nobody is killed."""
+    """Options of a run, as in ``scripts/soak/run groups --help``. ``calm``: no process is killed."""
 
     minutes: float
     producers: int
@@ -44,12 +44,12 @@ class Plan:
 
 
 def soak(plan: Plan, folder: Path) -> None:
-    """Raises ``Failed`` where something does not hold."""
+    """Run the soak. Raises ``Failed`` if a guarantee does not hold."""
     Soak(plan, folder).run()
 
 
 class Soak:
-    """One run."""
+    """A run of the soak."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
@@ -58,16 +58,16 @@ class Soak:
         self._port = free_port()
         self._broker = Broker(folder / "store", self._port, plan.flush)
         self._down_until = 0.0
-        """When the broker comes back; 0: it is there."""
-        self._producers: list[Producing] = []
+        """Time at which the broker restarts; 0 while it runs."""
+        self._producers: list[ProducerProcess] = []
         self._slots = self._make_slots()
         self._counts = {"joined": 0, "left": 0, "killed": 0, BROKER_STOPPED: 0, BROKER_KILLED: 0}
 
     def _make_slots(self) -> list[Slot]:
-        """Six members to be: two in each group handle messages, one of them with asyncio, one handles batches; some
-        keep their name.
+        """Return three slots for each group: two handle messages, one of them with asyncio, and one handles batches.
 
-        Of a batch that fails in orderly mode those before the one that failed come again: not where none may.
+        If a batch fails in orderly mode, the messages before the failing one are redelivered too. A calm run, in which
+        no message may be handled twice, therefore has no orderly batches.
         """
         batches = {ORDERLY: None if self._plan.calm else 16, CONCURRENT: 16}
         return [
@@ -84,14 +84,14 @@ class Soak:
         ]
 
     def run(self) -> None:
-        """All of it."""
+        """Run it from start to end."""
         self._broker.__enter__()
         try:
             with Admin(self._broker.address) as admin:
                 admin.create_topic(TOPIC, queues=QUEUES)
             for number in range(self._plan.producers):
                 self._producers.append(
-                    Producing(
+                    ProducerProcess(
                         f"producer-{number}",
                         self._folder,
                         address=self._broker.address,
@@ -111,7 +111,7 @@ class Soak:
             if not self._down_until:
                 self._broker.__exit__(None, None, None)
 
-    # ---- members and the broker come and go
+    # ---- changes of members and broker
 
     def _through_changes(self) -> None:
         began = time.monotonic()
@@ -137,7 +137,7 @@ class Soak:
             self._start_broker()
 
     def _moments(self, began: float, ends: float, every: float) -> list[float]:
-        """At random, one in ``every`` seconds, but neither in the first nor in the last twentieth of the time."""
+        """Return random times, one in ``every`` seconds, except in the first and last twentieth of the run."""
         count = max(1, round((ends - began) / every))
         return sorted(began + self._source.uniform(0.05, 0.95) * (ends - began) for _ in range(count))
 
@@ -166,7 +166,7 @@ class Soak:
         )
 
     def _end_broker(self, now: float) -> None:
-        """Stop it in order and kill it by turns: clients see another end of their connections."""
+        """Stop and kill the broker in turn: clients see different ends of their connections."""
         if self._down_until:
             return
         if self._counts[BROKER_STOPPED] <= self._counts[BROKER_KILLED]:
@@ -192,14 +192,14 @@ class Soak:
 
     @property
     def _changes(self) -> str:
-        return ", ".join(f"{count} {what}" for what, count in self._counts.items())
+        return ", ".join(f"{count} {event}" for event, count in self._counts.items())
 
     # ---- the end
 
     def _finish(self) -> None:
         for producer in self._producers:
             producer.finish()
-        sent = [parse_sent(line) for producer in self._producers for line in Reading(producer.ledger).lines()]
+        sent = [parse_sent(line) for producer in self._producers for line in LedgerReader(producer.ledger).lines()]
         for slot in self._slots:
             if slot.running is None:
                 self._join(slot)
@@ -211,10 +211,12 @@ class Soak:
         self._judge(sent)
 
     def _drain(self, sent: list[Sent]) -> None:
-        """Wait until each group has handled every message; where it does not, the verdict says which are missing."""
+        """Wait until each group has handled every message, or the time is over; the check then names missing ones."""
         wanted = {(one.key, one.number) for one in sent}
         readings = {
-            group: [Reading(member.ledger) for slot in self._slots if slot.group == group for member in slot.members]
+            group: [
+                LedgerReader(member.ledger) for slot in self._slots if slot.group == group for member in slot.members
+            ]
             for group in (ORDERLY, CONCURRENT)
         }
         missing = {group: set(wanted) for group in readings}
@@ -229,7 +231,7 @@ class Soak:
         self._wait_until_still()
 
     def _wait_until_still(self) -> None:
-        """Messages that come again may still be on their way; they are to be counted."""
+        """Wait for redeliveries that are still in flight, so that they are counted."""
         ledgers = [member.ledger for slot in self._slots for member in slot.members]
         deadline = time.monotonic() + DRAIN_SECONDS_MAX
         size, since = -1, time.monotonic()
@@ -258,13 +260,13 @@ class Soak:
                 else f"group {group}: {len(verdict.problems)} PROBLEMS"
             )
             if self._plan.calm and (verdict.twice or verdict.at_once):
-                problems.append(f"group {group}: {verdict.twice} came twice, although nobody was killed")
+                problems.append(f"group {group}: {verdict.twice} came twice, although no process was killed")
         if problems:
             raise Failed("\n  ".join([f"{len(problems)} problems", *problems[:PROBLEMS_SHOWN]]))
 
     def _judge_group(self, counts: dict[str, int], group: str) -> Verdict:
         members: dict[str, list[Handled]] = {
-            member.name: [parse_handled(line) for line in Reading(member.ledger).lines()]
+            member.name: [parse_handled(line) for line in LedgerReader(member.ledger).lines()]
             for slot in self._slots
             if slot.group == group
             for member in slot.members
@@ -273,10 +275,10 @@ class Soak:
 
 
 def _left_over(admin: Admin, group: str) -> list[str]:
-    """What a group left uncommitted although all of its members left in order."""
+    """Return the members and uncommitted messages of a group whose members have all left: there must be none."""
     try:
         status = admin.group(group)
     except FlintError as error:
-        return [f"group {group} cannot be looked at: {error}"]
+        return [f"group {group} cannot be read: {error}"]
     found = [f"group {group} has a member after all left: {member}" for member in status.members]
-    return found + [f"group {group} committed not all: {queue}" for queue in status.queues if queue.lag]
+    return found + [f"group {group} did not commit everything: {queue}" for queue in status.queues if queue.lag]

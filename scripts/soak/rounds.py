@@ -1,4 +1,4 @@
-"""``scripts/soak --rounds``: campaigns of the fault harness (``tests/fault/harness``), and the table at the end."""
+"""``scripts/soak/run --rounds``: runs campaigns of the fault harness (``tests/fault/harness``) and prints a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.fault.harness.tally import Tally
 
 SHOWN_EVERY_S = 10.0
 FAILED_MAX = 25
-"""So many failed campaigns are enough: the run ends."""
+"""Number of failed campaigns after which the run ends."""
 COLUMNS = {
     "rounds": "rounds",
     "failed": "failed",
@@ -37,10 +37,10 @@ COLUMNS = {
     "wrong": "wrongly served",
     "duplicates": "stored twice",
     "disorder": "out of order",
-    "resent": "in doubt, sent again, stored once",
+    "resent": "unacknowledged, resent, stored once",
     "reported": "damaged, and reported",
-    "unchecked": "changed where nothing is checked",
-    "tail": "unflushed, gone with the power (async)",
+    "unchecked": "changed in bytes without a checksum",
+    "tail": "unflushed, lost with the power (async)",
 }
 
 
@@ -49,16 +49,16 @@ Opened = Callable[[PreparedParent, Path, Planned], AbstractContextManager[Campai
 
 @contextmanager
 def on_this_disk(prepared: PreparedParent, folder: Path, planned: Planned) -> Iterator[Campaign]:
-    """A campaign whose store lies in ``folder``."""
+    """Yield a campaign whose store is in ``folder``."""
     yield Campaign(
         prepared, folder, planned.seed, sync=planned.sync, retention=planned.retention, checksums=planned.checksums
     )
 
 
 class Run:
-    """So many rounds, campaign after campaign. One that fails ends there, and its store is kept; the run goes on.
+    """A run of campaigns, one after the other. A campaign ends at its first failure and keeps its store.
 
-    ``folder``: where stores lie while they are worked on. ``opened``: makes a campaign.
+    ``folder`` holds the stores during the run; ``opened`` creates a campaign.
     """
 
     def __init__(self, seed: int, folder: Path, opened: Opened, command: str) -> None:
@@ -73,16 +73,16 @@ class Run:
 
     @property
     def done(self) -> int:
-        """Rounds until now, those that failed too."""
+        """Return the number of rounds until now, including failed ones."""
         return sum(tally.rounds for tally in self.tallies.values())
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Return the seconds since the beginning."""
         return time.monotonic() - self._began
 
     def go(self, prepared: PreparedParent, planned: Iterable[Planned], rounds: int) -> None:
-        """Until so many rounds are done, or too much has failed."""
+        """Run campaigns until ``rounds`` are done or too many have failed."""
         for each in planned:
             if self.done >= rounds or len(self.failed) >= FAILED_MAX:
                 return
@@ -94,14 +94,14 @@ class Run:
         with self._opened(prepared, folder, planned) as campaign:
             try:
                 asyncio.run(campaign.run(rounds, self.tallies, self._show))
-            except Exception as failure:  # noqa: BLE001 - whatever it is: said, counted, and the other campaigns go on
+            except Exception as failure:  # noqa: BLE001 - any error is reported and counted; the run continues
                 self.failed.append(planned.number)
                 if not isinstance(failure, RoundFailed):
                     traceback.print_exc()
                 print(
                     f"FAILED: campaign {planned.number}: {type(failure).__name__}: {failure}\n"
                     f"  its store is kept: {campaign.keep(folder)}\n"
-                    f"  again: {self._command} --seed {self._seed} --campaign {planned.number}",
+                    f"  repeat it with: {self._command} --seed {self._seed} --campaign {planned.number}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -121,37 +121,40 @@ class Run:
 
 
 def run(rounds: int, seed: int, campaign: int | None, *, disks: bool) -> int:
-    """So many rounds, or only those of one campaign; prints progress and the table. ``disks``: those on file systems of
-    their own. The exit code."""
+    """Run ``rounds``, or only those of one campaign; print progress and the table, and return the exit code.
+
+    ``disks``: use the campaigns that have a file system of their own.
+    """
     folder = Path(tempfile.mkdtemp(prefix="flintmq-rounds-"))
-    command = "./scripts/soak --disks" if disks else "./scripts/soak"
-    made = Run(seed, folder, on_a_real_disk if disks else on_this_disk, command)
+    command = "./scripts/soak/run --disks" if disks else "./scripts/soak/run"
+    outcome = Run(seed, folder, on_a_real_disk if disks else on_this_disk, command)
     plan = disk_campaigns(seed) if disks else campaigns(seed)
     with PreparedParent(folder) as prepared:
         try:
             if campaign is None:
-                made.go(prepared, plan, rounds)
+                outcome.go(prepared, plan, rounds)
             else:
                 (planned,) = itertools.islice(plan, campaign, campaign + 1)
-                made.go(prepared, [planned], len(planned.rounds))
+                outcome.go(prepared, [planned], len(planned.rounds))
         except NotHere as refusal:
-            print(f"this machine does not allow it: {refusal}", file=sys.stderr)
+            print(f"this machine cannot run it: {refusal}", file=sys.stderr)
             return 1
     which = f"--rounds {rounds}" if campaign is None else f"--campaign {campaign}"
-    print(table(made.tallies))
+    print(table(outcome.tallies))
     machine = f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
     print(
-        f"\n`{command} {which} --seed {seed}`: {machine}, {datetime.now(UTC):%Y-%m-%d}, {made.seconds:,.0f} s, "
-        f"{made.seconds / max(made.done, 1):.2f} s a round"
+        f"\n`{command} {which} --seed {seed}`: {machine}, {datetime.now(UTC):%Y-%m-%d}, {outcome.seconds:,.0f} s, "
+        f"{outcome.seconds / max(outcome.done, 1):.2f} s per round"
     )
-    missed = sorted(set(POINTS) - made.hit)
+    missed = sorted(set(POINTS) - outcome.hit)
     all_due = not disks and campaign is None and rounds >= ALL_POINTS_AFTER_ROUNDS
     if not disks:
         print(
-            f"{len(made.hit)} of {len(POINTS)} named points reached" + (f"; not: {', '.join(missed)}" if missed else "")
+            f"{len(outcome.hit)} of {len(POINTS)} named points reached"
+            + (f"; not: {', '.join(missed)}" if missed else "")
         )
-    if made.failed:
-        print(f"FAILED: {len(made.failed)} campaigns; what they left is in {folder}", file=sys.stderr)
+    if outcome.failed:
+        print(f"FAILED: {len(outcome.failed)} campaigns; their stores are in {folder}", file=sys.stderr)
         return 1
     shutil.rmtree(folder)
     if all_due and missed:
@@ -161,7 +164,7 @@ def run(rounds: int, seed: int, campaign: int | None, *, disks: bool) -> int:
 
 
 def table(tallies: dict[str, Tally]) -> str:
-    """The result as Markdown: a row for each kind of round, and one for all."""
+    """Format the result as Markdown: a row for each kind of round, and one for all."""
     total = Tally()
     for tally in tallies.values():
         for name in vars(tally):

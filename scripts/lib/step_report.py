@@ -8,7 +8,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def report(step: str, result: str, rate: str = "") -> None:
-    """A step that is done: ``report("pulled", "336,776 flights from all queues", rate_of(336_776, 0.6))``."""
+    """Print a finished step: ``report("pulled", "336,776 flights from all queues", rate_of(336_776, 0.6))``."""
     mark = "[green]✓[/] " if console.is_terminal else ""
     console.print(f"{mark}{step:<9} {result:<58} [cyan]{rate}[/]" if rate else f"{mark}{step:<9} {result}")
 

@@ -1,13 +1,12 @@
-"""What must hold of the ledgers when all is over, and what is only counted.
+"""The check of the ledgers after the run: guarantees that must hold, and figures that are only counted.
 
-Delivery is at least once. So of each group every acknowledged message must have been handled to its end by some member:
-written down as done as the last act of a listener. A member that was killed later had handled it all the same.
+Delivery is at least once. In each group some member must therefore have handled every acknowledged message to its end:
+the listener's last act is to write it down as done. This holds even if the member was killed later.
 
-In the orderly group a listener may be called with a message only after a listener was done with the one before it with
-the same sharding key: whether in the same member, in one that was killed since, or for the first time or again. That
-is all that at-least-once leaves of an order, and it is enough to rely on: the first times are in order and without a
-gap, a message that fails keeps those behind it waiting, and where a member goes back, to what was committed last, it
-goes on from there without passing anything over.
+In the orderly group, a listener may get a message only after a listener has finished the previous message with the same
+sharding key, in the same member or in another one, at the first delivery or a later one. This is the only order that
+at-least-once delivery can guarantee, and it is a useful one: first deliveries are in order and without gaps, a failing
+message holds back its successors, and a member that restarts from the last commit skips nothing.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from .ledger import Handled, Sent
 PROBLEMS_SHOWN = 10
 
 Done: TypeAlias = dict[str, dict[int, list[int]]]
-"""By key and number: when listeners were done with a message, in ns."""
+"""Times (ns) at which listeners finished a message, by key and number."""
 
 
 @dataclass
 class Verdict:
-    """``problems``: what does not hold; the rest is counted."""
+    """Result of the check: ``problems`` are violated guarantees, the rest is counted."""
 
     problems: list[str] = field(default_factory=list)
     handled: int = 0
     failed: int = 0
     twice: int = 0
-    """Messages that a listener was done with, each time but the first."""
+    """Number of times that a listener finished a message again."""
     at_once: int = 0
-    """In orderly mode: how often two members had messages of the same sharding key at the same time."""
+    """In orderly mode: how often two members handled messages of the same sharding key at the same time."""
 
 
 def check_sent(sent: Iterable[Sent], stored: int) -> list[str]:
-    """Problems with what was acknowledged: a gap, an order, a queue, a message that is stored twice."""
+    """Check the acknowledged messages for gaps, order, queue and duplicates; return the problems."""
     by_key: dict[str, list[Sent]] = {}
     for one in sent:
         by_key.setdefault(one.key, []).append(one)
@@ -47,12 +46,12 @@ def check_sent(sent: Iterable[Sent], stored: int) -> list[str]:
     for key, messages in by_key.items():
         messages.sort(key=lambda one: one.number)
         if [one.number for one in messages] != list(range(len(messages))):
-            problems.append(f"{key}: not each of its messages is acknowledged once")
+            problems.append(f"{key}: its messages are not acknowledged exactly once each")
         if len({one.queue for one in messages}) > 1:
-            problems.append(f"{key}: its messages lie in several queues")
+            problems.append(f"{key}: its messages are in several queues")
         for one, following in pairwise(messages):
             if one.queue_offset >= following.queue_offset:
-                problems.append(f"{key}: {one.number} lies at {one.queue_offset}, behind {following}")
+                problems.append(f"{key}: {one.number} is at offset {one.queue_offset}, after {following}")
     acknowledged = sum(map(len, by_key.values()))
     if stored != acknowledged:
         problems.append(f"{acknowledged:,} messages were acknowledged, and {stored:,} are stored")
@@ -60,13 +59,13 @@ def check_sent(sent: Iterable[Sent], stored: int) -> list[str]:
 
 
 def check_group(counts: Mapping[str, int], members: Mapping[str, Sequence[Handled]], *, orderly: bool) -> Verdict:
-    """``counts``: how many messages of each key were acknowledged; ``members``: the lines of each process."""
+    """Check one group: ``counts`` acknowledged messages by key against the ledger lines of each member process."""
     verdict = Verdict()
     done: Done = {key: {} for key in counts}
     for lines in members.values():
         for line in lines:
             if line.key not in counts or not 0 <= line.number < counts[line.key]:
-                verdict.problems.append(f"a message came that nobody sent: {line}")
+                verdict.problems.append(f"a member handled a message that no producer sent: {line}")
             elif line.done:
                 verdict.handled += 1
                 moments = done[line.key].setdefault(line.number, [])
@@ -85,9 +84,9 @@ def check_group(counts: Mapping[str, int], members: Mapping[str, Sequence[Handle
 
 
 def _check_order(members: Mapping[str, Sequence[Handled]], done: Done, verdict: Verdict) -> None:
-    """Each call of a listener against what had been done before it began, and against the member's call before it.
+    """Check that each listener call began after the previous message was finished.
 
-    A member that goes ahead by more than one had lost the queue: then another one has been there since.
+    A member that skips messages must have lost the queue: another member must have finished them in the meantime.
     """
     for name, lines in members.items():
         last: dict[str, Handled] = {}
@@ -101,12 +100,12 @@ def _check_order(members: Mapping[str, Sequence[Handled]], done: Done, verdict: 
                 and line.number > previous.number + previous.done
                 and not any(previous.ended_ns < moment <= line.begun_ns for moment in before)
             ):
-                verdict.problems.append(f"{name} passed over messages of {line.key}: {line} after {previous}")
+                verdict.problems.append(f"{name} skipped messages of {line.key}: {line} after {previous}")
             last[line.key] = line
 
 
 def _count_at_once(members: Mapping[str, Sequence[Handled]]) -> int:
-    """How often a call began while another member's, of the same key, had not ended."""
+    """Count the calls that began before another member's call for the same key had ended."""
     calls = sorted((line.begun_ns, line.ended_ns, name, line.key) for name, lines in members.items() for line in lines)
     until: dict[str, dict[str, int]] = {}
     found = 0

@@ -1,8 +1,8 @@
-"""What every process writes down: one line an event, in a file of its own.
+"""The ledger of a process: a file with one line for each event.
 
-A line is one ``write`` to a file opened for appending, without a buffer in between: a process that is killed has
-written all that it did, since the kernel keeps what it was given. Nothing here survives a power cut, and nothing has
-to. Times are of the clock that all processes of the machine share.
+Each line is one unbuffered ``write`` to a file opened for appending, so the ledger of a killed process is complete: the
+kernel keeps what it was given. It need not survive a power cut. Times are of the monotonic clock, which all processes
+of the machine share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Sent(NamedTuple):
-    """A message that was acknowledged: the ``number``-th with its sharding key, from 0 on."""
+    """Acknowledged message; ``number`` counts the messages of its sharding key from 0."""
 
     key: str
     number: int
@@ -24,7 +24,7 @@ class Sent(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """A listener had a message from ``begun_ns`` to ``ended_ns``, and was ``done`` with it, or failed."""
+    """Listener call from ``begun_ns`` to ``ended_ns`` that finished a message (``done``) or failed."""
 
     begun_ns: int
     ended_ns: int
@@ -34,38 +34,38 @@ class Handled(NamedTuple):
 
 
 def body_of(key: str, number: int) -> bytes:
-    """What a message carries."""
+    """Return the body of a message."""
     return f"{key} {number} ".encode().ljust(100, b".")
 
 
 def parse_body(body: bytes) -> tuple[str, int]:
-    """The sharding key and the number that ``body_of`` put there."""
+    """Return the sharding key and the number in a body made by ``body_of``."""
     key, number, _ = body.split(b" ", 2)
     return key.decode(), int(number)
 
 
 class Ledger:
-    """A file to write to; any thread."""
+    """File for events; any thread may write to it."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, *fields: object) -> None:
-        """One line."""
+        """Append one line."""
         line = (" ".join(map(str, fields)) + "\n").encode()
         written = os.write(self._descriptor, line)
         assert written == len(line), "the disk of the ledgers is full"
 
 
 @dataclass
-class Reading:
-    """Reads a ledger that grows."""
+class LedgerReader:
+    """Reader of a ledger that grows."""
 
     path: Path
     position: int = 0
 
     def lines(self) -> Iterator[list[str]]:
-        """The fields of each line that was added since the last call."""
+        """Yield the fields of each line that was added since the last call."""
         with self.path.open("rb") as file:
             file.seek(self.position)
             content = file.read()
@@ -76,13 +76,13 @@ class Reading:
 
 
 def parse_sent(fields: list[str]) -> Sent:
-    """Of a producer's line."""
+    """Parse a producer's line."""
     key, *numbers = fields
     number, queue, queue_offset = map(int, numbers)
     return Sent(key, number, queue, queue_offset)
 
 
 def parse_handled(fields: list[str]) -> Handled:
-    """Of a member's line."""
+    """Parse a member's line."""
     begun_ns, ended_ns, key, number, done = fields
     return Handled(int(begun_ns), int(ended_ns), key, int(number), done == "1")

@@ -1,7 +1,7 @@
 """A producer: numbered messages for each of its sharding keys, until a line on standard input tells it to finish.
 
-Several messages of a key are on their way at a time. Every one has to be acknowledged in the end, whatever becomes of
-the broker meanwhile.
+Several messages of a key are in flight at a time. The broker must acknowledge every one in the end, although it is
+stopped and killed in between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IN_FLIGHT_MAX = 200
 
 
 def produce(address: str, topic: str, name: str, keys: int, rate: float, seed: int, ledger: Ledger) -> int:
-    """Send about ``rate`` messages a second until told to finish; how many."""
+    """Send about ``rate`` messages per second until told to finish; return their number."""
     source = random.Random(seed)
     numbers = [0] * keys
     room = threading.Semaphore(IN_FLIGHT_MAX)
@@ -55,7 +55,7 @@ def produce(address: str, topic: str, name: str, keys: int, rate: float, seed: i
 
 
 def main() -> None:
-    """What is to be sent stands in the argument, as JSON; the last line on standard output says how many were."""
+    """Run the producer that the argument, a JSON object, describes; print the number of messages."""
     arguments = json.loads(sys.argv[1])
     ledger = Ledger(Path(arguments.pop("ledger")))
     print(produce(ledger=ledger, **arguments), flush=True)

@@ -1,4 +1,4 @@
-"""A member of a group, whose listener fails now and then. SIGTERM has it leave in order."""
+"""A member of a group, whose listener fails at random. It leaves gracefully on SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .ledger import Ledger, parse_body
 
 JOIN_SECONDS = 60.0
 NAME_TAKEN_SECONDS = 20.0
-"""For so long the name of a member that was killed may still be taken."""
+"""Maximum time that the broker keeps the name of a killed member."""
 CLOSE_SECONDS = 30.0
 RETRY_LEVEL = 1
-"""A second later."""
+"""Delay level of redeliveries: 1 s."""
 
 
 class Failed(Exception):
-    """A listener's own."""
+    """Error raised by the listener on purpose."""
 
 
 class Listener:
-    """Takes some milliseconds, writes down what it did, and raises for a ``failing`` share of the messages."""
+    """Listener that takes some milliseconds, writes to the ledger and fails for a ``failing`` share of the messages."""
 
     def __init__(self, ledger: Ledger, seed: int, failing: float, slow_ms: float) -> None:
         self._ledger = ledger
@@ -40,17 +40,17 @@ class Listener:
         self._slow_ms = slow_ms
 
     def message(self, message: StoredMessage) -> None:
-        """A listener of messages."""
+        """Handle one message."""
         if not self._handle(message):
-            raise Failed(f"{message.body[:20]!r} does not suit me")
+            raise Failed(f"{message.body[:20]!r} fails on purpose")
 
     def batch_in_order(self, batch: Batch | list[StoredMessage]) -> None:
-        """A listener of batches in orderly mode: what is behind the one that fails is not touched."""
+        """Handle a batch in orderly mode: stop at the first message that fails."""
         for message in getattr(batch, "messages", batch):
             self.message(message)
 
     def batch(self, batch: Batch | list[StoredMessage]) -> None:
-        """A listener of batches: only those that fail are to be tried again."""
+        """Handle a batch: have only the messages that fail redelivered."""
         failed = [message for message in getattr(batch, "messages", batch) if not self._handle(message)]
         if failed:
             raise TryLater(RETRY_LEVEL, failed)
@@ -61,20 +61,20 @@ class Listener:
         if self._slow_ms:
             time.sleep(self._source.uniform(0, self._slow_ms) / 1000)
         done = self._source.random() >= self._failing
-        # The last that it does: what is written down as done was handled to its end.
+        # The last step: a message that the ledger calls done was handled to its end.
         self._ledger.write(begun_ns, time.monotonic_ns(), key, number, int(done))
         return done
 
 
 def handler(arguments: dict[str, Any], listener: Listener) -> Callable[[Any], None]:
-    """What the member does with messages, or batches."""
+    """Return the listener's method for the kind of member."""
     if arguments["batch"] is None:
         return listener.message
     return listener.batch_in_order if arguments["orderly"] else listener.batch
 
 
 def options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the member, but for its listener."""
+    """Return the arguments of the ``PushConsumer`` without its listener."""
     orderly = arguments["orderly"]
     return {
         "addresses": arguments["address"],
@@ -93,8 +93,9 @@ def options(arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def attend(arguments: dict[str, Any], listener: Listener, leave: threading.Event) -> None:
-    """Be a member until told to leave. The broker may not know yet that who had the name before was killed."""
+def run_member(arguments: dict[str, Any], listener: Listener, leave: threading.Event) -> None:
+    """Be a member until told to leave."""
+    # The broker may not have noticed yet that the previous member of this name was killed.
     deadline = time.monotonic() + NAME_TAKEN_SECONDS
     while True:
         try:
@@ -111,12 +112,12 @@ def attend(arguments: dict[str, Any], listener: Listener, leave: threading.Event
     consumer.close(CLOSE_SECONDS)
 
 
-async def attend_asyncio(arguments: dict[str, Any], listener: Listener, leave: threading.Event) -> None:
-    """As ``attend``, in an event loop; such a member has no name that lasts."""
+async def run_asyncio_member(arguments: dict[str, Any], listener: Listener, leave: threading.Event) -> None:
+    """Be an asyncio member until told to leave; such a member has no fixed name."""
     handle = handler(arguments, listener)
 
-    async def listen(handed: Any) -> None:
-        await asyncio.to_thread(handle, handed)
+    async def listen(messages: Any) -> None:
+        await asyncio.to_thread(handle, messages)
 
     consumer = await aio.PushConsumer(**options(arguments), listener=listen).start()
     print("joined", flush=True)
@@ -131,7 +132,7 @@ async def attend_asyncio(arguments: dict[str, Any], listener: Listener, leave: t
 
 
 def main() -> None:
-    """Who it is stands in the argument, as JSON."""
+    """Run the member that the argument, a JSON object, describes."""
     arguments = json.loads(sys.argv[1])
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     leave = threading.Event()
@@ -140,9 +141,9 @@ def main() -> None:
         Ledger(Path(arguments["ledger"])), arguments["seed"], arguments["failing"], arguments["slow_ms"]
     )
     if arguments["asyncio"]:
-        asyncio.run(attend_asyncio(arguments, listener, leave))
+        asyncio.run(run_asyncio_member(arguments, listener, leave))
     else:
-        attend(arguments, listener, leave)
+        run_member(arguments, listener, leave)
 
 
 if __name__ == "__main__":
