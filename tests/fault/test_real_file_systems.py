@@ -1,6 +1,6 @@
 """Real brokers on file systems of their own: ext4 that is shut down under them, and a tmpfs of 16 MiB that fills.
 
-Skipped, with the machine's error, if they cannot be mounted. ``FLINTMQ_SEED`` selects other rounds; ``scripts/soak
+Skipped, with the machine's error, if they cannot be mounted. ``FLINTMQ_SEED`` selects other rounds; ``scripts/soak/run
 --disks --rounds`` runs hundreds of them.
 """
 

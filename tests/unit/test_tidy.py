@@ -39,6 +39,7 @@ PLAIN = (
     "client/core",
     "client/groups",
     "client/sync",
+    "scripts",
 )
 STUMBLES = {
     "a noun phrase without a noun": r"^(?:What|Whoever|Whom?|Whether|As many|As much) (?!is this|does this|do )[a-z]",
@@ -51,8 +52,8 @@ STUMBLES = {
 
 
 def modules() -> list[Path]:
-    """Return the Python files of the product, without those of an environment."""
-    return sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
+    """Return the Python files of the product and the scripts, without those of an environment."""
+    return sorted(path for name in (*PACKAGES, "scripts") for path in (ROOT / name).rglob("*.py"))
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:

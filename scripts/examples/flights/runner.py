@@ -36,7 +36,7 @@ class Pipeline:
     alerts_topic: str
     results: ResultsFolder
     once: bool = False
-    """Whether the run ends after the messages that were there at its start; otherwise it follows the topic."""
+    """True: end after the messages that were there at the start; False: follow the topic."""
     lateness: timedelta = queries.LATENESS
     rows_a_batch: int = queries.ROWS_A_BATCH
 

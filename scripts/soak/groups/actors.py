@@ -28,7 +28,7 @@ class Actor:
         self.ledger.touch()
         self._output = folder / f"{name}.log"
         self._expected = False
-        """Whether the process was told to end."""
+        """True after the process was told to end."""
         options = json.dumps({**arguments, "ledger": str(self.ledger)})
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
