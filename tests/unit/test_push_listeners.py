@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from flintmq.client import Batch, InvalidArgument, PushConsumer, StoredMessage, TransactionProducer, aio
 from flintmq.client.core.rpc.access import AccessOptions
-from flintmq.client.groups.push.options import PushOptions
+from flintmq.client.groups.push.options import DEFAULTS, PushOptions
 
 
 def plain(message: StoredMessage) -> None:
@@ -103,11 +102,8 @@ def test_type_checkers_know_which_listener_is_valid() -> None:
     aio.PushConsumer(group="g", topics="t", listener=coroutine, batch=10)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [PushConsumer, aio.PushConsumer])
-def test_the_arguments_for_type_checkers_equal_the_real_ones(kind: type[Any]) -> None:
-    parameters = inspect.signature(kind).parameters.values()
-    named = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert named - {"batch"} == PushOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
+def test_every_option_except_workers_has_a_default() -> None:
+    assert DEFAULTS.keys() | {"workers"} == PushOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
 
 
 @pytest.mark.parametrize("check", COROUTINES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -72,20 +71,8 @@ def test_valid_options_are_accepted() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("first", "earliest"), ("last", "latest")])
 def test_both_pairs_of_words_for_the_ends_of_a_queue_are_start_rules(one: End, other: End) -> None:
-    options: dict[str, Any] = dict.fromkeys(signature(check_options).parameters) | {
-        "group": "g",
-        "topics": "t",
-        "mode": "clustering",
-        "workers": 1,
-        "prefetch_messages": 1,
-        "prefetch_bytes": 1,
-        "commit_interval": 1,
-        "session_timeout": 10,
-        "listener_timeout": 1,
-        "delay_level": 0,
-        "suspend": 1,
-    }
-    assert check_options(**options | {"start": one}).start == check_options(**options | {"start": other}).start == one
+    starts = {check_options("g", "t", None, {"workers": 1, "start": start}).start for start in (one, other)}
+    assert starts == {one}
 
 
 def test_every_member_without_a_name_gets_a_unique_one() -> None:

@@ -7,7 +7,7 @@ msgpack.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -149,21 +149,25 @@ REPLACEMENTS = {
 """Arguments of other brokers' clients, and what to use instead."""
 
 
-def access_for(client: object, options: Mapping[str, Any]) -> Access:
-    """Return ``access_of(**options)``; ``options`` are all arguments that the constructor of ``client`` does not name.
-    Raises ``InvalidArgumentType`` (a ``TypeError``) for an unknown one."""
+def access_for(client: object, options: Mapping[str, Any], others: Collection[str] = ()) -> Access:
+    """Return ``access_of(**options)``; ``options`` are all arguments that the constructor of ``client`` does not name
+    and that are not in ``others``. Raises ``InvalidArgumentType`` (a ``TypeError``) for an unknown one."""
     known = AccessOptions.__annotations__
     for name in options:
         if name not in known:
-            raise InvalidArgumentType(f"{type(client).__name__}() has no argument {name!r}{_instead(client, name)}")
+            raise InvalidArgumentType(
+                f"{type(client).__name__}() has no argument {name!r}{_instead(client, name, others)}"
+            )
     return access_of(**options)
 
 
-def _instead(client: object, name: str) -> str:
+def _instead(client: object, name: str, others: Collection[str]) -> str:
     from difflib import get_close_matches
-    from inspect import signature
+    from inspect import Parameter, signature
 
-    accepted = (set(signature(type(client)).parameters) - {"access"}) | set(AccessOptions.__annotations__)
+    parameters = signature(type(client)).parameters.values()
+    accepted = {each.name for each in parameters if each.kind is not Parameter.VAR_KEYWORD}
+    accepted |= {*others, *AccessOptions.__annotations__}
     if name in REPLACEMENTS:
         return f": {REPLACEMENTS[name]}"
     close = get_close_matches(name, accepted, n=1)

@@ -9,25 +9,21 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import Any, Self
 
 from ....protocol.errors import FlintError
 from ...aio.runtime import ClientRuntime
-from ...connection_log import ConnectionLog
 from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
-from ...core.rpc.access import AccessOptions, access_for
-from ...core.rpc.address import parse_addresses
-from ...core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
+from ...core.rpc.timeouts import check_timeout
 from ...errors import ClientFailed, InvalidArgument, ListenerTimeout
 from ...sync.pool import Dialer
 from ..callables import is_coroutine_function
 from .assignments import WorkItem
 from .group_client import Engine
-from .health import Health
 from .listeners import check_listener, check_returned
-from .options import CLUSTERING, LAST, Addresses, Mode, PushOptions, Start, Subscriptions, check_options
 from .outcome import Failed, failed_with
+from .shell import ConsumerShell
 from .signals import StopSignals
 from .workers import Workers
 
@@ -37,7 +33,7 @@ BatchListener = Callable[[Batch], Awaitable[object] | None]
 log = logging.getLogger(__name__)
 
 
-class PushConsumer:
+class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
     """A member of a consumer group; it awaits its listener, a coroutine function, with each message or batch.
 
     It works like ``flintmq.client.PushConsumer``, except that listeners run as tasks, at most ``workers`` at a time, in
@@ -48,128 +44,22 @@ class PushConsumer:
     an awaitable, the loop awaits it.
     """
 
-    @overload
-    def __init__(
-        self,
-        addresses: Addresses,
-        group: str,
-        topics: Subscriptions,
-        listener: MessageListener,
-        *,
-        batch: None = None,
-        **options: Unpack[PushOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        addresses: Addresses = ...,
-        *,
-        group: str,
-        topics: Subscriptions,
-        listener: MessageListener,
-        batch: None = None,
-        **options: Unpack[PushOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        addresses: Addresses,
-        group: str,
-        topics: Subscriptions,
-        listener: BatchListener,
-        *,
-        batch: int,
-        **options: Unpack[PushOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        addresses: Addresses = ...,
-        *,
-        group: str,
-        topics: Subscriptions,
-        listener: BatchListener,
-        batch: int,
-        **options: Unpack[PushOptions],
-    ) -> None: ...
-    def __init__(
-        self,
-        addresses: Addresses | None = None,
-        group: str = "",
-        topics: Subscriptions = (),
-        listener: Callable[[Any], Awaitable[object] | None] | None = None,
-        *,
-        batch: int | None = None,
-        orderly: bool = False,
-        workers: int = 64,
-        start: Start = LAST,
-        mode: Mode = CLUSTERING,
-        member: str | None = None,
-        prefetch_messages: int = 16_384,
-        prefetch_bytes: int = 64 << 20,
-        auto_commit: bool = True,
-        commit_interval: float = 1.0,
-        session_timeout: float = 10.0,
-        listener_timeout: float = 900.0,
-        retry_times_max: int | None = None,
-        delay_level: int = 0,
-        suspend: float = 1.0,
-        retry_reason: bool = True,
-        timeout: float = TIMEOUT_SECONDS,
-        **access: Unpack[AccessOptions],
-    ) -> None:
-        entry = access_for(self, access)
-        self._listener = check_listener(listener)
-        self._options = check_options(
-            group=group,
-            topics=topics,
-            member=member,
-            mode=mode,
-            start=start,
-            orderly=orderly,
-            batch=batch,
-            workers=workers,
-            prefetch_messages=prefetch_messages,
-            prefetch_bytes=prefetch_bytes,
-            auto_commit=auto_commit,
-            commit_interval=commit_interval,
-            session_timeout=session_timeout,
-            listener_timeout=listener_timeout,
-            retry_times_max=retry_times_max,
-            delay_level=delay_level,
-            suspend=suspend,
-            retry_reason=retry_reason,
-        )
-        self._timeout = check_timeout("timeout", timeout)
+    WORKERS = 64
+
+    _check_listener = staticmethod(check_listener)
+
+    def _new_engine(self, dialer: Dialer) -> Engine:
         self._life = ClientRuntime(type(self).__name__)
-        self._started = False
         self._ready: deque[WorkItem] = deque()
         self._tasks: dict[asyncio.Task[None], WorkItem] = {}
         self._end: asyncio.Future[None] | None = None
-        self._workers: Workers | None
+        self._workers: Workers | None = None
         """Threads for a listener that is a plain function; a coroutine function runs in tasks instead."""
-        connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
-        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
         if is_coroutine_function(self._listener):
-            self._workers = None
-            self._engine = Engine(
-                self._options, dialer, self._post_works, self._post_recall, self._post_stuck, self._post_end
-            )
-        else:
-            threads = self._workers = Workers(self._options, self._call)
-            self._engine = threads.engine = Engine(
-                self._options, dialer, threads.begin, threads.recall, threads.replace, self._post_end
-            )
-
-    @property
-    def group(self) -> str:
-        """The group's name."""
-        return self._options.group
-
-    @property
-    def member(self) -> str:
-        """This member's name."""
-        return self._options.member
+            return Engine(self._options, dialer, self._post_works, self._post_recall, self._post_stuck, self._post_end)
+        workers = self._workers = Workers(self._options, self._call)
+        workers.engine = Engine(self._options, dialer, workers.begin, workers.recall, workers.replace, self._post_end)
+        return workers.engine
 
     # ---- its lifetime
 
@@ -186,10 +76,10 @@ class PushConsumer:
         self._engine.start()
         joined = await loop.run_in_executor(None, self._engine.joined.wait, self._timeout)
         if not joined:
-            trouble = self._engine.health().trouble
+            reason = self._not_joined()
             self._life.closing()
             self._engine.abandon()
-            raise trouble or ListenerTimeout(f"could not join group {self.group} within {self._timeout:g} s")
+            raise reason
         if self._engine.failure is not None:
             self._life.closing()
             raise self._engine.failure
@@ -257,10 +147,7 @@ class PushConsumer:
         try:
             await asyncio.wait_for(asyncio.shield(self._end), check_timeout("timeout", timeout))
         except TimeoutError:
-            late = ListenerTimeout(
-                f"{self._engine.health().running} listeners of group {self.group} did not return within "
-                f"{timeout:g} s; their messages are redelivered to other members"
-            )
+            late = self._not_returned(timeout)
         finally:
             self._engine.abandon()
             for task in self._tasks:
@@ -280,21 +167,7 @@ class PushConsumer:
     ) -> None:
         await self.close()
 
-    # ---- state and control
-
-    def health(self) -> Health:
-        """Return the consumer's current state and counters."""
-        return self._engine.health()
-
-    def pause(self, *topics: str) -> None:
-        """Stop pulling these topics, or all if none is given; messages already pulled are still handled."""
-        self._check()
-        self._engine.set_paused(self._engine.paused | (frozenset(topics) or frozenset(self._options.subscriptions)))
-
-    def resume(self, *topics: str) -> None:
-        """Continue to pull these topics, or all if none is given."""
-        self._check()
-        self._engine.set_paused(self._engine.paused - frozenset(topics) if topics else frozenset())
+    # ---- progress
 
     async def commit(self, timeout: float | None = None) -> None:
         """Commit the listeners' progress and wait for the broker's confirmation. Raises the error if that fails."""
@@ -311,7 +184,7 @@ class PushConsumer:
         try:
             error = await asyncio.wait_for(told, seconds)
         except TimeoutError:
-            raise ListenerTimeout(f"the broker did not confirm the progress of group {self.group} in time") from None
+            raise self._not_confirmed() from None
         if error is not None:
             raise error
 

@@ -9,22 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import Any, Self
 
 from ....protocol.errors import FlintError
-from ...connection_log import ConnectionLog
 from ...core.client_guard import Guard
 from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
-from ...core.rpc.access import AccessOptions, access_for
-from ...core.rpc.address import parse_addresses
-from ...core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
+from ...core.rpc.timeouts import check_timeout
 from ...errors import InvalidArgument, ListenerTimeout
 from ...sync.pool import Dialer
 from .group_client import Engine
-from .health import Health
 from .listeners import check_plain_listener, check_returned
-from .options import CLUSTERING, LAST, Addresses, Mode, PushOptions, Start, Subscriptions, check_options
+from .shell import ConsumerShell
 from .signals import StopSignals
 from .workers import Workers
 
@@ -39,7 +35,7 @@ _LOOK_SECONDS = 0.05
 """Interval at which a consumer that has not joined yet checks for a signal."""
 
 
-class PushConsumer:
+class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
     """A member of a consumer group; it calls its listener with each message, or with each batch, as they arrive.
 
     Each message goes to one member of the group. If the listener raises an exception, the message is redelivered later
@@ -48,19 +44,19 @@ class PushConsumer:
 
     ``group``, ``topics`` and ``listener`` are required. ``topics``: one, several, or a mapping from topic to tags or
     ``Subscription``. ``listener``: a plain function, called with a ``StoredMessage``; with ``batch=n`` with a ``Batch``
-    of up to n messages of one queue. It runs in ``workers`` threads, several messages at a time. With ``orderly=True``
-    the messages of a queue are handled one after the other, so those with the same sharding key are handled in order; a
-    failed one is retried in its place, after ``suspend`` seconds.
+    of up to n messages of one queue. It runs in ``workers`` (16) threads, several messages at a time. With
+    ``orderly=True`` the messages of a queue are handled one after the other, so those with the same sharding key are
+    handled in order; a failed one is retried in its place, after ``suspend`` (1.0) seconds.
 
     ``start``: where to begin in topics that the group has not read before: ``"last"`` (messages from now on),
     ``"first"``, or an aware datetime (store time). ``mode``: ``"broadcasting"`` gives every message to every member; in
     this mode there are no redeliveries, and only a member with a name keeps its progress. ``member``: a unique name in
-    the group; None: the consumer generates one. ``prefetch_messages``, ``prefetch_bytes``: maximum to pull ahead of the
-    listener.
+    the group; None: the consumer generates one. ``prefetch_messages`` (16,384), ``prefetch_bytes`` (64 MiB): maximum to
+    pull ahead of the listener.
 
-    ``auto_commit``: commit progress every ``commit_interval`` seconds; otherwise call ``commit``.
-    ``session_timeout``: seconds of silence after which the broker gives this member's queues to others.
-    ``listener_timeout``: seconds after which a listener counts as stuck and its messages are redelivered.
+    ``auto_commit``: commit progress every ``commit_interval`` (1.0) seconds; otherwise call ``commit``.
+    ``session_timeout`` (10.0): seconds of silence after which the broker gives this member's queues to others.
+    ``listener_timeout`` (900.0): seconds after which a listener counts as stuck and its messages are redelivered.
     ``retry_times_max``: number of redeliveries, None: the group's setting (16); ``delay_level``: delay of every
     redelivery (1 to 18: 1 s to 2 h), 0: 10 s at first, then increasing. ``retry_reason``: whether the broker stores the
     listener's exception with a message (it may contain personal data).
@@ -70,121 +66,20 @@ class PushConsumer:
     a context manager it starts and closes itself.
     """
 
-    @overload
-    def __init__(
-        self,
-        addresses: Addresses,
-        group: str,
-        topics: Subscriptions,
-        listener: MessageListener,
-        *,
-        batch: None = None,
-        **options: Unpack[PushOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        addresses: Addresses = ...,
-        *,
-        group: str,
-        topics: Subscriptions,
-        listener: MessageListener,
-        batch: None = None,
-        **options: Unpack[PushOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        addresses: Addresses,
-        group: str,
-        topics: Subscriptions,
-        listener: BatchListener,
-        *,
-        batch: int,
-        **options: Unpack[PushOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self,
-        addresses: Addresses = ...,
-        *,
-        group: str,
-        topics: Subscriptions,
-        listener: BatchListener,
-        batch: int,
-        **options: Unpack[PushOptions],
-    ) -> None: ...
-    def __init__(
-        self,
-        addresses: Addresses | None = None,
-        group: str = "",
-        topics: Subscriptions = (),
-        listener: Callable[[Any], object] | None = None,
-        *,
-        batch: int | None = None,
-        orderly: bool = False,
-        workers: int = 16,
-        start: Start = LAST,
-        mode: Mode = CLUSTERING,
-        member: str | None = None,
-        prefetch_messages: int = 16_384,
-        prefetch_bytes: int = 64 << 20,
-        auto_commit: bool = True,
-        commit_interval: float = 1.0,
-        session_timeout: float = 10.0,
-        listener_timeout: float = 900.0,
-        retry_times_max: int | None = None,
-        delay_level: int = 0,
-        suspend: float = 1.0,
-        retry_reason: bool = True,
-        timeout: float = TIMEOUT_SECONDS,
-        **access: Unpack[AccessOptions],
-    ) -> None:
-        entry = access_for(self, access)
-        self._listener = check_plain_listener(listener)
-        self._options = options = check_options(
-            group=group,
-            topics=topics,
-            member=member,
-            mode=mode,
-            start=start,
-            orderly=orderly,
-            batch=batch,
-            workers=workers,
-            prefetch_messages=prefetch_messages,
-            prefetch_bytes=prefetch_bytes,
-            auto_commit=auto_commit,
-            commit_interval=commit_interval,
-            session_timeout=session_timeout,
-            listener_timeout=listener_timeout,
-            retry_times_max=retry_times_max,
-            delay_level=delay_level,
-            suspend=suspend,
-            retry_reason=retry_reason,
-        )
-        self._timeout = check_timeout("timeout", timeout)
+    WORKERS = 16
+
+    _check_listener = staticmethod(check_plain_listener)
+
+    def _new_engine(self, dialer: Dialer) -> Engine:
         self._guard = Guard(type(self).__name__)
-        self._workers = Workers(options, self._call)
         self._ended = threading.Event()
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Wakes ``run``; a SimpleQueue, because a signal handler may put into it."""
-        self._started = False
-        connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
-        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
-        self._engine = Engine(
-            options, dialer, self._workers.begin, self._workers.recall, self._workers.replace, self._engine_ended
+        workers = self._workers = Workers(self._options, self._call)
+        workers.engine = Engine(
+            self._options, dialer, workers.begin, workers.recall, workers.replace, self._engine_ended
         )
-        self._workers.engine = self._engine
-
-    @property
-    def group(self) -> str:
-        """The group's name."""
-        return self._options.group
-
-    @property
-    def member(self) -> str:
-        """This member's name."""
-        return self._options.member
+        return workers.engine
 
     # ---- its lifetime
 
@@ -235,12 +130,12 @@ class PushConsumer:
     def _check_joined(self, joined: bool) -> None:
         """Raise the error that kept the consumer from joining its group, if any."""
         if not joined:
-            trouble = self._engine.health().trouble
+            reason = self._not_joined()
             self._guard.closed = True
             self._engine.abandon()  # it may hang in a connection attempt; report why it could not join
             self._ended.wait(self._timeout)
             self._workers.stop()
-            raise trouble or ListenerTimeout(f"could not join group {self.group} within {self._timeout:g} s")
+            raise reason
         if self._engine.failure is not None:
             failure = self._engine.failure
             self._workers.stop()
@@ -275,11 +170,7 @@ class PushConsumer:
         ended = self._ended.wait(max(0.0, deadline - time.monotonic()))
         late: ListenerTimeout | None = None
         if not ended:
-            health = self._engine.health()
-            late = ListenerTimeout(
-                f"{health.running} listeners of group {self.group} did not return within {timeout:g} s; their messages "
-                "are redelivered to other members"
-            )
+            late = self._not_returned(timeout)
             self._engine.abandon()
             self._ended.wait(self._timeout)
         self._workers.stop()
@@ -295,21 +186,7 @@ class PushConsumer:
     ) -> None:
         self.close()
 
-    # ---- state and control
-
-    def health(self) -> Health:
-        """Return the consumer's current state and counters."""
-        return self._engine.health()
-
-    def pause(self, *topics: str) -> None:
-        """Stop pulling these topics, or all if none is given; messages already pulled are still handled."""
-        self._check()
-        self._engine.set_paused(self._engine.paused | (frozenset(topics) or frozenset(self._options.subscriptions)))
-
-    def resume(self, *topics: str) -> None:
-        """Continue to pull these topics, or all if none is given."""
-        self._check()
-        self._engine.set_paused(self._engine.paused - frozenset(topics) if topics else frozenset())
+    # ---- progress
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit the listeners' progress and wait for the broker's confirmation. Raises the error if that fails."""
@@ -324,7 +201,7 @@ class PushConsumer:
 
         self._engine.commit(tell)
         if not told.wait(self._timeout if timeout is None else check_timeout("timeout", timeout)):
-            raise ListenerTimeout(f"the broker did not confirm the progress of group {self.group} in time")
+            raise self._not_confirmed()
         if failures:
             raise failures[0]
 

@@ -17,7 +17,7 @@ from ....protocol.storage.delivery import DELAY_LEVEL_MAX
 from ...core.consume.positions import EARLIEST, ENDS, LATEST, End
 from ...core.consume.tags import TagFilter, check_filter, parse_tags
 from ...core.rpc.access import AccessOptions
-from ...core.rpc.timeouts import check_timeout
+from ...core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from ...core.times import to_millis
 from ...errors import InvalidArgument, InvalidArgumentType
 from ...log_rate import LogRate
@@ -48,7 +48,7 @@ class Subscription:
 
 
 class PushOptions(AccessOptions, total=False):
-    """Keyword arguments of a push consumer, for type checkers; see ``PushConsumer`` and ``AccessOptions``."""
+    """Keyword arguments of both push consumers; ``PushConsumer`` describes them, ``DEFAULTS`` has their defaults."""
 
     orderly: bool
     workers: int
@@ -66,6 +66,26 @@ class PushOptions(AccessOptions, total=False):
     suspend: float
     retry_reason: bool
     timeout: float
+
+
+DEFAULTS = PushOptions(
+    orderly=False,
+    start=LAST,
+    mode=CLUSTERING,
+    member=None,
+    prefetch_messages=16_384,
+    prefetch_bytes=64 << 20,
+    auto_commit=True,
+    commit_interval=1.0,
+    session_timeout=10.0,
+    listener_timeout=900.0,
+    retry_times_max=None,
+    delay_level=0,
+    suspend=1.0,
+    retry_reason=True,
+    timeout=TIMEOUT_SECONDS,
+)
+"""Defaults of all options except ``workers`` (16 threads, or 64 tasks in asyncio) and the access options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +114,7 @@ class Options:
     delay_level: int
     suspend_seconds: float
     retry_reason: bool
+    timeout_seconds: float
     log_rate: LogRate = field(default_factory=LogRate, compare=False, repr=False)
     """Rate limit of log lines about messages that a listener wants to be retried."""
 
@@ -108,56 +129,50 @@ class Options:
         return not self.broadcasting or self.named
 
 
-def check_options(
-    *,
-    group: Any,
-    topics: Any,
-    member: Any,
-    mode: Any,
-    start: Any,
-    orderly: bool,
-    batch: Any,
-    workers: Any,
-    prefetch_messages: Any,
-    prefetch_bytes: Any,
-    auto_commit: bool,
-    commit_interval: Any,
-    session_timeout: Any,
-    listener_timeout: Any,
-    retry_times_max: Any,
-    delay_level: Any,
-    suspend: Any,
-    retry_reason: bool,
-) -> Options:
-    """Return the checked options; raises ``InvalidArgument`` or ``InvalidArgumentType`` if one is not valid."""
+def check_options(group: Any, topics: Any, batch: Any, options: Mapping[str, Any]) -> Options:
+    """Return the checked arguments of a push consumer. ``options``: those of ``PushOptions`` that were passed, and
+    ``workers``.
+
+    Raises ``InvalidArgument`` or ``InvalidArgumentType`` if one is not valid.
+    """
+    given: dict[str, Any] = {**DEFAULTS, **options}
+    mode, member, retries = given["mode"], given["member"], given["retry_times_max"]
     if mode not in (CLUSTERING, BROADCASTING):
         raise InvalidArgument(f"mode is {mode!r}; it must be 'clustering' or 'broadcasting'")
-    session_seconds = check_timeout("session_timeout", session_timeout)
+    session_seconds = check_timeout("session_timeout", given["session_timeout"])
     if not 1 <= session_seconds <= 300:
-        raise InvalidArgument(f"session_timeout is {session_timeout}; it must be 1 to 300 seconds")
-    begin, start_ms = _check_start(start)
+        raise InvalidArgument(f"session_timeout is {given['session_timeout']}; it must be 1 to 300 seconds")
+    start, start_ms = _check_start(given["start"])
+
+    def whole(name: str, low: int, high: int) -> int:
+        return _whole(name, given[name], low, high)
+
+    def seconds(name: str) -> float:
+        return check_timeout(name, given[name])
+
     return Options(
         group=_check_name("group", group),
         subscriptions=_check_topics(topics),
         member=_check_member(member),
         named=member is not None,
         mode=mode,
-        start=begin,
+        start=start,
         start_ms=start_ms,
-        orderly=bool(orderly),
+        orderly=bool(given["orderly"]),
         batch_max=_whole("batch", 1024 if batch is None else batch, 1, 65_536),
         whole_batches=batch is not None,
-        workers=_whole("workers", workers, 1, 10_000),
-        prefetch_messages=_whole("prefetch_messages", prefetch_messages, 1, 10_000_000),
-        prefetch_bytes=_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40),
-        auto_commit=bool(auto_commit),
-        commit_seconds=check_timeout("commit_interval", commit_interval),
+        workers=whole("workers", 1, 10_000),
+        prefetch_messages=whole("prefetch_messages", 1, 10_000_000),
+        prefetch_bytes=whole("prefetch_bytes", 1, 1 << 40),
+        auto_commit=bool(given["auto_commit"]),
+        commit_seconds=seconds("commit_interval"),
         session_seconds=session_seconds,
-        listener_seconds=check_timeout("listener_timeout", listener_timeout),
-        retry_times_max=-1 if retry_times_max is None else _whole("retry_times_max", retry_times_max, 0, 2**31 - 1),
-        delay_level=_whole("delay_level", delay_level, 0, DELAY_LEVEL_MAX),
-        suspend_seconds=check_timeout("suspend", suspend),
-        retry_reason=bool(retry_reason),
+        listener_seconds=seconds("listener_timeout"),
+        retry_times_max=-1 if retries is None else whole("retry_times_max", 0, 2**31 - 1),
+        delay_level=whole("delay_level", 0, DELAY_LEVEL_MAX),
+        suspend_seconds=seconds("suspend"),
+        retry_reason=bool(given["retry_reason"]),
+        timeout_seconds=seconds("timeout"),
     )
 
 
