@@ -3,21 +3,19 @@
 #     docker run -v flintmq:/var/lib/flintmq -p 127.0.0.1:10911:10911 -p 127.0.0.1:10912:10912 flintmq --insecure
 #     flintmq topic create orders
 #
-# (Where a broker listens beyond loopback, messages create no topics: topics.auto_create.)
+# (A broker that listens beyond loopback does not create topics automatically: see topics.auto_create.)
 #
 # In a container the broker must listen on all of the container's addresses, which it refuses to do without
 # authentication. `--insecure` overrides that. Use it only if strangers cannot reach the published ports, as with
-# 127.0.0.1 above. Further flags of `flintmq-broker serve` follow in the same place; settings come from the environment
-# (FLINTMQ_SECTION__NAME). Port 10912 has /metrics, /healthz and /readyz.
-#
-# `scripts/dockerfile-steps` carries these instructions out without a container engine, in a folder.
+# 127.0.0.1 above. Pass other flags of `flintmq-broker serve` in the same place, and settings as environment variables
+# (FLINTMQ_SECTION__NAME). Port 10912 serves /metrics, /healthz and /readyz.
 
 FROM python:3.13-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/flintmq
 WORKDIR /src
 COPY . .
-# The build backend first, so that the build uses the pinned one; wheels only, the image has no compiler.
+# Install the build backend first, so that the build uses the pinned one. Only wheels, because the image has no compiler.
 RUN /opt/flintmq/bin/pip install --constraint constraints.txt --only-binary :all: setuptools \
  && /opt/flintmq/bin/pip install --constraint constraints.txt --only-binary :all: --no-build-isolation \
         '.[broker,compression]' \
@@ -25,8 +23,8 @@ RUN /opt/flintmq/bin/pip install --constraint constraints.txt --only-binary :all
 
 
 FROM python:3.13-slim
-# Kernels are compiled once, here, for any CPU of the architecture. The broker must see the same CPU name when it runs, or
-# it would find no kernel in the cache and compile them again.
+# The kernels are compiled once, here, for any CPU of the architecture. The broker must see the same CPU name when it
+# runs; otherwise it finds no kernel in the cache and compiles them again.
 ENV PATH=/opt/flintmq/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     NUMBA_CPU_NAME=generic \
@@ -41,9 +39,9 @@ RUN flintmq-broker warm
 
 VOLUME /var/lib/flintmq
 EXPOSE 10911 10912
-# A store that is being recovered is well, though not ready yet: see /readyz for what is to route to it.
+# A broker that is recovering its store is healthy but not ready yet: route traffic by /readyz instead.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["python", "-c", \
     "import urllib.request; urllib.request.urlopen('http://127.0.0.1:10912/healthz', timeout=4)"]
 STOPSIGNAL SIGTERM
-# Exec form: the broker is process 1 and gets the signal itself. It needs up to 10 s to stop in order, docker's own limit.
+# Exec form, so that the broker is process 1 and gets the signal itself. An orderly stop takes at most 10 s, Docker's limit.
 ENTRYPOINT ["flintmq-broker", "serve", "--store", "/var/lib/flintmq", "--listen", "0.0.0.0:10911"]
