@@ -15,7 +15,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/flintmq
 WORKDIR /src
 COPY . .
-# Install the build backend first, so that the build uses the pinned one. Only wheels, because the image has no compiler.
+# Install the build backend first, so that the build uses the pinned one; wheels only: the image has no compiler.
 RUN /opt/flintmq/bin/pip install --constraint constraints.txt --only-binary :all: setuptools \
  && /opt/flintmq/bin/pip install --constraint constraints.txt --only-binary :all: --no-build-isolation \
         '.[broker,compression]' \
@@ -43,5 +43,5 @@ EXPOSE 10911 10912
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["python", "-c", \
     "import urllib.request; urllib.request.urlopen('http://127.0.0.1:10912/healthz', timeout=4)"]
 STOPSIGNAL SIGTERM
-# Exec form, so that the broker is process 1 and gets the signal itself. An orderly stop takes at most 10 s, Docker's limit.
+# Exec form, so that the broker is process 1 and gets the signal. It stops within 10 s, Docker's limit.
 ENTRYPOINT ["flintmq-broker", "serve", "--store", "/var/lib/flintmq", "--listen", "0.0.0.0:10911"]
