@@ -22,6 +22,19 @@ METRICS_OFF = "off"
 DAY_MS = 24 * 60 * 60 * 1000
 I32_MAX = 2**31 - 1
 
+# ---- limits that are not settings, because no operator has a reason to change them ----
+
+PRODUCE_MESSAGES_MAX = 16_384
+"""Maximum number of messages of a PRODUCE frame: many small messages take the event loop longest. Clients split larger
+batches."""
+BUSY_RETRY_AFTER_MS = 100
+"""Time that a SYSTEM_BUSY response tells the client to wait."""
+PRODUCER_RUNS_MAX = 1024
+"""Runs of one producer in one topic that are kept to detect frames that are sent again. A FlintMQ client never has
+as many frames in flight."""
+SEQUENCE_RECOVERY_BYTES = 256 * MIB
+"""Newest part of the log from which a start restores producer runs. It is read in well under a second."""
+
 # ---- types of values ----
 
 
@@ -115,7 +128,6 @@ class StoreSection(Section):
     )
     verify_at_start_bytes: Integer = Field(default=_STORE_DEFAULTS.verify_at_start_bytes, ge=0, le=2**50)
     record_checksum: Switch = _STORE_DEFAULTS.record_checksum
-    reput_chunk_bytes: Integer = Field(default=_STORE_DEFAULTS.reput_chunk_bytes, ge=64 * 1024, le=256 * MIB)
 
 
 class FlushSection(Section):
@@ -151,12 +163,10 @@ class LimitsSection(Section):
     connections_per_address_max: Integer = Field(default=1_000, ge=1, le=1_000_000)
     frame_bytes_max: Integer = Field(default=FRAME_BYTES_MAX, ge=HEADER_BYTES_MAX + 4096, le=1024 * MIB)
     produce_frame_bytes_max: Integer = Field(default=1 * MIB, ge=4096, le=1024 * MIB)
-    produce_messages_max: Integer = Field(default=16_384, ge=1, le=I32_MAX)
     connection_in_flight_bytes_max: Integer = Field(default=8 * MIB, ge=4096, le=2**40)
     in_flight_bytes_max: Integer = Field(default=128 * MIB, ge=4096, le=2**40)
     receive_bytes_max: Integer = Field(default=64 * MIB, ge=4096, le=2**40)
     send_bytes_max: Integer = Field(default=64 * MIB, ge=4096, le=2**40)
-    busy_retry_after_ms: Integer = Field(default=100, ge=1, le=60_000)
     held_pulls_max: Integer = Field(default=100_000, ge=0, le=10_000_000)
     held_pulls_per_connection_max: Integer = Field(default=4096, ge=1, le=1_000_000)
     groups_max: Integer = Field(default=10_000, ge=1, le=10_000_000)
@@ -165,10 +175,8 @@ class LimitsSection(Section):
     idle_timeout_ms: Integer = Field(default=120_000, ge=10, le=DAY_MS)
     write_buffer_bytes_max: Integer = Field(default=4 * MIB, ge=4096, le=2**40)
     slow_reader_timeout_ms: Integer = Field(default=60_000, ge=10, le=DAY_MS)
-    sequence_runs_max: Integer = Field(default=131_072, ge=1024, le=100_000_000)
-    sequence_producer_runs_max: Integer = Field(default=1024, ge=16, le=10_000_000)
+    sequence_runs_max: Integer = Field(default=131_072, ge=2 * PRODUCER_RUNS_MAX, le=100_000_000)
     sequence_expiry_ms: Integer = Field(default=15 * 60_000, ge=1000, le=30 * DAY_MS)
-    sequence_recovery_bytes: Integer = Field(default=256 * MIB, ge=0, le=2**50)
 
 
 class RetentionSection(Section):
@@ -292,12 +300,6 @@ class Settings(Section):
                 "limits.produce_frame_bytes_max",
                 f"must be at most limits.frame_bytes_max, {limits.frame_bytes_max}",
                 "limits.frame_bytes_max",
-            )
-        if limits.sequence_producer_runs_max > limits.sequence_runs_max // 2:
-            raise _contradiction(
-                "limits.sequence_producer_runs_max",
-                f"must be at most half of what all producers together may have, {limits.sequence_runs_max // 2}",
-                "limits.sequence_runs_max",
             )
         if limits.in_flight_bytes_max < limits.frame_bytes_max:
             raise _contradiction(

@@ -24,6 +24,14 @@ from .config import CONTRADICTION, FIELDS, Settings, valid_values, value_of
 
 ENVIRONMENT_PREFIX = "FLINTMQ_"
 ENVIRONMENT_SEPARATOR = "__"
+FIXED = {
+    "store.reput_chunk_bytes": "1 MiB",
+    "limits.produce_messages_max": "16384",
+    "limits.busy_retry_after_ms": "100 ms",
+    "limits.sequence_producer_runs_max": "1024",
+    "limits.sequence_recovery_bytes": "256 MiB",
+}
+"""Former settings, and the values that they are fixed to now."""
 PACKAGED_FILE = Path(__file__).resolve().parents[1] / "conf" / "broker.toml"
 
 # ---- the sources ----
@@ -127,6 +135,8 @@ def _unknown(name: str, source: str) -> str:
     sections = sorted(Settings.model_fields)
     if name in sections:
         return f"{name} ({source}) is a section, not a setting: use [{name}] with its settings below"
+    if name in FIXED:
+        return f"{name} ({source}) is no longer a setting: the broker always uses {FIXED[name]}. Remove it"
     key = name.partition(".")[2]
     same_key = [each for each in FIELDS if key and each.partition(".")[2] == key]
     nearest = same_key or difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.5)

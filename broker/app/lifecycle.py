@@ -24,7 +24,7 @@ from ..background.reput import ReputMessageService
 from ..background.retention import CleanCommitLogService
 from ..background.service import Service
 from ..background.store_stats import StoreStatsService
-from ..config import METRICS_OFF, Settings
+from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
 from ..delivery.staged.commit_copier import commit_worker
 from ..delivery.staged.startup_scan import table_at_start
 from ..delivery.transactions.startup_scan import History
@@ -113,7 +113,7 @@ class Lifecycle:
             store.on_failure = lambda failure: self._fatal("writing the log", failure)
             limits = settings.limits
             runs = await self._loop.run_in_executor(
-                None, store.producer_runs.tail, limits.sequence_recovery_bytes, limits.sequence_runs_max
+                None, store.producer_runs.tail, SEQUENCE_RECOVERY_BYTES, limits.sequence_runs_max
             )
             transactions = await self._loop.run_in_executor(None, History(store).at_start)
             staged = await self._loop.run_in_executor(None, table_at_start, store)

@@ -19,6 +19,8 @@ Touched = list[tuple[str, int, int]]
 """(topic, queue, new max offset) of queues that got messages."""
 
 DISK_FULL_WAIT_SECONDS = 1.0
+INLINE_BYTES = 256 * 1024
+"""Backlog above which the thread dispatches instead of the event loop."""
 THREAD_CHUNK_BYTES = 2 * 1024 * 1024
 GIVE_BACK_BYTES = 64 * 1024
 """Backlog at which the thread hands dispatch back: a hand-over costs more than a small step."""
@@ -41,7 +43,6 @@ class ReputMessageService(Service):
         """True when the thread has caught up and waits for the loop to take dispatch back."""
         self._no_room = False
         """True if the disk was full for queues or index at the last attempt; written by the owner of dispatch."""
-        self._inline_bytes = min(store.settings.reput_chunk_bytes, 256 * 1024)
 
     def backlog(self) -> int:
         """Return the number of bytes of the log that are not dispatched yet."""
@@ -56,7 +57,7 @@ class ReputMessageService(Service):
         backlog = end - store.reput_offset
         if backlog <= 0:
             return
-        if backlog > self._inline_bytes:
+        if backlog > INLINE_BYTES:
             self._hand_over()
             return
         while store.reput_offset < end:

@@ -24,7 +24,7 @@ from ..background.selections import Selection, Selections, Share
 from ..background.store_stats import StoreStatsService
 from ..budgets.receive_buffers import ReceiveBudget
 from ..budgets.send_budget import SendBudget
-from ..config import Settings
+from ..config import PRODUCER_RUNS_MAX, Settings
 from ..delivery.client_handle import ClientHandle
 from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.coordinator import GroupCoordinator
@@ -109,7 +109,7 @@ class Broker:
         self.counters = Counters()
         self.sequences = ProducerSequences(
             runs_max=self.limits.sequence_runs_max,
-            producer_runs_max=self.limits.sequence_producer_runs_max,
+            producer_runs_max=PRODUCER_RUNS_MAX,
             expiry_s=self.limits.sequence_expiry_ms / 1000,
         )
         self.topic_changes = TopicChanges(store, loop, self._topic_deleted)
@@ -164,7 +164,6 @@ class Broker:
             on_change=self._stall_changed,
         )
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
-        self.produce_messages_max = settings.limits.produce_messages_max
         self.users_changed: Callable[[Peer], None] = lambda peer: None
         """Callback that reloads the users at once, after the client at ``peer`` changed them."""
         self.when_settings_change: list[Callable[[Settings], None]] = []

@@ -12,6 +12,7 @@ from functools import partial
 from ...protocol.commands import EmptyAnswer, ProduceRequest
 from ...protocol.errors import SUCCESS, BrokerError, SystemBusy
 from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
+from ..config import BUSY_RETRY_AFTER_MS
 from ..delivery.deduplication import StoredBefore
 from ..store import Places, WouldBlock, check_count
 from .context import Peer
@@ -94,7 +95,7 @@ class _Duplicate:
         busy = SystemBusy(
             "the frame was stored before, but its physical offsets are not known yet because dispatch is behind; try "
             "again later",
-            retry_after_ms=self._broker.limits.busy_retry_after_ms,
+            retry_after_ms=BUSY_RETRY_AFTER_MS,
         )
         self._peer.resume(self._frame, busy)
 

@@ -17,6 +17,7 @@ from ...protocol.errors import (
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
 from ...protocol.names import check_name, is_system_topic, may_produce_to
+from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import Route, delay_of, route
 from ..delivery.transactions.frames import half_request
 from ..store import ProduceBatch, TopicConfig, common_properties
@@ -35,11 +36,10 @@ def produce(peer: Peer, frame: Frame) -> None:
     name = request.topic
     if peer.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
         raise _too_much(peer)
-    if request.count > broker.produce_messages_max:
+    if request.count > PRODUCE_MESSAGES_MAX:
         raise MessageIllegal(
-            f"the PRODUCE frame has {request.count} messages, but limits.produce_messages_max is "
-            f"{broker.produce_messages_max}; split it",
-            produce_messages_max=broker.produce_messages_max,
+            f"the PRODUCE frame has {request.count} messages, but the maximum is {PRODUCE_MESSAGES_MAX}; split it",
+            produce_messages_max=PRODUCE_MESSAGES_MAX,
         )
     if request.flush not in FLUSHES:
         raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
@@ -125,11 +125,11 @@ def _too_much(peer: Peer) -> BrokerError:
         )
     stalled = peer.broker.stall.refusal()
     if stalled:
-        return SystemBusy(stalled, retry_after_ms=limits.busy_retry_after_ms)
+        return SystemBusy(stalled, retry_after_ms=BUSY_RETRY_AFTER_MS)
     return SystemBusy(
         f"{peer.broker.in_flight_bytes} bytes are in flight, but limits.in_flight_bytes_max is "
         f"{limits.in_flight_bytes_max}; try again later",
-        retry_after_ms=limits.busy_retry_after_ms,
+        retry_after_ms=BUSY_RETRY_AFTER_MS,
         in_flight_bytes_max=limits.in_flight_bytes_max,
     )
 

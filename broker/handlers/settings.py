@@ -30,7 +30,6 @@ HOT_SETTINGS = frozenset(
         "limits.connections_max",
         "limits.connection_in_flight_bytes_max",
         "limits.in_flight_bytes_max",
-        "limits.busy_retry_after_ms",
         "limits.held_pulls_max",
         "limits.held_pulls_per_connection_max",
         "limits.groups_max",

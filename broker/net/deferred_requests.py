@@ -12,6 +12,7 @@ from ...protocol.errors import BrokerError, BrokerFailure, SystemBusy
 from ...protocol.frames import Frame
 from ..background.held_pulls import HeldPull
 from ..background.selections import HELD_PULL_BYTES, Selection, Share, Shares
+from ..config import BUSY_RETRY_AFTER_MS
 from ..handlers.context import Broker
 from ..store import WouldBlock
 from .outbound_requests import OutboundRequests
@@ -230,5 +231,5 @@ class DeferredRequests(OutboundRequests):
         return SystemBusy(
             f"too many reads are waiting: {limit} is {value}, and reads with long tags or filters count as several; "
             "try again later, or without wait_ms",
-            retry_after_ms=self.broker.limits.busy_retry_after_ms,
+            retry_after_ms=BUSY_RETRY_AFTER_MS,
         )

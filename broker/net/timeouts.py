@@ -9,6 +9,7 @@ import time
 
 from ...protocol.errors import AuthenticationRequired, FlushDiskTimeout, FrameIllegal
 from ..budgets.receive_buffers import FLOOR_BYTES
+from ..config import BUSY_RETRY_AFTER_MS
 from .connection import STOP_MEMORY, STOP_SUSPENDED, ClientConnection
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def _sweep_unflushed(connection: ClientConnection) -> None:
             FlushDiskTimeout(
                 f"the messages are written, but were not on disk within flush.sync_timeout_ms, {timeout_ms} ms; they "
                 "may not survive a crash. Send them again with the same unique keys: they are stored only once",
-                retry_after_ms=connection.broker.limits.busy_retry_after_ms,
+                retry_after_ms=BUSY_RETRY_AFTER_MS,
             ),
             since,
         )

@@ -48,6 +48,8 @@ from .tables.group_table import SubscriptionGroupTable
 from .tables.staged_state import StagedState
 from .tables.store_state import DeletedTopic, StoreState
 
+REPUT_CHUNK_BYTES = 1024 * 1024
+"""CommitLog bytes that one dispatch step covers."""
 OWN_FOLDER = "flintmq"
 LOG_SIZE, QUEUE_SIZE = "store.commitlog_file_bytes", "store.consumequeue_file_bytes"
 SLOTS, ENTRIES = "store.index_slots", "store.index_entries"
@@ -438,8 +440,8 @@ class MessageStore:
         return flushed
 
     def dispatch(self, end_offset: int, chunk_bytes: int = 0) -> list[tuple[str, int, int]]:
-        """Dispatch one chunk of the log; see ``Dispatcher.step``. ``chunk_bytes`` 0 means ``reput_chunk_bytes``."""
-        return self.dispatcher.step(end_offset, chunk_bytes or self.settings.reput_chunk_bytes)
+        """Dispatch one chunk of the log; see ``Dispatcher.step``. ``chunk_bytes`` 0 means ``REPUT_CHUNK_BYTES``."""
+        return self.dispatcher.step(end_offset, chunk_bytes or REPUT_CHUNK_BYTES)
 
     def sync_derived(self) -> None:
         """Sync queues, index and the checkpoint, so that less is dispatched again after a crash. Blocks."""

@@ -27,8 +27,6 @@ class StoreSettings:
     """Bytes at the log's end that every start reads and checks; records not known to be flushed are always checked."""
     record_checksum: bool = False
     """Give every record a checksum over the whole record, ``__CRC32#``; the body always has one."""
-    reput_chunk_bytes: int = 1 * MIB
-    """CommitLog bytes that one dispatch step covers; a thread dispatches a larger backlog."""
     flush_policy: str = "sync"
     """`sync`: acknowledge after fdatasync; `async`: after the write."""
     flush_interval_ms: int = 500

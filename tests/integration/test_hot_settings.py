@@ -163,6 +163,7 @@ def check_held_pulls(running: RunningBroker, peer: RawConnection, connect: Conne
         refused = other.pull("hot", 3, end, wait_ms=60_000)
         assert refused.code == SystemBusy.code, held
         assert name in refused.fields["message"]
+        assert refused.fields["retry_after_ms"] == 100
         change(peer, {name: 1000}).raise_for_error()
         other.close()
         wait_until(lambda: msgpack.unpackb(peer.call(commands.GET_BROKER_RUNTIME_INFO).body)["held_pulls"] == 0)
@@ -189,13 +190,6 @@ def check_committed_offsets_max(running: RunningBroker, peer: RawConnection, con
 def commit_as(group: str, peer: RawConnection) -> Answer:
     fields = {"group": group, "topic": "hot", "count": 1}
     return peer.call(commands.UPDATE_CONSUMER_OFFSET, fields, commands.CONSUMER_OFFSET_STRUCT.pack(0, 0))
-
-
-def check_busy_retry(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
-    change(peer, {"limits.busy_retry_after_ms": 1234, "limits.held_pulls_max": 0}).raise_for_error()
-    peer.produce("hot", b"x", queue=0).raise_for_error()
-    end = peer.call(commands.GET_MAX_OFFSET, {"topic": "hot", "queue": 2}).fields["offset"]
-    assert peer.pull("hot", 2, end, wait_ms=60_000).fields["retry_after_ms"] == 1234
 
 
 def check_half_frame(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
@@ -313,7 +307,6 @@ CHECKS: dict[str, Callable[[RunningBroker, RawConnection, Connect], None]] = {
     "limits.held_pulls_max, limits.held_pulls_per_connection_max": check_held_pulls,
     "limits.groups_max": check_groups_max,
     "limits.committed_offsets_max": check_committed_offsets_max,
-    "limits.busy_retry_after_ms": check_busy_retry,
     "limits.half_frame_timeout_ms": check_half_frame,
     "limits.idle_timeout_ms": check_idle,
     "limits.slow_reader_timeout_ms": check_slow_reader,

@@ -183,13 +183,13 @@ def test_changes_of_groups_and_dead_letters_are_in_the_audit_log(running: Runnin
 
 def test_settings_and_transactions_by_hand_are_in_the_audit_log(running: RunningBroker, log_in: LogIn) -> None:
     admin = log_in("admin")
-    body = msgpack.packb({"limits.busy_retry_after_ms": 77})
+    body = msgpack.packb({"limits.held_pulls_max": 77})
     admin.call(commands.UPDATE_BROKER_CONFIG, {"count": 1}, body).raise_for_error()
     refused = admin.call(commands.UPDATE_BROKER_CONFIG, {"count": 1}, msgpack.packb({"store.path": "/x"}))
     assert refused.code != 0
     who = {"user": "admin", "client": "test", "outcome": "done"}
-    assert audit_of(running, "UPDATE_BROKER_CONFIG", "setting limits.busy_retry_after_ms") == [
-        {**who, "before": 100, "after": 77}
+    assert audit_of(running, "UPDATE_BROKER_CONFIG", "setting limits.held_pulls_max") == [
+        {**who, "before": 100_000, "after": 77}
     ]
     (line,) = audit_of(running, "UPDATE_BROKER_CONFIG", "the broker")
     assert line["outcome"] == "INVALID_PARAMETER"

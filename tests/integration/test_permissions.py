@@ -73,7 +73,7 @@ T, G = {"topic": "T"}, {"group": "G"}
 QUEUE = {**T, "queue": 0}
 MEMBER = {**G, "member": "m"}
 SCRAM_ROW = verifier_row(make_verifier(PASSWORD, ITERATIONS_MIN))
-ONE_SETTING = msgpack.packb({"limits.busy_retry_after_ms": 100})
+ONE_SETTING = msgpack.packb({"limits.held_pulls_max": 100_000})
 
 CASES = [
     Case(commands.PRODUCE, [on("topic", "T", "publish")], {**QUEUE, "count": 1}, ROW),

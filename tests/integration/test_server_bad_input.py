@@ -521,7 +521,7 @@ def test_a_frame_of_too_many_messages_is_refused_with_the_limit(peer: Any, topic
     answer = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 16_385}, rows([b"", {}]) * 16_385)
     assert answer.code == MessageIllegal.code
     assert answer.fields["produce_messages_max"] == 16_384
-    assert "limits.produce_messages_max is 16384; split it" in answer.fields["message"]
+    assert "the maximum is 16384; split it" in answer.fields["message"]
     whole = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 16_384}, rows([b"", {}]) * 16_384)
     assert whole.code == 0
 

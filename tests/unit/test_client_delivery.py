@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from flintmq.broker.config import LimitsSection
+from flintmq.broker.config import PRODUCER_RUNS_MAX
 from flintmq.client import (
     ConnectionFailed,
     DeliveryFailed,
@@ -266,7 +266,7 @@ class TestStoredBefore:
     def test_no_more_frames_are_in_flight_than_a_broker_remembers(self, broker: AnsweringBroker) -> None:
         singles = [broker.single(b"x", queue=queue) for queue in range(IN_FLIGHT_FRAMES_MAX + 50)]
         frames = broker.take()
-        assert len(frames) == IN_FLIGHT_FRAMES_MAX < LimitsSection().sequence_producer_runs_max
+        assert len(frames) == IN_FLIGHT_FRAMES_MAX < PRODUCER_RUNS_MAX
         assert broker.take() == []
         for frame in frames[:10]:
             broker.store(frame)

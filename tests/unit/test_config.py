@@ -12,7 +12,7 @@ import pytest
 
 from flintmq.broker.addresses import is_loopback, parse_address
 from flintmq.broker.config import FIELDS, Settings, valid_values
-from flintmq.broker.config_sources import PACKAGED_FILE, load_settings
+from flintmq.broker.config_sources import FIXED, PACKAGED_FILE, load_settings
 from flintmq.broker.store.settings import StoreSettings
 from flintmq.protocol.errors import ConfigurationError
 
@@ -196,6 +196,13 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(tmp_path: Path, giv
         assert f"unknown setting {given} " in message
         assert source in message
         assert message.endswith(f"did you mean {nearest}?")
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_former_setting_is_refused_with_its_fixed_value(name: str) -> None:
+    assert name not in FIELDS
+    message = refusal(f"{name}=5")
+    assert message == f"{name} (--set) is no longer a setting: the broker always uses {FIXED[name]}. Remove it"
 
 
 def test_an_unknown_setting_without_a_similar_name_is_refused_with_the_sections() -> None:

@@ -237,7 +237,6 @@ def _filter_limits() -> str:
 BROKER_LIMITS = {
     "limits.frame_bytes_max": "`frame_length`, in either direction",
     "limits.produce_frame_bytes_max": "`frame_length` of a PRODUCE",
-    "limits.produce_messages_max": "messages of a PRODUCE",
     "store.message_bytes_max": "stored record of a produced message, in bytes",
     "limits.connections_max": "connections",
     "limits.connections_per_address_max": "connections from one address, loopback not counted",
@@ -251,10 +250,8 @@ BROKER_LIMITS = {
     "limits.idle_timeout_ms": "time on which nothing happens on a connection, in ms",
     "limits.write_buffer_bytes_max": "answers that a client has not taken, in bytes",
     "limits.slow_reader_timeout_ms": "time in which a client takes nothing of them, in ms",
-    "limits.sequence_producer_runs_max": "runs of messages of one producer in one topic that are remembered",
-    "limits.sequence_runs_max": "such runs of all producers, of which each producer in each topic counts as 4 more",
+    "limits.sequence_runs_max": "runs of messages that are remembered; each producer in each topic counts as 4 more",
     "limits.sequence_expiry_ms": "time after its last message for which a producer is remembered, in ms",
-    "limits.sequence_recovery_bytes": "newest log from which a start reads what producers have stored, in bytes",
 }
 
 

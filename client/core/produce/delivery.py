@@ -50,7 +50,7 @@ from .route import ANY_QUEUE
 
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
 IN_FLIGHT_FRAMES_MAX = 256
-"""Brokers remember more frames of each producer than this (``limits.sequence_producer_runs_max``)."""
+"""Brokers remember more frames of each producer than this (``PRODUCER_RUNS_MAX`` of the broker)."""
 _LANES_KEPT = 1024
 
 

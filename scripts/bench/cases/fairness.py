@@ -30,7 +30,7 @@ FLOOD_TOPIC = "flood"
 WITNESS_EVERY_SECONDS = 0.002
 FRAME_BYTES = 1_000_000
 MESSAGES_MAX = 16_384
-"""Maximum number of messages in a frame (`limits.produce_messages_max`)."""
+"""Maximum number of messages in a frame (`PRODUCE_MESSAGES_MAX` of the broker)."""
 PULL_BYTES = 16 * 1024 * 1024
 
 Flood = Callable[[str, Event, Connection], None]

@@ -35,7 +35,6 @@ SETTINGS = StoreSettings(
     index_slots=500,
     index_entries=2_000,
     allocate_step_bytes=1024 * 1024,
-    reput_chunk_bytes=256 * 1024,
 )
 """So small that every kind of file rolls several times."""
 
