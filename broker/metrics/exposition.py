@@ -1,7 +1,10 @@
 """Encoder for Prometheus's text format, version 0.0.4: metric families as lines of samples.
 
-It replaces prometheus-client because several families have one sample per topic: a sample costs less than 1 µs here
-instead of 5, which shortens the delay for producers during a scrape. The tests parse the text with that library.
+prometheus-client is not used for this, because several families have one sample per topic: 6,000 samples take 8 ms here
+and 62 to 69 ms there, in a thread that competes with the event loop for the GIL. With a thousand topics and 20,000
+messages per second on two busy cores (``scripts/bench/run --case metrics``), the median scrape took 53 to 78 ms with
+this module and 132 ms with the library; p99 of another client's request during a scrape was 6 to 9 ms, and 12 with the
+library. The tests parse the text with that library.
 """
 
 from __future__ import annotations

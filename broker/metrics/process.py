@@ -1,4 +1,7 @@
-"""Resource usage of the process, from Linux's ``/proc``."""
+"""Resource usage of the process, from Linux's ``/proc``, by the names of prometheus-client's ``ProcessCollector``.
+
+That class would be the broker's only use of the library (see ``exposition``).
+"""
 
 from __future__ import annotations
 
