@@ -3,8 +3,8 @@
 It runs on the broker's event loop, so no client may cost much: a request has at most ``HEAD_BYTES_MAX``, must arrive
 within ``HEAD_S``, on one of at most ``CONNECTIONS_MAX`` connections; the server never reads a body.
 
-The server of prometheus-client (wsgiref) starts a thread for each connection, without a limit, and has no time limit for
-a request: clients that send nothing, or a byte now and then, would fill the process with threads.
+The server of prometheus-client (wsgiref) starts a thread for each connection, without a limit, and has no time limit
+for a request: clients that send nothing, or a byte now and then, would fill the process with threads.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 uvloop's own TLS reads up to 512 KiB ahead for each connection, and encrypts a whole response at once; no limit counts
 the encrypted bytes. asyncio's (``asyncio.sslproto.SSLProtocol``) does too, even with small buffers, because it encrypts
 everything written to it although the socket is full. In the test of a hundred clients that read no responses
-(``tests/fault/test_memory_bound.py``) the broker took 800 MiB with uvloop's TLS, 897 with asyncio's and a 32 KiB buffer,
-and 321 with this transport; the promise is 512. Here all connections read into one buffer, the transport reads little
-ahead, and it encrypts a response only as it is sent.
+(``tests/fault/test_memory_bound.py``) the broker took 800 MiB with uvloop's TLS, 897 MiB with asyncio's and buffers of
+32 KiB, and 321 MiB with this transport; the promise is 512. Here all connections read into one buffer, the transport
+reads little ahead, and it encrypts a response only as it is sent.
 """
 
 from __future__ import annotations
