@@ -8,41 +8,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self
 
 from ....protocol.errors import FlintError
 from ...aio.producer import Producer
-from ...connection_log import ConnectionLog
-from ...core.compression import COMPRESS_OVER_BYTES, Compression
 from ...core.consume.stored import StoredMessage
 from ...core.produce.delivery import Delivery
 from ...core.produce.grouping import Flush
 from ...core.produce.receipts import Receipt
-from ...core.rpc.access import AccessOptions, access_for
-from ...core.rpc.address import parse_addresses
-from ...core.rpc.timeouts import DELIVERY_SECONDS
 from ...message import Message
-from ...sync.pool import Dialer
 from . import requests
-from .decisions import Decisions
 from .end_errors import decide, not_ended, note_not_rolled_back
-from .health import TransactionHealth, health_of
 from .outcome import Outcome
-from .questions import Questions
-from .registration import Question, Registration
+from .registration import Question
+from .shell import HalfOptions, TransactionProducerShell, TransactionShell
 
 CHECKS_AT_A_TIME = 16
 
 
 class _Halves(Producer):
     """Sends half messages and ends their transactions."""
-
-    def __init__(self, group: str, addresses: str | Iterable[str] | None, **options: Any) -> None:
-        super().__init__(addresses, **options)
-        self._delivery.common = requests.half_common(group)
 
     @property
     def delivery(self) -> Delivery:
@@ -68,27 +55,10 @@ class _Halves(Producer):
         await self._caller.call(requests.end(group, receipt, outcome), self._caller.deadline(timeout))
 
 
-class Transaction:
+class Transaction(TransactionShell["TransactionProducer"]):
     """A message that waits for its commit. ``message_id``: its id, the same in the message that ``check`` gets."""
 
-    __slots__ = ("__weakref__", "_outcome", "_producer", "message", "receipt")
-
-    def __init__(self, producer: TransactionProducer, message: Message, receipt: Receipt) -> None:
-        self.message = message
-        self.receipt = receipt
-        """Receipt of the half message: its location differs from that of the delivered message."""
-        self._producer = producer
-        self._outcome: Outcome | None = None
-
-    @property
-    def message_id(self) -> str:
-        """The message's id, which is also the transaction's."""
-        return self.receipt.message_id
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """The outcome, None while the transaction is open."""
-        return self._outcome
+    __slots__ = ()
 
     async def commit(self, *, timeout: float | None = None) -> None:
         """Have the message delivered; returns once that is acknowledged.
@@ -106,11 +76,11 @@ class Transaction:
             await self._producer._end(self, outcome, timeout)
             self._outcome = outcome
 
-    def __repr__(self) -> str:
-        return f"<Transaction {self.message_id} {self._outcome or 'open'}>"
+
+Check = Callable[[StoredMessage], Outcome | Awaitable[Outcome]]
 
 
-class TransactionProducer:
+class TransactionProducer(TransactionProducerShell[_Halves, Check]):
     """Sends messages that are delivered if, and only if, the sender's related work succeeded. Like
     ``flintmq.client.TransactionProducer``, for the tasks of one event loop.
 
@@ -121,46 +91,13 @@ class TransactionProducer:
     ``check`` is a function or a coroutine function and runs in the loop; coroutines for several messages at a time.
     """
 
-    def __init__(
-        self,
-        addresses: str | Iterable[str] | None = None,
-        group: str = "",
-        check: Callable[[StoredMessage], Outcome | Awaitable[Outcome]] | None = None,
-        *,
-        session_timeout: float = requests.SESSION_SECONDS,
-        delivery_timeout: float = DELIVERY_SECONDS,
-        compress_over: int | None = COMPRESS_OVER_BYTES,
-        compression: Compression | None = None,
-        flush: Flush | None = None,
-        **access: Unpack[AccessOptions],
-    ) -> None:
-        entry = access_for(self, access)
-        self._check = requests.check_check(check)
-        self._group = requests.check_group(group)
-        seconds = requests.check_session(session_timeout)
-        self._halves = _Halves(
-            self._group,
-            addresses,
-            delivery_timeout=delivery_timeout,
-            compress_over=compress_over,
-            compression=compression,
-            flush=flush,
-            **access,
-        )
-        self._decisions = Decisions(self._halves.delivery)
-        self._questions = Questions(self._decisions, self._check_later)
-        connection_log = ConnectionLog(f"producer group {self._group}", logging.WARNING)
-        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
-        self._registration = Registration(self._group, requests.new_member(), seconds, dialer, self._questions.ask)
-        self._questions.registration = self._registration
+    _checked = staticmethod(requests.check_check)
+
+    def _new_halves(self, addresses: str | Iterable[str] | None, options: HalfOptions) -> _Halves:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
         self._checks: set[asyncio.Task[None]] = set()
-
-    @property
-    def group(self) -> str:
-        """The producer group's name."""
-        return self._group
+        return _Halves(addresses, **options)
 
     def start(self) -> Self:
         """Register with the broker, which may send checks from then on; does not wait for it. Idempotent."""
@@ -244,10 +181,6 @@ class TransactionProducer:
                 self._questions.failed(question, error)
             else:
                 self._questions.checked(question, outcome)
-
-    def health(self) -> TransactionHealth:
-        """Return the producer's current state and counters."""
-        return health_of(self._registration, self._questions, self._decisions, closed=self._halves.closed)
 
     # ---- end
 
