@@ -1,7 +1,8 @@
 """Scheduling of reads that may wait for the disk: at most one per reader thread at a time.
 
 Each may return a large response. A read starts only after the loop has taken over and counted the result of an earlier
-one (``sending.py``); otherwise the threads would read faster than responses are sent, and the results would pile up.
+one (``net/deferred_requests.py``); otherwise the threads would read faster than responses are sent, and results would
+pile up.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class ColdReads:
     def when_free(self, start: Callable[[], bool]) -> None:
         """Call ``start`` when a thread is free.
 
-        ``start`` returns whether it uses the thread; if it does, ``over`` must be called afterwards.
+        ``start`` returns whether it uses the thread; if it does, ``release`` must be called afterwards.
         """
         self._waiting.append(start)
         self._start()
 
-    def over(self) -> None:
+    def release(self) -> None:
         """Free the thread of a read that is done and whose response has been counted."""
         self._free += 1
         self._start()

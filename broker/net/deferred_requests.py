@@ -173,7 +173,7 @@ class DeferredRequests(OutboundRequests):
         if not self.lost:
             self.attempt(frame, lambda: done(future.result()))
             self.run_deferred()
-        self.broker.cold_reads.over()
+        self.broker.cold_reads.release()
 
     def when_writable(self, call: Callable[[], None]) -> None:
         """Call ``call`` once the client has read its responses."""

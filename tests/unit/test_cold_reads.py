@@ -21,11 +21,11 @@ def test_one_read_per_thread_begins_and_each_finished_one_lets_the_next_begin() 
     for name in "abcd":
         reads.when_free(start(begun, name))
     assert (begun, len(reads)) == (["a", "b"], 2)
-    reads.over()
+    reads.release()
     assert begun == ["a", "b", "c"]
-    reads.over()
-    reads.over()
-    reads.over()
+    reads.release()
+    reads.release()
+    reads.release()
     assert (begun, len(reads)) == (["a", "b", "c", "d"], 0)
 
 
@@ -51,5 +51,5 @@ def test_a_read_begun_by_another_does_not_overtake_waiting_ones() -> None:
     reads.when_free(start(begun, "first"))
     reads.when_free(begin)
     reads.when_free(start(begun, "b"))
-    reads.over()
+    reads.release()
     assert begun == ["first", "a", "b"]

@@ -1,4 +1,5 @@
 """Consumer groups: membership, assignment of queues, retries, and producer groups.
 
-Nothing here knows a connection; clients are ``ClientHandle``. Read first: ``coordinator``.
+State machines in memory, driven by requests and by a clock; only committed offsets are persistent. Nothing here knows a
+connection; clients are ``ClientHandle``. Read first: ``coordinator``, then ``group`` and ``assignment``.
 """

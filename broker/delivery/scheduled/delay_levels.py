@@ -119,7 +119,7 @@ class DelayLevels:
         delivered = 0
         if count > 0:
             units = await self._mover.units(level.queue, first, count)
-            delivered = await self._mover.aside(lambda: self._copies.count(units))
+            delivered = await self._mover.in_reader(lambda: self._copies.count(units))
         level.crashed = 0 < count == delivered
         if delivered:
             level.next_offset = level.counted = first + delivered

@@ -130,7 +130,7 @@ class Redeliverer:
         except WouldBlock:
             return await self.loop.run_in_executor(self._readers, read, False)
 
-    async def aside(self, call: Callable[[], T]) -> T:
+    async def in_reader(self, call: Callable[[], T]) -> T:
         """Run ``call`` in a reader thread."""
         return await self.loop.run_in_executor(self._readers, call)
 

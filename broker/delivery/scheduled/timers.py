@@ -88,7 +88,7 @@ class Timers:
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         first = await self._mover.first_offset(queue) if queue is not None else 0
         end = queue.max_offset if queue is not None else 0
-        self.state = await self._mover.aside(lambda: self.files.open(first, end, now))
+        self.state = await self._mover.in_reader(lambda: self.files.open(first, end, now))
         self.opened = True
 
     def _stay_ahead(self, now: int) -> None:
@@ -186,7 +186,7 @@ class Timers:
         hour = state.hours.get(state.hour)
         if hour is not None:
             number, second = state.hour, state.second
-            self._seconds = await self._mover.aside(lambda: _by_second(self.files.rows(number), second))
+            self._seconds = await self._mover.in_reader(lambda: _by_second(self.files.rows(number), second))
         self._loaded_hour = state.hour
 
     # Indexing.
@@ -273,7 +273,7 @@ class Timers:
                 bytes(blob[skipped:] if second == state.second else blob) for second, blob in self._seconds.items()
             ]
             return np.frombuffer(b"".join(blobs), _PLACES)
-        rows = await self._mover.aside(lambda: self.files.rows(number))
+        rows = await self._mover.in_reader(lambda: self.files.rows(number))
         return rows[["physical_offset", "size"]].astype(_PLACES)
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import CorruptRecord, Record, decode_record
-from ...kernels.gather import C_SIZE, CHOSEN_ROW
+from ....protocol.storage.record import Record
 from ...store import MessageStore
 from ...store.damage.tombstones import LostRange
 from ...store.queue.consume_queue import ConsumeQueue
-from ..scheduled.redelivery import RECORDS_A_STEP, UNITS, choose
+from ..scheduled.redelivery import RECORDS_A_STEP, UNITS
+from ..topic_scan import records_from
 from .lost_notes import LostNotes
 from .notes import COMMIT, COPY, DONE, DROP, STAGE, Note, read_note
 from .table import Commit, Range, Stage, StageTable
@@ -30,7 +30,7 @@ def table_at_start(store: MessageStore) -> StageTable:
         table.remember_sequence(scope, sequence)
     copies: dict[str, tuple[int, Record]] = {}
     lost_notes = LostNotes(saved.next_message)
-    for record in _notes(store, saved.next_note):
+    for record in records_from(store, OP_PREPARED_TOPIC, saved.next_note):
         note = read_note(record)
         if note is not None:
             _take(table, copies, lost_notes, note, record)
@@ -167,31 +167,3 @@ def _copied_after(store: MessageStore, at: int, index_of: Callable[[int], int]) 
         position = index + 1
         at += len(record.encode())
     return position
-
-
-def _notes(store: MessageStore, first: int) -> Iterator[Record]:
-    queue = store.queues.get(OP_PREPARED_TOPIC, 0)
-    if queue is None:
-        return
-    at = max(first, store.queue_reads.first_offset(queue))
-    lost = store.quarantine.lost_between(OP_PREPARED_TOPIC, 0, at, queue.max_offset)
-    if lost:
-        log.error(
-            "%d notes on staged transactions are lost to damage of the log: dropping the uncommitted messages "
-            "that they were about",
-            sum(end - begin for begin, end in lost),
-        )
-    while at < queue.max_offset:
-        blob = queue.read_units(at, min(RECORDS_A_STEP, queue.max_offset - at), hot=False)
-        chosen, count = choose(np.frombuffer(blob, UNITS), at)
-        body = store.log_reads.records(chosen, hot=False)
-        position = 0
-        for size in chosen[C_SIZE::CHOSEN_ROW].tolist():
-            try:
-                note = decode_record(body, position)
-                if not store.quarantine.covers(note.physical_offset):
-                    yield note
-            except CorruptRecord as error:
-                log.error("a note of %s is damaged, skipping it: %s", OP_PREPARED_TOPIC, error)
-            position += size
-        at += count

@@ -7,7 +7,7 @@ its half message, so only its topic and sys_flag tell what it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ....protocol.errors import QueueNotExist, TopicNotExist
 from ....protocol.storage.delivery import (
@@ -35,40 +35,24 @@ _NOTE_BYTES_MAX = 4096
 """RocketMQ's ``transactionOpMsgMaxSize``."""
 
 
+@dataclass(slots=True, eq=False)
 class Half:
     """A half message without its body.
 
     ``topic``, ``queue``: where its message will go; ``queue_offset``, ``physical_offset``: where the half message
-    itself is stored; ``check_times``: number of checks with its producers; ``born_ms``, ``store_ms``: when its producer
-    created it, and when this record was stored.
+    itself is stored; ``born_ms``, ``store_ms``: when its producer created it, and when this record was stored;
+    ``check_times``: number of checks with its producers.
     """
 
-    __slots__ = tuple(
-        "born_ms check_times group physical_offset queue queue_offset store_ms topic transaction_id".split()
-    )
-
-    def __init__(
-        self,
-        transaction_id: str,
-        group: str,
-        topic: str,
-        queue: int,
-        *,
-        queue_offset: int,
-        physical_offset: int,
-        born_ms: int,
-        store_ms: int,
-        check_times: int = 0,
-    ) -> None:
-        self.transaction_id = transaction_id
-        self.group = group
-        self.topic = topic
-        self.queue = queue
-        self.queue_offset = queue_offset
-        self.physical_offset = physical_offset
-        self.born_ms = born_ms
-        self.store_ms = store_ms
-        self.check_times = check_times
+    transaction_id: str
+    group: str
+    topic: str
+    queue: int
+    queue_offset: int
+    physical_offset: int
+    born_ms: int
+    store_ms: int
+    check_times: int = 0
 
     @classmethod
     def of(cls, record: Record, of_topic: str = HALF_TOPIC) -> Half | None:

@@ -15,6 +15,7 @@ from ....protocol.fields import I32_MAX
 from ....protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from ....protocol.storage.record import PROPERTY_UNIQ_KEY, Record, decode_record
 from ...store import MessageStore
+from ..topic_scan import records_from
 from .records import Half, ended_offsets, id_of, is_committed
 from .table import COMMIT, PARKED, ROLLBACK, Ended
 
@@ -59,13 +60,13 @@ class History:
         """Read both topics from their saved progress. Blocks."""
         found = AtStart()
         ended: set[int] = set()
-        for note in self._queue(OP_HALF_TOPIC):
+        for note in self._unfinished(OP_HALF_TOPIC):
             offsets = list(ended_offsets(note))
             if offsets:
                 ended.update(offsets)
                 found.notes.append((note.queue_offset, max(offsets)))
         places: dict[str, set[int]] = {}
-        for record in self._queue(HALF_TOPIC):
+        for record in self._unfinished(HALF_TOPIC):
             half = Half.of(record)
             if half is None:
                 log.error("the half message at physical offset %d lacks its target topic", record.physical_offset)
@@ -127,7 +128,7 @@ class History:
             return [], 0, False
         begin = max(first, self._store.queue_reads.first_offset(queue))
         end = min(begin + count, queue.max_offset)
-        return list(self._records(TRANSACTION_PARKED_TOPIC, begin, end)), end, end < queue.max_offset
+        return list(records_from(self._store, TRANSACTION_PARKED_TOPIC, begin, end)), end, end < queue.max_offset
 
     def parked_count(self) -> int:
         """Return the number of messages in the parked topic. Blocks."""
@@ -136,24 +137,10 @@ class History:
 
     # ---- parts
 
-    def _queue(self, topic: str) -> Iterator[Record]:
-        """Yield the records of queue 0 of a topic from its saved progress on."""
-        queue = self._store.queues.get(topic, 0)
-        if queue is None:
-            return
-        done = self._store.consumer_offsets.committed(TRANSACTION_GROUP, topic).get(0, 0)
-        yield from self._records(topic, max(done, self._store.queue_reads.first_offset(queue)), queue.max_offset)
-
-    def _records(self, topic: str, begin: int, end: int) -> Iterator[Record]:
-        queue = self._store.queues.get(topic, 0)
-        assert queue is not None
-        for queue_offset in range(begin, end):
-            physical_offset, size, _ = queue.unit(queue_offset, hot=False)
-            record = self._store.log_reads.record_at(physical_offset, size)
-            if record is None or record.topic != topic.encode():
-                log.error("offset %d of %s is damaged, skipping it", queue_offset, topic)
-                continue
-            yield record
+    def _unfinished(self, topic: str) -> Iterator[Record]:
+        """Yield the records of a topic from its saved progress on."""
+        saved = self._store.consumer_offsets.committed(TRANSACTION_GROUP, topic).get(0, 0)
+        return records_from(self._store, topic, saved)
 
     def _commit_of(self, topic: str, transaction_id: str, half_offsets: set[int]) -> bool:
         return any(
