@@ -11,7 +11,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 
-class Sender(Protocol):
+class TrackedProducer(Protocol):
     """A producer. ``remains_told``: its remaining messages have been reported."""
 
     remains_told: bool
@@ -21,15 +21,15 @@ class Sender(Protocol):
         application reading the outcome from their futures."""
 
 
-_open: weakref.WeakSet[Sender] = weakref.WeakSet()
+_open: weakref.WeakSet[TrackedProducer] = weakref.WeakSet()
 
 
-def watch(producer: Sender) -> None:
+def watch(producer: TrackedProducer) -> None:
     """Check ``producer`` when the interpreter exits, unless it is closed before."""
     _open.add(producer)
 
 
-def closed(producer: Sender, raised: BaseException | None) -> None:
+def closed(producer: TrackedProducer, raised: BaseException | None) -> None:
     """Record that ``producer`` was closed. If ``raised`` prevents it from raising the failures of its messages, log
     them."""
     _open.discard(producer)
@@ -38,7 +38,7 @@ def closed(producer: Sender, raised: BaseException | None) -> None:
         log.warning("a producer was closed by %s: %s", type(raised).__name__, text)
 
 
-def abandoned(producer: Sender, when: str) -> None:
+def abandoned(producer: TrackedProducer, when: str) -> None:
     """Report a producer that can no longer be closed: if messages remain, log and warn."""
     if producer.remains_told:
         return
@@ -49,7 +49,7 @@ def abandoned(producer: Sender, when: str) -> None:
         warnings.warn(text, ResourceWarning, stacklevel=2, source=producer)
 
 
-def _left(producer: Sender) -> str:
+def _left(producer: TrackedProducer) -> str:
     unacknowledged, failed = producer.undelivered()
     parts = []
     if unacknowledged:

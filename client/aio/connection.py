@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from ...protocol.commands import HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.rpc.access import Access
+from ..core.rpc.access import ClientAccess
 from ..core.rpc.address import Address
 from ..core.rpc.connection_errors import broke, closed_there, no_broker, no_hello, not_greeted, unreachable
 from ..core.rpc.operation import Operation
@@ -26,7 +26,7 @@ _WRITE_BUFFER_BYTES = 256 * 1024
 """Unsent bytes above which a connection is congested."""
 
 
-class Receiver(Protocol):
+class AnswerReceiver(Protocol):
     """The user of a connection."""
 
     def received(self, answers: list[Answer]) -> None:
@@ -47,7 +47,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, address: Address, life: ClientRuntime, watch: Watch) -> None:
         self.address = address
-        self.receiver: Receiver | None = None
+        self.receiver: AnswerReceiver | None = None
         self.on_asked: Callable[[list[Asked]], None] | None = None
         """Called with the broker's requests to this side; if None, they are ignored."""
         self.reads = 0
@@ -67,7 +67,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(
-        cls, address: Address, timeout: float, access: Access, life: ClientRuntime, watch: Watch, waits: Waits
+        cls, address: Address, timeout: float, access: ClientAccess, life: ClientRuntime, watch: Watch, waits: Waits
     ) -> Connection:
         """Connect, say HELLO and authenticate, within ``timeout`` seconds.
 
@@ -105,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
                 connection._ended()  # a loop that was still connecting does not always call ``connection_lost``
         return connection
 
-    async def _greet(self, access: Access) -> None:
+    async def _greet(self, access: ClientAccess) -> None:
         greeting = self._session.greeting(client_name(), access)
         request = advance(greeting, None)
         while request is not None:

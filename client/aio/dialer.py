@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
-from ..core.rpc.access import Access
+from ..core.rpc.access import ClientAccess
 from ..core.rpc.address import Address, AddressBook
 from ..core.rpc.connection_errors import no_address_answered
 from ..core.rpc.retry import detached
@@ -21,7 +21,7 @@ class Dialer:
     def __init__(
         self,
         addresses: tuple[Address, ...],
-        access: Access,
+        access: ClientAccess,
         log: ConnectionLog,
         life: ClientRuntime,
         watch: Watch,

@@ -16,7 +16,7 @@ from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..connection_log import ConnectionLog
 from ..core import topics as topic_operations
 from ..core.client_guard import Guard
-from ..core.rpc.access import NO_ACCESS, Access
+from ..core.rpc.access import NO_ACCESS, ClientAccess
 from ..core.rpc.address import parse_addresses
 from ..core.rpc.connection_errors import unanswered
 from ..core.rpc.operation import Operation
@@ -39,7 +39,7 @@ class BrokerAddress:
 
     name: str
     address: str
-    access: Access = NO_ACCESS
+    access: ClientAccess = NO_ACCESS
 
 
 def parse_bootstrap(written: str) -> tuple[BrokerAddress, ...]:
@@ -61,7 +61,7 @@ def parse_bootstrap(written: str) -> tuple[BrokerAddress, ...]:
     return tuple(found.values())
 
 
-_callers: dict[tuple[int, str, Access], Caller] = {}
+_callers: dict[tuple[int, str, ClientAccess], Caller] = {}
 _lock = threading.Lock()
 
 

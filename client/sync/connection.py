@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.commands import Command, HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.rpc.access import NO_ACCESS, Access
+from ..core.rpc.access import NO_ACCESS, ClientAccess
 from ..core.rpc.address import Address
 from ..core.rpc.connection_errors import (
     broke,
@@ -61,7 +61,7 @@ class Connection:
         self._used_at = time.monotonic()
 
     @classmethod
-    def open(cls, address: Address, timeout: float, access: Access = NO_ACCESS) -> Connection:
+    def open(cls, address: Address, timeout: float, access: ClientAccess = NO_ACCESS) -> Connection:
         """Connect, say HELLO and authenticate, within ``timeout`` seconds.
 
         Raises ``ConnectionFailed``, or the broker's refusal.
@@ -92,7 +92,7 @@ class Connection:
             raise
         return connection
 
-    def _greet(self, access: Access, deadline: float, timeout: float) -> None:
+    def _greet(self, access: ClientAccess, deadline: float, timeout: float) -> None:
         greeting = self._session.greeting(client_name(), access)
         request = advance(greeting, None)
         while request is not None:

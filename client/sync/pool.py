@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
 from ..core.client_guard import Guard
-from ..core.rpc.access import Access
+from ..core.rpc.access import ClientAccess
 from ..core.rpc.address import Address, AddressBook
 from ..core.rpc.connection_errors import no_address_answered
 from ..core.rpc.operation import Operation, Plan
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Dialer:
     """Connects to the first of several addresses that answers, beginning with the one that answered last."""
 
-    def __init__(self, addresses: tuple[Address, ...], access: Access, log: ConnectionLog) -> None:
+    def __init__(self, addresses: tuple[Address, ...], access: ClientAccess, log: ConnectionLog) -> None:
         self.log = log
         self._addresses = AddressBook(addresses)
         self._access = access

@@ -27,7 +27,7 @@ from flintmq.client import (
 from flintmq.client.core import topics as topic_operations
 from flintmq.client.core.admin import settings as setting_operations
 from flintmq.client.core.consume import requests
-from flintmq.client.core.produce.receipts import Acknowledged, Part, Receipts, settle
+from flintmq.client.core.produce.receipts import Acknowledged, FrameOutcome, Receipts, settle
 from flintmq.client.core.rpc.operation import Operation
 from flintmq.client.core.rpc.retry import backoff_seconds, is_retriable
 from flintmq.client.core.rpc.session import ASKED_MAX, Answer, Session
@@ -42,7 +42,7 @@ def acknowledged(first: int, count: int, queue: int = 0, topic: str = "t") -> Ac
 
 class TestReceipts:
     def test_receipts_are_in_the_order_of_the_messages(self) -> None:
-        parts = [Part(range(5, 9), acknowledged(5, 4)), Part(range(5), acknowledged(0, 5))]
+        parts = [FrameOutcome(range(5, 9), acknowledged(5, 4)), FrameOutcome(range(5), acknowledged(0, 5))]
         receipts = settle(parts, DeliveryFailed)
         assert [receipt.queue_offset for receipt in receipts] == list(range(9))
         assert [receipt.physical_offset for receipt in receipts] == list(range(0, 900, 100))
@@ -52,18 +52,21 @@ class TestReceipts:
         assert receipts[3] in receipts
 
     def test_receipts_are_in_order_even_if_messages_went_to_different_queues(self) -> None:
-        parts = [Part([0, 2, 4], acknowledged(0, 3, queue=1)), Part([1, 3], acknowledged(10, 2, queue=2))]
+        parts = [
+            FrameOutcome([0, 2, 4], acknowledged(0, 3, queue=1)),
+            FrameOutcome([1, 3], acknowledged(10, 2, queue=2)),
+        ]
         receipts = settle(parts, DeliveryFailed)
         assert [(one.queue, one.queue_offset) for one in receipts] == [(1, 0), (2, 10), (1, 1), (2, 11), (1, 2)]
 
     @pytest.mark.parametrize("index", [9, -10, 1000])
     def test_an_index_after_the_last_receipt_is_an_index_error(self, index: int) -> None:
-        receipts = settle([Part(range(9), acknowledged(0, 9))], DeliveryFailed)
+        receipts = settle([FrameOutcome(range(9), acknowledged(0, 9))], DeliveryFailed)
         with pytest.raises(IndexError):
             receipts[index]
 
     def test_a_receipt_is_made_on_demand(self) -> None:
-        receipts = settle([Part(range(3), acknowledged(0, 3))], DeliveryFailed)
+        receipts = settle([FrameOutcome(range(3), acknowledged(0, 3))], DeliveryFailed)
         assert receipts[1] is not receipts[1]
         assert isinstance(receipts, Receipts)
         assert repr(receipts) == "<Receipts of 3 messages>"
@@ -72,10 +75,10 @@ class TestReceipts:
     def test_failures_are_reported_in_ranges(self) -> None:
         error = TopicNotExist("no such topic")
         parts = [
-            Part(range(3), acknowledged(0, 3)),
-            Part(range(3, 10), error),
-            Part([10], RequestTimeout("late")),
-            Part([11], acknowledged(3, 1)),
+            FrameOutcome(range(3), acknowledged(0, 3)),
+            FrameOutcome(range(3, 10), error),
+            FrameOutcome([10], RequestTimeout("late")),
+            FrameOutcome([11], acknowledged(3, 1)),
         ]
         with pytest.raises(DeliveryFailed) as raised:
             settle(parts, DeliveryFailed)

@@ -13,7 +13,7 @@ from ...message import Row
 from ..times import now_millis
 from .packer import ColumnSource, Content, RowSource
 from .produce_header import ProduceHead
-from .receipts import Acknowledged, Part, Receipt
+from .receipts import Acknowledged, FrameOutcome, Receipt
 
 NEVER = inf
 
@@ -88,11 +88,11 @@ class Bulk:
         self.done = count == 0
         self.added_at = added_at
         self.deadline = deadline
-        self.parts: list[Part] = []
+        self.parts: list[FrameOutcome] = []
 
     def settle(self, indexes: Sequence[int], outcome: Acknowledged | FlintError) -> None:
         """Record the outcome of the messages at these indexes of the call."""
-        self.parts.append(Part(indexes, outcome))
+        self.parts.append(FrameOutcome(indexes, outcome))
         self.left -= len(indexes)
         if not self.left:
             self.done = True

@@ -87,7 +87,7 @@ class Acknowledged:
         )
 
 
-class Part(NamedTuple):
+class FrameOutcome(NamedTuple):
     """The outcome of one frame of a call; ``indexes``: its messages' indexes in the call, ascending."""
 
     indexes: Sequence[int]
@@ -97,7 +97,7 @@ class Part(NamedTuple):
 class _Outcomes:
     """Finds a message's frame and position in it by the message's index in the call."""
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[FrameOutcome]) -> None:
         self.parts = parts
         self.count = sum(len(part.indexes) for part in parts)
         self._starts: list[int] | None = None
@@ -185,7 +185,7 @@ def _place(index: int, count: int) -> int:
     return place
 
 
-def settle(parts: list[Part], fail: Callable[[dict[int, FlintError], PartialReceipts], FlintError]) -> Receipts:
+def settle(parts: list[FrameOutcome], fail: Callable[[dict[int, FlintError], PartialReceipts], FlintError]) -> Receipts:
     """Return the receipts of a call when every frame has an outcome; raise the error from ``fail`` if one failed."""
     outcomes = _Outcomes(parts)
     errors: dict[int, FlintError] = {}

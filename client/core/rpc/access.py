@@ -44,7 +44,7 @@ class AccessOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Access:
+class ClientAccess:
     """The checked options. Comparable and, if the options are, picklable; its repr hides the password."""
 
     user: str = ""
@@ -55,7 +55,7 @@ class Access:
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Access, (self.user, self.password, self.tls, self.tls_certificate, self.tls_key)
+        return ClientAccess, (self.user, self.password, self.tls, self.tls_certificate, self.tls_key)
 
     @property
     def options(self) -> AccessOptions:
@@ -127,7 +127,7 @@ class Access:
         return keys
 
 
-NO_ACCESS = Access()
+NO_ACCESS = ClientAccess()
 """Access of a client without options: no user, no TLS."""
 
 
@@ -149,7 +149,7 @@ REPLACEMENTS = {
 """Arguments of other brokers' clients, and what to use instead."""
 
 
-def access_for(client: object, options: Mapping[str, Any], others: Collection[str] = ()) -> Access:
+def access_for(client: object, options: Mapping[str, Any], others: Collection[str] = ()) -> ClientAccess:
     """Return ``access_of(**options)``; ``options`` are all arguments that the constructor of ``client`` does not name
     and that are not in ``others``. Raises ``InvalidArgumentType`` (a ``TypeError``) for an unknown one."""
     known = AccessOptions.__annotations__
@@ -176,7 +176,7 @@ def _instead(client: object, name: str, others: Collection[str]) -> str:
 
 def access_of(
     *, user: Any = None, password: Any = None, tls: Any = None, tls_certificate: Any = None, tls_key: Any = None
-) -> Access:
+) -> ClientAccess:
     """Check the access arguments of a client (``AccessOptions``).
 
     Raises ``InvalidArgument`` for invalid values and for files that cannot be used.
@@ -185,7 +185,7 @@ def access_of(
         return NO_ACCESS
     user, password = _checked_user(user, password)
     tls, tls_certificate, tls_key = _checked_tls(tls, tls_certificate, tls_key)
-    access = Access(user, password, tls, tls_certificate, tls_key)
+    access = ClientAccess(user, password, tls, tls_certificate, tls_key)
     access.context()
     return access
 

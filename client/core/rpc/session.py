@@ -35,7 +35,7 @@ from ....protocol.fields import decode_fields, encode_fields
 from ....protocol.frames import FRAME_BYTES_MAX, REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
 
 if TYPE_CHECKING:
-    from .access import Access
+    from .access import ClientAccess
 
 _LENGTHS = struct.Struct(">II")
 _SMALL_BYTES_MAX = 1024
@@ -86,7 +86,7 @@ class Session:
         self.asked: deque[Asked] = deque(maxlen=ASKED_MAX)
         """Requests of the broker that have not been taken yet."""
 
-    def greeting(self, client_name: str, access: Access) -> Generator[bytes, Answer, None]:
+    def greeting(self, client_name: str, access: ClientAccess) -> Generator[bytes, Answer, None]:
         """Run the conversation that opens the connection: yields requests and receives their responses until it
         returns.
 
@@ -106,7 +106,7 @@ class Session:
             )
         yield from self._authenticate(access, limits)
 
-    def _authenticate(self, access: Access, limits: HelloAnswer) -> Generator[bytes, Answer, None]:
+    def _authenticate(self, access: ClientAccess, limits: HelloAnswer) -> Generator[bytes, Answer, None]:
         from ....protocol.auth.scram import MECHANISM, ScramError
 
         if MECHANISM not in limits.auth.split():
