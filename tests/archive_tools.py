@@ -1,4 +1,5 @@
-"""A CommitLog made by hand for the archive source: any records, any file size, and what a plain walk finds in it."""
+"""CommitLogs built in memory for tests of the archive source: any records, any file size, and a plain scan to compare
+with."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ COLUMNS = offered(properties=True, headers=True)
 
 @dataclass
 class MadeLog:
-    """The files' bytes by where they begin, the records as they lie there, and where the last one ends."""
+    """Bytes of each file by its first offset, the records with their offsets, and the end of the last."""
 
     files: dict[int, bytearray]
     records: list[Record] = field(default_factory=list)
     end: int = 0
 
     def write(self, folder: Path) -> Path:
-        """Write the files to a commitlog folder, made if need be; the store's folder."""
+        """Write the files to a commitlog folder, created if necessary; return the store's folder."""
         commitlog = folder / "commitlog"
         commitlog.mkdir(parents=True, exist_ok=True)
         for start, content in self.files.items():
@@ -39,13 +40,13 @@ class MadeLog:
         return folder
 
     def place(self, physical_offset: int) -> tuple[int, int]:
-        """The file that holds an offset, and the byte in it."""
+        """Return the file that holds an offset, and the position in it."""
         start = max(start for start in self.files if start <= physical_offset)
         return start, physical_offset - start
 
 
 def make_log(records: Iterable[Record], file_bytes: int, *, first_start: int = 0) -> MadeLog:
-    """The records one behind the other in files of this size, each given its physical offset; zeros to the end."""
+    """Build consecutive records in files of this size, each with its physical offset set; zeros fill the end."""
     log = MadeLog({first_start: bytearray()}, end=first_start)
     start = first_start
     for record in records:
@@ -66,7 +67,7 @@ def make_log(records: Iterable[Record], file_bytes: int, *, first_start: int = 0
 
 
 def plain_walk(log: MadeLog) -> Iterator[int]:
-    """The physical offset of every record, one by one."""
+    """Return the physical offset of every record, found one by one."""
     for start, content in log.files.items():
         at = 0
         while at + RECORD_BYTES_MIN <= len(content):
@@ -79,7 +80,7 @@ def plain_walk(log: MadeLog) -> Iterator[int]:
 
 
 def forge(physical_offset: int, count: int, *, topic: bytes = b"forged", body: bytes = b"not a message") -> bytes:
-    """Whole records for a body that lies at this place: they say that they lie where they do."""
+    """Return complete records for a body at this offset; they claim the places where they are."""
     blob = b""
     for number in range(count):
         forged = Record(topic, body, queue_offset=number, physical_offset=physical_offset + len(blob))
@@ -88,14 +89,14 @@ def forge(physical_offset: int, count: int, *, topic: bytes = b"forged", body: b
 
 
 def plan_of(path: Path | str, **options: Any) -> list[list[LogRange]]:
-    """The partitions of a read with these ``ArchiveOptions``."""
+    """Return the partitions of a read with these ``ArchiveOptions``."""
     wanted = ArchiveOptions(str(path), **options)
     log = find_log(wanted.path, fail_on_corruption=wanted.fail_on_corruption)
     return plan(find_end(log, fail_on_corruption=wanted.fail_on_corruption), wanted)
 
 
 def read_rows(path: Path | str, **options: Any) -> list[dict[str, Any]]:
-    """All rows of a read, partition by partition."""
+    """Return all rows of a read, partition by partition."""
     wanted = ArchiveOptions(str(path), **options)
     rows: list[dict[str, Any]] = []
     for stretches in plan_of(path, **options):
@@ -105,5 +106,5 @@ def read_rows(path: Path | str, **options: Any) -> list[dict[str, Any]]:
 
 
 def read_offsets(path: Path | str, **options: Any) -> list[int]:
-    """The physical offsets of all rows of a read."""
+    """Return the physical offsets of all rows of a read."""
     return [row["physical_offset"] for row in read_rows(path, **options)]

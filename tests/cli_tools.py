@@ -1,4 +1,4 @@
-"""Runs ``flintmq`` for tests: in this process, or as a process of its own, on a terminal or not."""
+"""Runners of ``flintmq`` for tests: in this process, or in one of its own, with or without a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END_TIMEOUT_S = 60.0
 
 @dataclass
 class Done:
-    """What a command line came to."""
+    """Result of a command line."""
 
     code: int
     out: str
@@ -35,18 +35,18 @@ class Done:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of standard output."""
+        """Return the lines of standard output."""
         return self.out.splitlines()
 
     @property
     def rows(self) -> list[Any]:
-        """Standard output as JSON lines."""
+        """Return standard output, parsed as JSON lines."""
         return [json.loads(line) for line in self.lines]
 
 
 @dataclass
 class Cli:
-    """``flintmq`` with a configuration folder of its own and, unless told otherwise, one broker."""
+    """``flintmq`` with its own configuration folder and, unless told otherwise, one broker."""
 
     folder: Path
     broker: str = ""
@@ -57,7 +57,7 @@ class Cli:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """End what a test that failed has left running."""
+        """Kill processes that a failed test left running."""
         for process in self.started:
             if process.poll() is None:
                 process.kill()
@@ -66,7 +66,7 @@ class Cli:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that it runs with."""
+        """Return the environment variables of the command."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("FLINTMQ_")}
         clean |= {"XDG_CONFIG_HOME": str(self.folder), "TERM": "xterm-256color", "TZ": "UTC"}
         clean.pop("COLUMNS", None)
@@ -82,14 +82,14 @@ class Cli:
         return Done(result.exit_code, result.stdout, result.stderr)
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Start a command line as a process, its streams as pipes unless ``options`` says otherwise."""
+        """Start a command line as a process, with pipes for its streams unless ``options`` says otherwise."""
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = subprocess.Popen([*PROGRAM, *args], env=self.environment, **(pipes | options))
         self.started.append(process)
         return process
 
     def spawn(self, *args: str, stdin: bytes | None = None) -> Done:
-        """Run a command line as a process to its end; ``stdin``: what is piped in, None: nothing can be read."""
+        """Run a command line in a process to its end. ``stdin``: its piped input; None: no input."""
         process = self.start(*args, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE)
         out, err = process.communicate(stdin, END_TIMEOUT_S)
         return Done(process.returncode, out.decode(), err.decode())
@@ -109,23 +109,23 @@ class Terminal:
         self.text = ""
 
     def read_until(self, wanted: str) -> str:
-        """Everything shown up to now, once ``wanted`` is there."""
+        """Read until ``wanted`` appears; return everything shown so far."""
         deadline = time.monotonic() + END_TIMEOUT_S
         while wanted not in self.text:
-            assert time.monotonic() < deadline, f"{wanted!r} never came: {self.text!r}"
+            assert time.monotonic() < deadline, f"{wanted!r} did not appear: {self.text!r}"
             if not self._read(0.5) and self.process.poll() is not None:
                 assert wanted in self.text, f"ended without {wanted!r}: {self.text!r}"
         return self.text
 
     def type(self, keys: str) -> None:
-        """Press keys."""
+        """Type keys."""
         os.write(self._ours, keys.encode())
 
     def finish(self) -> int:
-        """Read to the end; the exit code."""
+        """Read to the end; return the exit code."""
         deadline = time.monotonic() + END_TIMEOUT_S
         while self._read(0.5) or self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it does not end: {self.text!r}"
+            assert time.monotonic() < deadline, f"the command does not end: {self.text!r}"
         os.close(self._ours)
         return self.process.wait()
 

@@ -1,7 +1,7 @@
 """The clients of both drivers under the same names, so that one test class runs against either.
 
-The sync clients stand for themselves. An asyncio client runs on a loop in a thread, and a call waits for its coroutine:
-what is tested is the client, not the few lines here.
+The sync clients are used directly. An asyncio client runs on a loop in a thread, and each call waits for its coroutine:
+the tests exercise the client, not the few lines here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flintmq.client.sync import driver as sync_driver
 
 @dataclass(frozen=True)
 class Clients:
-    """One driver's: ``name`` is "sync" or "aio"; ``driver`` the module that delivers."""
+    """Clients of one driver. ``name``: "sync" or "aio"; ``driver``: the module that delivers."""
 
     name: str
     Producer: type[Producer]
@@ -38,7 +38,7 @@ SYNC = Clients("sync", Producer, Consumer, Admin, PushConsumer, sync_driver)
 
 @contextlib.contextmanager
 def aio_clients() -> Iterator[Clients]:
-    """The asyncio clients on a loop of their own. At the end nothing may be left in it."""
+    """Yield the asyncio clients on a loop of their own, and check at the end that nothing is left in it."""
     loop = asyncio.new_event_loop()
     complaints: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: complaints.append(context))
@@ -67,7 +67,7 @@ async def _other_tasks() -> list[str]:
 
 
 class Facade:
-    """An asyncio client under the sync names. Made by ``aio_clients`` for each kind."""
+    """An asyncio client under the sync names. ``aio_clients`` makes a subclass for each kind."""
 
     loop: asyncio.AbstractEventLoop
     kind: type
@@ -89,7 +89,7 @@ class Facade:
         self._run(self._client.__aexit__, *raised)
 
     def _run(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """What the call returns, or its coroutine. Interrupted, the coroutine is cancelled."""
+        """Return the result of the call, awaited if it is a coroutine. An interrupt cancels the coroutine."""
 
         async def run() -> Any:
             result = call(*arguments, **options)
@@ -102,16 +102,18 @@ class Facade:
             future.cancel()
             raise
 
-    def send_async(self, *arguments: Any, **options: Any) -> Handed:
-        """A future for threads."""
-        return cast(Handed, self._run(lambda: Handed(self._client.send_async(*arguments, **options))))
+    def send_async(self, *arguments: Any, **options: Any) -> ThreadedSendFuture:
+        """Return a future for threads."""
+        return cast(
+            ThreadedSendFuture, self._run(lambda: ThreadedSendFuture(self._client.send_async(*arguments, **options)))
+        )
 
     def iter(self, *arguments: Any, **options: Any) -> Iterator[StoredMessage]:
-        """The messages, read ahead by a task."""
+        """Iterate over the messages, which a task prefetches."""
         return self._drain(self._run(lambda: self._client.iter(*arguments, **options)))
 
     def query_iter(self, *arguments: Any, **options: Any) -> Iterator[StoredMessage]:
-        """The messages, read ahead by a task."""
+        """Iterate over the messages, which a task prefetches."""
         return self._drain(self._run(lambda: self._client.query_iter(*arguments, **options)))
 
     def _drain(self, messages: Any) -> Iterator[StoredMessage]:
@@ -124,7 +126,7 @@ class Facade:
                     async for message in messages:
                         arrived.put(message)
                 arrived.put(StopIteration())
-            except Exception as error:  # noqa: BLE001 - raised by who takes it out
+            except Exception as error:  # noqa: BLE001 - raised again by the iterator
                 arrived.put(error)
             finally:
                 ended.set()
@@ -136,13 +138,13 @@ class Facade:
             if not isinstance(message, StopIteration):
                 raise message
         finally:
-            if not self.loop.is_closed():  # else the iteration was left, and ended with its client
+            if not self.loop.is_closed():  # otherwise the caller left the iteration, and it ended with its client
                 self.loop.call_soon_threadsafe(pumping.cancel)
                 ended.wait()
 
 
 class PushFacade(Facade):
-    """An asyncio push consumer whose listener is a function that may block: it is called in a thread of its own."""
+    """An asyncio push consumer with a listener that may block: it is called in a thread of its own."""
 
     def __init__(self, addresses: str, group: str, topics: Any, listener: Callable[[Any], Any], **options: Any) -> None:
         self._threads = concurrent.futures.ThreadPoolExecutor(64)
@@ -153,7 +155,7 @@ class PushFacade(Facade):
         super().__init__(addresses, group, topics, listen, **options)
 
     def start(self) -> PushFacade:
-        """See ``PushConsumer.start``."""
+        """Start the consumer."""
         self._run(self._client.start)
         return self
 
@@ -164,8 +166,8 @@ class PushFacade(Facade):
             self._threads.shutdown(wait=False)
 
 
-class Handed(concurrent.futures.Future[Receipt]):
-    """A ``SendFuture`` seen from a thread."""
+class ThreadedSendFuture(concurrent.futures.Future[Receipt]):
+    """A ``SendFuture`` used from a thread."""
 
     def __init__(self, future: aio.SendFuture) -> None:
         super().__init__()
@@ -173,18 +175,18 @@ class Handed(concurrent.futures.Future[Receipt]):
         future.add_done_callback(self._complete)
 
     def _complete(self, future: asyncio.Future[Receipt]) -> None:
-        error = asyncio.Future.exception(future)  # without looking at it
+        error = asyncio.Future.exception(future)  # without retrieving it
         if error is None:
             self.set_result(asyncio.Future.result(future))
         else:
             self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """See ``SendFuture.result``."""
+        """Wait for the receipt, as ``SendFuture.result`` does."""
         super().exception(timeout)
         return self._future.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See ``SendFuture.exception``."""
+        """Wait for the error, as ``SendFuture.exception`` does."""
         super().exception(timeout)
         return self._future.exception()

@@ -1,4 +1,4 @@
-"""A real broker process for tests, and a plain socket that speaks frames to it."""
+"""Fixtures: a real broker process, and a plain socket that speaks frames to it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from tests.forked import FORKS, ForkedProcess, broker_environment
 from tests.processes import free_port, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background, as by `nohup`: no process under test could be interrupted, for they inherit that.
+    # If the tests run in the background, as by `nohup`, SIGINT is ignored and inherited: no tested process could be
+    # interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's matter. The test command tries the same examples each time, and those that
-# tests name; new ones are tried by scripts/fuzz. Neither reads or writes a database of examples.
+# The duration of an example depends on the machine. The test command tries the same examples each time, and those that
+# tests name; scripts/fuzz tries new ones. Neither reads or writes a database of examples.
 hypothesis.settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], database=None
 )
@@ -43,7 +44,7 @@ hypothesis.settings.register_profile("new", hypothesis.settings.get_profile("unh
 IS_FUZZING = "FLINTMQ_FUZZ" in os.environ  # set by scripts/fuzz
 hypothesis.settings.load_profile("new" if IS_FUZZING else "same")
 if not IS_FUZZING:
-    # Hypothesis also tries constants of the modules that are loaded: which, depends on the tests that ran before.
+    # Hypothesis also tries constants of loaded modules, which depend on the tests that ran before.
     _NO_CONSTANTS = Constants()
     providers._get_local_constants = lambda: _NO_CONSTANTS
 
@@ -57,45 +58,45 @@ SMALL_FILES = {
     "store.index_entries": 20_000,
     "store.allocate_step_bytes": 1024 * 1024,
 }
-"""A store that rolls its files soon."""
+"""Settings of a store whose files roll after a few messages."""
 
 
 @dataclass
 class RunningBroker:
-    """A ``flintmq-broker serve`` process that said where it listens."""
+    """A ``flintmq-broker serve`` process that has printed its address."""
 
     process: subprocess.Popen[str] | ForkedProcess
     store: Path
     host: str
     port: int
     output: list[str]
-    """Its lines on standard output so far, the banner's last."""
+    """Lines of its standard output so far; the banner's is the last."""
     log_path: Path
     tls: ssl.SSLContext | None = None
-    """What ``connect`` takes for its connections; None: no TLS."""
+    """TLS context for ``connect``; None: no TLS."""
 
     @property
     def address(self) -> str:
-        """HOST:PORT, as a client takes it."""
+        """Return HOST:PORT, as clients expect it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def log(self) -> str:
-        """What it wrote on standard error."""
+        """Return its standard error so far."""
         return self.log_path.read_text()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal; the exit code."""
+        """Send a signal, wait, and return the exit code."""
         self.process.send_signal(number)
         return self.wait()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Send SIGKILL, as in a crash."""
         self.process.kill()
         self.wait()
 
     def wait(self) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the process to end; return the exit code."""
         return self.process.wait(STOP_TIMEOUT_S)
 
 
@@ -108,15 +109,15 @@ DAEMON = ("-m", "flintmq.broker.app.daemon")
 def broker_command(
     store: Path, *options: str, settings: dict[str, Any] | None = None, program: Sequence[str] = DAEMON
 ) -> list[str]:
-    """A command line that serves ``store`` with small files on a free port; ``settings`` by their names.
+    """Return a command line that serves ``store`` with small files on a free port; ``settings`` by their names.
 
-    ``program``: what Python runs instead of the daemon itself, for a daemon with a fault in it.
+    ``program``: Python arguments in place of the daemon itself, for a daemon with a fault in it.
     """
     return [sys.executable, *program, *serve_arguments(store, *options, settings=settings)]
 
 
 def serve_arguments(store: Path, *options: str, settings: dict[str, Any] | None = None) -> list[str]:
-    """The arguments of ``broker_command``."""
+    """Return the arguments of ``broker_command``."""
     command = ["serve", "--store", str(store), "--listen", f"127.0.0.1:{free_port()}"]
     for name, value in {**SMALL_FILES, **(settings or {})}.items():
         command += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
@@ -124,7 +125,7 @@ def serve_arguments(store: Path, *options: str, settings: dict[str, Any] | None 
 
 
 class Brokers:
-    """Starts brokers, and stops them all at the end."""
+    """Starts brokers, and stops all of them at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,10 +139,10 @@ class Brokers:
         environment: dict[str, str] | None = None,
         program: Sequence[str] | None = None,
     ) -> RunningBroker:
-        """Start a broker and wait for its port. Without ``store`` each has its own; else see ``broker_command``.
+        """Start a broker and wait for its port. Without ``store`` each has its own; otherwise see ``broker_command``.
 
-        It is forked from a process that has loaded the daemon (``tests/forked.py``); with an ``environment`` or a
-        ``program`` it is started as users start it, which takes a second more.
+        The broker is forked from a process that has loaded the daemon (``tests/forked.py``); with an ``environment`` or
+        a ``program`` it is started as users start it, which takes a second more.
         """
         number = len(self._started)
         store = store or self._folder / f"store-{number}"
@@ -163,7 +164,7 @@ class Brokers:
         return running
 
     def stop_all(self) -> None:
-        """Stop what still runs; it must stop with 0."""
+        """Stop the brokers that still run; each must exit with 0."""
         codes = []
         for running in self._started:
             if running.process.poll() is None:
@@ -175,14 +176,15 @@ class Brokers:
 
 @pytest.fixture(scope="session", autouse=True)
 def forks() -> Iterator[None]:
-    """Ends what forks brokers, if there is such."""
+    """Close the fork server, if there is one."""
     yield
     FORKS.close()
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerFactory]:
-    """``broker(*options, store=None, settings=None, environment=None)`` starts a broker: see ``Brokers.start``."""
+    """Return ``broker(*options, store=None, settings=None, environment=None)``, which starts a broker: see
+    ``Brokers.start``."""
     brokers = Brokers(tmp_path)
     yield brokers.start
     brokers.stop_all()
@@ -190,7 +192,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerFactory]:
 
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """One broker for all tests that leave it as it was, but for messages in a topic of their own (``topic``)."""
+    """Start one broker for all tests that change nothing in it except messages in their own topic (``topic``)."""
     brokers = Brokers(tmp_path_factory.mktemp("shared"))
     yield brokers.start(program=DAEMON)
     brokers.stop_all()
@@ -201,7 +203,7 @@ _topic_numbers = itertools.count()
 
 @pytest.fixture
 def topic() -> str:
-    """The name of a topic that no other test uses."""
+    """Return the name of a topic that no other test uses."""
     return f"topic-{next(_topic_numbers)}"
 
 
@@ -228,7 +230,7 @@ def _wait_for_port(process: subprocess.Popen[str] | ForkedProcess, store: Path, 
 
 @dataclass
 class Answer:
-    """An answer: its result, its fields, its body."""
+    """A response: its result, fields and body."""
 
     request_id: int
     code: int
@@ -236,7 +238,7 @@ class Answer:
     body: bytes
 
     def raise_for_error(self) -> Answer:
-        """This answer, unless it is an error."""
+        """Return this response; raise if it is an error."""
         if self.code not in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY):
             raise error_from_answer(self.code, self.fields)
         return self
@@ -244,39 +246,39 @@ class Answer:
 
 @dataclass
 class RawConnection:
-    """A socket to a broker. Nothing is hidden: bytes, frames, and answers in the order in which they come."""
+    """A socket to a broker that exposes everything: bytes, frames, and responses in their order of arrival."""
 
     sock: socket.socket
     parser: FrameParser = field(default_factory=FrameParser)
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     told: list[Answer] = field(default_factory=list)
-    """What the broker sent of its own accord; its code stands in ``code``."""
+    """Requests that the broker sent; the command is in ``code``."""
 
     def send_bytes(self, blob: bytes) -> None:
-        """Send bytes as they are."""
+        """Send bytes unchanged."""
         self.sock.sendall(blob)
 
     def send(
         self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"", kind: int = REQUEST
     ) -> int:
-        """Send one frame; its request id."""
+        """Send one frame; return its request id."""
         request_id = next(self.ids)
         code = command if isinstance(command, int) else command.code
         self.send_bytes(encode_frame(kind, code, request_id, fields or {}, body))
         return request_id
 
     def send_one_way(self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"") -> None:
-        """Send one frame that is not answered."""
+        """Send one frame that gets no response."""
         self.send(command, fields, body, kind=ONE_WAY)
 
     def receive(self) -> Answer:
-        """The next answer. Raises ``EOFError`` where the broker closed the connection instead."""
+        """Return the next response. Raises ``EOFError`` if the broker closed the connection instead."""
         while (frame := self._next_frame()).kind != RESPONSE:
             self.told.append(_answer(frame))
         return _answer(frame)
 
     def wait_until_told(self) -> Answer:
-        """What the broker sends next of its own accord, or did send meanwhile."""
+        """Return the broker's next request, or one that it sent meanwhile."""
         if not self.told:
             frame = self._next_frame()
             assert frame.kind != RESPONSE
@@ -291,13 +293,13 @@ class RawConnection:
         return frame
 
     def receive_for(self, request_id: int) -> Answer:
-        """The next answer, which must be that of ``request_id``."""
+        """Return the next response, which must be that of ``request_id``."""
         answer = self.receive()
         assert answer.request_id == request_id
         return answer
 
     def call(self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"") -> Answer:
-        """Send one frame and receive its answer, whatever it is."""
+        """Send one frame and return its response, even if it is an error."""
         return self.receive_for(self.send(command, fields, body))
 
     def produce(self, topic: str, *messages: bytes, **fields: Any) -> Answer:
@@ -310,7 +312,7 @@ class RawConnection:
         return self.call(PULL, {"topic": topic, "queue": queue, "offset": offset, **fields})
 
     def is_closed(self) -> bool:
-        """Wait until the broker says nothing more; whether that is because it closed the connection."""
+        """Wait until the broker sends nothing more; return whether it closed the connection."""
         try:
             return not self.sock.recv(1)
         except ConnectionResetError:
@@ -330,7 +332,7 @@ ConnectionFactory = Callable[..., RawConnection]
 
 @pytest.fixture
 def connect() -> Iterator[ConnectionFactory]:
-    """``connect(broker, hello=True)`` opens a connection, greeted already unless told otherwise."""
+    """Return ``connect(broker, hello=True)``, which opens a connection and says HELLO unless told otherwise."""
     opened: list[RawConnection] = []
 
     def open_connection(running: RunningBroker, hello: bool = True, timeout: float = 60.0) -> RawConnection:
@@ -353,14 +355,14 @@ def connect() -> Iterator[ConnectionFactory]:
 
 @pytest.fixture(scope="module")
 def aio_clients() -> Iterator[Clients]:
-    """The asyncio clients under the sync names; see ``tests/client_drivers.py``."""
+    """Yield the asyncio clients under the sync names; see ``tests/client_drivers.py``."""
     with clients_of_aio() as clients:
         yield clients
 
 
 @pytest.fixture(params=["sync", "aio"])
 def clients(request: pytest.FixtureRequest) -> Clients:
-    """The clients of each driver in turn: ``clients.Producer``, ``clients.Consumer``, ``clients.Admin``."""
+    """Yield the clients of each driver in turn: ``clients.Producer``, ``clients.Consumer``, ``clients.Admin``."""
     if request.param == "sync":
         return SYNC
     found: Clients = request.getfixturevalue("aio_clients")

@@ -1,4 +1,4 @@
-"""Messages that are sent back, and dead letters, for tests: over a plain connection, nothing happens by itself."""
+"""Sent-back messages and dead letters over a plain connection, where nothing happens by itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def send_back(
     level: int = DEAD_AT_ONCE,
     reason: str | None = None,
 ) -> None:
-    """Have messages tried again after a delay level, or become dead letters at once."""
+    """Send messages back, to be delivered again after a delay level or to become dead letters at once."""
     for first in range(0, len(physical_offsets), 1024):
         some = physical_offsets[first : first + 1024]
         body = b"".join(map(PHYSICAL_OFFSET_STRUCT.pack, some))
@@ -36,7 +36,7 @@ def bury(
     messages: Sequence[Message],
     reason: str | None = None,
 ) -> Sequence[Receipt]:
-    """Send messages, all of which become dead letters of the group, in this order."""
+    """Send messages and let all of them become dead letters of the group, in this order."""
     with Admin(running.address) as admin, Producer(running.address) as producer:
         for topic in {message.topic for message in messages} - admin.topics().keys():
             admin.create_topic(topic, queues=2)

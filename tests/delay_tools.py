@@ -1,4 +1,4 @@
-"""Delayed delivery over a store, without a broker around it: every step by hand, and the clock too."""
+"""Delayed delivery over a store without a broker: the test drives every step, and the clock too."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ START_MS = 1_795_300_000_000
 MAX_DAYS = 40
 
 
-class AtOnce(Executor):
-    """Runs what it is given where it is called: one thread, so that every run is the same."""
+class InlineExecutor(Executor):
+    """Executor that runs each function in the caller's thread, so that every run is the same."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run it now."""
+        """Run the function now."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - for whoever waits
+        except BaseException as error:  # noqa: BLE001 - set on the future
             future.set_exception(error)
         return future
 
 
-class FlushedAtOnce(FlushService):
-    """Flushes when somebody waits, in his thread."""
+class InlineFlushService(FlushService):
+    """Flush service that flushes in the thread of the waiting caller."""
 
     def __init__(self, store: MessageStore) -> None:
         super().__init__(store, lambda *call: None, lambda name, error: None)
@@ -47,22 +47,22 @@ class FlushedAtOnce(FlushService):
         callback(None)
 
 
-class MadeAtOnce:
-    """Topic changes that are on disk when ``put`` returns."""
+class ImmediateTopicChanges:
+    """Topic change queue whose changes are on disk when ``put`` returns."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.pending: dict[str, Any] = {}
 
     def put(self, config: TopicConfig, done: Any) -> None:
-        """Make the topic."""
+        """Create the topic."""
         self._store.topics.put(config)
         self._store.topics.persist()
         done(None)
 
 
 class DelayedStore:
-    """An open store and its delayed delivery. ``now_ms``: what the clock says."""
+    """An open store and its delayed delivery. ``now_ms``: the clock's time."""
 
     def __init__(
         self, path: Path, *, settings: StoreSettings = SMALL, files: Files | None = None, now_ms: int = START_MS
@@ -74,13 +74,13 @@ class DelayedStore:
         self.open()
 
     def open(self, files: Files | None = None) -> None:
-        """Open the store, (again) where it was closed."""
+        """Open the store, for the first time or after a close."""
         self.store = MessageStore(
             self.path, self._settings, store_host=HOST, files=files or self._files or UnsyncedFiles()
         )
         self.store.open()
         self.loop = asyncio.new_event_loop()
-        flusher, changes, pool = FlushedAtOnce(self.store), MadeAtOnce(self.store), AtOnce()
+        flusher, changes, pool = InlineFlushService(self.store), ImmediateTopicChanges(self.store), InlineExecutor()
         writer = RecordWriter(self.store, flusher, changes, self.loop, lambda: None, sync=True)  # type: ignore[arg-type]
 
         def now_ms() -> int:
@@ -90,8 +90,7 @@ class DelayedStore:
         self.store.expiry.oldest_timed = self.delays.oldest_timed
 
     def send(self, topic: str, bodies: Iterable[bytes], *, queue: int = 0, **common: object) -> int:
-        """Append messages as a PRODUCE frame would; neither flushed nor dispatched. The offset of the first in the
-        queue that it went to."""
+        """Append messages as a PRODUCE frame would, without flush or dispatch; return the queue offset of the first."""
         config = make_topic(self.store, topic)
         properties = encode_properties({name: str(value) for name, value in common.items()}).decode()
         messages = [Message(body, keys=(body[:20].decode(),)) for body in bodies]
@@ -104,53 +103,53 @@ class DelayedStore:
         return self.store.append(waiting, to.queue, make_batch(messages, common=to.common)).queue_offset
 
     def append(self, records: Sequence[Record]) -> None:
-        """Append whole records, as another broker may have left them."""
+        """Append complete records, as another broker may have left them."""
         for record in records:
             make_topic(self.store, record.topic.decode(), 18)
         self.store.append_records(records)
 
     def dispatch(self) -> None:
-        """Flush, and dispatch all that is there."""
+        """Flush, and dispatch everything."""
         self.store.flush()
         while self.store.reput_offset < self.store.write_offset:
             self.store.dispatch(self.store.write_offset)
 
     def step(self) -> bool:
-        """One step of each kind; whether there was something to do."""
+        """Do one step of each kind; return whether there was work."""
         levels = self.loop.run_until_complete(self.delays.levels.step(self.now_ms))
         timers = self.loop.run_until_complete(self.delays.timers.step(self.now_ms))
         return levels or timers
 
     def run(self, now_ms: int | None = None) -> None:
-        """Do all there is to do, at the time that is given."""
+        """Do all the work that is due at the given time."""
         self.now_ms = now_ms if now_ms is not None else self.now_ms
         self.dispatch()
         while self.step():
             self.dispatch()
 
     def bodies(self, topic: str, queue: int = 0) -> list[bytes]:
-        """What the queue holds."""
+        """Return the bodies in the queue."""
         self.dispatch()
         return [record.body for record in self.records(topic, queue)]
 
     def records(self, topic: str, queue: int = 0) -> list[Record]:
-        """The queue's records; none where it has had no message."""
+        """Return the queue's records; none if it never had a message."""
         known = self.store.topics.get(topic) is not None and self.store.queues.get(topic, queue) is not None
         return list(pull_all(self.store, topic, queue)) if known else []
 
     def counted(self, topic: str, queues: int = 4) -> Counter[bytes]:
-        """How often each body is in the topic."""
+        """Return how often each body is in the topic."""
         return Counter(body for queue in range(queues) for body in self.bodies(topic, queue))
 
     def stop(self) -> None:
-        """End orderly."""
+        """Stop cleanly."""
         self.store.flush()
         self.delays.persist(last=True)
         self.store.close()
         self.loop.close()
 
     def restart(self) -> None:
-        """End orderly, and open again."""
+        """Stop cleanly, and open again."""
         self.stop()
         self.open()
 

@@ -1,8 +1,8 @@
-"""Producers that read no answer: ``python -m tests.flood PORT CONNECTIONS BYTES FRAME_BYTES BODY_BYTES``.
+"""Producers that read no response: ``python -m tests.flood PORT CONNECTIONS BYTES FRAME_BYTES BODY_BYTES``.
 
-Each connection says HELLO and sends PRODUCE frames, ``BYTES`` of them: the last one may be cut short. Says
-how many bytes went out when all did, or when the broker has taken nothing for ``QUIET_S``; then it stays connected
-until its standard input ends.
+Each connection says HELLO and sends ``BYTES`` bytes of PRODUCE frames: the last frame may be truncated. The program
+prints how many bytes it sent, after the last one or when the broker has read nothing for ``QUIET_S``; then it stays
+connected until its standard input ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SENDING_BYTES = 128 * 1024
 
 
 def produce_frame(frame_bytes: int, body_bytes: int) -> bytes:
-    """A PRODUCE frame of about ``frame_bytes`` with messages of ``body_bytes`` each."""
+    """Return a PRODUCE frame of about ``frame_bytes`` with messages of ``body_bytes`` each."""
     count = max(1, (frame_bytes - 200) // (body_bytes + 4))
     body = msgpack.packb([bytes(body_bytes)] * count) + msgpack.packb([None] * count)
     fields = {"topic": "flood", "count": count, "layout": LAYOUT_COLUMNS}
@@ -31,13 +31,13 @@ def produce_frame(frame_bytes: int, body_bytes: int) -> bytes:
 
 
 def flood(port: int, connections: int, bytes_each: int, frame: bytes) -> int:
-    """Open the connections and send; how many bytes went out."""
+    """Open the connections and send; return how many bytes were sent."""
     greeting = encode_frame(REQUEST, HELLO.code, 1, {"protocol": 1, "client": "flood"})
     poller = select.epoll()
     socks: dict[int, socket.socket] = {}
     for _ in range(connections):
         sock = socket.create_connection(("127.0.0.1", port))
-        # All are on one machine, which has memory for so much on its way and no more.
+        # All sockets are on one machine, whose memory for bytes in transit is limited.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENDING_BYTES)
         sock.sendall(greeting)
         sock.setblocking(False)

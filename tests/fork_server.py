@@ -1,9 +1,9 @@
-"""A process with the broker's modules and kernels loaded, which forks a ``flintmq-broker`` whenever it is told to.
+"""A process with the broker's modules and kernels loaded that forks a ``flintmq-broker`` on request.
 
-A start takes a second, nearly all of it for imports; a fork has them already, and is a process of its own all the same.
-``python -m tests.fork_server FD`` is told over a socket, in JSON: ``{"arguments": [...]}`` with three descriptors
-(standard output, standard error, and one that is closed when the process ends) is answered ``{"pid": N}``;
-``{"wait": N}`` with the exit status, once the process is gone. See ``tests.forked`` for the other side.
+A start takes a second, nearly all of it for imports; a fork has them already, and is still a process of its own.
+``python -m tests.fork_server FD`` reads requests from a socket, in JSON: ``{"arguments": [...]}`` with three
+descriptors (standard output, standard error, and one that is closed when the process ends) returns ``{"pid": N}``;
+``{"wait": N}`` returns the exit status, once the process has ended. See ``tests.forked`` for the other side.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import socket
 import sys
 from typing import Any
 
-import uvloop  # noqa: F401 - as the daemon does when it starts
+import uvloop  # noqa: F401 - loaded for the forks, as the daemon does when it starts
 
-from flintmq.broker import config, kernels  # noqa: F401
+from flintmq.broker import config, kernels  # noqa: F401 - loaded for the forks
 from flintmq.broker.app import (
     daemon,
-    lifecycle,  # noqa: F401
+    lifecycle,  # noqa: F401 - loaded for the forks
 )
 
 MESSAGE_BYTES_MAX = 1 << 20
@@ -29,7 +29,7 @@ DESCRIPTORS_MAX = 3
 
 
 def load() -> None:
-    """Have everything in this process that its forks need."""
+    """Load everything into this process that its forks need."""
     for _ in kernels.warm(kernels.SERVING_MODULES):
         pass
     gc.collect()
@@ -37,7 +37,7 @@ def load() -> None:
 
 
 def next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork and wait, until the other side closes: then the process exits. In each fork: its order, and descriptors."""
+    """Fork and wait until the other side closes, then exit. In each fork, return its order and descriptors."""
     while True:
         blob, descriptors, _, _ = socket.recv_fds(orders, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX)
         if not blob:
@@ -57,16 +57,16 @@ def next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def take_output(descriptors: list[int]) -> None:
-    """In a fork: these are its standard output and error."""
+    """Make these descriptors the fork's standard output and error."""
     for fd, standard in zip(descriptors, (1, 2), strict=True):
         os.dup2(fd, standard)
         os.close(fd)
 
 
 def main() -> None:
-    """The process, and each of its forks."""
+    """Run the server; also the entry point of each fork."""
     load()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this, who then closes the socket
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the socket
     order, descriptors = next_order(socket.socket(fileno=int(sys.argv[1])))
     take_output(descriptors[:2])
     signal.signal(signal.SIGINT, signal.default_int_handler)

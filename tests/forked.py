@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class ForkedProcess:
-    """What tests use of ``subprocess.Popen``, for a process that is not this one's child."""
+    """The part of ``subprocess.Popen`` that tests use, for a process that is not a child of this one."""
 
     def __init__(self, server: ForkServer, pid: int, arguments: list[str], life: int, output: TextIO | None) -> None:
         self.pid = pid
@@ -27,15 +27,15 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._server = server
         self._life = life
-        """The end of a pipe that nobody writes to: readable once the process is gone."""
+        """End of a pipe without a writer: readable once the process has ended."""
         self._ending = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         return self.returncode if self._gone(0) else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; the exit code. Raises ``subprocess.TimeoutExpired``."""
+        """Wait for the process to end; return the exit code. Raises ``subprocess.TimeoutExpired``."""
         if not self._gone(timeout):
             assert timeout is not None
             raise subprocess.TimeoutExpired(self.args, timeout)
@@ -45,7 +45,7 @@ class ForkedProcess:
     def _gone(self, timeout: float | None) -> bool:
         with self._ending:
             if self.returncode is None:
-                poller = select.poll()  # not select.select: tests have more descriptors open than it takes
+                poller = select.poll()  # not select.select: tests have more open descriptors than it accepts
                 poller.register(self._life, select.POLLIN | select.POLLHUP)
                 if poller.poll(None if timeout is None else timeout * 1000):
                     os.close(self._life)
@@ -53,21 +53,21 @@ class ForkedProcess:
             return self.returncode is not None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:
-    """Starts with the first process that is asked for. ``close`` it."""
+    """Client of the fork server, which starts with the first process requested. ``close`` it."""
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
@@ -75,7 +75,7 @@ class ForkServer:
         self._orders: socket.socket
 
     def start(self, arguments: list[str], errors: int) -> ForkedProcess:
-        """``flintmq-broker`` with these arguments, its standard output as a pipe. ``errors``: a descriptor."""
+        """Fork ``flintmq-broker`` with these arguments, its standard output as a pipe. ``errors``: a descriptor."""
         output, theirs = os.pipe()
         try:
             return self._start(arguments, theirs, errors, os.fdopen(output))
@@ -83,7 +83,7 @@ class ForkServer:
             os.close(theirs)
 
     def run(self, arguments: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
-        """``flintmq-broker`` with these arguments to its end. Raises ``subprocess.TimeoutExpired``."""
+        """Run ``flintmq-broker`` with these arguments to its end. Raises ``subprocess.TimeoutExpired``."""
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
             process = self._start(arguments, output.fileno(), errors.fileno(), None)
             try:
@@ -103,7 +103,7 @@ class ForkServer:
         return ForkedProcess(self, pid, arguments, life, reads)
 
     def wait(self, pid: int) -> int:
-        """The exit code of a process that has ended or is about to."""
+        """Return the exit code of a process that has ended or is about to."""
         code: int = self._ask({"wait": pid}, [])["status"]
         return code
 
@@ -113,7 +113,7 @@ class ForkServer:
                 self._launch()
             socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
             answer = self._orders.recv(4096)
-        assert answer, "the process that forks ended; what it said is above"
+        assert answer, "the process that forks ended; its output is above"
         return json.loads(answer)
 
     def _launch(self) -> None:
@@ -127,17 +127,17 @@ class ForkServer:
             )
 
     def close(self) -> None:
-        """End it. What it forked is not its affair."""
+        """End the server. Its forks continue."""
         if self._process is not None:
             self._orders.close()
             self._process.wait()
 
 
 def broker_environment(**variables: str) -> dict[str, str]:
-    """This process's environment without settings of a broker, and ``variables``."""
+    """Return this process's environment without settings of a broker, plus ``variables``."""
     clean = {name: value for name, value in os.environ.items() if not (name.startswith("FLINTMQ_") and "__" in name)}
     return {**clean, **variables}
 
 
 FORKS = ForkServer()
-"""This process's; closed at the end of the tests."""
+"""Fork server of this process; closed at the end of the tests."""

@@ -1,4 +1,4 @@
-"""Listeners that can be waited for, and members of a group that speak frames."""
+"""Listeners that tests can wait for, and group members that speak frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_SECONDS = 30.0
 
 
 def until(holds: Callable[[], bool], what: str = "it") -> None:
-    """Wait until something that only polling can show holds."""
+    """Wait until a condition holds that only polling can show."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not happen within {WAIT_SECONDS:.0f} s"
@@ -25,7 +25,7 @@ def until(holds: Callable[[], bool], what: str = "it") -> None:
 
 
 class Seen:
-    """A listener that notes what it gets; ``then`` is called with each message, and may raise."""
+    """A listener that collects messages; ``then`` is called with each message, and may raise."""
 
     def __init__(self, then: Callable[[StoredMessage], object] | None = None) -> None:
         self.messages: list[StoredMessage] = []
@@ -42,20 +42,20 @@ class Seen:
                 self._then(message)
 
     def wait(self, count: int) -> list[StoredMessage]:
-        """At least so many messages."""
+        """Wait for at least so many messages."""
         with self._changed:
             arrived = self._changed.wait_for(lambda: len(self.messages) >= count, WAIT_SECONDS)
-            assert arrived, f"{len(self.messages)} of {count} messages came"
+            assert arrived, f"{len(self.messages)} of {count} messages arrived"
             return list(self.messages)
 
     @property
     def bodies(self) -> list[bytes]:
-        """What came, in its order."""
+        """Return the bodies in order of arrival."""
         return [message.body for message in self.messages]
 
 
 class RawMember:
-    """A member that does only what it is told to."""
+    """A group member that acts only when the test tells it to."""
 
     def __init__(self, connection: RawConnection, group: str, name: str, **fields: Any) -> None:
         self.connection = connection
@@ -64,10 +64,10 @@ class RawMember:
         self.fields = fields
         self.epoch = 0
         self.rows: dict[tuple[str, int], tuple[int, int]] = {}
-        """By queue: next offset, and granted since."""
+        """Next offset and epoch of the grant, by queue."""
 
     def beat(self, *topics: str, owned: Iterable[tuple[str, int]] | None = None, **fields: Any) -> Answer:
-        """Send a heartbeat, by default owning what it has."""
+        """Send a heartbeat, by default as the owner of its current queues."""
         body = msgpack.packb(
             [[[topic, "", ""] for topic in topics], [list(queue) for queue in (self.rows if owned is None else owned)]]
         )
@@ -80,11 +80,11 @@ class RawMember:
 
     @property
     def queues(self) -> list[int]:
-        """Numbers of the queues that it may consume, the retry topic's left out."""
+        """Return the numbers of the queues that it may consume, without the retry topic's."""
         return sorted(queue for topic, queue in self.rows if not topic.startswith("%"))
 
     def commit(self, topic: str, queue: int, offset: int, **fields: Any) -> Answer:
-        """Commit one queue."""
+        """Commit the offset of one queue."""
         wanted = {"group": self.group, "topic": topic, "count": 1, "member": self.name, "epoch": self.epoch, **fields}
         return self.connection.call(UPDATE_CONSUMER_OFFSET, wanted, CONSUMER_OFFSET_STRUCT.pack(queue, offset))
 
@@ -100,7 +100,7 @@ class RawMember:
 
 
 def joined(connection: RawConnection, group: str, name: str, *topics: str, **fields: Any) -> RawMember:
-    """A member that reads from the beginning, and that stays although it says nothing."""
+    """Return a member that reads from the beginning and stays in the group without heartbeats."""
     member = RawMember(connection, group, name, start="first", session_timeout_ms=300_000, **fields)
     member.beat(*topics).raise_for_error()
     return member

@@ -1,4 +1,4 @@
-"""What the tests of overload share: waiting for what must come, and what a process takes of the memory."""
+"""Waiting for expected events, and the memory of a process, for tests of overload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOOK_EVERY_S = 0.02
 
 
 def soon(holds: Callable[[], bool]) -> None:
-    """Return when ``holds`` does; fails where it still does not after a minute."""
+    """Return when ``holds`` does; fail if it does not within a minute."""
     deadline = time.monotonic() + SOON_S
     while not holds():
         assert time.monotonic() < deadline, "it never came"
@@ -19,7 +19,7 @@ def soon(holds: Callable[[], bool]) -> None:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """RssAnon of a process: its memory without page cache and maps."""
+    """Return RssAnon of a process: its memory without page cache and maps."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("RssAnon:")]
     return int(line.split()[1]) * 1024

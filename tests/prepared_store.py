@@ -1,4 +1,4 @@
-"""Prepared messages over a store, without a broker around it: every step by hand, and the clock too."""
+"""Staged transactions over a store without a broker: the test drives every step, and the clock too."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings
 from flintmq.broker.store.files.file_system import Files
 from flintmq.protocol.storage.record import encode_properties
-from tests.delay_tools import START_MS, AtOnce, FlushedAtOnce, MadeAtOnce
+from tests.delay_tools import START_MS, ImmediateTopicChanges, InlineExecutor, InlineFlushService
 from tests.store_tools import HOST, SMALL, Message, UnsyncedFiles, make_batch, make_topic, pull_all
 
 TIMEOUT_MS = 60_000
 
 
 class PreparedStore:
-    """An open store and its prepared messages. ``now_ms``: what the clock says."""
+    """An open store and its staged transactions. ``now_ms``: the clock's time."""
 
     def __init__(self, path: Path, *, settings: StoreSettings = SMALL, files: Files | None = None) -> None:
         self.path = path
@@ -32,14 +32,14 @@ class PreparedStore:
         self.open(files)
 
     def open(self, files: Files | None = None) -> None:
-        """Open the store, (again) where it was closed."""
+        """Open the store, for the first time or after a close."""
         self.store = store = MessageStore(self.path, self.settings, store_host=HOST, files=files or UnsyncedFiles())
         store.open()
         self.loop = asyncio.new_event_loop()
-        flush, made = FlushedAtOnce(store), MadeAtOnce(store)
+        flush, made = InlineFlushService(store), ImmediateTopicChanges(store)
         sync = self.settings.flush_policy == "sync"
         writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)  # type: ignore[arg-type]
-        mover = Redeliverer(store, writer, self.loop, AtOnce(), lambda: None)  # type: ignore[arg-type]
+        mover = Redeliverer(store, writer, self.loop, InlineExecutor(), lambda: None)  # type: ignore[arg-type]
         self.staged = StagedTransactions(
             writer, mover, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
         )
@@ -47,7 +47,7 @@ class PreparedStore:
         self.staged.start(table_at_start(store))
 
     def prepare(self, attempt: str, topic: str, bodies: Iterable[bytes], *, queue: int = 0) -> None:
-        """Append messages as a PRODUCE frame would; neither flushed nor dispatched."""
+        """Append messages as a PRODUCE frame would, without flush or dispatch."""
         for config in TOPICS:
             make_topic(self.store, config.name, 1)
         make_topic(self.store, topic)
@@ -63,28 +63,28 @@ class PreparedStore:
         return self.staged.begin_commit(scope, sequence, list(stages.items()), drop)
 
     def dispatch(self) -> None:
-        """Flush, and dispatch all that is there."""
+        """Flush, and dispatch everything."""
         self.store.flush()
         while self.store.reput_offset < self.store.write_offset:
             self.store.dispatch(self.store.write_offset)
 
     def step(self) -> bool:
-        """One step of copying or expiring; whether there may be more to do."""
+        """Do one step of copying or expiry; return whether there may be more work."""
         return self.loop.run_until_complete(self.work.step(self.now_ms))
 
     def run(self) -> None:
-        """Do all there is to do."""
+        """Do all work."""
         self.dispatch()
         while self.step():
             self.dispatch()
 
     def save(self) -> None:
-        """Have the next start begin with what is needed now."""
+        """Save the state from which the next start continues."""
         self.staged.take_snapshot()
         self.staged.persist()
 
     def counted(self, topic: str, queues: int = 4) -> Counter[bytes]:
-        """How often each body is in a topic."""
+        """Return how often each body is in a topic."""
         self.dispatch()
         found: Counter[bytes] = Counter()
         for queue in range(queues):
@@ -93,13 +93,13 @@ class PreparedStore:
         return found
 
     def stop(self) -> None:
-        """End orderly."""
+        """Stop cleanly."""
         self.store.flush()
         self.staged.close()
         self.store.close()
         self.loop.close()
 
     def restart(self) -> None:
-        """End orderly, and open again."""
+        """Stop cleanly, and open again."""
         self.stop()
         self.open()

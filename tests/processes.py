@@ -1,4 +1,4 @@
-"""What several processes share out: the tests, of which those that take long come first, and the ports of brokers."""
+"""Resources that test processes share: the order of the tests, slow ones first, and the ports of brokers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from typing import Any
 import pytest
 
 PORTS = range(10_000, 15_000, 2)
-"""A broker's, with the next one for its metrics. Below those that the system gives to clients, ten thousand in one
-test: a broker that is started again finds its port free. From 15,000 on they are the fault harness's."""
+"""Ports of brokers, each followed by the port of its metrics. They are below the system's ephemeral ports, ten thousand
+of which one test uses, so that a restarted broker finds its port free. The fault harness uses those from 15,000 on."""
 SPARK_FOLDER = Path(__file__).parent / "spark"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that share the Spark session come first, then the files with slow ones: none is left for the end."""
+    """Put the tests that share the Spark session first, then the files with slow tests, so that none is left for the
+    end."""
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: (SPARK_FOLDER not in item.path.parents, item.path not in slow))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file run in one process, and all that share the Spark session in one."""
+    """Run the tests of a file in one process, and all that share the Spark session in one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
@@ -40,7 +41,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _own_ports() -> Iterator[int]:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     own = PORTS[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
-    # In an order of this process's own: the tests may run twice at a time on a machine.
+    # In an order of this process's own: two test runs may share a machine.
     return itertools.cycle(random.SystemRandom().sample(own, len(own)))
 
 
@@ -48,7 +49,7 @@ _ports = _own_ports()
 
 
 def free_port() -> int:
-    """A port on loopback on which no other process of the tests starts a broker, free with the next one."""
+    """Return a port on loopback that no other test process uses and that is free together with the next one."""
     for port in itertools.islice(_ports, len(PORTS)):
         if _is_free(port) and _is_free(port + 1):
             return port

@@ -1,4 +1,4 @@
-"""A client at the other end of a connection, as delivery sees it, for tests without a connection."""
+"""A client connection as delivery sees it, for tests without a connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flintmq.protocol.commands import Command
 
 
 class FakeRemote:
-    """Keeps what it was told and asked."""
+    """Client connection that collects notifications and requests."""
 
     def __init__(self, client: str = "test", port: int = 50_000) -> None:
         self.client = client
@@ -23,24 +23,24 @@ class FakeRemote:
         self._when_lost: list[Callable[[], None]] = []
 
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
-        """See ``Remote``."""
+        """Note a notification."""
         self.told.append((command, request, body))
 
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
-        """See ``Remote``."""
+        """Note a request and its callback."""
         self.asked.append((command, request, body, answered))
 
     def may_publish(self, topic: str) -> bool:
-        """See ``Remote``."""
+        """Return whether the user may publish to the topic."""
         return self.allowed is None or topic in self.allowed
 
     def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
-        """See ``Remote``."""
+        """Note a callback for the connection's end."""
         self._when_lost.append(call)
         return lambda: self._when_lost.remove(call) if call in self._when_lost else None
 
     def lose(self) -> None:
-        """The connection goes."""
+        """End the connection."""
         self.lost = True
         for call in list(self._when_lost):
             call()

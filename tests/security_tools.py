@@ -1,4 +1,4 @@
-"""Users of a store for tests, written as the command line writes them."""
+"""Users of a store, written as the command line writes them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SCRAM = {"security.auth": "scram"}
 
 
 def set_user(store: Path, name: str, password: str | None = PASSWORD) -> None:
-    """Make a user of a store who may do all, give it another password, or (None) remove it; few iterations, so that it
-    takes no time."""
+    """Create a user with all permissions, change its password, or (None) remove it; with few iterations, to save
+    time."""
     (store / "config").mkdir(parents=True, exist_ok=True)
     verifier = None if password is None else make_verifier(password, ITERATIONS_MIN)
 
@@ -34,7 +34,7 @@ def set_user(store: Path, name: str, password: str | None = PASSWORD) -> None:
 
 
 def set_grants(store: Path, grants: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """Make users, or change what they may do; all have ``PASSWORD``."""
+    """Create users, or change their grants; all have ``PASSWORD``."""
     (store / "config").mkdir(parents=True, exist_ok=True)
     verifier = make_verifier(PASSWORD, ITERATIONS_MIN)
 
@@ -49,7 +49,7 @@ def set_grants(store: Path, grants: Mapping[str, Sequence[dict[str, Any]]]) -> N
 
 
 def authenticate(connection: RawConnection, name: str = "billing", password: str = PASSWORD) -> None:
-    """As the clients do it."""
+    """Authenticate as the clients do."""
     exchange = ClientExchange(name, password)
     answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
     assert not answer.fields.get("done")

@@ -1,4 +1,4 @@
-"""A store to test: small files, messages in and out, its tree before and after, and its end without a farewell."""
+"""A store for tests: small files, messages in and out, snapshots of its tree, and its end without a clean stop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SMALL = StoreSettings(
     index_entries=200,
     allocate_step_bytes=MIB,
 )
-"""Files that roll after a few messages."""
+"""Settings of files that roll after a few messages."""
 
 SERVED = StoreSettings(
     commitlog_file_bytes=4 * MIB,
@@ -49,22 +49,22 @@ SERVED = StoreSettings(
     index_entries=20_000,
     allocate_step_bytes=MIB,
 )
-"""Those of the brokers that tests start (``conftest.SMALL_FILES``): what is made with them, they serve."""
+"""Settings of the brokers that tests start (``conftest.SMALL_FILES``): they can serve stores created with these."""
 
 
 class UnsyncedFiles(Files):
-    """Files that are never synced: a process that ends loses nothing of the page cache, and tests save the time."""
+    """File system without syncs: a process that ends loses nothing of the page cache, and tests save the time."""
 
     def sync_data(self, fd: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sync_folder(self, path: Path) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a producer sends."""
+    """A message to send."""
 
     body: bytes
     keys: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Message:
     flag: int = 0
 
     def to_row(self) -> list[object]:
-        """The message as a row of a PRODUCE frame."""
+        """Return the message as a row of a PRODUCE frame."""
         properties = dict(self.properties)
         if self.keys:
             properties["KEYS"] = " ".join(self.keys)
@@ -85,7 +85,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Sent:
-    """A message that was appended, and where it went."""
+    """A message that was appended, and its place."""
 
     topic: str
     queue: int
@@ -98,7 +98,7 @@ class Sent:
 def make_batch(
     messages: Sequence[Message], *, unique_prefix: bytes = b"", unique_first: int = 0, common: bytes = b""
 ) -> ProduceBatch:
-    """The messages as a frame in the rows layout."""
+    """Return the messages as a frame in the rows layout."""
     body = bytearray(b"".join(msgpack.packb(message.to_row()) for message in messages))
     return ProduceBatch(
         buffer=body,
@@ -116,7 +116,7 @@ def make_batch(
 
 
 def open_store(path: Path, settings: StoreSettings = SMALL, files: Files | None = None) -> MessageStore:
-    """An open store, on files that are never synced unless others are given."""
+    """Open a store, by default on files that are never synced."""
     store, _ = reopen(path, settings, files)
     return store
 
@@ -124,13 +124,13 @@ def open_store(path: Path, settings: StoreSettings = SMALL, files: Files | None 
 def reopen(
     path: Path, settings: StoreSettings = SMALL, files: Files | None = None
 ) -> tuple[MessageStore, RecoveryReport]:
-    """An open store, and what its recovery found."""
+    """Open a store; return it with the result of its recovery."""
     store = MessageStore(path, settings, store_host=HOST, files=files or UnsyncedFiles())
     return store, store.open()
 
 
 def make_topic(store: MessageStore, name: str, queues: int = 4) -> TopicConfig:
-    """The topic, made and on disk if it is not there."""
+    """Return the topic, created and on disk if it did not exist."""
     config = store.topics.get(name)
     if config is None:
         config = TopicConfig(name, queues, queues)
@@ -140,13 +140,13 @@ def make_topic(store: MessageStore, name: str, queues: int = 4) -> TopicConfig:
 
 
 def append(store: MessageStore, topic: str, queue: int, messages: Sequence[Message]) -> list[Sent]:
-    """Append messages to a queue in one frame; neither flushed nor dispatched yet."""
+    """Append messages to a queue in one frame, without flush or dispatch."""
     appended = store.append(make_topic(store, topic), queue, make_batch(messages))
     return sent_of(appended, topic, queue, messages)
 
 
 def sent_of(appended: Appended, topic: str, queue: int, messages: Sequence[Message]) -> list[Sent]:
-    """Where each of the messages went."""
+    """Return the place of each message."""
     offsets = struct.unpack(f">{len(messages)}q", appended.physical_offsets)
     return [
         Sent(topic, queue, appended.queue_offset + number, physical_offset, appended.store_ms, message)
@@ -155,7 +155,7 @@ def sent_of(appended: Appended, topic: str, queue: int, messages: Sequence[Messa
 
 
 def dispatch(store: MessageStore) -> None:
-    """Flush, and dispatch all that is there."""
+    """Flush, and dispatch everything."""
     store.flush()
     while store.reput_offset < store.write_offset:
         store.dispatch(store.write_offset)
@@ -169,7 +169,7 @@ def put(store: MessageStore, topic: str, queue: int, messages: Sequence[Message]
 
 
 def plain(count: int, *, size: int = 100, first: int = 0, tags: str = "") -> list[Message]:
-    """So many messages with a body of ``size`` bytes that says their number, and one key each."""
+    """Return messages with a body of ``size`` bytes that contains their number, and one key each."""
     return [
         Message(f"{number:08d}".encode().ljust(size, b"."), keys=(f"key-{number}",), tags=tags)
         for number in range(first, first + count)
@@ -177,7 +177,7 @@ def plain(count: int, *, size: int = 100, first: int = 0, tags: str = "") -> lis
 
 
 def split_answer(body: bytes | bytearray, count: int) -> list[bytes]:
-    """The records of an answer: count × u32 sizes, then the records."""
+    """Return the records of a response body: count × u32 sizes, then the records."""
     sizes = struct.unpack_from(f">{count}I", body)
     at, blobs = 4 * count, []
     for size in sizes:
@@ -188,7 +188,7 @@ def split_answer(body: bytes | bytearray, count: int) -> list[bytes]:
 
 
 def pull_all(store: MessageStore, topic: str, queue: int) -> Iterator[Record]:
-    """Every message of a queue, checked."""
+    """Return every message of a queue, checked."""
     offset, end = store.min_offset(topic, queue, False), store.max_offset(topic, queue)
     while offset < end:
         pulled = store.pull(topic, queue, offset, 1000, MIB, None, False)
@@ -200,7 +200,7 @@ def pull_all(store: MessageStore, topic: str, queue: int) -> Iterator[Record]:
 
 
 def find(store: MessageStore, topic: str, key: str) -> list[Record]:
-    """Every message with that key, newest first, page by page."""
+    """Return every message with that key, newest first, page by page."""
     found, cursor = [], ""
     while True:
         page = store.query(topic, key, 0, FOREVER, 64, cursor, False)
@@ -211,7 +211,7 @@ def find(store: MessageStore, topic: str, key: str) -> list[Record]:
 
 
 def matches(record: Record, sent: Sent) -> bool:
-    """Whether a record is the message that was sent, where it was said to be."""
+    """Return whether a record is the sent message at its acknowledged place."""
     properties = record.property_map()
     message = sent.message
     return (
@@ -238,7 +238,8 @@ def matches(record: Record, sent: Sent) -> bool:
 
 
 def assert_holds(store: MessageStore, sent: Sequence[Sent], *, keys: bool = True) -> None:
-    """The queues of the messages' topics hold exactly these messages, dense and in order, and keys find them."""
+    """Check that the queues of the messages' topics hold exactly these messages, dense and in order, and that keys find
+    them."""
     expected: dict[tuple[str, int], list[Sent]] = {}
     for each in sent:
         expected.setdefault((each.topic, each.queue), []).append(each)
@@ -252,7 +253,7 @@ def assert_holds(store: MessageStore, sent: Sequence[Sent], *, keys: bool = True
 
 
 def assert_found(store: MessageStore, sent: Sequence[Sent]) -> None:
-    """Each key of the messages finds those that have it, newest first, and no other."""
+    """Check that each key of the messages finds those that have it, newest first, and no other."""
     by_key: dict[tuple[str, str], list[int]] = {}
     for each in sent:
         for key in dict.fromkeys(each.message.keys):
@@ -262,7 +263,7 @@ def assert_found(store: MessageStore, sent: Sequence[Sent]) -> None:
 
 
 def lost_of(report: RecoveryReport) -> set[tuple[str, int, int]]:
-    """(topic, queue, queue offset) of each message that a recovery says is lost."""
+    """Return (topic, queue, queue offset) of each message that a recovery reports as lost."""
     return {
         (each.topic, each.queue, queue_offset)
         for hole in report.quarantined
@@ -274,8 +275,8 @@ def lost_of(report: RecoveryReport) -> set[tuple[str, int, int]]:
 def assert_contained(
     path: Path, sent: Sequence[Sent], lost: Sequence[Sent], *, exact: bool = True, settings: StoreSettings = SMALL
 ) -> None:
-    """A start loses these of the messages and no others, says which, keeps their bytes, and goes on; and the next
-    starts find nothing new. ``exact``: the store's queues say to the byte what was in the damaged places."""
+    """Check that a start loses exactly these messages, names them, keeps their bytes, and continues, and that later
+    starts find nothing new. ``exact``: the store's queues tell to the byte what was in the damaged places."""
     damaged = b"".join(each.read_bytes() for each in sorted((path / "commitlog").iterdir()))
     base = int(min(each.name for each in (path / "commitlog").iterdir()))
     store, report = reopen(path, settings)
@@ -309,13 +310,13 @@ def assert_contained(
 
 
 def assert_same_files(before: dict[str, str], after: dict[str, str]) -> None:
-    """No file of the quarantine was changed."""
+    """Check that no file of the quarantine was changed."""
     names = [name for name in before if "quarantine" in name and not name.endswith(".bak")]
     assert {name: after[name] for name in names} == {name: before[name] for name in names}
 
 
 def assert_only_these_are_left(store: MessageStore, kept: Sequence[Sent], lost: Sequence[Sent]) -> None:
-    """Nobody is given anything in the place of the messages that are lost, and all others are there."""
+    """Check that lost messages have no substitute, and that all others are there."""
     assert_holds(store, kept)
     queues = {(each.topic, each.queue) for each in kept}
     for each in lost:
@@ -326,7 +327,7 @@ def assert_only_these_are_left(store: MessageStore, kept: Sequence[Sent], lost: 
 
 
 def without_dispatched(checkpoint: Path) -> bytes:
-    """A checkpoint that says the same of the log, but that nothing of it is in queues and index."""
+    """Return a checkpoint with the same state of the log, but nothing dispatched to queues and index."""
     blob = bytearray(checkpoint.read_bytes())
     at = CHECKPOINT_MARK_AT + CHECKPOINT_MARK.at["dispatched_offset"]
     blob[at : at + 8] = bytes(8)
@@ -337,14 +338,14 @@ def without_dispatched(checkpoint: Path) -> bytes:
 
 
 def kill(store: MessageStore) -> None:
-    """Let go of a store as a killed process does: nothing is flushed, nothing is written, `abort` stays."""
+    """Release a store as a killed process does: nothing is flushed or written, `abort` stays."""
     store.failed = StoreFailed("killed")
     store.close()
 
 
 def tree(path: Path, *, ignore: Sequence[str] = ("lock",)) -> dict[str, str]:
-    """Every file below ``path`` with a digest of its content, every folder with an empty one. Only of a store that is
-    not open here: reading its lock file would let the lock go."""
+    """Return every file below ``path`` with a digest of its content, and every folder with an empty one. The store must
+    not be open here: reading its lock file would release the lock."""
     found = {}
     for each in sorted(path.rglob("*")):
         name = str(each.relative_to(path))
@@ -354,18 +355,18 @@ def tree(path: Path, *, ignore: Sequence[str] = ("lock",)) -> dict[str, str]:
 
 
 def copy_store(source: Path, target: Path) -> Path:
-    """A copy of a store that is not open."""
+    """Return a copy of a store that is not open."""
     shutil.copytree(source, target)
     return target
 
 
 def save(path: Path) -> dict[str, bytes]:
-    """The content of every file of a store that is not open, for ``restore``."""
+    """Return the content of every file of a store that is not open, for ``restore``."""
     return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
 
 def restore(path: Path, saved: dict[str, bytes]) -> None:
-    """Make a store's files again what they were: cheaper than a copy where a test needs hundreds."""
+    """Restore a store's files: cheaper than a copy for a test that needs hundreds."""
     for each in list(path.rglob("*")):
         if each.is_file() and str(each.relative_to(path)) not in saved:
             each.unlink()
@@ -377,18 +378,18 @@ def restore(path: Path, saved: dict[str, bytes]) -> None:
 
 
 def overwrite(path: Path, at: int, blob: bytes) -> None:
-    """Write over part of a file."""
+    """Overwrite part of a file."""
     with path.open("r+b") as file:
         file.seek(at)
         file.write(blob)
 
 
 def queue_files(store: Path) -> dict[str, bytes]:
-    """Every ConsumeQueue file's content by its name below ``consumequeue``."""
+    """Return the content of every ConsumeQueue file by its name below ``consumequeue``."""
     folder = store / "consumequeue"
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def index_files(store: Path) -> list[bytes]:
-    """The index files' contents, oldest first (their names are times)."""
+    """Return the content of the index files, oldest first (their names are times)."""
     return [path.read_bytes() for path in sorted((store / "index").iterdir())]

@@ -1,4 +1,4 @@
-"""Certificates for tests, of CAs that are made for them."""
+"""Certificates for tests, issued by temporary CAs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Certificate:
-    """The paths of a certificate's two files."""
+    """Paths of a certificate's two files."""
 
     certificate: str
     key: str
 
     @property
     def broker_settings(self) -> dict[str, Any]:
-        """What a broker with it is told."""
+        """Return the settings of a broker with this certificate."""
         return {"security.tls_certificate": self.certificate, "security.tls_key": self.key}
 
 
 class Authority:
-    """A CA. ``path``: the file that those have who believe it."""
+    """A CA. ``path``: the CA file for those who trust it."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._folder = folder / name
@@ -37,7 +37,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.path)
 
     def issue(self, name: str = "broker", host: str = HOST, *, expired: bool = False) -> Certificate:
-        """A certificate for ``host``; the files of an earlier one of this name are replaced."""
+        """Issue a certificate for ``host``; replaces the files of an earlier one of this name."""
         leaf = self._ca.issue_cert(host, not_after=LONG_AGO if expired else None)
         made = Certificate(str(self._folder / f"{name}.pem"), str(self._folder / f"{name}.key"))
         leaf.private_key_pem.write_to_path(made.key)

@@ -14,18 +14,18 @@ TIMEOUT_S = 100
 
 
 def verified(store: Path, *, segment_bytes: int = 1 << 20) -> Verified:
-    """The store verified, in segments so small that threads share it."""
+    """Verify the store in segments so small that threads share it."""
     return verify(store, lambda done, total: None, segment_bytes=segment_bytes)
 
 
 def findings(store: Path, *, segment_bytes: int = 1 << 20) -> list[Finding]:
-    """What ``verify`` finds, by kind, file and position."""
+    """Return the findings of ``verify``: kind, file and position."""
     return list(verified(store, segment_bytes=segment_bytes).findings)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that ended: its exit code and its lines."""
+    """Exit code and lines of a command that ended."""
 
     code: int
     output: list[str]
@@ -33,7 +33,7 @@ class Ended:
 
 
 def command(*arguments: object) -> list[str]:
-    """``flintmq-broker`` with these arguments."""
+    """Return the command line of ``flintmq-broker`` with these arguments."""
     return [sys.executable, "-m", "flintmq.broker.app.daemon", *map(str, arguments)]
 
 
@@ -44,7 +44,7 @@ def tool(*arguments: object) -> Ended:
 
 
 def everything(path: Path) -> dict[str, tuple[int, int, int, int, bytes]]:
-    """Mode, size, blocks, times of change, and content of everything in a store that is not open here."""
+    """Return mode, size, blocks, times of change, and content of everything in a store that is not open here."""
     found = {}
     for each in [path, *sorted(path.rglob("*"))]:
         status = each.stat()

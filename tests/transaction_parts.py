@@ -1,4 +1,4 @@
-"""The broker's transactions over a real store, without sockets: the clock is the test's."""
+"""The broker's transactions over a real store, without sockets; the test controls the clock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TIMEOUT_MS, INTERVAL_MS, TIMES_MAX = 6_000, 30_000, 15
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Clock whose seconds pass only when a test says so."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -50,13 +50,13 @@ class Clock:
         return self.now
 
     def call_at(self, at: float, call: Callable[[], None]) -> ClockTimer:
-        """As of a loop."""
+        """Schedule a call, as a loop does."""
         timer = ClockTimer(self._timers, at, call)
         self._timers.append(timer)
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass; what is due is called at its time, and the loop goes round after each."""
+        """Let time pass; each due call runs at its time, followed by a turn of the loop."""
         until = self.now + seconds
         while due := min((timer for timer in self._timers if timer.at <= until), key=lambda t: t.at, default=None):
             self.now = max(self.now, due.at)
@@ -67,7 +67,7 @@ class Clock:
 
 
 class ClockTimer:
-    """What ``Clock.call_at`` returns."""
+    """Timer that ``Clock.call_at`` returns."""
 
     def __init__(self, timers: list[ClockTimer], at: float, call: Callable[[], None]) -> None:
         self._timers = timers
@@ -75,13 +75,13 @@ class ClockTimer:
         self.call = call
 
     def cancel(self) -> None:
-        """Take the call back."""
+        """Cancel the call."""
         if self in self._timers:
             self._timers.remove(self)
 
 
 class Producer:
-    """A live producer, as the broker sees it: notes what it is asked."""
+    """A live producer, as the broker sees it: collects the broker's questions."""
 
     client = "test"
     address = ("127.0.0.1", 1)
@@ -92,19 +92,19 @@ class Producer:
         self._when_lost: list[Callable[[], None]] = []
 
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
-        """Nothing is told to producers."""
+        """Do nothing: producers get no notifications."""
         raise AssertionError(command.name)
 
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
-        """A question."""
+        """Note a question."""
         self.asked.append((request, decode_record(body), answered))
 
     def may_publish(self, topic: str) -> bool:
-        """Its user may."""
+        """Return True."""
         return True
 
     def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
-        """See ``Remote``."""
+        """Note a callback for the connection's end."""
         self._when_lost.append(call)
         return lambda: self._when_lost.remove(call) if call in self._when_lost else None
 
@@ -114,7 +114,7 @@ class Producer:
         self.asked.pop(0)[2](Frame(RESPONSE, code, 1, fields, bytearray(), 0, 0))
 
     def go(self) -> None:
-        """The connection goes; open questions are told first, as a connection does."""
+        """End the connection; as in a connection, open questions fail first."""
         self.lost = True
         asked, self.asked = self.asked, []
         for _, _, answered in asked:
@@ -124,7 +124,7 @@ class Producer:
 
 
 async def settled() -> None:
-    """All that the loop has to do is done, and what was appended is on disk. Cold reads are awaited with ``until``."""
+    """Wait until the loop is idle and all appended data is on disk. Await cold reads with ``until``."""
     while True:
         for each in _open:
             await each.on_disk()
@@ -135,7 +135,7 @@ async def settled() -> None:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Let the loop go round until something holds that another thread brings about."""
+    """Run the loop until a condition holds that another thread brings about."""
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(0)
 
@@ -144,7 +144,7 @@ _open: list[Parts] = []
 
 
 class Parts:
-    """One broker's transactions. ``store`` may be looked at; nobody else may write to it."""
+    """Transactions of one broker. Tests may read ``store``, but only the transactions may write to it."""
 
     def __init__(self, store: MessageStore, **limits: int) -> None:
         loop = asyncio.get_running_loop()
@@ -177,14 +177,14 @@ class Parts:
         _open.append(self)
 
     async def on_disk(self) -> None:
-        """What was appended is, and who waited for it has been told."""
+        """Wait until all appended data is on disk and the waiting producers have been notified."""
         flushed: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
-        self.flush.wait_for(self.store.write_offset, flushed.set_result)  # behind those that wait already
+        self.flush.wait_for(self.store.write_offset, flushed.set_result)  # after the callbacks that wait already
         self.flush.wake()
         await flushed
 
     def produce(self, topic: str, queue: int, *bodies: bytes, first: int, group: str = GROUP) -> list[Half]:
-        """Half messages of one frame with counters from ``first`` on."""
+        """Append half messages in one frame, with counters from ``first`` on."""
         make_topic(self.store, topic)
         rows = bytearray(b"".join(msgpack.packb([body, {"TAGS": "paid"}]) for body in bodies))
         request = ProduceRequest(topic, len(bodies), common=common(group), unique_prefix=PREFIX, unique_first=first)
@@ -216,25 +216,25 @@ class Parts:
         return halves
 
     async def end(self, half: Half, *, commit: bool, group: str = GROUP) -> BrokerError | None:
-        """End a transaction by its id; the error it is answered with."""
+        """End a transaction by its id; return the error of the response."""
         done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
         request = EndTransactionRequest(group=group, transaction_id=half.transaction_id, commit=commit)
         self.service.end(request, done.set_result)
         return await done
 
     def alive(self, group: str = GROUP, member: str = "p", seconds: float = 1e9) -> Producer:
-        """A producer that stays alive."""
+        """Register a producer that stays alive."""
         producer = Producer()
         self.producers.heart_beat(group, member, producer, seconds)
         return producer
 
     def records(self, topic: str, queue: int = 0) -> list[Record]:
-        """What lies in a queue."""
+        """Return the records of a queue."""
         dispatch(self.store)
         return list(pull_all(self.store, topic, queue))
 
     def stop(self) -> None:
-        """Nothing is written any more, and all is on disk."""
+        """Stop: nothing more is written, and everything is on disk."""
         _open.remove(self)
         self.checks.stop()
         self.service.stop()
@@ -247,7 +247,7 @@ class Parts:
 
 @asynccontextmanager
 async def parts(path: Path, *, killed: bool = False, **limits: int) -> AsyncIterator[Parts]:
-    """A broker's transactions over the store at ``path``; closed in the end, or ``killed``."""
+    """Yield a broker's transactions over the store at ``path``; closed in the end, or ``killed``."""
     made = Parts(open_store(path), **limits)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""Half messages and their ends over a plain connection, and producers that are asked."""
+"""Half messages and their ends over a plain connection, and producers that the broker checks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Half:
 
 
 def transaction_id(number: int) -> str:
-    """The unique key of the message with this counter."""
+    """Return the unique key of the message with this counter."""
     return f"{PREFIX}{number:012X}"
 
 
 def common(group: str = GROUP) -> str:
-    """The common properties that ask for half messages."""
+    """Return the common properties of half messages."""
     return f"TRAN_MSG\x01true\x02PGROUP\x01{group}\x02"
 
 
@@ -52,7 +52,7 @@ def send_half(connection: RawConnection, topic: str, body: bytes, number: int, *
 
 
 def end(connection: RawConnection, half: Half | str, *, commit: bool = True, group: str = GROUP) -> Answer:
-    """End a transaction, known by its half message or by its id alone."""
+    """End a transaction, identified by its half message or only by its id."""
     fields: dict[str, Any] = {"group": group, "commit": commit}
     if isinstance(half, str):
         fields["transaction_id"] = half
@@ -66,13 +66,13 @@ def end(connection: RawConnection, half: Half | str, *, commit: bool = True, gro
 
 
 def listed(connection: RawConnection, *, parked: bool = False, **fields: Any) -> list[dict[str, Any]]:
-    """One page of the open or the parked transactions."""
+    """Return one page of the open or the parked transactions."""
     answer = connection.call(GET_TRANSACTIONS, {"parked": parked, **fields}).raise_for_error()
     return list(msgpack.unpackb(answer.body))
 
 
 def messages(connection: RawConnection, topic: str, queues: int = 4) -> list[Record]:
-    """All records of a topic."""
+    """Return all records of a topic."""
     found = []
     for queue in range(queues):
         offset = 0
@@ -86,15 +86,15 @@ def messages(connection: RawConnection, topic: str, queues: int = 4) -> list[Rec
     return found
 
 
-class AskedProducer:
-    """A producer of a group on a connection of its own, which answers what the broker asks."""
+class CheckedProducer:
+    """A producer of a group on its own connection that answers the broker's checks."""
 
     def __init__(self, connection: RawConnection, member: str, group: str = GROUP) -> None:
         self.connection = connection
         connection.call(HEART_BEAT, {"group": group, "member": member, "kind": "producer"}).raise_for_error()
 
     def wait_for_check(self) -> Frame:
-        """The next request of the broker; its body stays valid until the next one."""
+        """Return the broker's next request; its body stays valid until the one after it."""
         parser = self.connection.parser
         while (frame := parser.next_frame()) is None:
             count = self.connection.sock.recv_into(parser.writable())
@@ -104,11 +104,11 @@ class AskedProducer:
         return frame
 
     def answer(self, frame: Frame, outcome: str) -> None:
-        """Say how a transaction ended."""
+        """Answer how a transaction ended."""
         self.connection.send_bytes(encode_frame(RESPONSE, SUCCESS, frame.request_id, {"outcome": outcome}))
 
 
 def wait_until(holds: Callable[[], bool], connection: RawConnection) -> None:
-    """Ask the broker over and over until something holds that it does by itself."""
+    """Poll the broker until a condition holds that it brings about by itself."""
     while not holds():
         listed(connection, max_count=1)

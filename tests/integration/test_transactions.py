@@ -45,7 +45,7 @@ from tests.store_tools import SERVED, dispatch, make_topic, open_store
 from tests.transaction_tools import (
     GROUP,
     PREFIX,
-    AskedProducer,
+    CheckedProducer,
     common,
     end,
     listed,
@@ -347,8 +347,8 @@ class TestChecks:
     def test_a_live_producer_of_the_group_is_asked(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
         running = broker(settings=SOON)
         connection = connect(running)
-        producer = AskedProducer(connect(running), "p1")
-        stranger = AskedProducer(connect(running), "p1", group="others")
+        producer = CheckedProducer(connect(running), "p1")
+        stranger = CheckedProducer(connect(running), "p1", group="others")
         halves = [send_half(connection, "t", body, place) for place, body in enumerate((b"yes", b"no", b"later"))]
         answers = {b"yes": ["commit"], b"no": ["rollback"], b"later": ["unknown", "commit"]}
         while any(answers.values()):
@@ -377,7 +377,7 @@ class TestChecks:
         if how == "leaves":
             running = broker(settings=SOON)
         connection = connect(running)
-        first, second = (AskedProducer(connect(running), name) for name in ("p1", "p2"))
+        first, second = (CheckedProducer(connect(running), name) for name in ("p1", "p2"))
         send_half(connection, "t", b"pay", 1)
         asked, other = _asked_first(first, second)
         if how == "killed":
@@ -415,7 +415,7 @@ class TestChecks:
     def test_an_invalid_answer_affects_no_other_client(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
         running = broker(settings=SOON)
         connection = connect(running)
-        producer = AskedProducer(connect(running), "p1")
+        producer = CheckedProducer(connect(running), "p1")
         send_half(connection, "t", b"pay", 1)
         for outcome in ("", "maybe", "parked"):
             producer.answer(producer.wait_for_check(), outcome)
@@ -424,7 +424,7 @@ class TestChecks:
         assert "failed to answer a check of transaction" in running.log
 
 
-def _asked_first(*producers: AskedProducer) -> tuple[AskedProducer, AskedProducer]:
+def _asked_first(*producers: CheckedProducer) -> tuple[CheckedProducer, CheckedProducer]:
     """Return the one of two producers that gets the check, and the other one."""
     sockets = [producer.connection.sock for producer in producers]
     ready = select.select(sockets, [], [])[0][0]

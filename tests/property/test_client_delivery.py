@@ -1,7 +1,6 @@
-"""Whatever the broker and the network do: every message is settled once and stored once, and pinned queues keep their
-order.
+"""Whatever broker and network do, every message is settled once and stored once, and pinned queues keep their order.
 
-The broker of these tests recognises what was stored as a real one does: with its table.
+The broker of these tests recognises resent messages like a real one: with its table.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from flintmq.protocol.errors import BrokerError
 BOUND = 60_000
 PREFIX = "AB" * 10
 CHOSEN = 8
-"""More than queues that are asked for; the last of them is what the broker chooses."""
+"""Queue that the broker chooses; its number is higher than any that a message asks for."""
 LIMITS = HelloAnswer(1, "b", "0", "async", 1 << 24, 9_000, 1 << 19)
 queues = st.sampled_from([-1, 0, 1])
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A frame as the broker gets it: the queue asked for, the first message's counter, and the messages' numbers."""
+    """A frame as the broker gets it: the requested queue, the first message's counter, and the messages' numbers."""
 
     queue: int
     first: int
@@ -55,7 +54,7 @@ class Sent:
 
 
 class DeliveryMachine(RuleBasedStateMachine):
-    """A ``Delivery``, and a broker that stores, refuses, loses connections and loses answers."""
+    """A ``Delivery``, and a broker that stores, refuses, loses connections and loses responses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,9 +64,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.next_number = 0
         self.next_id = 1
         self.in_flight: dict[int, Sent] = {}
-        """What the broker has not looked at yet, by request id."""
+        """Frames that the broker has not processed yet, by request id."""
         self.late: list[Sent] = []
-        """The same of connections that are lost: nobody hears what becomes of it."""
+        """Such frames of lost connections: no client learns their outcome."""
         self.stored: dict[int, list[int]] = defaultdict(list)
         self.sequences = ProducerSequences(runs_max=100_000, producer_runs_max=10_000, expiry_s=1e9)
         self.singles: dict[int, Single] = {}
@@ -105,7 +104,8 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.next_id += 1
 
     def produce(self, sent: Sent, torn_at: int | None = None) -> tuple[dict[str, int], bytes]:
-        """Store a frame as a broker does, or find it; the answer. A torn one is stored up to a message."""
+        """Store a frame as a broker does, or recognise it; return the response. A torn one is stored up to a
+        message."""
         queue, numbers = sent.queue, sent.numbers
         before = self.sequences.find(PREFIX, "t", sent.first, len(numbers))
         if before is not None:
@@ -125,7 +125,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule()
     def store(self) -> None:
-        """The broker looks at the oldest frame."""
+        """Let the broker process the oldest frame."""
         request_id = min(self.in_flight)
         try:
             code, (fields, body) = 0, self.produce(self.in_flight.pop(request_id))
@@ -142,8 +142,8 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(stored=st.integers(0, 3), torn_at=st.none() | st.integers(0, 20), late=st.booleans())
     def lose_connection(self, stored: int, torn_at: int | None, late: bool) -> None:
-        """Some frames are stored and their answers lost, the last of them perhaps torn by a crash; others may still be
-        looked at, later."""
+        """Lose the connection: some frames are stored without a response, the last perhaps torn by a crash; others may
+        still be processed later."""
         waiting = [self.in_flight[request_id] for request_id in sorted(self.in_flight)]
         for number, sent in enumerate(waiting[:stored], 1):
             with contextlib.suppress(BrokerError):
@@ -156,7 +156,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.late)
     @rule()
-    def look_at_what_came_late(self) -> None:
+    def process_late_frames(self) -> None:
         with contextlib.suppress(BrokerError):
             self.produce(self.late.pop(0))
 
@@ -189,7 +189,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                 assert number in everything
 
     def teardown(self) -> None:
-        """The broker is well again for a long time: everything must be settled, exactly once."""
+        """Keep the broker sound for a long time: every message must be settled, exactly once."""
         for _ in range(2000):
             if self.delivery.idle:
                 break

@@ -1,4 +1,4 @@
-"""What is packed is what msgpack unpacks, and every message goes into exactly one frame."""
+"""msgpack unpacks the packed messages unchanged, and every message goes into exactly one frame."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ properties = st.dictionaries(text.filter(lambda name: not name.startswith(("INNE
 
 
 def unpack(content: Content) -> list[Any]:
-    """All msgpack items of a packed frame body, read by msgpack itself."""
+    """Return all msgpack items of a packed frame body, read by msgpack itself."""
     unpacker = msgpack.Unpacker(strict_map_key=True)
     unpacker.feed(content.pack(new_packer()))
     return list(unpacker)
 
 
 @given(st.lists(st.tuples(bodies, properties), min_size=1, max_size=70))
-def test_rows_are_read_as_they_were_packed(rows: list[tuple[bytes, dict[str, str]]]) -> None:
+def test_rows_are_unpacked_unchanged(rows: list[tuple[bytes, dict[str, str]]]) -> None:
     assert unpack(Rows(rows)) == [list(row) for row in rows]
     if len(rows) > 1:
         first, second = Rows(rows).cut(len(rows) // 2)
@@ -35,7 +35,7 @@ def test_rows_are_read_as_they_were_packed(rows: list[tuple[bytes, dict[str, str
 
 
 @given(st.lists(st.tuples(bodies, st.none() | keys), min_size=1, max_size=70), st.booleans())
-def test_columns_are_read_as_they_were_packed(pairs: list[tuple[bytes, str | None]], with_keys: bool) -> None:
+def test_columns_are_unpacked_unchanged(pairs: list[tuple[bytes, str | None]], with_keys: bool) -> None:
     columns = Columns([body for body, _ in pairs], [key for _, key in pairs] if with_keys else None)
     expected = [[body for body, _ in pairs], [key if with_keys else None for _, key in pairs]]
     assert unpack(columns) == expected
@@ -45,7 +45,7 @@ def test_columns_are_read_as_they_were_packed(pairs: list[tuple[bytes, str | Non
 
 
 def taken(source: RowSource | ColumnSource, bytes_target: int) -> list[tuple[bytes, str | None, int]]:
-    """``(stored body, keys, sys_flag)`` of each message of all frames."""
+    """Return ``(stored body, keys, sys_flag)`` of each message of all frames."""
     messages: list[tuple[bytes, str | None, int]] = []
     while source.left:
         content = source.take(bytes_target)

@@ -1,4 +1,4 @@
-"""Decoding: right where the record is sound, a typed error where it is not, never anything else."""
+"""Decoding returns sound records, and raises a typed error for all others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ assert len(ATTRIBUTES) >= 20
 
 @st.composite
 def records(draw: st.DrawFn) -> tuple[Record, bytes]:
-    """A record and the body that its consumer sees."""
+    """Draw a record and the body that its consumer sees."""
     body = draw(st.binary(max_size=200))
     compressed = draw(st.booleans())
     properties = draw(st.dictionaries(st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY"]) | text, text, max_size=5))
@@ -51,7 +51,7 @@ def batch_of(blobs: list[bytes]) -> Batch:
 
 
 @given(st.lists(records(), max_size=8))
-def test_a_batch_is_what_was_stored(stored: list[tuple[Record, bytes]]) -> None:
+def test_a_batch_equals_the_stored_messages(stored: list[tuple[Record, bytes]]) -> None:
     batch = batch_of([record.encode() for record, _ in stored])
     assert batch.bodies() == [body for _, body in stored]
     for message, (record, body) in zip(batch.messages, stored, strict=True):
@@ -126,4 +126,4 @@ def test_a_changed_body_is_never_returned(stored: tuple[Record, bytes], data: An
         message.body  # noqa: B018
     except CorruptMessage:
         return
-    raise AssertionError("a body whose checksum does not hold was returned")
+    raise AssertionError("a body with a wrong checksum was returned")

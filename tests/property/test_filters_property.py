@@ -1,4 +1,4 @@
-"""Filters against an evaluator of their own that walks the tree, and against random text."""
+"""Filters against an independent evaluator that walks the tree, and against random text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VALUES = ["0", "1", "2", "10", "-1", "1.0", "1.5", "+2", "1e1", ".5", "eu", "us"
 NUMBERS = ["0", "1", "2", "10", "-1", "1.0", "1.5", "1e1", "- 5E-1"]
 
 Evaluate = Callable[[dict[str, str]], Any]
-"""What a piece of a filter is of a message: True, False or None for UNKNOWN; of an operand its value, a str, a Decimal,
-a bool or None."""
+"""Value of a filter's part for a message: True, False or None for UNKNOWN; an operand is a str, a Decimal, a bool or
+None."""
 
 
 def number(value: Any) -> Decimal | None:
-    """A number or a string as a number."""
+    """Return a number, converted if it is a string."""
     if isinstance(value, str):
         return Decimal(value) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value) else None
     assert value is None or isinstance(value, Decimal)
@@ -33,7 +33,7 @@ def number(value: Any) -> Decimal | None:
 
 
 def compared(symbol: str, left: Any, right: Any) -> bool | None:
-    """SQL's comparison of two values, with the conversions that the specification lists."""
+    """Compare two values as SQL does, with the conversions of the specification."""
     if left is None or right is None:
         return None
     if symbol in ("<", "<=", ">", ">=") or isinstance(left, Decimal) or isinstance(right, Decimal):
@@ -97,7 +97,7 @@ def strings(draw: st.DrawFn) -> tuple[str, Evaluate]:
 
 @st.composite
 def terms(draw: st.DrawFn) -> tuple[str, Evaluate]:
-    """One comparison, or whatever else looks at a property, as text and as what it means."""
+    """Draw one comparison or another condition on a property, as text and as its meaning."""
     name, get = draw(properties_named())
     kind = draw(st.sampled_from(["order", "equal", "between", "in", "part", "null", "truth"]))
     negated = draw(st.booleans())
@@ -160,7 +160,7 @@ messages = st.lists(st.tuples(st.sampled_from([*NAMES, "other"]), st.sampled_fro
 
 @settings(max_examples=600, deadline=None)
 @given(conditions, st.lists(messages, min_size=1, max_size=4))
-def test_a_filter_is_what_its_tree_says(condition: tuple[str, Evaluate], sent: list[list[tuple[str, str]]]) -> None:
+def test_a_filter_evaluates_like_its_tree(condition: tuple[str, Evaluate], sent: list[list[tuple[str, str]]]) -> None:
     text, evaluate = condition
     compiled = compile_filter(text)
     refused = compile_filter(f"NOT ({text})")
@@ -216,7 +216,7 @@ TOKENS = [
 @example("a=1 AND " * TERMS_MAX + "a=1", b"")
 @example("'" * 4095, b"")
 @example("a = '\ud800'", b"")
-def test_any_text_is_a_filter_or_an_error_that_points_into_it(text: str, properties: bytes) -> None:
+def test_any_text_parses_or_raises_an_error_with_a_position(text: str, properties: bytes) -> None:
     try:
         compiled = compile_filter(text)
     except FilterIllegal as error:

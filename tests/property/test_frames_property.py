@@ -33,7 +33,7 @@ frames = st.tuples(st.integers(0, 2), st.integers(0, 2**31 - 1), st.integers(0, 
 
 
 def drive(parser: FrameParser, data: bytes, cuts: list[int]) -> list[Parsed]:
-    """Feed ``data`` so that no read crosses a cut; the frames with their bodies copied."""
+    """Feed ``data`` so that no read crosses a cut; return the frames with copies of their bodies."""
     parsed = []
     at = 0
     for end in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
@@ -50,9 +50,7 @@ def drive(parser: FrameParser, data: bytes, cuts: list[int]) -> list[Parsed]:
 
 
 @given(st.lists(frames, max_size=8), st.lists(st.integers(0, 1_000_000), max_size=30), st.sampled_from([0, 1 << 22]))
-def test_any_split_of_the_bytes_gives_the_frames_that_were_sent(
-    sent: list[Parsed], cuts: list[int], keep_bytes: int
-) -> None:
+def test_any_split_of_the_bytes_yields_the_sent_frames(sent: list[Parsed], cuts: list[int], keep_bytes: int) -> None:
     data = b"".join(encode_frame(*frame) for frame in sent)
     parser = FrameParser(keep_bytes=keep_bytes)
     assert drive(parser, data, cuts) == sent
@@ -60,7 +58,7 @@ def test_any_split_of_the_bytes_gives_the_frames_that_were_sent(
 
 
 @given(st.lists(frames.map(lambda frame: (*frame[:4], frame[4][:300])), min_size=1, max_size=3))
-def test_one_byte_at_a_time_gives_the_frames_that_were_sent(sent: list[Parsed]) -> None:
+def test_single_bytes_yield_the_sent_frames(sent: list[Parsed]) -> None:
     data = b"".join(encode_frame(*frame) for frame in sent)
     assert drive(FrameParser(), data, list(range(len(data)))) == sent
 
@@ -73,7 +71,8 @@ LIMIT = 100_000
 
 
 def parse_hostile(data: bytes, cuts: list[int]) -> None:
-    """Whatever the bytes are: frames, nothing yet, or a RemoteProtocolError; and never a buffer beyond the limit."""
+    """Parse any bytes: the parser returns frames or nothing yet, or raises RemoteProtocolError, and never grows a
+    buffer over the limit."""
     parser = FrameParser(frame_bytes_max=LIMIT)
     refusal = None
     try:
@@ -92,7 +91,7 @@ def parse_hostile(data: bytes, cuts: list[int]) -> None:
 @given(st.binary(max_size=2000), st.lists(st.integers(0, 2000), max_size=5))
 @example(b"\xff" * 8, [])
 @example(struct.pack(">II", LIMIT, LIMIT - 4) + bytes(LIMIT * 2), [])
-def test_random_bytes_raise_nothing_but_a_remote_protocol_error(data: bytes, cuts: list[int]) -> None:
+def test_random_bytes_raise_only_remote_protocol_errors(data: bytes, cuts: list[int]) -> None:
     parse_hostile(data, cuts)
 
 
@@ -100,7 +99,7 @@ def test_random_bytes_raise_nothing_but_a_remote_protocol_error(data: bytes, cut
 @example(b"\x94\x00\x01\x01\x81\xa0" + b"\x91" * 1000 + b"\x00")
 @example(b"\x91" * 60_000)
 @example(b"\x94" + b"\x81\xa0" * 1000 + b"\xc0\x00\x00\x80")
-def test_random_headers_raise_nothing_but_a_remote_protocol_error(header: bytes) -> None:
+def test_random_headers_raise_only_remote_protocol_errors(header: bytes) -> None:
     parse_hostile(framed(header), [])
 
 
@@ -113,15 +112,13 @@ shapes = st.recursive(
 
 
 @given(st.lists(shapes, max_size=5))
-def test_msgpack_of_any_shape_raises_nothing_but_a_remote_protocol_error(header: list[Any]) -> None:
+def test_msgpack_of_any_shape_raises_only_remote_protocol_errors(header: list[Any]) -> None:
     parse_hostile(framed(msgpack.packb(header, unicode_errors="surrogatepass")), [])
 
 
 @given(frames, st.data())
 @settings(max_examples=200)
-def test_a_frame_with_changed_bytes_raises_nothing_but_a_remote_protocol_error(
-    sent: Parsed, data: st.DataObject
-) -> None:
+def test_a_frame_with_changed_bytes_raises_only_remote_protocol_errors(sent: Parsed, data: st.DataObject) -> None:
     changed = bytearray(encode_frame(*sent[:4], sent[4][:100]) * 2)
     for _ in range(data.draw(st.integers(1, 4))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))

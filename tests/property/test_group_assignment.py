@@ -1,4 +1,4 @@
-"""Who consumes what: even, sticky, and with no more moves than that takes."""
+"""Assignment of queues to members: even, sticky, and with the fewest moves."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def befores(draw: st.DrawFn, queues: list[Queue]) -> dict[Queue, str]:
 
 
 def fewest_moves(before: dict[Queue, str], queues: list[Queue], names: list[str]) -> int:
-    """How many queues must leave a member that is still there, so that all have the same number, or one more.
+    """Return how many queues must leave a surviving member so that all have the same number, or one more.
 
-    With n queues and m members, n mod m of them may keep one more: those who have most, for that saves most moves.
+    With n queues and m members, n mod m members may keep one more: those with most queues, because that saves most
+    moves.
     """
     loads = sorted((Counter(before[q] for q in queues if before.get(q) in names)[name] for name in names), reverse=True)
     least, more = divmod(len(queues), len(names))
@@ -36,7 +37,7 @@ def fewest_moves(before: dict[Queue, str], queues: list[Queue], names: list[str]
 
 
 def moves(before: dict[Queue, str], result: dict[Queue, str], members: Collection[str]) -> int:
-    """How many queues left a member that is still there."""
+    """Return how many queues left a surviving member."""
     return sum(before[queue] in members and name != before[queue] for queue, name in result.items() if queue in before)
 
 
@@ -45,13 +46,13 @@ def data(queues: Iterable[Queue]) -> list[Queue]:
 
 
 def spread(result: dict[Queue, str], queues: Iterable[Queue], names: Collection[str]) -> int:
-    """How many more of ``queues`` one of ``names`` has than another."""
+    """Return the largest difference in the number of ``queues`` between two of ``names``."""
     loads = Counter(result[queue] for queue in queues)
     return max(loads[name] for name in names) - min(loads[name] for name in names)
 
 
 @given(queue_sets, same_wishes, st.data())
-def test_members_that_want_the_same_get_the_same_number_of_each_topic_and_in_all(
+def test_members_with_equal_subscriptions_get_equal_numbers_of_each_topic_and_in_total(
     queues: list[Queue], members: dict[str, tuple[str, ...]], draws: st.DataObject
 ) -> None:
     result = assign(queues, members, draws.draw(befores(queues)))
@@ -64,7 +65,7 @@ def test_members_that_want_the_same_get_the_same_number_of_each_topic_and_in_all
 
 
 @given(st.integers(0, 64), st.integers(0, 4), same_wishes, st.data())
-def test_no_queue_of_a_topic_moves_that_need_not(
+def test_an_assignment_moves_as_few_queues_as_possible(
     count: int, retries: int, members: dict[str, tuple[str, ...]], draws: st.DataObject
 ) -> None:
     queues = [("orders", number) for number in range(count)]
@@ -76,7 +77,7 @@ def test_no_queue_of_a_topic_moves_that_need_not(
 
 
 def test_a_retry_queue_is_not_counted_as_a_queue_of_data() -> None:
-    """Two members of four queues have two each, whoever has the retry queue and whenever it came."""
+    """Two members of four queues have two each, regardless of the retry queue's owner and age."""
     queues = [("flights", number) for number in range(4)]
     retry = (TOPICS[-1], 0)
     alone = assign([*queues, retry], {"a": (*TOPICS, "flights")}, {})
@@ -84,7 +85,7 @@ def test_a_retry_queue_is_not_counted_as_a_queue_of_data() -> None:
     for before in (alone, {**alone, retry: "b"}, assign(queues, both, {}), {}):
         result = assign([*queues, retry], both, before)
         assert Counter(result[queue] for queue in queues) == {"a": 2, "b": 2}
-    # ... and it goes to who has fewer of them.
+    # ... and it goes to the member with fewer of them.
     assert assign([*queues[:3], retry], both, {queues[0]: "a", queues[1]: "a", retry: "a"})[retry] == "b"
 
 
@@ -97,7 +98,7 @@ def test_a_member_that_joins_sixteen_takes_four_of_64_queues() -> None:
 
 
 @given(queue_sets, any_wishes, st.data())
-def test_every_queue_that_is_wanted_goes_to_one_who_wants_it_and_nobody_could_take_one_from_a_richer(
+def test_every_subscribed_queue_goes_to_a_subscriber_and_no_member_could_take_one_from_a_richer(
     queues: list[Queue], members: dict[str, set[str]], draws: st.DataObject
 ) -> None:
     result = assign(queues, members, draws.draw(befores(queues)))
@@ -112,7 +113,7 @@ def test_every_queue_that_is_wanted_goes_to_one_who_wants_it_and_nobody_could_ta
 
 
 @given(queue_sets, any_wishes, st.data())
-def test_the_same_question_has_the_same_answer_and_an_answer_is_its_own_successor(
+def test_an_assignment_is_deterministic_and_stable(
     queues: list[Queue], members: dict[str, set[str]], data: st.DataObject
 ) -> None:
     before = data.draw(befores(queues))
@@ -122,6 +123,6 @@ def test_the_same_question_has_the_same_answer_and_an_answer_is_its_own_successo
     assert assign(queues, members, result) == result
 
 
-def test_no_member_and_no_queue_is_nothing_to_share() -> None:
+def test_no_members_or_no_queues_give_an_empty_assignment() -> None:
     assert assign([("t", 0)], {}, {("t", 0): "a"}) == {}
     assert assign([], {"a": ("t",)}, {}) == {}

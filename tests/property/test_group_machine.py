@@ -1,4 +1,4 @@
-"""A group under any order of joining, leaving, dying and silence: a queue is with one member at a time."""
+"""A group whose members join, leave, die and fall silent in any order: each queue has one member at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = tuple("abcdef")
 
 @dataclass
 class Client:
-    """What one member believes. ``working``: the queues of which it has messages."""
+    """State of one member as it believes. ``working``: the queues of which it has messages."""
 
     name: str
     remote: FakeRemote
@@ -73,14 +73,14 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def the_broker_starts_again(self, data: st.DataObject) -> None:
-        """Members are forgotten; some come back and say what they hold before anything else is given out."""
+        """Restart the broker: members are forgotten; some come back and report their queues before any is assigned."""
         self.group = ConsumerGroup("g", CLUSTERING, self.group.epoch + 1000)
         self.settling = True
         for client in [c for c in list(self.clients.values()) if c.alive]:
             if data.draw(st.booleans()):
                 self.enter(client)
             else:
-                del self.clients[client.name]  # it is gone for good, or comes back as another one
+                del self.clients[client.name]  # it never comes back, or as another member
         self.settling = False
         self.settle()
 
@@ -108,7 +108,7 @@ class GroupMachine(RuleBasedStateMachine):
             del self.clients[client.name]  # it forgets what it had
             return
         if self.group.heard(member, list(client.working), self.now):
-            self.group.grant(not self.settling)  # as the broker: nothing is shared out anew for a heartbeat
+            self.group.grant(not self.settling)  # like the broker: a heartbeat changes no assignment
             self.epochs.append(self.group.epoch)
         self.told(client)
 
@@ -127,7 +127,7 @@ class GroupMachine(RuleBasedStateMachine):
         client.alive = False
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
-    def time_goes_by(self, seconds: float) -> None:
+    def pass_time(self, seconds: float) -> None:
         self.now += seconds
         for name in self.group.expired(self.now):
             self.group.leave(name)
@@ -144,10 +144,10 @@ class GroupMachine(RuleBasedStateMachine):
             return
         for queue in self.queues:
             members = [c.name for c in self.clients.values() if queue in c.working and c.name in self.group.members]
-            assert len(members) <= 1 or self.fenced_but_for_one(queue, members)
+            assert len(members) <= 1 or self.all_but_one_are_fenced(queue, members)
 
-    def fenced_but_for_one(self, queue: Queue, names: list[str]) -> bool:
-        """Whether all but one would be refused: those who were thought dead and do not know it yet."""
+    def all_but_one_are_fenced(self, queue: Queue, names: list[str]) -> bool:
+        """Return whether all but one would be refused: those that were taken for dead and do not know it yet."""
         allowed = []
         for name in names:
             try:
@@ -158,7 +158,7 @@ class GroupMachine(RuleBasedStateMachine):
         return len(allowed) <= 1
 
     @invariant()
-    def what_the_group_keeps_of_itself_is_what_it_would_find(self) -> None:
+    def the_groups_cached_state_equals_its_recomputation(self) -> None:
         if hasattr(self, "group"):
             group = self.group
             assert group._free.keys() == group.meant.keys() - group.held.keys()
@@ -172,7 +172,7 @@ class GroupMachine(RuleBasedStateMachine):
             assert self.epochs == sorted(self.epochs)
 
     def teardown(self) -> None:
-        """Left alone, with everybody who lives sending heartbeats, the group settles: even, and all queues held."""
+        """Send only heartbeats of live members: the group must settle, evenly and with all queues assigned."""
         if not hasattr(self, "group"):
             return
         for client in [c for c in self.clients.values() if not c.alive]:

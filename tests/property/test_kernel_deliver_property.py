@@ -1,4 +1,4 @@
-"""Messages that are due: found where they go to, and written anew, as the plain twin does it."""
+"""Delivery of due messages: targets are found, and records rewritten, as the plain twin does it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOST_BITS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 
 
 def some_properties(chance: random.Random) -> bytes:
-    """Properties of which most say where the message goes to, some more than once, some badly."""
+    """Return properties that mostly name the message's target, some more than once, some badly."""
     pairs = [(chance.choice(NAMES), chance.choice(VALUES)) for _ in range(chance.randrange(4))]
     if chance.randrange(5):
         pairs += [("REAL_TOPIC", chance.choice(["orders", "t"])), ("REAL_QID", str(chance.randrange(3)))]
@@ -45,7 +45,7 @@ def some_properties(chance: random.Random) -> bytes:
 
 
 def some_records(chance: random.Random, count: int) -> tuple[list[bytes], list[Chosen]]:
-    """Records as they wait in the log, some of them damaged, and where they were said to lie."""
+    """Return records as they wait in the log, some of them damaged, with the places given for them."""
     host = chance.choice([bytes(8), bytes(range(20))])
     every = [
         Record(
@@ -82,7 +82,7 @@ def some_records(chance: random.Random, count: int) -> tuple[list[bytes], list[C
 def find_targets(
     blobs: list[bytes], chosen: list[Chosen], checksummed: tuple[int, int], sentinel: int
 ) -> tuple[Fenced, Fenced, Fenced, int]:
-    """The records' array, the plan, the groups, and how many of them there are."""
+    """Return the records' array, the plan, the groups, and the number of groups."""
     count = len(blobs)
     records = fenced(b"".join(blobs), sentinel=sentinel)
     rows = fenced(np.array(chosen, np.int64).reshape(-1), np.int64, sentinel)
@@ -99,13 +99,13 @@ def find_targets(
 
 
 def row_of(array: Fenced, number: int, width: int) -> list[int]:
-    """One row of integers."""
+    """Return one row of integers."""
     return array.values()[width * number : width * (number + 1)]
 
 
 @given(seeds, st.integers(0, 12), sentinels)
 @examples(300)
-def test_records_are_grouped_by_where_they_go_as_the_twin_finds(seed: int, count: int, sentinel: int) -> None:
+def test_records_are_grouped_by_target_like_the_twin(seed: int, count: int, sentinel: int) -> None:
     chance = random.Random(seed)
     blobs, chosen = some_records(chance, count)
     checksummed = chance.choice([(0, 0), (0, 1 << 62), (4096 + chance.randrange(1000), 4096 + chance.randrange(3000))])
@@ -140,7 +140,7 @@ def test_records_are_grouped_by_where_they_go_as_the_twin_finds(seed: int, count
     sentinels,
 )
 @examples(300)
-def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
+def test_records_are_written_like_the_twin_and_continue_in_the_next_file(
     seed: int, count: int, v6: bool, committed: bool, checksum: bool, room_bytes: int, sentinel: int
 ) -> None:
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The dispatch kernels against their plain twin: what they take for a record, and the units and keys that follow."""
+"""The dispatch kernels against their plain twin: the bytes they take for a record, and the resulting units and keys."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ DELAYS = [
 
 
 def rich_properties(seed: int) -> bytes:
-    """Properties that dispatch looks for, duplicates and pairs without a name or a value among them."""
+    """Return properties that dispatch looks for, with duplicates and with pairs that lack a name or a value."""
     chance = random.Random(seed)
     blob = b""
     for _ in range(chance.randint(0, 6)):
@@ -101,7 +101,8 @@ TRANSACTIONS = (0, 0, 0, SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_COMMI
 
 
 def make_record(blob: bytes, seed: int) -> Record:
-    """A record with these properties; everything else follows from the seed. Its queue offset is still to be set."""
+    """Return a record with these properties; all other fields follow from the seed, and its queue offset is not set
+    yet."""
     chance = random.Random(seed)
     topic, queue_id = chance.choice([UNKNOWN, *NAMES] + 3 * NAMES[:9])
     return Record(
@@ -119,7 +120,7 @@ def make_record(blob: bytes, seed: int) -> Record:
 
 
 def number(records: list[Record], queues: Queues, seed: int) -> None:
-    """Give the records their queue offsets: mostly the next one, sometimes one that was, seldom one too far."""
+    """Set the records' queue offsets: mostly the next one, sometimes an earlier one, seldom one too high."""
     chance = random.Random(seed)
     next_offset = {name: queue.next for name, queue in queues.items()}
     for record in records:
@@ -131,7 +132,7 @@ def number(records: list[Record], queues: Queues, seed: int) -> None:
 
 
 def make_queues(seed: int, log_bytes: int, file_base: int) -> Queues:
-    """Every known queue, some further on than others, some with a topic that was deleted."""
+    """Return every known queue, at different offsets, some with a deleted topic."""
     chance = random.Random(seed)
     return {
         name: Queue(
@@ -143,7 +144,7 @@ def make_queues(seed: int, log_bytes: int, file_base: int) -> Queues:
 
 @st.composite
 def stretches(draw: st.DrawFn) -> tuple[bytes, int, int, Queues]:
-    """(a log whose records begin at a position, that position, its file's base, the queues)."""
+    """Draw (a log whose records begin at a position, that position, its file's base, the queues)."""
     blobs = draw(st.lists(properties, min_size=1, max_size=6))
     seed = draw(seeds)
     chance = random.Random(seed)
@@ -170,7 +171,7 @@ tails = st.one_of(
 def check_dispatch(
     log: bytes, at: int, end: int, file_base: int, queues: Queues, index_from: int, sentinel: int
 ) -> None:
-    """Hold one call, with room for everything, against the twin."""
+    """Compare one call, with room for everything, with the twin."""
     table = Table(queues.items(), sentinel=sentinel)
     answer = dispatch(
         fenced(log, sentinel=sentinel), at, end, file_base, table, index_from, Work(unit_room=32, sentinel=sentinel)
@@ -191,7 +192,7 @@ def check_dispatch(
 
 @given(stretches(), tails, sentinels, st.data())
 @examples(150)
-def test_units_and_keys_are_those_that_the_twin_makes(
+def test_units_and_keys_equal_those_of_the_twin(
     stretch: tuple[bytes, int, int, Queues], tail: bytes, sentinel: int, data: st.DataObject
 ) -> None:
     log, at, file_base, queues = stretch
@@ -211,7 +212,7 @@ def test_a_damaged_log_stops_where_the_twin_stops(
 
 
 def damages(log: bytes, seed: int) -> Iterator[bytes]:
-    """The log with a bit flipped, bytes changed, cut, filled with zeros; without end."""
+    """Yield the log with a flipped bit, changed bytes, a cut, or zeros; without end."""
     chance = random.Random(seed)
     while True:
         blob = bytearray(log)
@@ -233,7 +234,7 @@ def damages(log: bytes, seed: int) -> Iterator[bytes]:
 
 @given(stretches(), st.integers(1, 3), st.integers(1, 300), sentinels)
 @examples(80)
-def test_many_calls_with_little_room_make_the_same_as_one(
+def test_many_calls_with_little_room_equal_one_call(
     stretch: tuple[bytes, int, int, Queues], unit_room: int, step: int, sentinel: int
 ) -> None:
     log, at, file_base, queues = stretch
@@ -286,7 +287,7 @@ def test_keys_that_do_not_fit_wait_for_the_next_call(key_counts: list[int], key_
 
 
 def check_scan(log: bytes, at: int, end: int, file_base: int, sentinel: int) -> None:
-    """Hold ``scan`` and ``locate`` against the twin."""
+    """Compare ``scan`` and ``locate`` with the twin."""
     array = fenced(log, sentinel=sentinel)
     for checksummed in (False, True):
         parts, state = room(kernel.PARTS, np.int64, sentinel), fenced([0] * kernel.STATE, np.int64, sentinel)
@@ -302,7 +303,7 @@ def check_scan(log: bytes, at: int, end: int, file_base: int, sentinel: int) -> 
 
 
 def check_locate(log: bytes, at: int, physical_offset: int, sentinel: int) -> None:
-    """Hold ``locate`` against the twin."""
+    """Compare ``locate`` with the twin."""
     array, parts = fenced(log, sentinel=sentinel), room(kernel.PARTS, np.int64, sentinel)
     found = kernel.locate(array.array, at, len(log), physical_offset, parts.array)
     assert array.intact
@@ -334,7 +335,7 @@ def test_a_scan_stops_where_the_twin_stops(
 
 @given(properties, seeds, sentinels)
 @examples(8)
-def test_no_bit_of_a_record_with_a_checksum_can_change_unnoticed(blob: bytes, seed: int, sentinel: int) -> None:
+def test_a_checksum_detects_every_changed_bit_of_a_record(blob: bytes, seed: int, sentinel: int) -> None:
     record = make_record(blob, seed)
     record.body_crc = None
     log = write_log([record], 4096, checksum=True)
@@ -361,9 +362,7 @@ def test_random_bytes_are_no_records(blob: bytes, at: int, file_base: int, senti
     sentinels,
 )
 @examples(100)
-def test_every_queue_is_found_at_its_row_and_no_other_is(
-    names: list[tuple[bytes, int]], spread: int, sentinel: int
-) -> None:
+def test_every_queue_and_only_these_are_found(names: list[tuple[bytes, int]], spread: int, sentinel: int) -> None:
     names = [(name.hex().encode(), queue_id << 8 * spread) for name, queue_id in names]
     known, unknown = names[: len(names) // 2], names[len(names) // 2 :]
     table = Table(((name, Queue()) for name in known), sentinel=sentinel)

@@ -36,7 +36,7 @@ def check_examine(log: bytes, at: int, end: int, file_base: int, queues: Queues,
 
 @given(stretches(), tails, margins, sentinels, st.data())
 @examples(150)
-def test_flaws_units_and_keys_are_those_that_the_twin_finds(
+def test_flaws_units_and_keys_equal_those_of_the_twin(
     stretch: tuple[bytes, int, int, Queues], tail: bytes, margin_ms: int, sentinel: int, data: st.DataObject
 ) -> None:
     log, at, file_base, queues = stretch
@@ -46,7 +46,7 @@ def test_flaws_units_and_keys_are_those_that_the_twin_finds(
 
 @given(stretches(), seeds, sentinels)
 @examples(60)
-def test_damaged_records_are_judged_as_by_the_twin(
+def test_damaged_records_are_judged_like_the_twin(
     stretch: tuple[bytes, int, int, Queues], seed: int, sentinel: int
 ) -> None:
     log, at, file_base, queues = stretch
@@ -56,7 +56,7 @@ def test_damaged_records_are_judged_as_by_the_twin(
 
 @given(stretches(), st.integers(1, 3), st.integers(4, 8), st.integers(1, 300), sentinels)
 @examples(60)
-def test_many_calls_with_little_room_find_the_same_as_one(
+def test_many_calls_with_little_room_find_the_same_as_one_call(
     stretch: tuple[bytes, int, int, Queues], unit_room: int, flaw_room: int, step: int, sentinel: int
 ) -> None:
     log, at, file_base, queues = stretch
@@ -93,7 +93,7 @@ QUEUE = (b"orders", 0)
 
 
 def follow(queue_offsets: list[int]) -> list[tuple[int, int]]:
-    """(number of the record, expected offset) of each record whose queue offset is a flaw."""
+    """Return (number of the record, expected offset) of each record whose queue offset is a flaw."""
     log = write_log([Record(*QUEUE[:1], b"", queue_offset=offset) for offset in queue_offsets])
     queues = {QUEUE: Queue()}
     answer = twin.call(fenced(log), 0, len(log), 0, twin.ExaminedTable(queues), twin.Work(0))
@@ -102,7 +102,7 @@ def follow(queue_offsets: list[int]) -> list[tuple[int, int]]:
     return [(at // size, detail) for kind, at, detail in answer.flaws if kind == examine.FLAW_QUEUE_OFFSET]
 
 
-def test_one_record_that_lies_about_its_queue_offset_is_one_flaw() -> None:
+def test_a_record_with_a_wrong_queue_offset_is_one_flaw() -> None:
     assert follow([7, 8, 500, 10, 11, 3, 13]) == [(2, 9), (5, 12)]
 
 
@@ -111,7 +111,7 @@ def test_one_record_that_lies_about_its_queue_offset_is_one_flaw() -> None:
         st.sampled_from([-(2**63), -(2**63) + 1, -2, -1, 0, 1, 2, MAX, MAX + 1, 2**63 - 1]), min_size=1, max_size=8
     )
 )
-@example([-(2**63)])  # the smallest was once taken for "none yet", as -1 was
+@example([-(2**63)])  # the smallest was once taken for "none yet", like -1
 @example([-(2**63), -(2**63) + 1, 0])
 @example([5, -1, 7, -1])
 @example([2**63 - 1, 0])
@@ -120,7 +120,7 @@ def test_queue_offsets_at_the_ends_of_their_range_are_compared_as_numbers(queue_
     check_examine(log, 0, len(log), 0, {QUEUE: Queue()}, 0, 0)
 
 
-def test_a_queue_offset_that_no_queue_can_have_stands_for_the_one_that_comes_next() -> None:
+def test_an_impossible_queue_offset_counts_as_the_next_one() -> None:
     log = write_log([Record(*QUEUE[:1], b"", queue_offset=offset) for offset in (7, -(2**63), 9, 2**63 - 1, 11)])
     answer = twin.call(fenced(log), 0, len(log), 0, twin.ExaminedTable({QUEUE: Queue()}), twin.Work(0))
     size = size_at(log, 0)
@@ -137,13 +137,13 @@ def test_the_time_of_a_delay_level_at_the_ends_of_its_range_wraps_as_in_java(sto
     check_examine(log, 0, len(log), 0, {name: Queue()}, 0, 0)
 
 
-def test_messages_that_are_missing_are_one_flaw() -> None:
+def test_consecutive_missing_messages_are_one_flaw() -> None:
     assert follow([7, 8, 20, 21, 22]) == [(2, 9)]
 
 
 @given(stretches(), st.integers(0, 60), seeds, sentinels)
 @examples(80)
-def test_the_next_record_is_found_behind_damage(
+def test_the_next_record_after_damage_is_found(
     stretch: tuple[bytes, int, int, Queues], skip: int, seed: int, sentinel: int
 ) -> None:
     log, at, file_base, _ = stretch
@@ -171,7 +171,7 @@ def places(log: bytes, begin: int, end: int, file_base: int, blank: int) -> list
 
 @given(files(), st.integers(0, 5), st.data(), sentinels)
 @examples(120)
-def test_the_first_entry_that_is_not_that_of_its_key_is_named(
+def test_the_first_entry_of_another_key_is_named(
     case: tuple[Index, list[Key]], first: int, data: st.DataObject, sentinel: int
 ) -> None:
     file, keys = case

@@ -1,4 +1,4 @@
-"""The kernels of a pull against their plain twins: units chosen, reads planned, records copied and checked."""
+"""The kernels of a pull against their plain twins: choice of units, plan of reads, copies and checks of records."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ANY_I64 = st.integers(-(2**63), 2**63 - 1)
 
 
 def rows(values: list[tuple[int, ...]], width: int, sentinel: int) -> Fenced:
-    """Rows of integers in one array."""
+    """Return rows of integers in one array."""
     return fenced(np.array(values, np.int64).reshape(len(values) * width), np.int64, sentinel)
 
 
 def read_rows(array: Fenced, count: int, width: int) -> list[tuple[int, ...]]:
-    """The first rows."""
+    """Return the first rows."""
     values = array.values()
     return [tuple(values[width * k : width * (k + 1)]) for k in range(count)]
 
@@ -57,7 +57,7 @@ units = st.lists(
     sentinels,
 )
 @examples(300)
-def test_units_are_chosen_as_the_twin_chooses(
+def test_units_are_chosen_like_the_twin(
     blob: bytes, tags: list[int], low: int, high: int, count_max: int, bytes_max: int, first: int, sentinel: int
 ) -> None:
     unit_count = len(blob) // UNIT_BYTES
@@ -77,7 +77,7 @@ def test_units_are_chosen_as_the_twin_chooses(
 
 @st.composite
 def chosen_records(draw: st.DrawFn) -> list[Chosen]:
-    """Chosen records, mostly one behind the other, some with gaps, some going back."""
+    """Draw chosen records, mostly consecutive, some with gaps, some going back."""
     gaps = st.one_of(st.just(0), st.integers(1, 60), st.integers(61, 5000), st.integers(-300, -1))
     at = draw(st.integers(300, 1000))
     records: list[Chosen] = []
@@ -97,7 +97,7 @@ def chosen_records(draw: st.DrawFn) -> list[Chosen]:
     sentinels,
 )
 @examples(300)
-def test_reads_are_planned_as_the_twin_plans_and_hold_every_record(
+def test_reads_are_planned_like_the_twin_and_hold_every_record(
     chosen: list[Chosen], file_bytes: int, gap_max: int, sparse_max: int, span_max: int, sentinel: int
 ) -> None:
     array, reads = (
@@ -121,7 +121,7 @@ def test_reads_are_planned_as_the_twin_plans_and_hold_every_record(
 
 
 def make_records(seed: int, count: int) -> tuple[list[bytes], list[Chosen], int]:
-    """Records of one queue in a log, some with others between them; (the records, where they lie, the queue)."""
+    """Return records of one queue in a log, some with others between them: (the records, their places, the queue)."""
     chance = random.Random(seed)
     queue_id = chance.choice([0, 3, 65_535])
     every = [
@@ -141,9 +141,7 @@ def make_records(seed: int, count: int) -> tuple[list[bytes], list[Chosen], int]
 
 @given(seeds, st.integers(1, 8), st.integers(0, 9), sentinels)
 @examples(100)
-def test_records_are_copied_out_of_a_span_one_behind_the_other(
-    seed: int, count: int, before: int, sentinel: int
-) -> None:
+def test_records_are_copied_out_of_a_span_without_gaps(seed: int, count: int, before: int, sentinel: int) -> None:
     records, chosen, _ = make_records(seed, count)
     chance = random.Random(seed)
     begin = chosen[0][0] - chance.choice([0, 5])
@@ -163,7 +161,7 @@ def test_records_are_copied_out_of_a_span_one_behind_the_other(
 
 
 def finish(records: list[bytes], chosen: list[Chosen], queue_id: int, sentinel: int) -> tuple[int, bytes]:
-    """What ``finish`` says, and the answer's body after it."""
+    """Return the result of ``finish``, and the response body after it."""
     body = fenced(b"\xee" * 4 * len(chosen) + b"".join(records), sentinel=sentinel)
     array = rows(list(chosen), kernel.CHOSEN_ROW, sentinel)
     result = kernel.finish(body.array, 4 * len(chosen), array.array, len(chosen), queue_id)
@@ -175,14 +173,14 @@ def finish(records: list[bytes], chosen: list[Chosen], queue_id: int, sentinel: 
 
 @given(seeds, st.integers(1, 8), st.booleans(), sentinels)
 @examples(100)
-def test_an_answer_is_sizes_and_then_the_records(seed: int, count: int, any_queue: bool, sentinel: int) -> None:
+def test_a_response_body_holds_sizes_then_records(seed: int, count: int, any_queue: bool, sentinel: int) -> None:
     records, chosen, queue_id = make_records(seed, count)
     assert finish(records, chosen, -1 if any_queue else queue_id, sentinel) == (kernel.SOUND, twin.answer_body(records))
 
 
 @given(seeds, st.integers(1, 6), st.booleans(), sentinels)
 @examples(100)
-def test_a_record_that_its_unit_did_not_promise_is_named(seed: int, count: int, any_queue: bool, sentinel: int) -> None:
+def test_a_record_that_differs_from_its_unit_is_named(seed: int, count: int, any_queue: bool, sentinel: int) -> None:
     records, chosen, queue_id = make_records(seed, count)
     asked = -1 if any_queue else queue_id
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The index kernels against their plain twin: what a file holds, what a chain gives, and which damage is found."""
+"""The index kernels against their plain twin: a file's content, the entries of a chain, and the detected damage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ hashes = st.one_of(st.integers(0, 12), st.integers(0, 2**31 - 1), st.sampled_fro
 
 @st.composite
 def key_lists(draw: st.DrawFn, max_size: int = 20) -> list[Key]:
-    """Keys as reput finds them: physical offsets and times never go back."""
+    """Draw keys as reput finds them: physical offsets and times never go back."""
     physical_offset = draw(st.sampled_from([0, 1, 2**40]))
     store_ms = draw(st.sampled_from([1, 999, 1_700_000_000_000]))
     keys = []
@@ -33,7 +33,7 @@ def key_lists(draw: st.DrawFn, max_size: int = 20) -> list[Key]:
 
 @st.composite
 def files(draw: st.DrawFn) -> tuple[Index, list[Key]]:
-    """An empty file, the first or a later one, and keys, perhaps more than fit."""
+    """Draw an empty file, the first or a later one, and keys, perhaps more than fit."""
     keys = draw(key_lists())
     later = draw(st.booleans())
     begin = (max(keys[0][2] - 3_600_000, 0), keys[0][1]) if later else (0, 0)
@@ -42,7 +42,7 @@ def files(draw: st.DrawFn) -> tuple[Index, list[Key]]:
 
 @given(files(), st.lists(st.integers(1, 6), max_size=4), sentinels)
 @examples(200)
-def test_a_file_holds_what_the_format_says_in_however_many_steps_it_is_filled(
+def test_a_file_filled_in_any_number_of_steps_has_the_specified_content(
     case: tuple[Index, list[Key]], steps: list[int], sentinel: int
 ) -> None:
     twin, keys = case
@@ -60,7 +60,7 @@ def test_a_file_holds_what_the_format_says_in_however_many_steps_it_is_filled(
 
 @given(files(), st.integers(1, 5), st.data(), sentinels)
 @examples(200)
-def test_a_chain_gives_what_the_twin_finds_newest_first(
+def test_a_chain_returns_the_twins_entries_newest_first(
     case: tuple[Index, list[Key]], step: int, data: st.DataObject, sentinel: int
 ) -> None:
     twin, keys = case
@@ -75,7 +75,7 @@ def test_a_chain_gives_what_the_twin_finds_newest_first(
 
 @given(files())
 @examples(100)
-def test_an_entry_is_found_by_the_time_at_which_its_message_was_stored(case: tuple[Index, list[Key]]) -> None:
+def test_an_entry_is_found_by_its_store_time(case: tuple[Index, list[Key]]) -> None:
     twin, keys = case
     file = fenced(twin.encode())
     done = put(file, twin, keys)
@@ -86,7 +86,7 @@ def test_an_entry_is_found_by_the_time_at_which_its_message_was_stored(case: tup
 
 
 def _changes(blob: bytes, begin: int, end: int) -> list[bytes]:
-    """The file with one byte changed, for each byte of a range."""
+    """Yield the file with one byte changed, for each byte of a range."""
     changed = []
     for at in range(begin, end):
         for mask in (0x01, 0x80, 0xFF):
@@ -98,7 +98,7 @@ def _changes(blob: bytes, begin: int, end: int) -> list[bytes]:
 
 @given(files(), sentinels)
 @examples(40)
-def test_every_changed_byte_of_a_slot_is_set_right_or_found(case: tuple[Index, list[Key]], sentinel: int) -> None:
+def test_every_changed_byte_of_a_slot_is_corrected_or_found(case: tuple[Index, list[Key]], sentinel: int) -> None:
     twin, keys = case
     twin.put(keys)
     blob = twin.encode()
@@ -123,7 +123,7 @@ def test_every_changed_byte_of_an_entrys_previous_number_is_found(case: tuple[In
 
 @given(files(), sentinels)
 @examples(30)
-def test_a_changed_hash_or_offset_is_found_unless_the_file_could_be_like_that(
+def test_a_changed_hash_or_offset_is_found_unless_the_file_stays_plausible(
     case: tuple[Index, list[Key]], sentinel: int
 ) -> None:
     twin, keys = case
@@ -154,7 +154,7 @@ def test_an_interrupted_put_is_undone(case: tuple[Index, list[Key]], data: st.Da
     before = twin.encode()
     file = fenced(before, sentinel=sentinel)
     assume(put(file, twin, keys[:reached], counted, sentinel) > counted)
-    # Entries and slots were reached, and by the first entry the beginnings; the rest of the header was not.
+    # The put wrote entries and slots, and with the first entry the begin fields, but not the rest of the header.
     stopped = bytearray(file.bytes())
     for name in ("end_timestamp", "end_physical_offset", "hash_slot_count", "index_count"):
         at = INDEX_HEADER.at[name]
@@ -165,7 +165,7 @@ def test_an_interrupted_put_is_undone(case: tuple[Index, list[Key]], data: st.Da
     kept = slice(INDEX_HEADER.at["hash_slot_count"], entry_at(twin.slots, counted + 1))
     assert repaired[kept] == before[kept]
     assert check(repaired, twin, sentinel) == (kernel.SOUND, repaired)
-    # What is put again, or instead, makes whole chains.
+    # Putting the same or other keys now makes complete chains.
     again = fenced(repaired, sentinel=sentinel)
     taken = put(again, twin, keys, counted, sentinel)
     assert taken == counted + twin.put(keys[counted:])
@@ -174,7 +174,7 @@ def test_an_interrupted_put_is_undone(case: tuple[Index, list[Key]], data: st.Da
 
 @given(files(), st.integers(-(2**31), 2**31 - 1), sentinels)
 @examples(60)
-def test_an_entry_count_that_cannot_be_is_damage(case: tuple[Index, list[Key]], count: int, sentinel: int) -> None:
+def test_an_impossible_entry_count_is_damage(case: tuple[Index, list[Key]], count: int, sentinel: int) -> None:
     twin, keys = case
     twin.put(keys)
     blob = bytearray(twin.encode())
@@ -186,13 +186,13 @@ def test_an_entry_count_that_cannot_be_is_damage(case: tuple[Index, list[Key]], 
     elif count == len(twin.keys) + 1:
         assert result == kernel.SOUND
     elif count > len(twin.keys) + 1:
-        # An entry that was never written has offset 0 and no entry before it.
+        # An unwritten entry has offset 0 and no previous entry.
         assert result == kernel.DAMAGED or twin.keys[-1][1] == 0
 
 
 @given(st.binary(max_size=400), st.integers(1, 5), st.integers(1, 10), st.integers(0, 2**32), sentinels)
 @examples(150)
-def test_random_bytes_never_lead_out_of_the_file(
+def test_random_bytes_never_cause_reads_outside_the_file(
     blob: bytes, slots: int, entries: int, seed: int, sentinel: int
 ) -> None:
     chance = random.Random(seed)

@@ -1,5 +1,5 @@
-"""The produce kernel against its plain twin: which frames it takes, which records it writes, and that it writes nothing
-else anywhere."""
+"""The produce kernel against its plain twin: the frames that it accepts, the records that it writes, and no other
+writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ many_seeds = st.integers(0, 2**32).map(lambda first: list(range(first, first + 2
 
 
 def check(batch: Batch, before: bytes = b"", position: int = 0, sentinel: int = 0xA5) -> bool:
-    """Hold one call against the twin, the log large enough for all; whether the frame was taken."""
+    """Compare one call with the twin, with a log large enough for all; return whether the frame was accepted."""
     bound = len(batch.body) + batch.count * (1024 + len(batch.common))
     call = produce(batch, file_bytes=position + bound, position=position, before=before, sentinel=sentinel)
     assert call.intact
@@ -60,30 +60,26 @@ def check(batch: Batch, before: bytes = b"", position: int = 0, sentinel: int = 
 
 @given(frames.batches(), st.binary(max_size=20), st.integers(0, 50), sentinels)
 @examples(100)
-def test_a_sound_frame_becomes_the_records_that_its_twin_makes(
-    batch: Batch, before: bytes, position: int, sentinel: int
-) -> None:
+def test_a_sound_frame_becomes_the_twins_records(batch: Batch, before: bytes, position: int, sentinel: int) -> None:
     assert check(batch, before, position, sentinel)
 
 
 @given(frames.batches(frames.any_pairs), sentinels)
 @examples(200)
-def test_properties_that_may_not_be_set_refuse_the_frame(batch: Batch, sentinel: int) -> None:
+def test_forbidden_properties_refuse_the_frame(batch: Batch, sentinel: int) -> None:
     check(batch, sentinel=sentinel)
 
 
 @given(frames.batches(), many_seeds, sentinels)
 @examples(60)
-def test_a_frame_that_was_tampered_with_is_taken_only_where_it_still_is_one(
-    batch: Batch, seeds: list[int], sentinel: int
-) -> None:
+def test_a_tampered_frame_is_accepted_only_if_it_is_still_valid(batch: Batch, seeds: list[int], sentinel: int) -> None:
     for seed in seeds:
         check(frames.tampered(batch, seed), sentinel=sentinel)
 
 
 @given(st.lists(frames.messages(frames.clean_pairs), min_size=1, max_size=3), layouts, many_seeds, sentinels)
 @examples(60)
-def test_values_of_wrong_types_and_counts_that_lie_refuse_the_frame(
+def test_values_of_wrong_types_and_wrong_counts_refuse_the_frame(
     rows: list[Message], layout: int, seeds: list[int], sentinel: int
 ) -> None:
     for seed in seeds:
@@ -97,7 +93,7 @@ def test_random_bytes_are_refused_and_write_nothing(batch: Batch, sentinel: int)
 
 
 class Pairs(list[tuple[Any, Any]]):
-    """A msgpack map, so that it is no array and keeps duplicates."""
+    """A msgpack map in a form that differs from an array and keeps duplicates."""
 
 
 def _values(blob: bytes) -> list[Any]:
@@ -135,7 +131,7 @@ def _check_against_msgpack(batch: Batch) -> None:
 
 @given(frames.batches(), frames.seeds)
 @examples(60)
-def test_what_is_taken_is_what_msgpack_reads(batch: Batch, seed: int) -> None:
+def test_accepted_messages_equal_those_that_msgpack_reads(batch: Batch, seed: int) -> None:
     _check_against_msgpack(batch)
     _check_against_msgpack(frames.tampered(batch, seed))
 
@@ -150,7 +146,7 @@ def test_a_frame_cut_at_any_byte_is_refused(batch: Batch) -> None:
 
 @st.composite
 def rolling(draw: st.DrawFn) -> tuple[Batch, int, int]:
-    """A frame, a file too small for it but large enough for each of its records, and a position in it."""
+    """Draw a frame, a file too small for it but large enough for each of its records, and a position in it."""
     batch = draw(frames.batches(max_count=6))
     sizes = [len(record.encode(checksum=batch.checksum)) for record in make_records(batch)]
     file_bytes = max(sizes) + BLANK_BYTES + draw(st.integers(0, max(sizes)))
@@ -159,7 +155,7 @@ def rolling(draw: st.DrawFn) -> tuple[Batch, int, int]:
 
 @given(rolling(), sentinels)
 @examples(60)
-def test_a_frame_goes_on_in_the_next_file_where_one_is_full(case: tuple[Batch, int, int], sentinel: int) -> None:
+def test_a_frame_continues_in_the_next_file_when_one_is_full(case: tuple[Batch, int, int], sentinel: int) -> None:
     batch, file_bytes, position = case
     records = make_records(batch)
     places = lay_out(records, position, file_bytes, FILE_BASE, checksum=batch.checksum)
@@ -169,7 +165,7 @@ def test_a_frame_goes_on_in_the_next_file_where_one_is_full(case: tuple[Batch, i
     ends = [call.position]
     while call.message < batch.count:
         before = call.message
-        logs.append(call.go_on(file_bytes))
+        logs.append(call.resume(file_bytes))
         ends.append(call.position)
         assert call.message > before
     assert call.intact
@@ -233,7 +229,9 @@ def test_properties_are_refused_from_the_first_byte_over_their_limit(
 
 @given(frames.any_pairs, st.binary(max_size=9), sentinels)
 @examples(200)
-def test_a_common_property_is_judged_as_a_messages_own(pair: tuple[bytes, bytes], before: bytes, sentinel: int) -> None:
+def test_a_common_property_follows_the_rules_of_a_messages_own(
+    pair: tuple[bytes, bytes], before: bytes, sentinel: int
+) -> None:
     name, value = pair
     array = fenced(before + name + b"\x01" + value + b"\x02", sentinel=sentinel)
     value_at = len(before) + len(name) + 1
@@ -244,7 +242,7 @@ def test_a_common_property_is_judged_as_a_messages_own(pair: tuple[bytes, bytes]
 
 @given(frames.batches())
 @examples(60)
-def test_only_the_bits_that_a_producer_may_set_are_kept(batch: Batch) -> None:
+def test_only_flag_bits_allowed_to_producers_are_kept(batch: Batch) -> None:
     call = produce(batch, file_bytes=len(batch.body) + batch.count * 2048)
     position = 0
     for message in read_messages(batch):

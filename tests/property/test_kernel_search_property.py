@@ -25,7 +25,7 @@ def check_search(log: bytes, at: int, end: int, file_base: int, store_ms_min: in
 
 @given(stretches(), tails, sentinels, st.data())
 @examples(60)
-def test_the_next_sound_record_is_the_one_that_the_twin_finds(
+def test_the_next_sound_record_equals_the_twins(
     stretch: tuple[bytes, int, int, Queues], tail: bytes, sentinel: int, data: st.DataObject
 ) -> None:
     log, at, file_base, _ = stretch
@@ -38,7 +38,7 @@ def test_the_next_sound_record_is_the_one_that_the_twin_finds(
 
 @given(stretches(), st.integers(0, 2**32 - 1), sentinels)
 @examples(40)
-def test_damaged_records_are_passed_over_as_by_the_twin(
+def test_damaged_records_are_skipped_like_the_twin(
     stretch: tuple[bytes, int, int, Queues], seed: int, sentinel: int
 ) -> None:
     log, at, file_base, _ = stretch

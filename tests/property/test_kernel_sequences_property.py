@@ -1,4 +1,4 @@
-"""The sequences kernel against its plain twin: what it takes for a producer's message, and what for one run."""
+"""The sequences kernel against its plain twin: which records are producers' messages, and which messages form a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def make_properties(chance: random.Random, topic: bytes, key: str) -> bytes:
-    """What a broker writes, and now and then something else."""
+    """Return properties that a broker writes, sometimes with other content."""
     pairs = [("KEYS", "a b"), ("UNIQ_KEY", key)]
     if (topic in WAITING_TOPICS) != (chance.randrange(8) == 0):
         pairs.insert(chance.randint(0, 2), ("REAL_TOPIC", chance.choice(["orders", "o", "größe"])))
@@ -41,7 +41,7 @@ def make_properties(chance: random.Random, topic: bytes, key: str) -> bytes:
 
 
 def make_key(chance: random.Random, prefix: str, counter: int) -> str:
-    """A unique key, now and then damaged."""
+    """Return a unique key, sometimes damaged."""
     key = unique_key(prefix, counter)
     if chance.randrange(8):
         return key
@@ -50,7 +50,7 @@ def make_key(chance: random.Random, prefix: str, counter: int) -> str:
 
 
 def make_records(seed: int) -> list[Record]:
-    """Records of a few producers whose counters and queue offsets mostly go on."""
+    """Return records of a few producers whose counters and queue offsets are mostly consecutive."""
     chance = random.Random(seed)
     counters = {prefix: chance.choice([0, 2**40, 2**48 - 4]) for prefix in PREFIXES}
     ends: dict[tuple[bytes, int], int] = {}
@@ -82,14 +82,14 @@ def make_records(seed: int) -> list[Record]:
 
 @examples(400)
 @given(seeds, st.sampled_from([0, 7]), st.sampled_from([0, 1 << 40]), st.sampled_from([1, 2, 64]), sentinels)
-def test_runs_are_those_of_the_twin(seed: int, at: int, file_base: int, run_room: int, sentinel: int) -> None:
+def test_runs_equal_those_of_the_twin(seed: int, at: int, file_base: int, run_room: int, sentinel: int) -> None:
     log = bytes(at) + write_log(make_records(seed), file_base, at)
     assert call(log, at, len(log), file_base, run_room, sentinel) == stored_runs(log, at, len(log), file_base, run_room)
 
 
 @examples(150)
 @given(seeds, st.binary(max_size=30))
-def test_any_properties_are_read_as_by_the_twin(seed: int, properties: bytes) -> None:
+def test_any_properties_are_read_like_the_twin(seed: int, properties: bytes) -> None:
     records = make_records(seed)
     records[random.Random(seed).randrange(len(records))].properties = properties
     log = write_log(records)
@@ -98,7 +98,7 @@ def test_any_properties_are_read_as_by_the_twin(seed: int, properties: bytes) ->
 
 @examples(150)
 @given(seeds, seeds, sentinels)
-def test_a_damaged_or_cut_log_is_read_as_by_the_twin(seed: int, damage: int, sentinel: int) -> None:
+def test_a_damaged_or_truncated_log_is_read_like_the_twin(seed: int, damage: int, sentinel: int) -> None:
     chance = random.Random(damage)
     log = bytearray(write_log(make_records(seed)))
     if chance.randrange(2):
@@ -111,7 +111,7 @@ def test_a_damaged_or_cut_log_is_read_as_by_the_twin(seed: int, damage: int, sen
 
 @examples(100)
 @given(seeds)
-def test_calls_that_go_on_where_the_last_was_full_find_the_same_messages(seed: int) -> None:
+def test_calls_that_continue_after_a_full_one_find_the_same_messages(seed: int) -> None:
     log = write_log(make_records(seed))
     whole = call(log, 0, len(log), 0)[2]
     status, at, found = dispatch.FULL, 0, []

@@ -1,4 +1,4 @@
-"""Text and checksums of any bytes, against Python's decoder, ``protocol.javahash`` and zlib."""
+"""Text and checksums of any bytes, compared with Python's decoder, ``protocol.javahash`` and zlib."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ blobs = st.one_of(
 
 @given(blobs, st.binary(max_size=9), st.binary(max_size=9), sentinels)
 @examples(300)
-def test_any_bytes_are_judged_hashed_and_summed_as_python_does(
+def test_any_bytes_are_judged_hashed_and_summed_like_python(
     blob: bytes, before: bytes, behind: bytes, sentinel: int
 ) -> None:
     array = fenced(before + blob + behind, sentinel=sentinel)

@@ -29,7 +29,7 @@ GRANTS = st.one_of(
 
 
 def model(grants: list[dict[str, Any]], action: str, kind: str, name: str) -> bool:
-    """What the README says, in its words."""
+    """Return whether the grants allow the action, by the README's rules."""
     enough = {action, "consume"} if action == "query" else {action}
     own = kind == "topic" and (name.startswith(("%RETRY%", "%DLQ%", "rmq_sys_", "RMQ_SYS_")) or name in SYSTEM_TOPICS)
     for grant in grants:
@@ -45,7 +45,7 @@ def model(grants: list[dict[str, Any]], action: str, kind: str, name: str) -> bo
 
 
 @given(st.lists(GRANTS, max_size=6), st.sampled_from(ACTIONS), st.sampled_from(["topic", "group"]), NAMES, OWN)
-def test_grants_allow_what_they_say_and_nothing_else(
+def test_grants_allow_exactly_the_granted_actions(
     grants: list[dict[str, Any]], action: str, kind: str, name: str, own: str
 ) -> None:
     permissions = Permissions.parse(grants, "u")
@@ -57,9 +57,7 @@ def test_grants_allow_what_they_say_and_nothing_else(
 
 
 @given(st.lists(GRANTS, max_size=6), st.lists(GRANTS, max_size=3))
-def test_what_is_added_is_allowed_and_what_is_taken_away_is_not_left(
-    before: list[dict[str, Any]], more: list[dict[str, Any]]
-) -> None:
+def test_added_grants_allow_and_removed_grants_do_not(before: list[dict[str, Any]], more: list[dict[str, Any]]) -> None:
     added = Permissions.parse(more, "u").grants
     after = Permissions.parse(before, "u").plus(added)
     on = {grant.on: grant.actions for grant in after.grants}

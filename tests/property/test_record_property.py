@@ -24,7 +24,7 @@ from flintmq.protocol.storage.record import (
 
 
 def field(name: str) -> st.SearchStrategy[int]:
-    """Any value of one field of the record's fixed head."""
+    """Return a strategy for any value of one field of the record's fixed head."""
     bits = 8 * next(field.width for field in RECORD.fields if field.name == name)
     return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
@@ -54,7 +54,7 @@ records = st.builds(
 
 
 @given(records, st.binary(max_size=20), st.binary(max_size=20))
-def test_a_record_decodes_to_what_was_encoded_wherever_it_lies(record: Record, before: bytes, behind: bytes) -> None:
+def test_a_record_decodes_unchanged_at_any_place(record: Record, before: bytes, behind: bytes) -> None:
     blob = record.encode()
     decoded = decode_record(before + blob + behind, len(before))
     expected = dataclasses.replace(record, body_crc=body_crc(record.body))
@@ -68,7 +68,7 @@ def test_a_record_decodes_to_what_was_encoded_wherever_it_lies(record: Record, b
 
 
 @given(records)
-def test_a_record_cut_at_any_byte_is_corrupt(record: Record) -> None:
+def test_a_truncated_record_is_corrupt(record: Record) -> None:
     blob = record.encode()
     for end in range(len(blob)):
         with pytest.raises(CorruptRecord):
@@ -76,7 +76,7 @@ def test_a_record_cut_at_any_byte_is_corrupt(record: Record) -> None:
 
 
 @given(records)
-def test_a_record_cut_at_any_byte_and_filled_with_zeros_is_corrupt_or_lost_only_zeros(record: Record) -> None:
+def test_a_truncated_record_filled_with_zeros_is_corrupt_or_lost_only_zeros(record: Record) -> None:
     blob = record.encode()
     kept = record.body.rstrip(b"\0")
     for end in range(len(blob)):
@@ -85,7 +85,7 @@ def test_a_record_cut_at_any_byte_and_filled_with_zeros_is_corrupt_or_lost_only_
             decoded = decode_record(torn)
         except CorruptRecord:
             continue
-        # A body is covered by its checksum; a header, a topic and properties are not.
+        # A checksum covers the body, but not the head, the topic and the properties.
         assert decoded.body.rstrip(b"\0") == kept or not decoded.body
 
 
@@ -122,7 +122,7 @@ def test_random_bytes_are_corrupt_or_a_record_and_raise_nothing_else(blob: bytes
 
 
 @given(records, st.binary(min_size=100, max_size=200))
-def test_random_bytes_behind_a_sound_beginning_raise_nothing_else(record: Record, noise: bytes) -> None:
+def test_random_bytes_after_a_sound_beginning_raise_nothing_else(record: Record, noise: bytes) -> None:
     blob = record.encode()
     for kept in (8, 40, 88, len(blob) // 2):
         noisy = blob[:kept] + noise
@@ -134,7 +134,7 @@ def test_random_bytes_behind_a_sound_beginning_raise_nothing_else(record: Record
 
 
 @given(st.dictionaries(texts, texts, max_size=8))
-def test_properties_decode_to_what_was_encoded(properties: dict[str, str]) -> None:
+def test_properties_decode_unchanged(properties: dict[str, str]) -> None:
     blob = encode_properties(properties)
     assert decode_properties(blob) == properties
     assert encode_properties(properties.items()) == blob
@@ -151,7 +151,7 @@ def test_any_bytes_are_properties(blob: bytes) -> None:
 
 
 def _java_properties(text: str) -> dict[str, str]:
-    """The rule of RocketMQ's ``string2messageProperties`` in words of indexes: an oracle of another shape."""
+    """Read properties by the rule of RocketMQ's ``string2messageProperties``, with indexes: an independent oracle."""
     found: dict[str, str] = {}
     at = 0
     while at < len(text):
@@ -165,12 +165,12 @@ def _java_properties(text: str) -> dict[str, str]:
 
 
 @given(st.text(st.sampled_from("ab\x01\x02é"), max_size=40))
-def test_properties_are_read_as_rocketmq_reads_them(text: str) -> None:
+def test_properties_are_read_like_rocketmq(text: str) -> None:
     assert decode_properties(text.encode()) == _java_properties(text)
 
 
 @given(st.ip_addresses().map(str), st.integers(-(2**31), 2**31 - 1))
-def test_hosts_decode_to_what_was_encoded(host: str, port: int) -> None:
+def test_hosts_decode_unchanged(host: str, port: int) -> None:
     assert decode_host(encode_host(host, port)) == (host, port)
 
 

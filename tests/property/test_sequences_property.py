@@ -1,4 +1,4 @@
-"""The table of what producers stored against a model that keeps every single message."""
+"""The table of stored producer runs against a model that keeps every single message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ firsts, counts, queues = st.integers(0, 60), st.integers(1, 20), st.integers(0, 
 
 
 class SequencesMachine(RuleBasedStateMachine):
-    """A table with room for everything, and where each message was stored first."""
+    """A table with unlimited room, and the place where each message was first stored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
     @rule(prefix=prefixes, asked=topics, first=firsts, count=counts, queue=queues, other=stored_topics, gap=queues)
     def send(self, prefix: str, asked: str, first: int, count: int, queue: int, other: str, gap: int) -> None:
-        """A producer sends a frame, and cuts it where it is told to; the broker stores what is new."""
+        """Send a producer's frame, split where the table says; the broker stores the new messages."""
         frames = [(first, count)]
         while frames:
             begin, size = frames.pop(0)
@@ -58,7 +58,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
     @rule(prefix=prefixes, asked=topics, first=firsts, count=counts, queue=queues)
     def find_again_in_the_log(self, prefix: str, asked: str, first: int, count: int, queue: int) -> None:
-        """Messages are stored a second time, as it may stand in a log: what was there stays."""
+        """Store messages a second time, as a log may contain them: the first places stay."""
         self.store(prefix, asked, first, count, asked, queue, 0)
 
     @rule(asked=topics)
@@ -76,7 +76,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
     @staticmethod
     def is_one_piece(places: list[Place | None]) -> bool:
-        """Whether all lie behind each other, or none is there."""
+        """Return whether the places are consecutive, or all missing."""
         first = places[0]
         if first is None:
             return places == [None] * len(places)
@@ -100,7 +100,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
 
 class BoundedMachine(RuleBasedStateMachine):
-    """A small table: whatever it forgets, it never says anything wrong, and keeps its bounds."""
+    """A small table: it may forget, but it never returns a wrong place, and keeps its bounds."""
 
     RUNS_MAX, PRODUCER_RUNS_MAX = 60, 10
 
@@ -112,7 +112,7 @@ class BoundedMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.offset = 0
         self.places: dict[tuple[str, int], set[int]] = {}
-        """Every queue offset that a message ever had: what was forgotten is stored again."""
+        """Every queue offset that a message ever had: a forgotten message is stored again."""
 
     @rule(prefix=st.integers(0, 15), first=firsts, count=counts, seconds=st.sampled_from([0.0, 0.1, 2.0, 60.0]))
     def store(self, prefix: int, first: int, count: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Whatever lies in a log and however it is cut: a read gives what a plain walk finds, each once, in order."""
+"""A read of any log, split in any way, returns the records of a plain scan, each once, in order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ logs = st.lists(runs, max_size=8).map(lambda lists: [record for some in lists fo
     rows=st.integers(1, 30),
 )
 @sixty
-def test_every_cut_gives_each_record_once(
+def test_every_split_returns_each_record_once(
     window: int, records: list[Record], file_bytes: int, first_file: int, partition_bytes: int, rows: int
 ) -> None:
     log = make_log(records, file_bytes, first_start=first_file * file_bytes)
@@ -64,7 +64,7 @@ def test_every_cut_gives_each_record_once(
 
 @given(blob=st.binary(max_size=64), records=st.lists(runs, max_size=4), cut=st.integers(0, 400))
 @sixty
-def test_both_ways_find_the_same_starts(blob: bytes, records: list[list[Record]], cut: int) -> None:
+def test_both_methods_find_the_same_starts(blob: bytes, records: list[list[Record]], cut: int) -> None:
     whole = b"".join(record.encode() for some in records for record in some) + blob
     whole = whole[: max(0, len(whole) - cut)]
     starts, end = find_starts_plain(whole)

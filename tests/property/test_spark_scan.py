@@ -1,4 +1,4 @@
-"""Many records at once are what each is by itself: the scans and the decoder against the plain-Python record."""
+"""A scan and a decoder of many records return the same as the plain-Python record does for each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def records(draw: st.DrawFn) -> Record:
 
 
 def laid_out(blobs: list[bytes], before: bytes = b"") -> tuple[bytes, Any, Any]:
-    """The blobs one behind the other, with where each starts and how long it is."""
+    """Return the blobs joined, with the start and length of each."""
     sizes = np.array([len(blob) for blob in blobs], np.int64)
     return before + b"".join(blobs), len(before) + np.cumsum(sizes) - sizes, sizes
 
@@ -110,7 +110,7 @@ def test_a_scan_finds_the_parts_of_every_record(scan: Scan, stored: list[Record]
 
 @SCANS
 @given(stored=st.lists(records(), min_size=1, max_size=5), data=st.data())
-def test_a_scan_finds_the_first_record_that_is_damaged(scan: Scan, stored: list[Record], data: st.DataObject) -> None:
+def test_a_scan_finds_the_first_damaged_record(scan: Scan, stored: list[Record], data: st.DataObject) -> None:
     blobs = [bytearray(record.encode()) for record in stored]
     for _ in range(data.draw(st.integers(1, 3))):
         victim = data.draw(st.sampled_from(blobs))
@@ -122,7 +122,7 @@ def test_a_scan_finds_the_first_record_that_is_damaged(scan: Scan, stored: list[
 
 
 @SCANS
-def test_without_verifying_a_wrong_checksum_is_not_looked_at(scan: Scan) -> None:
+def test_a_scan_without_verification_ignores_a_wrong_checksum(scan: Scan) -> None:
     record = dataclasses.replace(Record(b"t", b"body"), body_crc=1)
     assert scan(*laid_out([record.encode()]), True)[1] == 0
     assert scan(*laid_out([record.encode()]), False)[1] == SOUND
@@ -130,22 +130,22 @@ def test_without_verifying_a_wrong_checksum_is_not_looked_at(scan: Scan) -> None
 
 @SCANS
 @pytest.mark.parametrize("size", [0, 1, 4, 90])
-def test_a_size_that_no_record_has_is_damage(scan: Scan, size: int) -> None:
+def test_an_impossible_size_is_damage(scan: Scan, size: int) -> None:
     assert scan(bytes(200), np.array([5], np.int64), np.array([size], np.int64), True)[1] == 0
 
 
-def test_where_numba_is_installed_the_compiled_scan_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_scan_is_used_if_numba_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     scanner.cache_clear()
     assert scanner() is scan_numba
     scanner.cache_clear()
-    monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert scanner() is scan_numpy
     scanner.cache_clear()
 
 
 @given(st.lists(records(), max_size=6))
-def test_the_columns_are_what_a_consumer_sees_of_each_message(stored: list[Record]) -> None:
+def test_the_columns_equal_a_consumers_view_of_each_message(stored: list[Record]) -> None:
     blobs = [record.encode(checksum=index % 2 == 1) for index, record in enumerate(stored)]
     decoder = Decoder(offered(properties=True, headers=True))
     batch = decoder.batch(RecordBlock(*laid_out(blobs)))
@@ -164,7 +164,7 @@ def test_the_columns_are_what_a_consumer_sees_of_each_message(stored: list[Recor
 
 
 @given(st.lists(records(), min_size=1, max_size=6), st.data())
-def test_only_the_columns_that_are_asked_for_are_made_in_their_order(stored: list[Record], data: st.DataObject) -> None:
+def test_only_requested_columns_are_made_in_their_order(stored: list[Record], data: st.DataObject) -> None:
     columns = data.draw(st.permutations((*offered(), PROPERTIES, HEADERS)).map(lambda all_: all_[:4]))
     block = RecordBlock(*laid_out([record.encode() for record in stored]))
     everything = Decoder(offered(properties=True, headers=True)).batch(block)
@@ -175,7 +175,7 @@ def test_only_the_columns_that_are_asked_for_are_made_in_their_order(stored: lis
 
 
 @given(st.lists(records(), max_size=8), st.data())
-def test_a_selection_of_a_block_is_as_if_only_that_were_there(stored: list[Record], data: st.DataObject) -> None:
+def test_a_selection_of_a_block_equals_a_block_of_the_selection(stored: list[Record], data: st.DataObject) -> None:
     blobs = [record.encode() for record in stored]
     chosen = np.array([data.draw(st.booleans()) for _ in blobs], np.bool_)
     decoder = Decoder(offered(properties=True))

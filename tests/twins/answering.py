@@ -1,4 +1,4 @@
-"""A broker for ``Delivery``: takes its frames and answers them when it is told to, at the time that the test says."""
+"""A broker for ``Delivery`` that takes its frames and responds when the test says so, by the test's clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_COMPRESSION = Compressor(None)
 
 
 class AnsweringBroker:
-    """Answers the frames of ``delivery`` by ``store`` and ``refuse``; ``now`` is its clock."""
+    """Responds to the frames of ``delivery`` with ``store`` and ``refuse``; ``now`` is its clock."""
 
     def __init__(self, *, in_flight_bytes_max: int = 1 << 25, produce_frame_bytes_max: int = 1 << 20) -> None:
         self.delivery = Delivery(10.0, in_flight_bytes_max, PREFIX, 1000)
@@ -41,7 +41,7 @@ class AnsweringBroker:
         self._physical_offset = 0
 
     def take(self) -> list[ProduceFrame]:
-        """Everything that the delivery sends now."""
+        """Take every frame that the delivery sends now."""
         frames = []
         while (request := self.delivery.next_request(self.now, self._next_id)) is not None:
             head, body = request
@@ -54,7 +54,7 @@ class AnsweringBroker:
         return frames
 
     def _read(self, head: bytes, body: bytes | memoryview) -> dict[str, Any]:
-        """The fields of a request, read as the broker reads them."""
+        """Return the fields of a request, read as the broker reads them."""
         parser = FrameParser()
         blob = head + bytes(body)
         assert len(blob) <= self.limits.produce_frame_bytes_max
@@ -72,7 +72,7 @@ class AnsweringBroker:
         return frame.fields
 
     def store(self, frame: ProduceFrame) -> None:
-        """Answer a frame with success."""
+        """Respond to a frame with success."""
         queue = max(frame.lane.queue, 0)
         log = self.stored.setdefault((frame.lane.topic, queue), [])
         bodies = bodies_of(frame)
@@ -83,7 +83,7 @@ class AnsweringBroker:
         self._answer(frame, 0, fields, struct.pack(f">{len(bodies)}q", *offsets))
 
     def refuse(self, frame: ProduceFrame, error: BrokerError) -> None:
-        """Answer a frame with an error."""
+        """Respond to a frame with an error."""
         self._answer(frame, error.code, error.fields(), b"")
 
     def _answer(self, frame: ProduceFrame, code: int, fields: dict[str, Any], body: bytes) -> None:
@@ -113,7 +113,7 @@ class AnsweringBroker:
 
 
 def bodies_of(frame: ProduceFrame) -> list[bytes]:
-    """The bodies in a frame, unpacked by msgpack itself."""
+    """Return the bodies in a frame, unpacked by msgpack itself."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(frame.body)
     items = list(unpacker)

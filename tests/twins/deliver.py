@@ -1,4 +1,4 @@
-"""What becomes of messages that are due, with whole records: the deliver kernels' twin."""
+"""Delivery of due messages with whole records: the deliver kernels' twin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Target = tuple[bytes, int]
 
 @dataclass
 class Planned:
-    """A sound record: where it goes to (None: it does not say), and when it is due (-1: it does not say)."""
+    """A sound record: its target (None: not given), and its due time (-1: not given)."""
 
     record: Record
     target: Target | None
@@ -25,14 +25,14 @@ class Planned:
 
 
 def _pairs(properties: bytes) -> list[bytes]:
-    """The properties with their separators, as they stand there."""
+    """Return the properties with their separators, in their order."""
     pairs = [pair + b"\x02" for pair in properties.split(b"\x02")]
     pairs[-1] = pairs[-1][:-1]
     return [pair for pair in pairs if pair]
 
 
 def _value(properties: bytes, wanted: bytes) -> bytes:
-    """The last value of that name; empty: none."""
+    """Return the last value of that name; empty if there is none."""
     found = b""
     for pair in _pairs(properties):
         name, separator, value = pair.removesuffix(b"\x02").partition(b"\x01")
@@ -48,8 +48,8 @@ def _digits(text: bytes, digits_max: int) -> int:
 def plan(
     records: Sequence[bytes], chosen: Sequence[Chosen], checksummed: tuple[int, int] = (0, 0)
 ) -> list[Planned | None]:
-    """Of each record what the kernel finds; None: it is not sound, or not the one that was asked for. ``checksummed``:
-    between these physical offsets a record must have a checksum over all of it."""
+    """Return the result of the kernel for each record; None: it is not sound, or not the requested one.
+    ``checksummed``: between these physical offsets a record must have a checksum over all of it."""
     planned: list[Planned | None] = []
     for blob, (physical_offset, size, _) in zip(records, chosen, strict=True):
         try:
@@ -77,7 +77,7 @@ def delivered(
     host: bytes,
     committed: bool,
 ) -> Record:
-    """The record as a message of another topic; ``committed``: by the transaction that prepared it."""
+    """Return the record as a message of another topic. ``committed``: by the transaction that staged it."""
     checksums = (b"__CRC32#\x01", b"__CRC32#\x02")
     kept = [
         pair

@@ -15,11 +15,12 @@ from .arrays import Fenced, fenced, room
 from .log import SCHEDULE_TOPIC, Queue, QueueName, Queues
 
 KEYS_OF_ONE_RECORD_MAX = 16_400
-"""A record's 32,767 bytes of properties hold at most so many keys; the kernel's array has room for those of one."""
+"""A record's 32,767 bytes of properties hold at most so many keys; the kernel's array has room for those of one
+record."""
 
 
 class Table:
-    """The queues as the kernel knows them: rows, the topics' names, and a hash table with one free slot at least."""
+    """The queues in the kernel's form: rows, the topics' names, and a hash table with at least one free slot."""
 
     def __init__(self, queues: Iterable[tuple[QueueName, Queue]], slots: int = 0, sentinel: int = 0xA5) -> None:
         self.names: list[QueueName] = []
@@ -56,11 +57,11 @@ class Table:
 
     @property
     def intact(self) -> bool:
-        """Whether nothing was written beside its arrays."""
+        """Return whether nothing was written beside its arrays."""
         return self.topics.intact and self.rows.intact and self.slots.intact
 
     def find(self, name: QueueName) -> int:
-        """The kernel's answer for a queue."""
+        """Return the kernel's result for a queue."""
         topic = fenced(b"\xa5" + name[0] + b"\xa5")
         return int(
             kernel.find_queue(
@@ -95,14 +96,14 @@ class Work:
 
     @property
     def intact(self) -> bool:
-        """Whether nothing was written beside its arrays."""
+        """Return whether nothing was written beside its arrays."""
         arrays = (self.units, self.grouped, self.unit_rows, self.touched, self.keys, self.scratch, self.state)
         return all(array.intact for array in arrays)
 
 
 @dataclass
 class Answer:
-    """What one call of the kernel gave."""
+    """Result of one call of the kernel."""
 
     status: int
     at: int
@@ -116,7 +117,7 @@ class Answer:
 def dispatch(
     log: Fenced, at: int, end: int, file_base: int, table: Table, index_from: int = 0, work: Work | None = None
 ) -> Answer:
-    """One call. The outputs are checked for what must always hold."""
+    """Call the kernel once; check the invariants of its outputs."""
     work = work or Work(unit_room=64)
     state = work.state.array
     state[kernel.S_INDEX_FROM] = index_from
@@ -162,10 +163,10 @@ def dispatch(
 
 
 def next_offsets(table: Table) -> dict[QueueName, int]:
-    """The next offset of each queue, as the kernel left it."""
+    """Return the next offset of each queue, as the kernel left it."""
     return {name: int(table.rows.array[row, kernel.Q_NEXT]) for row, name in enumerate(table.names)}
 
 
 def copy_of(queues: Queues) -> Queues:
-    """Queues that the twin may move on."""
+    """Return a copy of the queues that the twin may change."""
     return {name: Queue(queue.next, queue.deleted_below) for name, queue in queues.items()}

@@ -1,6 +1,6 @@
-"""What ``examine`` must find, in plain Python: flaws of records, runs of units, keys; and its call, every array fenced.
+"""``examine`` in plain Python: flaws of records, runs of units, keys; and calls of the kernel, every array fenced.
 
-Records are read by the dispatch kernels' twin.
+The dispatch kernels' twin reads the records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Flaw = tuple[int, int, int]
 
 @dataclass
 class Run:
-    """Units of one queue whose queue offsets follow each other."""
+    """Units of one queue with consecutive queue offsets."""
 
     name: QueueName
     queue_offset: int
@@ -34,8 +34,8 @@ class Run:
 
 @dataclass
 class Examined:
-    """What a stretch of log gives. ``first``: the first record's queue offset of each queue, and where it lies;
-    ``wanted``: how many of a queue's records should have a unit."""
+    """Result of a range of the log. ``first``: queue offset and place of each queue's first record; ``wanted``: number
+    of records of each queue that should have a unit."""
 
     status: int = dispatch.DONE
     at: int = 0
@@ -51,7 +51,7 @@ class Examined:
 
 
 class Examination:
-    """Goes on from stretch to stretch of a log."""
+    """Examination of consecutive ranges of a log; keeps its state between them."""
 
     def __init__(self, queues: Queues, margin_ms: int, *, checksummed: bool = False) -> None:
         self._queues = queues
@@ -60,7 +60,7 @@ class Examination:
         self._other: dict[QueueName, int] = {}
 
     def examine(self, log: bytes, at: int, end: int, file_base: int) -> Examined:
-        """One stretch."""
+        """Examine one range."""
         result = Examined(at=at)
         open_runs: dict[QueueName, Run] = {}
         while result.at < end:
@@ -123,14 +123,14 @@ class Examination:
         self._other[name] = queue_offset + 1
 
     def _pass_over(self, name: QueueName, result: Examined) -> None:
-        """A queue offset that cannot be stands for the one that comes next."""
+        """Treat an impossible queue offset as the next expected one."""
         for expected in (result.next, self._other):
             if name in expected:
                 expected[name] += 1
 
 
 def properties_sound(blob: bytes) -> bool:
-    """Whether it is UTF-8, and pairs of a name and a value."""
+    """Return whether the bytes are UTF-8, and pairs of a name and a value."""
     try:
         blob.decode()
     except UnicodeDecodeError:
@@ -139,7 +139,7 @@ def properties_sound(blob: bytes) -> bool:
 
 
 class ExaminedTable(Table):
-    """The queues as ``examine`` knows them, with the columns that it adds."""
+    """The queues in the form of ``examine``, with the columns that it adds."""
 
     def __init__(self, queues: Queues, sentinel: int = 0xA5) -> None:
         super().__init__(queues.items(), sentinel=sentinel)
@@ -150,14 +150,14 @@ class ExaminedTable(Table):
         self.rows = fenced(rows, np.int64, sentinel)
 
     def column(self, number: int) -> dict[QueueName, int]:
-        """A column by queue, of the queues that had a record."""
+        """Return a column by queue, of the queues that had a record."""
         rows = np.asarray(self.rows.array)
         seen = rows[:, dispatch.Q_NEXT] >= 0
         return {self.names[row]: int(rows[row, number]) for row in np.flatnonzero(seen)}
 
 
 class Work:
-    """The kernel's work space and outputs; its state goes on from call to call."""
+    """The kernel's work space and outputs; its state is kept between calls."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Work:
         self.state.array[dispatch.S_CHECKSUMMED] = checksummed
 
     def arrays(self) -> list[Fenced]:
-        """All of them, in the order of the kernel's parameters."""
+        """Return all arrays, in the order of the kernel's parameters."""
         return [
             self.units,
             self.unit_runs,
@@ -203,7 +203,7 @@ def _rows(array: Fenced, count: int, width: int) -> list[tuple[int, ...]]:
 
 
 def call(log: Fenced, at: int, end: int, file_base: int, table: ExaminedTable, work: Work) -> Examined:
-    """One call of the kernel. The outputs are checked for what must always hold."""
+    """Call the kernel once; check the invariants of its outputs."""
     before = log.bytes()
     status, stopped_at = examine.examine(
         log.array,

@@ -69,18 +69,18 @@ any_pairs = st.one_of(
     st.tuples(rough_bytes, clean_text),
     st.tuples(clean_names, rough_bytes),
 )
-"""Properties that a producer may set, may not set, or cannot."""
+"""Properties that a producer may set, may not set, or cannot set."""
 
 
 def messages(pairs: st.SearchStrategy[tuple[bytes, bytes]]) -> st.SearchStrategy[Message]:
-    """A message in rows."""
+    """Draw a message in rows."""
     bodies = st.one_of(st.binary(max_size=20), st.sampled_from([b"b" * 255, b"b" * 256]))
     flags = st.one_of(st.just(0), I32)
     return st.builds(Message, bodies, st.lists(pairs, max_size=4), flags, flags)
 
 
 def pack_row(packer: Packer, message: Message) -> bytes:
-    """A message as one row; trailing flags may be left out where they are 0."""
+    """Pack a message as one row; trailing flags that are 0 may be left out."""
     items = [packer.bin(message.body), packer.map(message.properties)]
     integers = [message.sys_flag, message.flag]
     while integers and not integers[-1] and packer.choose([b"leave out", b"write"]) == b"leave out":
@@ -89,13 +89,13 @@ def pack_row(packer: Packer, message: Message) -> bytes:
 
 
 def pack_columns(packer: Packer, bodies: Sequence[bytes], keys: Sequence[bytes]) -> bytes:
-    """The two columns; an empty key is nil."""
+    """Pack the two columns; an empty key is nil."""
     encoded_keys = [packer.str(key) if key else NIL for key in keys]
     return packer.array([packer.bin(body) for body in bodies]) + packer.array(encoded_keys)
 
 
 def header(seed: int) -> Batch:
-    """A batch without messages and with anything in its header."""
+    """Draw a batch without messages and with arbitrary values in its header."""
     chance = random.Random(seed)
     return Batch(
         body=b"",
@@ -117,7 +117,7 @@ def header(seed: int) -> Batch:
 
 @st.composite
 def batches(draw: st.DrawFn, pairs: st.SearchStrategy[tuple[bytes, bytes]] = clean_pairs, max_count: int = 3) -> Batch:
-    """A frame in one of the layouts, sound as long as ``pairs`` are."""
+    """Draw a frame in one of the layouts, sound as long as ``pairs`` are."""
     batch = header(draw(seeds))
     packer = Packer(draw(seeds))
     batch.layout = draw(st.sampled_from([ROWS, COLUMNS]))
@@ -138,7 +138,7 @@ MARKERS = [bytes([byte]) for byte in range(0x80, 0x100)]
 
 
 def tampered(batch: Batch, seed: int) -> Batch:
-    """The frame with something done to it: cut, lengthened, another count or layout, bytes changed."""
+    """Return the frame with a modification: truncated, extended, another count or layout, changed bytes."""
     chance = random.Random(seed)
     body = batch.body
     at = chance.randrange(len(body) + 1)
@@ -158,22 +158,22 @@ def tampered(batch: Batch, seed: int) -> Batch:
 
 
 class IllTyped:
-    """Makes frames in which any value may be of another type, and any count may lie; all follows from the seed."""
+    """Packs frames in which any value may have another type, and any count may be wrong; all follows from the seed."""
 
     def __init__(self, seed: int) -> None:
         self.packer = Packer(seed)
         self.random = random.Random(seed)
 
     def often(self, sound: bytes, wrong: Sequence[bytes]) -> bytes:
-        """The sound value eleven times of twelve."""
+        """Return the sound value eleven times out of twelve."""
         return self.random.choice(wrong) if self.random.randrange(12) == 0 else sound
 
     def lie(self, count: int) -> int:
-        """The count, or one beside it."""
+        """Return the count, or one beside it."""
         return max(count + self.random.choice([0] * 10 + [1, -1]), 0)
 
     def row(self, message: Message) -> bytes:
-        """A message as a row."""
+        """Pack a message as a row."""
         properties = self.often(self.packer.choose(map_heads(self.lie(len(message.properties)))), NOT_A_MAP)
         for name, value in message.properties:
             properties += self.often(self.packer.str(name), NOT_A_STR) + self.often(self.packer.str(value), NOT_A_STR)
@@ -185,7 +185,7 @@ class IllTyped:
         return self.often(head, NOT_AN_ARRAY) + b"".join(items)
 
     def columns(self, bodies: Sequence[bytes], keys: Sequence[bytes]) -> bytes:
-        """Two columns."""
+        """Pack two columns."""
         wrong_keys = [*NOT_A_STR, b"\xa0", b"\xd9\x00", b"\xa1\x01", b"\xa1\x02", b"\xa1\xff"]
         encoded = [
             [self.often(self.packer.bin(body), NOT_A_BIN) for body in bodies],
@@ -198,7 +198,7 @@ class IllTyped:
 
 
 def ill_typed(rows: Sequence[Message], layout: int, seed: int) -> Batch:
-    """The messages as a frame in which any value may be of another type, and any count may lie."""
+    """Return the messages as a frame in which any value may have another type, and any count may be wrong."""
     maker = IllTyped(seed)
     batch = dataclasses.replace(header(seed), count=len(rows), layout=layout)
     if layout == ROWS:

@@ -1,4 +1,4 @@
-"""An IndexFile in plain Python: what it must hold after keys were put, and which entries a chain gives."""
+"""An IndexFile in plain Python: its content after keys were put, and the entries of a chain."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ SECONDS_MAX = 2**31 - 1
 
 
 def slot_at(slot: int) -> int:
-    """Byte of a slot."""
+    """Return the position of a slot."""
     return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slot
 
 
 def entry_at(slots: int, number: int) -> int:
-    """Byte of an entry."""
+    """Return the position of an entry."""
     return slot_at(slots) + INDEX_ENTRY_BYTES * number
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """Size of a file."""
+    """Return the size of a file."""
     return entry_at(slots, entries)
 
 
@@ -37,7 +37,7 @@ def file_bytes(slots: int, entries: int) -> int:
 class Index:
     """A file of so many slots and entries; entry 0 is never used.
 
-    ``begin_ms``, ``begin_physical``: what the header of a new file takes over from the file before.
+    ``begin_ms``, ``begin_physical``: header fields of a new file that come from the file before.
     """
 
     slots: int
@@ -47,22 +47,22 @@ class Index:
     keys: list[Key] = field(default_factory=list)
 
     def put(self, keys: list[Key]) -> int:
-        """How many of the keys found room."""
+        """Put keys; return how many found room."""
         taken = keys[: self.entries - 1 - len(self.keys)]
         self.keys += taken
         return len(taken)
 
     def chain(self, slot: int) -> list[int]:
-        """Numbers of the entries in a slot, oldest first."""
+        """Return the numbers of the entries in a slot, oldest first."""
         return [number for number, key in enumerate(self.keys, 1) if key[0] % self.slots == slot]
 
     def seconds(self, number: int) -> int:
-        """Whole seconds between the file's first entry and this one."""
+        """Return the whole seconds between the file's first entry and this one."""
         begin_ms, store_ms = self.keys[0][2], self.keys[number - 1][2]
         return min(max(store_ms - begin_ms, 0) // 1000, SECONDS_MAX) if begin_ms > 0 else 0
 
     def header(self) -> bytes:
-        """The file's header."""
+        """Return the file's header."""
         if not self.keys:
             taken_over = (self.begin_ms, self.begin_ms, self.begin_physical, self.begin_physical)
             return INDEX_HEADER_STRUCT.pack(*taken_over, 0, 1)
@@ -71,7 +71,7 @@ class Index:
         return INDEX_HEADER_STRUCT.pack(first_ms, last_ms, first_physical, last_physical, used, len(self.keys) + 1)
 
     def encode(self) -> bytes:
-        """The whole file."""
+        """Return the whole file."""
         blob = bytearray(file_bytes(self.slots, self.entries))
         blob[:INDEX_HEADER_BYTES] = self.header()
         newest = [0] * self.slots
@@ -86,7 +86,8 @@ class Index:
         return bytes(blob)
 
     def select(self, key_hash: int, begin_ms: int, end_ms: int) -> list[tuple[int, int]]:
-        """(physical offset, number) of the entries of a hash whose second touches the time range, newest first."""
+        """Return (physical offset, number) of the entries of a hash whose second touches the time range, newest
+        first."""
         found = []
         for number, (each_hash, physical_offset, _) in reversed(list(enumerate(self.keys, 1))):
             entry_ms = self.keys[0][2] + 1000 * self.seconds(number)

@@ -11,7 +11,7 @@ from .index import Index, Key
 
 
 def key_array(keys: list[Key], sentinel: int = 0xA5) -> Fenced:
-    """The keys as ``dispatch`` gives them."""
+    """Return the keys in the form of ``dispatch``."""
     rows = np.zeros((len(keys), dispatch.KEY_ROW), np.int64)
     for row, (key_hash, physical_offset, store_ms) in zip(rows, keys, strict=True):
         row[dispatch.K_HASH] = key_hash
@@ -30,7 +30,7 @@ def put(file: Fenced, twin: Index, keys: list[Key], first: int = 0, sentinel: in
 
 
 def check(blob: bytes, twin: Index, sentinel: int = 0xA5) -> tuple[int, bytes]:
-    """What ``check`` says of a file, and the file after it."""
+    """Return the result of ``check`` for a file, and the file after it."""
     file, heads = fenced(blob, sentinel=sentinel), fenced([0] * twin.slots, np.int32, sentinel)
     result = index.check(file.array, twin.slots, twin.entries, heads.array)
     assert file.intact
@@ -48,7 +48,7 @@ def select(
     step: int,
     sentinel: int = 0xA5,
 ) -> list[tuple[int, int]]:
-    """The whole chain, ``step`` entries a call."""
+    """Return the whole chain, read with ``step`` entries a call."""
     file = fenced(blob, sentinel=sentinel)
     found: list[tuple[int, int]] = []
     number = 0
@@ -65,4 +65,4 @@ def select(
             assert file.intact
             assert file.bytes() == blob
             return found
-        assert count == step, "a call goes on until there is no room or no entry"
+        assert count == step, "a call stops only when there is no room or no entry left"

@@ -1,6 +1,6 @@
-"""What stands in a stretch of CommitLog, and which units and keys follow from it: the dispatch kernels' twin.
+"""Content of a range of the CommitLog, with the units and keys that follow from it: the dispatch kernels' twin.
 
-Records are read by ``protocol.record``, their properties and hashes by it and ``protocol.javahash``.
+``protocol.record`` reads the records; it and ``protocol.javahash`` give properties and hashes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200,
 
 
 class Stopped(Exception):
-    """There is no sound record; ``status`` says what there is."""
+    """There is no sound record; ``status`` is the reason."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -36,8 +36,8 @@ class Stopped(Exception):
 
 
 def read_record(log: bytes, at: int, physical_offset: int, *, check_body: bool, checksummed: bool = False) -> Record:
-    """The record at ``at``, all of it checked but, unless asked for, its body and what it must carry where it is
-    ``checksummed``. Raises ``Stopped``."""
+    """Return the record at ``at``, completely checked except, unless requested, for its body and the checksum that it
+    must have if ``checksummed``. Raises ``Stopped``."""
     left = len(log) - at
     if left < 8:
         raise Stopped(kernel.NO_RECORD)
@@ -64,7 +64,7 @@ def read_record(log: bytes, at: int, physical_offset: int, *, check_body: bool, 
 
 
 def has_record_crc(log: bytes, at: int) -> bool:
-    """Whether the record there, whose parts add up, has a right checksum over all of it, or no room for any."""
+    """Return whether the record there, whose parts add up, has a valid checksum over all of it, or no room for any."""
     try:
         check_record_crc(log, at)
     except CorruptRecord:
@@ -73,7 +73,7 @@ def has_record_crc(log: bytes, at: int) -> bool:
 
 
 def judge_record(log: bytes, at: int, physical_offset: int) -> Record | Stopped:
-    """The record at ``at``, its body checked too, or why there is none."""
+    """Return the record at ``at``, its body checked too, or the reason why it is not sound."""
     try:
         return read_record(log, at, physical_offset, check_body=True)
     except Stopped as stopped:
@@ -81,13 +81,13 @@ def judge_record(log: bytes, at: int, physical_offset: int) -> Record | Stopped:
 
 
 def size_at(log: bytes, at: int) -> int:
-    """Total size of the record there."""
+    """Return the total size of the record there."""
     size: int = struct.unpack_from(">i", log, at)[0]
     return size
 
 
 def scan(log: bytes, at: int, end: int, file_base: int, checksummed: bool = False) -> tuple[int, int, list[Record]]:
-    """(why it stopped, where, the records before)."""
+    """Return (reason of the stop, its position, the records before)."""
     records = []
     while at < end:
         try:
@@ -100,7 +100,7 @@ def scan(log: bytes, at: int, end: int, file_base: int, checksummed: bool = Fals
 
 @dataclass
 class Queue:
-    """A queue that is known: its next offset, and below which physical offset its topic was deleted."""
+    """A known queue: its next offset, and the physical offset below which its topic was deleted."""
 
     next: int = 0
     deleted_below: int = 0
@@ -112,7 +112,7 @@ Queues = dict[QueueName, Queue]
 
 @dataclass
 class Dispatched:
-    """What a stretch of log becomes: units by queue in the order of their first, keys in the order of the log."""
+    """Result of a range of the log: units by queue in the order of their first, keys in the order of the log."""
 
     status: int = kernel.DONE
     at: int = 0
@@ -124,12 +124,12 @@ class Dispatched:
 
 
 def _level(value: str) -> int:
-    """A delay level as Java's parseInt reads it, at most 18; 0 for what is no integer."""
+    """Return a delay level as Java's parseInt reads it, at most 18; 0 if it is no integer."""
     return min(int(value), len(DELAYS_S)) if re.fullmatch("[+-]?[0-9]+", value) else 0
 
 
 def unit_of(record: Record, size: int) -> bytes:
-    """The record's ConsumeQueue unit."""
+    """Return the record's ConsumeQueue unit."""
     properties = record.property_map()
     code = tags_code(properties.get("TAGS"))
     level = _level(properties.get("DELAY", ""))
@@ -140,7 +140,7 @@ def unit_of(record: Record, size: int) -> bytes:
 
 
 def keys_of(record: Record) -> list[tuple[int, int, int]]:
-    """The record's index keys, the unique key first: (hash, physical offset, store time)."""
+    """Return the record's index keys, the unique key first: (hash, physical offset, store time)."""
     properties = record.property_map()
     keys = [properties["UNIQ_KEY"]] if "UNIQ_KEY" in properties else []
     keys += split_keys(properties.get("KEYS"))
@@ -149,7 +149,7 @@ def keys_of(record: Record) -> list[tuple[int, int, int]]:
 
 
 def dispatch(log: bytes, at: int, end: int, file_base: int, queues: Queues, index_from: int = 0) -> Dispatched:
-    """Units and keys of ``log[at:end]``; the queues' next offsets are moved on."""
+    """Return units and keys of ``log[at:end]``, and advance the queues' next offsets."""
     result = Dispatched(at=at)
     while result.at < end and result.status == kernel.DONE:
         try:
@@ -189,7 +189,7 @@ def _dispatch_record(record: Record, size: int, queues: Queues, index_from: int,
 
 
 def write_log(records: Iterable[Record], file_base: int = 0, at: int = 0, *, checksum: bool = False) -> bytes:
-    """The records one behind the other, their physical offsets set for a file that begins at ``file_base``."""
+    """Return the consecutive records, their physical offsets set for a file that begins at ``file_base``."""
     blob = bytearray()
     for record in records:
         record.physical_offset = file_base + at + len(blob)

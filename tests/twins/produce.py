@@ -1,6 +1,6 @@
-"""What a PRODUCE frame's messages are and which records they become, from the specification: the produce kernel's twin.
+"""Messages of a PRODUCE frame and the records that they become, from the specification: the produce kernel's twin.
 
-msgpack is read by a table of its formats, records are made by ``protocol.record``.
+A table of msgpack's formats reads the frame; ``protocol.record`` makes the records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOST_V6 = bytes(range(16)) + bytes([0, 0, 42, 159])
 
 @dataclass
 class Batch:
-    """A frame's messages (``body``), and what PRODUCE's header and the broker add to them."""
+    """A frame's messages (``body``), and the values that PRODUCE's header and the broker add to them."""
 
     body: bytes
     count: int
@@ -51,7 +51,7 @@ class Batch:
 
 @dataclass
 class Message:
-    """One message: its body, its properties in the order in which they are stored, its flags."""
+    """One message: its body, its properties in stored order, its flags."""
 
     body: bytes
     properties: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Message:
 
 
 class Refused(Exception):
-    """The frame breaks a rule: which, and the number of the message that does."""
+    """The frame breaks a rule: ``status``, and the number of the message that breaks it."""
 
     def __init__(self, status: int, message: int) -> None:
         super().__init__(status, message)
@@ -69,7 +69,7 @@ class Refused(Exception):
 
 
 class _Wrong(Exception):
-    """A value is not what it should be; ``status`` says what is wrong."""
+    """A value is invalid; ``status`` is the reason."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -103,7 +103,7 @@ class _Reader:
         return value
 
     def length(self, kind: str, other: int) -> int:
-        """The length in a value's head; ``other``: what is wrong if it is of another kind."""
+        """Return the length in a value's head. ``other``: the status if it is of another kind."""
         first = self.take(1)[0]
         if first in _SHORT[kind]:
             return first - _SHORT[kind].start
@@ -115,7 +115,7 @@ class _Reader:
         return self.take(self.length(kind, other))
 
     def integer(self) -> int:
-        """An integer of 32 signed bits."""
+        """Return an integer of 32 signed bits."""
         try:
             first = self.take(1)[0]
             if first <= 0x7F or first >= 0xE0:
@@ -129,7 +129,7 @@ class _Reader:
 
 
 def text_problem(blob: bytes) -> int:
-    """OK, or what makes the bytes no text of a property: the first thing wrong, from the left."""
+    """Return OK, or the first reason from the left why the bytes are no text of a property."""
     try:
         blob.decode()
         sound = len(blob)
@@ -141,7 +141,7 @@ def text_problem(blob: bytes) -> int:
 
 
 def property_problem(name: bytes, value: bytes) -> int:
-    """OK, or why a producer may not set this property."""
+    """Return OK, or the reason why a producer may not set this property."""
     if not name or not value:
         return kernel.EMPTY_PROPERTY
     problem = text_problem(name) or text_problem(value)
@@ -186,7 +186,7 @@ def _read_rows(reader: _Reader, count: int) -> list[Message]:
 
 
 def _read_key(reader: _Reader) -> bytes:
-    """A key of a column; empty for nil."""
+    """Return a key of a column; empty for nil."""
     if reader.rest[:1] == b"\xc0":
         reader.take(1)
         return b""
@@ -218,7 +218,7 @@ def _read_columns(reader: _Reader, batch: Batch) -> list[Message]:
 
 
 def read_messages(batch: Batch) -> list[Message]:
-    """The messages of a frame, every rule checked but the sizes. Raises ``Refused``."""
+    """Return the messages of a frame, with every rule checked except the sizes. Raises ``Refused``."""
     reader = _Reader(batch.body)
     messages = _read_rows(reader, batch.count) if batch.layout == ROWS else _read_columns(reader, batch)
     if reader.rest:
@@ -234,7 +234,7 @@ def _properties(batch: Batch, message: Message, number: int) -> bytes:
 
 
 def make_records(batch: Batch) -> list[Record]:
-    """The records of a frame; only their physical offsets are still to be set. Raises ``Refused``."""
+    """Return the records of a frame, without their physical offsets. Raises ``Refused``."""
     records = []
     total = 0
     for number, message in enumerate(read_messages(batch)):
@@ -252,7 +252,7 @@ def make_records(batch: Batch) -> list[Record]:
 
 
 def judge(batch: Batch) -> list[Record] | Refused:
-    """The records of a frame, or why it is refused."""
+    """Return the records of a frame, or the reason why it is refused."""
     try:
         return make_records(batch)
     except Refused as refused:
@@ -260,7 +260,7 @@ def judge(batch: Batch) -> list[Record] | Refused:
 
 
 def size_of(batch: Batch, body: bytes, properties: bytes) -> int:
-    """Bytes of the record that a message with this body becomes."""
+    """Return the size of the record for a message with this body."""
     v6_hosts = (len(batch.born_host) == 20) + (len(batch.store_host) == 20)
     return record_size(len(body), len(batch.topic), len(properties) + 20 * batch.checksum, v6_hosts)
 
@@ -284,9 +284,9 @@ def _record(batch: Batch, message: Message, number: int, properties: bytes) -> R
 def lay_out(
     records: list[Record], position: int, file_bytes: int, file_base: int, *, checksum: bool = False
 ) -> list[tuple[int, int]]:
-    """Where the records go: (number of the file, position in it) each, and their physical offsets are set.
+    """Return (number of the file, position in it) for each record, and set their physical offsets.
 
-    A record must leave room for a blank record; where it does not, the next file begins.
+    A record must leave room for a blank; if it does not, the next file begins.
     """
     places = []
     file = 0

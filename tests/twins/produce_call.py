@@ -14,12 +14,12 @@ from .produce import Batch
 
 FILE_BASE = 1 << 32
 UNTOUCHED = 0x5C
-"""What the log is filled with before a call."""
+"""Byte that fills the log before a call."""
 
 
 @dataclass
 class Call:
-    """What the kernel was given, and what it answered."""
+    """Arguments and result of a kernel call."""
 
     frame: Fenced
     numbers: Fenced
@@ -33,17 +33,17 @@ class Call:
 
     @property
     def intact(self) -> bool:
-        """Whether nothing beside an array was written, nor into what is only read."""
+        """Return whether nothing was written beside an array or into a read-only one."""
         arrays = (self.frame, self.numbers, self.texts, self.plan, self.log, self.physical_offsets)
         return all(array.intact for array in arrays)
 
     @property
     def nothing_written(self) -> bool:
-        """Whether the log and the physical offsets are as they were."""
+        """Return whether the log and the physical offsets are unchanged."""
         return self.log.bytes() == bytes([UNTOUCHED]) * len(self.log.array) and not any(self.physical_offsets.bytes())
 
-    def go_on(self, file_bytes: int) -> Fenced:
-        """``produce_on`` into the next file, which is returned."""
+    def resume(self, file_bytes: int) -> Fenced:
+        """Call ``produce_on`` for the next file, which is returned."""
         numbers = self.numbers.array
         numbers[kernel.N_POSITION] = 0
         numbers[kernel.N_FILE_BASE] += numbers[kernel.N_LIMIT]
@@ -61,7 +61,7 @@ class Call:
         return log
 
     def offsets(self, count: int) -> list[int]:
-        """The first physical offsets."""
+        """Return the first physical offsets."""
         return list(struct.unpack(f">{count}q", self.physical_offsets.bytes()[: 8 * count]))
 
 
@@ -105,7 +105,7 @@ def _numbers(batch: Batch, body_at: int, position: int, file_bytes: int) -> list
 def produce(
     batch: Batch, *, file_bytes: int = 4096, position: int = 0, before: bytes = b"", sentinel: int = 0xA5
 ) -> Call:
-    """One call of ``produce``. ``before``: bytes of the frame in front of the messages, its header."""
+    """Call ``produce`` once. ``before``: bytes of the frame in front of the messages, its header."""
     texts = batch.unique_prefix.ljust(20) + batch.common + batch.topic + batch.born_host + batch.store_host
     call = Call(
         frame=fenced(before + batch.body, sentinel=sentinel),

@@ -1,4 +1,4 @@
-"""What a pull does with units and records, in plain Python lists: the gather kernels' twin."""
+"""Units and records of a pull in plain Python lists: the gather kernels' twin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Chosen = tuple[int, int, int]
 def choose(
     units: bytes, first_queue_offset: int, tags: Sequence[int], physical: range, count_max: int, bytes_max: int
 ) -> tuple[int, list[Chosen]]:
-    """(units looked at, what was chosen)."""
+    """Return (units looked at, chosen records)."""
     chosen: list[Chosen] = []
     for number, (physical_offset, size, code) in enumerate(UNIT_STRUCT.iter_unpack(units)):
         if size <= 0 or size == PRE_BLANK_SIZE:
@@ -43,7 +43,7 @@ def choose(
 
 @dataclass
 class Read:
-    """One read, and the records that are wanted of it."""
+    """One read, and the records that it has to contain."""
 
     begin: int
     end: int
@@ -51,12 +51,12 @@ class Read:
 
     @property
     def wanted(self) -> int:
-        """Bytes of its records."""
+        """Return the bytes of its records."""
         return sum(size for _, size, _ in self.records)
 
 
 def plan_reads(chosen: Sequence[Chosen], file_bytes: int, gap_max: int, sparse_max: int, span_max: int) -> list[Read]:
-    """Few reads that hold all chosen records, in order: each goes on as long as the kernel's docstring lets it."""
+    """Return few reads that hold all chosen records, in order: each extends as far as the kernel's docstring allows."""
     reads: list[Read] = []
     for record in chosen:
         begin, end = record[0], record[0] + record[1]
@@ -74,7 +74,7 @@ def plan_reads(chosen: Sequence[Chosen], file_bytes: int, gap_max: int, sparse_m
 
 
 def first_unsound(records: Sequence[bytes], chosen: Sequence[Chosen], queue_id: int) -> int:
-    """The number of the first record that is not the one its unit promised; -1: all are."""
+    """Return the number of the first record that is not the one its unit promised; -1 if all are."""
     for number, (blob, (physical_offset, size, queue_offset)) in enumerate(zip(records, chosen, strict=True)):
         if size < RECORD_BYTES_MIN:
             return number
@@ -87,5 +87,5 @@ def first_unsound(records: Sequence[bytes], chosen: Sequence[Chosen], queue_id: 
 
 
 def answer_body(records: Sequence[bytes]) -> bytes:
-    """Sizes, then records."""
+    """Return sizes, then records."""
     return struct.pack(f">{len(records)}I", *map(len, records)) + b"".join(records)

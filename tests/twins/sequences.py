@@ -1,4 +1,4 @@
-"""The runs of what producers stored in a stretch of CommitLog: the sequences kernel's twin, and calls of the kernel."""
+"""Runs of producers' messages in a range of the CommitLog: the sequences kernel's twin, and calls of the kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = re.compile(rb"([0-9A-Fa-f]{20})([0-9A-F]{12})")
 
 @dataclass
 class Run:
-    """Messages of one producer whose counters and queue offsets follow each other; ``at``: of the first's record."""
+    """Consecutive messages of one producer, by counter and queue offset. ``at``: place of the first record."""
 
     at: int
     prefix: bytes
@@ -35,20 +35,20 @@ class Run:
     queue_offset: int
 
     def is_continued_by(self, other: Run) -> bool:
-        """Whether ``other`` goes on where this one ends."""
+        """Return whether ``other`` continues where this one ends."""
         mine, its = (self.prefix, self.asked, self.topic), (other.prefix, other.asked, other.topic)
         ends = (self.first + self.count, self.queue_id, self.queue_offset + self.count)
         return mine == its and ends == (other.first, other.queue_id, other.queue_offset)
 
 
 def values_of(properties: bytes) -> dict[bytes, bytes]:
-    """The properties as bytes: the value runs from the first separator, the last of a name wins."""
+    """Return the properties as bytes: the value begins after the first separator, the last of a name wins."""
     pairs = (pair.partition(b"\x01") for pair in properties.split(b"\x02"))
     return {name: value for name, _, value in pairs if name and value}
 
 
 def run_of(record: Record, at: int) -> Run | None:
-    """The record as a run of one message; None where it is no producer's message as it was stored first."""
+    """Return the record as a run of one message; None if it is not a producer's message as it was first stored."""
     values = values_of(record.properties)
     key = KEY.fullmatch(values.get(b"UNIQ_KEY", b""))
     waits = record.topic in WAITING_TOPICS
@@ -65,7 +65,7 @@ def run_of(record: Record, at: int) -> Run | None:
 
 
 def stored_runs(log: bytes, at: int, end: int, file_base: int, run_room: int) -> tuple[int, int, list[Run]]:
-    """(why it stopped, where, the runs)."""
+    """Return (reason of the stop, its position, the runs)."""
     runs: list[Run] = []
     while at < end:
         try:
@@ -87,7 +87,7 @@ def stored_runs(log: bytes, at: int, end: int, file_base: int, run_room: int) ->
 def call(
     log: bytes, at: int, end: int, file_base: int, run_room: int = 64, sentinel: int = 0xA5
 ) -> tuple[int, int, list[Run]]:
-    """The kernel's answer, every array fenced."""
+    """Return the kernel's result, every array fenced."""
     array = fenced(log, sentinel=sentinel)
     rows = room(run_room * sequences.RUN_ROW, int, sentinel)
     scratch = room(sequences.SCRATCH, int, sentinel)

@@ -1,4 +1,5 @@
-"""msgpack in every form that its specification allows, not only the shortest, which is all that a packer writes."""
+"""msgpack in every form that its specification allows, not only the shortest, which is the only one that packers
+write."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import random
 import struct
 from collections.abc import Sequence
 
-# The marker byte and the struct code of the number behind it, from the specification's table of formats.
+# The marker byte and the struct code of the following number, from the specification's table of formats.
 BIN_FORMS = ((0xC4, "B"), (0xC5, "H"), (0xC6, "I"))
 STR_FORMS = ((0xD9, "B"), (0xDA, "H"), (0xDB, "I"))
 ARRAY_FORMS = ((0xDC, "H"), (0xDD, "I"))
@@ -31,27 +32,27 @@ def _heads(number: int, fixed: int, fixed_max: int, forms: Sequence[tuple[int, s
 
 
 def bin_heads(length: int) -> list[bytes]:
-    """Every head of a bin of so many bytes."""
+    """Return every head of a bin of so many bytes."""
     return _wide(BIN_FORMS, length)
 
 
 def str_heads(length: int) -> list[bytes]:
-    """Every head of a str of so many bytes."""
+    """Return every head of a str of so many bytes."""
     return _heads(length, 0xA0, 31, STR_FORMS)
 
 
 def array_heads(items: int) -> list[bytes]:
-    """Every head of an array."""
+    """Return every head of an array."""
     return _heads(items, 0x90, 15, ARRAY_FORMS)
 
 
 def map_heads(pairs: int) -> list[bytes]:
-    """Every head of a map."""
+    """Return every head of a map."""
     return _heads(pairs, 0x80, 15, MAP_FORMS)
 
 
 def int_forms(value: int) -> list[bytes]:
-    """Every form of an integer."""
+    """Return every form of an integer."""
     short = [struct.pack("b", value)] if -32 <= value <= 127 else []
     return short + _wide(INT_FORMS, value)
 
@@ -66,27 +67,27 @@ class Packer:
         self._random = random.Random(seed) if seed else None
 
     def choose(self, forms: Sequence[bytes]) -> bytes:
-        """One of the forms."""
+        """Return one of the forms."""
         return self._random.choice(forms) if self._random else forms[0]
 
     def bin(self, content: bytes) -> bytes:
-        """A bin."""
+        """Return a bin."""
         return self.choose(bin_heads(len(content))) + content
 
     def str(self, content: bytes) -> bytes:
-        """A str."""
+        """Return a str."""
         return self.choose(str_heads(len(content))) + content
 
     def int(self, value: int) -> bytes:
-        """An integer."""
+        """Return an integer."""
         return self.choose(int_forms(value))
 
     def map(self, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-        """A map of strs."""
+        """Return a map of strs."""
         return self.choose(map_heads(len(pairs))) + b"".join(self.str(name) + self.str(value) for name, value in pairs)
 
     def array(self, items: Sequence[bytes]) -> bytes:
-        """An array of what is encoded already."""
+        """Return an array of encoded items."""
         return self.choose(array_heads(len(items))) + b"".join(items)
 
 
@@ -103,7 +104,7 @@ NOT_A_BIN = [
     b"\xc1",
     b"\xd9\x01x",
 ]
-"""Values of every other type, and 0xC1, which is none."""
+"""Values of every other type, and 0xC1, which is not a value."""
 NOT_A_MAP = [b"\xa1x", b"\x05", NIL, b"\x90", b"\xc4\x00", b"\xc3", b"\xca" + bytes(4), b"\xc1", b"\xdc\x00\x00"]
 NOT_A_STR = [b"\xc4\x01x", b"\x05", NIL, b"\x90", b"\x80", b"\xc2", b"\xc8\x00\x00\x01", b"\xc1"]
 NOT_AN_INT = [

@@ -313,7 +313,7 @@ def test_a_record_leaves_room_for_a_blank_record_behind_it(spare: int) -> None:
     else:
         assert (call.message, call.position) == (0, 50)
         assert call.nothing_written
-        call.go_on(size + 8)
+        call.resume(size + 8)
         assert (call.message, call.position) == (1, size)
         assert call.offsets(1) == [FILE_BASE + 50 + size + spare]
     assert call.intact
@@ -325,9 +325,9 @@ def test_messages_that_no_longer_fit_are_left_to_the_next_file() -> None:
     call = produce(batch, file_bytes=2 * size + 8, position=0)
     assert (call.status, call.message, call.position) == (kernel.OK, 2, 2 * size)
     assert set(call.log.bytes()[2 * size :]) == {UNTOUCHED}
-    second = call.go_on(2 * size + 9)
+    second = call.resume(2 * size + 9)
     assert (call.message, call.position) == (4, 2 * size)
-    third = call.go_on(2 * size + 8)
+    third = call.resume(2 * size + 8)
     assert (call.message, call.position) == (5, size)
     for log, at, queue_offset in [(call.log, size, 1001), (second, 0, 1002), (second, size, 1003), (third, 0, 1004)]:
         assert decode_record(log.bytes(), at).queue_offset == queue_offset
