@@ -19,7 +19,7 @@ START_TIMEOUT_S = 90.0
 
 @dataclass
 class Cluster:
-    """A master with its workers; ``url`` is what ``spark.master`` takes."""
+    """A master with its workers; ``url`` is the value for ``spark.master``."""
 
     folder: Path
     environment: dict[str, str]
@@ -37,7 +37,7 @@ class Cluster:
         self.url = found
 
     def start_worker(self) -> None:
-        """Start a worker of one core, and wait until the master has it."""
+        """Start a worker of one core, and wait until it has registered with the master."""
         number = len(self.workers)
         options = ("--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         work = ("--work-dir", str(self.folder / f"work-{number}"))
@@ -50,7 +50,7 @@ class Cluster:
         self.workers.append(process)
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL a worker, its executor and the executor's Python: a machine that is gone."""
+        """Send SIGKILL to a worker, its executor and the executor's Python, as if a machine died."""
         _kill_group(self.workers[number])
 
     def _start(self, name: str, main: str, arguments: tuple[str, ...], says: str) -> tuple[subprocess.Popen[str], str]:
@@ -72,7 +72,7 @@ class Cluster:
             for line in process.stderr:
                 seen.append(line)
                 if match := re.search(says, line):
-                    # What follows is kept in a file, so that the process never waits for a reader.
+                    # The rest of the output goes to a file, so that the process never waits for a reader.
                     drain = threading.Thread(target=_drain, args=(process, self.folder / f"{name}.log"))
                     drain.start()
                     self.drains.append(drain)
@@ -82,7 +82,7 @@ class Cluster:
         raise AssertionError(f"{name} did not start:\n{''.join(seen)}")
 
     def stop(self) -> None:
-        """End everything; killed, because nothing of it is to be kept."""
+        """Kill all processes; nothing of them is to be kept."""
         for process in self.processes:
             _kill_group(process)
         for drain in self.drains:
@@ -104,7 +104,7 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def running_cluster(folder: Path, environment: dict[str, str], workers: int) -> Iterator[Cluster]:
-    """A cluster with so many workers; all of it has ended afterwards."""
+    """Yield a cluster with so many workers; all its processes have ended afterwards."""
     import pyspark
 
     variables = {

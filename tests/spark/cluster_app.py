@@ -25,7 +25,7 @@ CLUSTER_SETTINGS = {
 
 
 def started(name: str, frame: Any, sink: str, folder: str, **options: str) -> Any:
-    """The query, which ends with what is there now."""
+    """Start the query, which ends with the rows that are there now."""
     writer = frame.writeStream.queryName(name).format(sink).options(**options)
     return writer.option("checkpointLocation", str(Path(folder, "checkpoint", name))).trigger(availableNow=True).start()
 
@@ -47,7 +47,7 @@ def main(master: str, bootstrap: str, alerts_bootstrap: str, folder: str, rows_a
             said = batch
             print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
     alerts.awaitTermination()
-    print("done", flush=True)  # noqa: T201
+    print("done", flush=True)  # noqa: T201 - the test waits for this line
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this ring: it takes 5 to 25 s to start."""
+"""One Spark session for all tests of this folder: it takes 5 to 25 s to start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 FREE_MIN_BYTES = 1 << 30
-"""What Spark's own files, and those that the tests have it write, may take."""
+"""Space needed for Spark's own files, and for those that the tests have it write."""
 
 SETTINGS = {
     "spark.driver.memory": "1g",
@@ -30,17 +30,17 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": 2,
     "spark.sql.session.timeZone": "UTC",
     "spark.default.parallelism": 2,
-    # The JVM's second compiler takes a core for a minute, which tests this short do not get back.
+    # The JVM's second compiler takes a core for a minute, which tests this short never regain.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
-"""Of a session that starts soon and leaves room for the broker beside it."""
+"""Settings of a session that starts fast and leaves memory for the broker."""
 
 
 def _missing() -> str:
-    """Why the tests of this ring cannot run here; empty where they can."""
+    """Return the reason why the tests of this folder cannot run here; empty if they can."""
     if importlib.util.find_spec("pyspark") is None:
         return (
-            "pyspark is not installed: ./scripts/test installs it where there is room, pip install 'flintmq[spark]' too"
+            "pyspark is not installed: ./scripts/test installs it if there is space, pip install 'flintmq[spark]' too"
         )
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
@@ -50,7 +50,7 @@ def _missing() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder ``spark``; skip them, with the reason, where Spark cannot run."""
+    """Mark the tests of this folder ``spark``; skip them, with the reason, if Spark cannot run."""
     mine = [item for item in items if item.path.is_relative_to(FOLDER)]
     reason = _missing() if mine else ""
     for item in mine:
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with FlintMQ's sources and two cores; its warehouse and scratch files are this run's own."""
+    """Start a session with FlintMQ's sources and two cores; its warehouse and scratch files belong to this run."""
     folder = tmp_path_factory.mktemp("spark")
     own = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
     running = session("flintmq-tests", master="local[2]", settings={**SETTINGS, **own})
@@ -72,7 +72,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def spark_environment() -> dict[str, str]:
-    """The environment for a Python process that starts a Spark session of its own."""
+    """Return the environment for a Python process that starts a Spark session of its own."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
 
 
@@ -83,19 +83,19 @@ _names = (f"sink-{number}" for number in itertools.count())
 
 @pytest.fixture
 def name() -> str:
-    """A topic that no other test of the sink uses."""
+    """Return the name of a topic that no other test of the sink uses."""
     return next(_names)
 
 
 @pytest.fixture
 def write(shared_broker: RunningBroker, name: str) -> Callable[..., None]:
-    """``write(frame, option=value, …)`` appends to the test's topic; None takes an option away."""
+    """Return ``write(frame, option=value, …)``, which appends to the test's topic; None removes an option."""
 
     def run(frame: Any, mode: str = "append", **options: Any) -> None:
         given = {"bootstrap": shared_broker.address, "topic": name, **options}
         given = {option: value for option, value in given.items() if value is not None}
         session = frame.sparkSession
-        session._jvm.SparkSession.setActiveSession(session._jsparkSession)  # a thread of a test's own has none
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)  # a thread that a test starts has none
         frame.write.format("flintmq").mode(mode).options(**given).save()
 
     return run
@@ -103,7 +103,7 @@ def write(shared_broker: RunningBroker, name: str) -> Callable[..., None]:
 
 @pytest.fixture
 def bodies_of_range(spark: Any) -> Callable[..., Any]:
-    """``bodies_of_range(start, end, partitions=2, **columns)``: bodies "0", "1", … and columns made of `id`."""
+    """Return ``bodies_of_range(start, end, partitions=2, **columns)``: bodies "0", "1", … and columns made of `id`."""
 
     def frame(start: int, end: int, partitions: int = 2, **columns: str) -> Any:
         chosen = [f"{expression} AS {name}" for name, expression in columns.items()]
@@ -114,5 +114,5 @@ def bodies_of_range(spark: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def copy(spark: Any, shared_broker: RunningBroker, name: str, tmp_path: Path) -> Copy:
-    """From the topic ``{name}-source`` to ``name``."""
+    """Return a query that copies the topic ``{name}-source`` to ``name``."""
     return Copy(spark, shared_broker, f"{name}-source", name, tmp_path / "checkpoint")

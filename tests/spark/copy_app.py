@@ -1,8 +1,8 @@
-"""A Spark application: copies a topic into Parquet, as a stream, and says after each micro-batch how far it is.
+"""A Spark application that copies a topic into Parquet, as a stream, and prints its progress after each micro-batch.
 
     python -m tests.spark.copy_app MASTER BOOTSTRAP TOPIC FOLDER ROWS_A_BATCH
 
-Ends when what was there at its start is copied.
+It ends when it has copied the messages that were there at its start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.spark.conftest import SETTINGS
 
 
 def main(master: str, bootstrap: str, topic: str, folder: str, rows_a_batch: str) -> None:
-    """Run the query, and print ``batch N`` for each micro-batch that is done."""
+    """Run the query, and print ``batch N`` after each micro-batch."""
     spark = session("copy", master=master, settings=SETTINGS)
     frame = (
         spark.readStream.format("flintmq")
@@ -33,7 +33,7 @@ def main(master: str, bootstrap: str, topic: str, folder: str, rows_a_batch: str
         if batch > said:
             said = batch
             print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
-    print("done", flush=True)  # noqa: T201
+    print("done", flush=True)  # noqa: T201 - the test waits for this line
     spark.stop()
 
 

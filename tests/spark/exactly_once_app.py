@@ -1,8 +1,8 @@
-"""A Spark application: copies a topic into another one with the exactly-once sink, as a stream.
+"""A Spark application that copies a topic into another one with the exactly-once sink, as a stream.
 
     python -m tests.spark.exactly_once_app MASTER BOOTSTRAP FROM_TOPIC TO_TOPIC CHECKPOINT ROWS_A_BATCH
 
-Prints ``batch N`` for each micro-batch that is done, and ``done`` when what was there at its start is copied.
+It prints ``batch N`` after each micro-batch, and ``done`` when it has copied the messages that were there at its start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(master: str, bootstrap: str, from_topic: str, to_topic: str, checkpoint
         if batch > said:
             said = batch
             print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
-    print("done", flush=True)  # noqa: T201
+    print("done", flush=True)  # noqa: T201 - the test waits for this line
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""Run by ``test_spark_session`` in an environment without Java: a bit of everything that Spark does with Python."""
+"""Program of ``test_spark_session`` for an environment without Java: one use of each way in which Spark runs Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 class Numbers(DataSource):
-    """1, 2 and 3, as a batch from an Arrow batch, and as a stream."""
+    """Source of 1, 2 and 3, as a batch from an Arrow batch, and as a stream."""
 
     @classmethod
     def name(cls) -> str:
@@ -47,10 +47,10 @@ class NumbersReader(DataSourceReader):
 
 
 class NumbersStream(DataSourceStreamReader):
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         return {"at": 0}
 
-    def latestOffset(self, *_: Any) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, *_: Any) -> dict[str, int]:  # noqa: N802 - Spark's name
         return {"at": 1}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:

@@ -1,4 +1,4 @@
-"""The sink, written to and read back: batches, and queries that copy a topic."""
+"""Writes to the sink and reads them back: batches, and queries that copy a topic."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flintmq.client import Consumer, Producer
 from tests.conftest import RunningBroker
 
 NEVER_S = 120
-"""Longer than anything here takes."""
+"""Timeout; longer than any operation here takes."""
 
 
 def stored(broker: RunningBroker, topic: str) -> list[Any]:
-    """The messages of a topic, queue by queue."""
+    """Return the messages of a topic, queue by queue."""
     with Consumer(broker.address) as consumer:
         found = list(consumer.iter(topic, from_="earliest", until="latest"))
     return sorted(found, key=lambda message: (message.queue, message.queue_offset))
@@ -41,7 +41,7 @@ class Copy:
         self.checkpoint = checkpoint
 
     def start(self, *, available_now: bool = True, **options: Any) -> Any:
-        """The running query."""
+        """Start the query and return it."""
         reader = self._spark.readStream.format("flintmq").option("bootstrap", self._broker.address)
         frame = reader.option("subscribe", self._source).option("startingOffsets", "earliest").load()
         writer = frame.drop("queue").writeStream.format("flintmq").queryName(f"copy to {self._target}")
@@ -51,5 +51,5 @@ class Copy:
         return writer.start()
 
     def run(self, **options: Any) -> None:
-        """Copy what is there."""
+        """Copy the messages that are there."""
         assert self.start(**options).awaitTermination(NEVER_S)

@@ -1,4 +1,5 @@
-"""The archive source through a real Spark: stores of a real broker, beside it and after it, and RocketMQ's own."""
+"""The archive source through a real Spark: stores of a real broker, while it runs and after it stopped, and RocketMQ's
+own."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ Read = Callable[..., Any]
 
 @pytest.fixture
 def read(spark: Any) -> Read:
-    """``read(path, option=value, …)``: a frame over the store."""
+    """Return ``read(path, option=value, …)``: a frame over the store."""
 
     def frame(path: Path | str, **options: Any) -> Any:
         reader = spark.read.format("flintmq-store")
@@ -41,12 +42,12 @@ def read(spark: Any) -> Read:
 
 
 def body(number: int) -> bytes:
-    """Begins with its number; a hundredth are long enough to be compressed."""
+    """Return a body that begins with its number; one in a hundred is long enough to be compressed."""
     return f"{number:08d} ".encode() * (12 if number % 100 else 700)
 
 
 def fill(address: str, first: int = 0, count: int = COUNT) -> None:
-    """So many messages, in turn to the topics."""
+    """Send so many messages, to the topics in turn."""
     with Producer(address) as producer:
         for topic_number, topic in enumerate(TOPICS):
             numbers = range(first + topic_number, first + count, len(TOPICS))
@@ -61,7 +62,7 @@ def fill(address: str, first: int = 0, count: int = COUNT) -> None:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of ``COUNT`` messages that a broker wrote, and stopped."""
+    """Return a stopped store with ``COUNT`` messages of a broker."""
     brokers = Brokers(tmp_path_factory.mktemp("archive"))
     running = brokers.start("--flush", "async")
     fill(running.address)
@@ -69,7 +70,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return running.store
 
 
-def test_a_store_is_read_whole_beside_its_broker_and_after_it(broker: BrokerFactory, read: Read) -> None:
+def test_a_store_is_read_completely_while_its_broker_runs_and_after_it_stopped(
+    broker: BrokerFactory, read: Read
+) -> None:
     running = broker("--flush", "sync")
     fill(running.address)
     beside = sorted(read(running.store, partitionBytes=400_000).collect())
@@ -101,7 +104,7 @@ def test_a_store_is_read_whole_beside_its_broker_and_after_it(broker: BrokerFact
         assert sorted(row.physical_offset for row in after) == offsets
 
 
-def test_a_read_is_cut_at_record_boundaries_for_every_core(filled: Path, read: Read) -> None:
+def test_a_read_is_split_at_record_boundaries_for_every_core(filled: Path, read: Read) -> None:
     from pyspark.sql import functions
 
     frame = read(filled, partitionBytes=200_000)
@@ -138,8 +141,8 @@ def test_options_choose_topics_times_columns_and_places(broker: BrokerFactory, r
     assert narrow.count() == 3 * third + 1
 
 
-def test_a_broker_goes_on_writing_while_its_store_is_read(broker: BrokerFactory, read: Read) -> None:
-    """What was flushed when a read was planned is read, sound and once; nothing else."""
+def test_a_broker_continues_to_write_while_its_store_is_read(broker: BrokerFactory, read: Read) -> None:
+    """The read returns exactly the records flushed before its plan, each once."""
     running = broker("--flush", "sync")
     fill(running.address, count=3000)
     planned = read(running.store, partitionBytes=300_000)
@@ -152,7 +155,7 @@ def test_a_broker_goes_on_writing_while_its_store_is_read(broker: BrokerFactory,
         assert before < set(found)
 
 
-def test_damage_fails_the_job_with_its_place_and_can_be_passed_over(filled: Path, read: Read, tmp_path: Path) -> None:
+def test_damage_fails_the_job_with_its_place_and_can_be_skipped(filled: Path, read: Read, tmp_path: Path) -> None:
     store = copy_store(filled, tmp_path / "store")
     rows = read(store).select("physical_offset").orderBy("physical_offset").collect()
     place = rows[COUNT // 2].physical_offset
@@ -177,7 +180,7 @@ def test_damage_fails_the_job_with_its_place_and_can_be_passed_over(filled: Path
         ({"path": "/nowhere"}, "it does not exist"),
     ],
 )
-def test_what_is_wrong_is_said_at_load(read: Read, tmp_path: Path, options: dict[str, str], said: str) -> None:
+def test_wrong_options_are_refused_at_load(read: Read, tmp_path: Path, options: dict[str, str], said: str) -> None:
     store = tmp_path / "store"
     for folder in ("commitlog", "consumequeue/orders/0"):
         (store / folder).mkdir(parents=True)
@@ -185,7 +188,7 @@ def test_what_is_wrong_is_said_at_load(read: Read, tmp_path: Path, options: dict
         read(**{"path": store, **options})
 
 
-def test_it_is_neither_streamed_nor_written(filled: Path, spark: Any, read: Read) -> None:
+def test_the_archive_source_refuses_streams_and_writes(filled: Path, spark: Any, read: Read) -> None:
     with pytest.raises(Exception, match="is read as a batch"):
         spark.readStream.format("flintmq-store").load(str(filled)).writeStream.format(
             "noop"
@@ -202,7 +205,7 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_rocketmqs_own_store_gives_what_its_consumers_see(rocketmq: Path, read: Read) -> None:
+def test_rocketmqs_store_returns_the_messages_that_its_consumers_see(rocketmq: Path, read: Read) -> None:
     expected = [json.loads(line) for line in (rocketmq / "expected.jsonl").read_text().splitlines()]
     store = rocketmq / "store-pristine"
     rows = read(store, topics="CompatTopic").collect()

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a read is said at once, naming the thing and what to do, without a stack trace."""
+"""A read with any mistake fails at once with an error that names the cause and the remedy, without a stack trace."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flintmq.client import Admin, Producer
 from tests.conftest import RunningBroker
 
 AT_ONCE_S = 30.0
-"""Far more than it takes, and far less than any query's own patience."""
+"""Timeout; far more than a refusal takes, and far less than any query's own timeout."""
 
 
 @pytest.fixture(scope="module")
 def orders(shared_broker: RunningBroker) -> str:
-    """A topic of one queue with ten messages."""
+    """Create a topic of one queue with ten messages."""
     name = "spark-bad-input"
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(name, queues=1)
@@ -69,7 +69,9 @@ def fails_plainly(action: Callable[[], Any], says: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_batch_that_cannot_be_read(spark: Any, shared_broker: RunningBroker, orders: str, case: str) -> None:
+def test_an_invalid_batch_read_fails_with_its_cause(
+    spark: Any, shared_broker: RunningBroker, orders: str, case: str
+) -> None:
     given, says = CASES[case]
     options = options_of(given, shared_broker, orders)
     fails_plainly(lambda: spark.read.format("flintmq").options(**options).load().count(), says)
@@ -86,7 +88,7 @@ def test_a_batch_that_cannot_be_read(spark: Any, shared_broker: RunningBroker, o
         ({"maxOffsetsPerTrigger": "5"}, "option 'maxOffsetsPerTrigger' is for streaming queries"),
     ],
 )
-def test_what_has_no_place_in_a_batch(
+def test_options_of_streams_fail_a_batch(
     spark: Any, shared_broker: RunningBroker, orders: str, given: dict[str, Any], says: str
 ) -> None:
     options = options_of(given, shared_broker, orders)
@@ -94,7 +96,7 @@ def test_what_has_no_place_in_a_batch(
 
 
 @pytest.mark.parametrize("case", ["beyond the log", "no such topic", "batch only"])
-def test_a_stream_that_cannot_be_read(
+def test_an_invalid_stream_fails_with_its_cause(
     spark: Any, shared_broker: RunningBroker, orders: str, tmp_path: Path, case: str
 ) -> None:
     cases = {**CASES, "batch only": ({"key": "k"}, "InvalidOption: option 'key' is for batch queries")}
@@ -110,7 +112,7 @@ def test_a_stream_that_cannot_be_read(
     fails_plainly(run, says)
 
 
-def test_a_schema_with_a_column_that_there_is_not(spark: Any, shared_broker: RunningBroker, orders: str) -> None:
+def test_a_schema_with_an_unknown_column_is_refused(spark: Any, shared_broker: RunningBroker, orders: str) -> None:
     reader = spark.read.format("flintmq").options(bootstrap=shared_broker.address, subscribe=orders)
     fails_plainly(
         lambda: reader.schema("bodi binary").load().count(), "IncompatibleSchema: the schema has a column 'bodi'"
@@ -119,12 +121,12 @@ def test_a_schema_with_a_column_that_there_is_not(spark: Any, shared_broker: Run
     fails_plainly(lambda: reader.schema("body binary NOT NULL").load().count(), "as NOT NULL")
 
 
-def test_a_damaged_message_fails_its_task_naming_it(spark: Any, broker: Any) -> None:
+def test_a_damaged_message_fails_its_task_and_is_named(spark: Any, broker: Any) -> None:
     running = broker()
     with Producer(running.address) as producer:
         receipts = producer.send_bulk("orders", [b"sound", b"to be damaged", b"sound"], queue=0)
     log = running.store / "commitlog" / "00000000000000000000"
-    with log.open("r+b") as file:  # beneath the running broker: one that starts refuses such a log
+    with log.open("r+b") as file:  # while the broker runs: a start would contain the damage
         file.seek(file.read(64 * 1024).index(b"to be damaged"))
         file.write(b"X")
     frame = spark.read.format("flintmq").options(bootstrap=running.address, subscribe="orders").load()

@@ -19,7 +19,7 @@ COUNT = 300
 
 
 def messages(topic: str) -> list[Message]:
-    """Of every kind: with and without tags, keys and properties; long ones are stored compressed."""
+    """Return messages of every kind: with and without tags, keys and properties; long ones are stored compressed."""
     return [
         Message(
             topic,
@@ -34,7 +34,7 @@ def messages(topic: str) -> list[Message]:
 
 @pytest.fixture(scope="module")
 def orders(shared_broker: RunningBroker) -> str:
-    """A topic that holds ``messages``, spread over its queues."""
+    """Create a topic that holds ``messages``, spread over its queues."""
     name = "spark-batch-orders"
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(name, queues=QUEUES)
@@ -55,7 +55,7 @@ def orders(shared_broker: RunningBroker) -> str:
 
 @pytest.fixture
 def read(spark: Any, shared_broker: RunningBroker, orders: str) -> Callable[..., Any]:
-    """``read(option=value, …)``: a frame over the topic."""
+    """Return ``read(option=value, …)``: a frame over the topic."""
 
     def frame(schema: str | None = None, **options: Any) -> Any:
         reader = spark.read.format("flintmq").option("bootstrap", shared_broker.address)
@@ -69,7 +69,7 @@ def read(spark: Any, shared_broker: RunningBroker, orders: str) -> Callable[...,
 
 
 def stored(broker: RunningBroker, topic: str) -> dict[tuple[int, int], Any]:
-    """What the client sees, by queue and offset."""
+    """Return the messages that the client sees, by queue and offset."""
     with Consumer(broker.address) as consumer:
         found = consumer.iter(topic, from_="earliest", until="latest")
         return {(message.queue, message.queue_offset): message for message in found}
@@ -81,7 +81,7 @@ def places(frame: Any) -> set[tuple[int, int]]:
     return set(rows)
 
 
-def test_every_row_is_what_a_consumer_sees(read: Any, shared_broker: RunningBroker, orders: str) -> None:
+def test_every_row_equals_a_consumers_message(read: Any, shared_broker: RunningBroker, orders: str) -> None:
     frame = read(includeProperties="true", includeHeaders="true")
     assert (
         frame.columns
@@ -113,13 +113,13 @@ def test_a_schema_chooses_columns_and_their_order(read: Any) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 50])
-def test_however_many_partitions_each_message_is_there_once(read: Any, parts: int) -> None:
+def test_any_number_of_partitions_returns_each_message_once(read: Any, parts: int) -> None:
     frame = read(minPartitions=parts)
     assert len(places(frame)) == COUNT
     assert max(parts, QUEUES) <= frame.rdd.getNumPartitions() <= parts + QUEUES
 
 
-def test_offsets_bound_what_is_read(read: Any, shared_broker: RunningBroker, orders: str) -> None:
+def test_offsets_limit_the_read(read: Any, shared_broker: RunningBroker, orders: str) -> None:
     everything = set(stored(shared_broker, orders))
     ends = {queue: max(offset for q, offset in everything if q == queue) + 1 for queue in range(QUEUES)}
     found = places(
@@ -131,7 +131,7 @@ def test_offsets_bound_what_is_read(read: Any, shared_broker: RunningBroker, ord
     assert found == {(0, offset) for offset in range(10, 25)} | {(2, offset) for offset in range(ends[2])}
 
 
-def test_times_bound_what_is_read(read: Any, shared_broker: RunningBroker, orders: str) -> None:
+def test_times_limit_the_read(read: Any, shared_broker: RunningBroker, orders: str) -> None:
     by_place = stored(shared_broker, orders)
     times = sorted(message.stored_ms for message in by_place.values())
     since, until = times[COUNT // 3], times[2 * COUNT // 3]
@@ -148,7 +148,7 @@ def test_tags_are_filtered_by_the_broker(read: Any) -> None:
     assert places(read(tags="nobody")) == set()
 
 
-def test_tags_whose_hashes_are_the_same_are_told_apart(spark: Any, shared_broker: RunningBroker, topic: str) -> None:
+def test_tags_with_equal_hashes_are_distinguished(spark: Any, shared_broker: RunningBroker, topic: str) -> None:
     with Producer(shared_broker.address) as producer:  # Java's hashCode of "Aa" is that of "BB"
         producer.send_many([Message(topic, str(n).encode(), tags="Aa" if n % 3 else "BB") for n in range(30)])
     frame = spark.read.format("flintmq").option("bootstrap", shared_broker.address).option("subscribe", topic)
@@ -169,9 +169,7 @@ def test_a_key_is_answered_from_the_index(read: Any, shared_broker: RunningBroke
     assert places(read(key="group-3", endingTimestamp=newest)) == until
 
 
-def test_a_key_that_many_messages_have_is_found_page_by_page(
-    spark: Any, shared_broker: RunningBroker, topic: str
-) -> None:
+def test_a_key_of_many_messages_is_found_page_by_page(spark: Any, shared_broker: RunningBroker, topic: str) -> None:
     with Producer(shared_broker.address) as producer:
         producer.send_bulk(topic, [b"%d" % n for n in range(500)], keys=["same"] * 500)
     frame = spark.read.format("flintmq").options(bootstrap=shared_broker.address, subscribe=topic, key="same").load()
@@ -192,11 +190,11 @@ def test_a_key_that_many_messages_have_is_found_page_by_page(
         "queue_offset > 20 AND tags LIKE 'e%'",
     ],
 )
-def test_pushed_filters_give_what_spark_would(read: Any, condition: str) -> None:
+def test_pushed_filters_return_the_same_as_spark(read: Any, condition: str) -> None:
     assert places(read(pushFilters="true").where(condition)) == places(read().where(condition))
 
 
-def test_pushed_filters_on_time_give_what_spark_would(read: Any, shared_broker: RunningBroker, orders: str) -> None:
+def test_pushed_filters_on_time_return_the_same_as_spark(read: Any, shared_broker: RunningBroker, orders: str) -> None:
     from pyspark.sql.functions import col, lit
 
     times = sorted(message.stored_at for message in stored(shared_broker, orders).values())
@@ -212,7 +210,7 @@ def test_pushed_filters_on_time_give_what_spark_would(read: Any, shared_broker: 
             assert places(read(pushFilters="true").where(condition)) == places(read().where(condition))
 
 
-def test_pushed_filters_narrow_what_is_pulled(read: Any, shared_broker: RunningBroker) -> None:
+def test_pushed_filters_reduce_the_pulled_messages(read: Any, shared_broker: RunningBroker) -> None:
     def pulled() -> int:
         with Admin(shared_broker.address) as admin:
             return int(admin.status()["pulled_messages"])
@@ -222,13 +220,13 @@ def test_pushed_filters_narrow_what_is_pulled(read: Any, shared_broker: RunningB
     assert len(rows) <= pulled() - before <= 5
 
 
-def test_patterns_take_ordinary_topics_that_match_as_a_whole(read: Any, orders: str) -> None:
+def test_patterns_select_ordinary_topics_that_match_completely(read: Any, orders: str) -> None:
     frame = read(subscribePattern="spark-batch-.*")
     assert {row.topic for row in frame.select("topic").distinct().collect()} == {orders}
     assert read(subscribePattern="spark-batch").count() == 0
 
 
-def test_a_pattern_passes_over_topics_that_cannot_be_read_and_their_names_are_refused(
+def test_a_pattern_skips_forbidden_topics_and_their_names_are_refused(
     read: Any, orders: str, shared_broker: RunningBroker, connect: ConnectionFactory
 ) -> None:
     closed = f"{orders}-write-only"
@@ -269,7 +267,7 @@ def test_a_broker_may_restart_while_it_is_read(spark: Any, broker: BrokerFactory
     options = {"bootstrap": running.address, "subscribe": "orders"}
     spark.read.format("flintmq").options(**options).load().count()  # the workers have connections now
     frame = spark.read.format("flintmq").options(**options).load()
-    plan = frame.rdd  # planned: from here on the broker is asked by the tasks alone
+    plan = frame.rdd  # planned: from now on only the tasks send requests to the broker
     assert running.stop() == 0
     again = broker("--listen", running.address, store=running.store)
     assert again.port == running.port

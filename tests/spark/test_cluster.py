@@ -1,4 +1,4 @@
-"""The flights example on a real cluster, whose machines die: the result is exact all the same."""
+"""The flights example on a real cluster whose machines die: the result is still exact."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_worker_killed_and_a_broker_restarted_in_the_middle_change_nothing(
+def test_a_killed_worker_and_a_restarted_broker_change_nothing(
     spark: Any, spark_environment: dict[str, str], broker: BrokerFactory, tmp_path: Path
 ) -> None:
     rows = made_up_flights(seed=20131231)

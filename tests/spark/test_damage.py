@@ -1,4 +1,5 @@
-"""The source over a log with damage: a query fails and names it, or goes on behind it and says how many messages."""
+"""The source over a damaged log: a query fails and names the damage, or continues after it and reports the number of
+messages."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from tests.store_tools import SERVED, Sent, open_store, overwrite, plain, put
 
 MESSAGES = 20
 BODY_AT = 88
-"""Where a record's body begins, with IPv4 hosts."""
+"""Offset of the body in a record, with IPv4 hosts."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A topic of which some messages are damaged, what a query says of them that fails, and one that goes on."""
+    """A topic with damaged messages, the error of a query that fails at them, and the result of one that continues."""
 
     topic: str
     lost: range
@@ -44,7 +45,8 @@ CASES = [CONTAINED, RECORD, BODY]
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker with the topics of the cases: one of a hole that a start has contained, two that none has looked at."""
+    """Start a broker with the topics of the cases: one with a hole that a start has contained, two with unchecked
+    damage."""
     path = tmp_path_factory.mktemp("damaged") / "store"
     store = open_store(path, SERVED)
     sent: dict[Case, list[Sent]] = {case: put(store, case.topic, 0, plain(MESSAGES)) for case in CASES}
@@ -61,9 +63,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.topic)
-def test_a_query_fails_with_what_is_damaged_or_goes_on_behind_it(
-    spark: Any, damaged: RunningBroker, case: Case
-) -> None:
+def test_a_query_fails_at_the_damage_or_continues_after_it(spark: Any, damaged: RunningBroker, case: Case) -> None:
     reader = spark.read.format("flintmq").option("bootstrap", damaged.address).option("subscribe", case.topic)
     with pytest.raises(Exception, match=case.fails_with):
         reader.load().collect()
@@ -72,7 +72,7 @@ def test_a_query_fails_with_what_is_damaged_or_goes_on_behind_it(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.topic)
-def test_a_task_that_goes_on_says_how_many_it_passed_over(
+def test_a_task_that_continues_logs_how_many_messages_it_skipped(
     damaged: RunningBroker, case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = read_options({"bootstrap": damaged.address, "subscribe": case.topic, "failOnDataLoss": "false"})
@@ -84,7 +84,7 @@ def test_a_task_that_goes_on_says_how_many_it_passed_over(
     assert f"topic '{case.topic}'" in line
 
 
-def test_a_query_by_key_fails_where_the_index_has_a_record_that_is_damaged(spark: Any, damaged: RunningBroker) -> None:
+def test_a_query_by_key_fails_if_the_index_has_a_damaged_record(spark: Any, damaged: RunningBroker) -> None:
     reader = spark.read.format("flintmq").option("bootstrap", damaged.address).option("subscribe", RECORD.topic)
     reader = reader.option("key", f"key-{RECORD.lost[0]}")
     with pytest.raises(Exception, match=r"DataLoss: 1 records that the index of topic 'record'.*are damaged"):

@@ -1,4 +1,4 @@
-"""The checkpoint is the only truth: a driver that is killed goes on where its last micro-batch ended."""
+"""Recovery from the checkpoint alone: after a kill, a driver continues where its last micro-batch ended."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MESSAGES = 4000
 QUEUES = 3
 ROWS_A_BATCH = 500
 BATCHES_BEFORE = 3
-"""How many micro-batches are done when the driver is killed; it is at work on another one then."""
+"""Number of finished micro-batches when the driver is killed; another one is in progress then."""
 TIMEOUT_S = 240
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    """The application, in a group of its own: a kill takes its Java and its Python workers along."""
+    """Start the application in a process group of its own: a kill includes its Java and its Python workers."""
     command = [sys.executable, "-m", "tests.spark.copy_app", *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -34,7 +34,7 @@ def kill(application: subprocess.Popen[str]) -> None:
     application.communicate()
 
 
-def test_after_kill_9_of_the_driver_each_message_is_there_exactly_once(
+def test_each_message_is_there_exactly_once_after_a_kill_of_the_driver(
     spark: Any, spark_environment: dict[str, str], broker: BrokerFactory, tmp_path: Path
 ) -> None:
     running = broker()

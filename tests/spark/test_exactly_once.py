@@ -1,7 +1,7 @@
-"""The exactly-once sink: what is written is there once, whoever is killed meanwhile.
+"""The exactly-once sink: each row is stored once, whichever process is killed meanwhile.
 
-``FLINTMQ_KILL_ROUNDS`` sets how often somebody is killed (default below), ``FLINTMQ_SEED`` repeats a run's choices.
-From three on executors are killed too, which takes a cluster; by default ``test_cluster.py`` does that to this sink.
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` repeats a run's choices. From three
+on executors are killed too, which needs a cluster; by default ``test_cluster.py`` does that to this sink.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def prepared(broker: RunningBroker) -> int:
-    """How many attempts have prepared something that is neither committed nor dropped."""
+    """Return how many stages hold messages that are neither committed nor dropped."""
     with Admin(broker.address) as admin:
         return int(admin.abort_prepared("batch-"))
 
@@ -87,7 +87,7 @@ def test_an_empty_batch_is_no_error(write: Any, bodies_of_range: Any, shared_bro
         assert name not in admin.topics()
 
 
-def test_a_micro_batch_that_spark_does_again_is_not_stored_again(
+def test_a_micro_batch_repeated_by_spark_is_not_stored_again(
     copy: Copy, shared_broker: RunningBroker, name: str
 ) -> None:
     sent = send(shared_broker, f"{name}-source", range(100))
@@ -95,7 +95,7 @@ def test_a_micro_batch_that_spark_does_again_is_not_stored_again(
     sent += send(shared_broker, f"{name}-source", range(100, 150))
     copy.run(delivery=EXACTLY_ONCE)
     last = max((copy.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    for path in (last, last.with_name(f".{last.name}.crc")):  # as if Spark had ended before it knew
+    for path in (last, last.with_name(f".{last.name}.crc")):  # as if Spark had ended before it noted the commit
         path.unlink()
     sent += send(shared_broker, f"{name}-source", range(150, 170))
     copy.run(delivery=EXACTLY_ONCE)
@@ -140,7 +140,7 @@ def test_a_broker_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Copying:
-    """The application, killed and started again; it goes on from its checkpoint."""
+    """The application, killed and restarted; it continues from its checkpoint."""
 
     def __init__(self, master: str, environment: dict[str, str], broker: RunningBroker, checkpoint: Path) -> None:
         self._master = master
@@ -150,7 +150,7 @@ class Copying:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it, in a group of its own: a kill takes its Java and its Python workers along."""
+        """Start the application in a process group of its own: a kill includes its Java and its Python workers."""
         arguments = (self._master, self.broker.address, "in", "out", str(self._checkpoint), str(ROWS_A_BATCH))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.exactly_once_app", *arguments],
@@ -162,7 +162,7 @@ class Copying:
         )
 
     def run_until(self, batches: int) -> bool:
-        """Return when it says that so many micro-batches more are done; False where it ended before."""
+        """Wait until the application has finished so many more micro-batches; return False if it ended before."""
         assert self.process is not None
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -172,20 +172,20 @@ class Copying:
         return False
 
     def finish(self) -> None:
-        """Wait for its end."""
+        """Wait for the application to end."""
         assert self.process is not None
         output, _ = self.process.communicate(timeout=TIMEOUT_S)
         assert self.process.returncode == 0, output
 
     def kill(self) -> None:
-        """SIGKILL to the driver and all that it started on this machine."""
+        """Send SIGKILL to the driver and every process that it started on this machine."""
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-def test_whoever_is_killed_each_row_is_there_exactly_once(
+def test_each_row_is_there_exactly_once_after_any_kill(
     spark_environment: dict[str, str], broker: BrokerFactory, tmp_path: Path
 ) -> None:
     rng = random.Random(SEED)

@@ -74,7 +74,7 @@ def verify(spark: SparkSession, pipeline: Pipeline, csv: Path) -> verification.V
     return verified
 
 
-def test_results_are_those_of_the_csv_and_what_comes_too_late_or_is_no_flight_is_counted(
+def test_results_equal_the_csv_and_late_or_invalid_rows_are_counted(
     spark: SparkSession, pipeline: Pipeline, csv: Path
 ) -> None:
     progress = run(spark, pipeline)
@@ -84,7 +84,7 @@ def test_results_are_those_of_the_csv_and_what_comes_too_late_or_is_no_flight_is
         assert (each.state, each.messages, each.lag, each.late, each.unreadable) == ("ended", there, 0, 0, 0)
     assert verify(spark, pipeline, csv).repeated_alerts == 0
 
-    # The same folders again: what was done is not done again, and what came meanwhile is judged by its time.
+    # The same folders again: finished work is not repeated, and new messages are judged by their time.
     on_time_but_cancelled = LATE_FLIGHT | {"time_hour": "2013-05-01T10:00:00Z", "dep_time": None, "dep_delay": None}
     bodies = [encode(on_time_but_cancelled), bytes(range(256)), b'{"time_hour":"2013-05-01T10:00:00Z","dep_delay":"x"}']
     with Producer(pipeline.broker) as producer:
@@ -112,7 +112,7 @@ def test_small_batches_drop_nothing(spark: SparkSession, pipeline: Pipeline, csv
     verify(spark, small, csv)
 
 
-def test_the_queries_do_the_same_to_a_batch(spark: SparkSession, pipeline: Pipeline, csv: Path) -> None:
+def test_the_queries_return_the_same_for_a_batch(spark: SparkSession, pipeline: Pipeline, csv: Path) -> None:
     read = spark.read.format("flintmq").option("bootstrap", pipeline.broker).option("subscribe", pipeline.topic)
     flights = queries.flights(read.load().select("body"))
     expected = verification.Expected.of_csv(csv)
@@ -123,7 +123,7 @@ def test_the_queries_do_the_same_to_a_batch(spark: SparkSession, pipeline: Pipel
     assert by_flight == {alert["flight"]: alert for alert in expected.alerts.values()}
 
 
-def test_a_query_that_fails_is_one_line_and_ends_the_other(spark: SparkSession, pipeline: Pipeline) -> None:
+def test_a_failing_query_prints_one_line_and_ends_the_other(spark: SparkSession, pipeline: Pipeline) -> None:
     with Admin(pipeline.broker) as admin:
         admin.create_topic(pipeline.alerts_topic, perm=4)  # not to be written to
     with pytest.raises(QueryFailed) as caught:

@@ -1,4 +1,5 @@
-"""Spark against a broker that serves only users, over TLS: read, written and streamed, and nobody sees the password."""
+"""Spark against a broker with users and TLS: batches, streams and the sink get access, and the password stays
+hidden."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.tls_tools import Authority
 
 @pytest.fixture(scope="module")
 def access(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The options that get into a broker with TLS and the user `spark`."""
+    """Return the options for access to a broker with TLS and the user `spark`."""
     folder = tmp_path_factory.mktemp("security")
     authority = Authority(folder)
     set_user(folder / "store", "spark")
@@ -26,7 +27,7 @@ def access(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     brokers.stop_all()
 
 
-def test_batches_streams_and_the_sink_get_in(
+def test_batches_streams_and_the_sink_get_access(
     spark: Any, access: dict[str, str], bodies_of_range: Callable[..., Any], tmp_path: Path
 ) -> None:
     for delivery in ("at-least-once", "exactly-once"):
@@ -62,7 +63,7 @@ def test_batches_streams_and_the_sink_get_in(
         ({"passwordFile": "/nowhere"}, "exclude each other"),
     ],
 )
-def test_what_does_not_get_in_says_why_and_no_password(
+def test_refused_access_has_a_reason_and_shows_no_password(
     spark: Any, access: dict[str, str], change: dict[str, str | None], says: str
 ) -> None:
     options = {name: value for name, value in {**access, **change}.items() if value is not None}

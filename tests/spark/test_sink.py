@@ -26,7 +26,9 @@ from flintmq.client.spark.source import FlintSource
 # ---- batches ----
 
 
-def test_every_column_becomes_what_it_says(spark: Any, write: Any, shared_broker: RunningBroker, name: str) -> None:
+def test_every_column_sets_its_part_of_the_message(
+    spark: Any, write: Any, shared_broker: RunningBroker, name: str
+) -> None:
     rows = [
         (b"\x00\xff", "a", ["k1", "k2"], "eu", {"p": "é"}, "s1", None),
         (b"", "b", [], None, {}, None, 2),
@@ -81,7 +83,9 @@ def test_rows_of_a_queue_and_of_a_sharding_key_stay_in_order(
         assert [int(message.body) for message in mine] == list(range(12_000 + remainder, 24_000, 4))
 
 
-def test_what_was_read_can_be_written_as_it_is(spark: Any, write: Any, shared_broker: RunningBroker, name: str) -> None:
+def test_rows_that_were_read_can_be_written_unchanged(
+    spark: Any, write: Any, shared_broker: RunningBroker, name: str
+) -> None:
     original = f"{name}-original"
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         for topic in (original, name):
@@ -120,7 +124,7 @@ def test_an_empty_frame_is_no_error(write: Any, bodies_of_range: Any, shared_bro
         assert name not in admin.topics()
 
 
-# ---- what is refused before a task runs ----
+# ---- writes refused before a task runs ----
 
 
 @pytest.mark.parametrize(
@@ -133,7 +137,7 @@ def test_an_empty_frame_is_no_error(write: Any, bodies_of_range: Any, shared_bro
         ("overwrite", {}, {}, ['InvalidOption: mode("overwrite")', '"append"']),
     ],
 )
-def test_a_write_that_cannot_be_done_is_refused_at_once(
+def test_an_impossible_write_is_refused_at_once(
     write: Any,
     bodies_of_range: Any,
     shared_broker: RunningBroker,
@@ -152,11 +156,11 @@ def test_a_write_that_cannot_be_done_is_refused_at_once(
         assert name not in admin.topics()
 
 
-def test_a_topic_that_nobody_makes_is_missed_at_once(broker: BrokerFactory, write: Any, bodies_of_range: Any) -> None:
+def test_a_missing_topic_is_reported_at_once(broker: BrokerFactory, write: Any, bodies_of_range: Any) -> None:
     address = broker(settings={"topics.auto_create": False}).address
     with pytest.raises(Exception, match=r"TopicNotExist: option 'topic': topic 'nowhere' does not .*create it"):
         write(bodies_of_range(0, 3), bootstrap=address, topic="nowhere")
-    # Which topics a column names is known to the tasks alone.
+    # Only the tasks know the topics that a column names.
     with pytest.raises(Exception, match=r"WriteFailed: partition 0: 3 rows .*rows 0, 1, 2: TopicNotExist"):
         write(bodies_of_range(0, 3, 1, topic="'nowhere'"), bootstrap=address, topic=None)
 
@@ -175,7 +179,7 @@ def test_a_topic_that_nobody_makes_is_missed_at_once(broker: BrokerFactory, writ
         ({"properties": "map(IF(id = 7, 'TAGS', 'a'), 'b')"}, ["partition 0, row 7: column 'properties'", "TAGS"]),
     ],
 )
-def test_a_row_that_cannot_be_sent_is_named_and_nothing_of_its_batch_is_sent(
+def test_an_invalid_row_is_named_and_nothing_of_its_batch_is_sent(
     write: Any, bodies_of_range: Any, shared_broker: RunningBroker, name: str, columns: dict[str, str], words: list[str]
 ) -> None:
     with pytest.raises(Exception) as raised:
@@ -192,7 +196,7 @@ def test_a_null_body_is_named(spark: Any, write: Any) -> None:
         write(frame)
 
 
-def test_a_message_that_is_too_long_is_named_and_its_neighbours_are_stored(
+def test_a_message_that_is_too_long_is_named_and_the_others_are_stored(
     spark: Any, write: Any, shared_broker: RunningBroker, name: str
 ) -> None:
     frame = spark.range(0, 9, 1, 1).selectExpr("IF(id = 7, repeat('x', 600000), CAST(id AS string)) AS body")
@@ -203,11 +207,11 @@ def test_a_message_that_is_too_long_is_named_and_its_neighbours_are_stored(
     assert bodies(shared_broker, name) == Counter(str(number) for number in range(9) if number != 7)
 
 
-# ---- a broker that goes away ----
+# ---- brokers that restart or hang ----
 
 
 def pause_when_written_to(running: RunningBroker, topic: str, writing: Future[None]) -> None:
-    """Return when the broker has stored some of the topic's messages, and answers no more."""
+    """Wait until the broker has stored some of the topic's messages, then pause it."""
     with Consumer(running.address) as consumer:
         while not consumer.pull(topic, queue=0, offset=0, wait_ms=1000).messages:
             assert not writing.done(), str(writing.exception())
@@ -230,7 +234,7 @@ def test_a_write_survives_a_restart_of_the_broker(
     assert set(bodies(second, name)) == {str(number) for number in range(300_000)}
 
 
-def test_a_write_that_is_cancelled_ends_though_the_broker_does_not_answer(
+def test_a_cancelled_write_ends_although_the_broker_does_not_respond(
     spark: Any, broker: BrokerFactory, write: Any, bodies_of_range: Any, name: str
 ) -> None:
     running = broker()
@@ -256,7 +260,7 @@ def test_a_write_that_is_cancelled_ends_though_the_broker_does_not_answer(
 # ---- streams ----
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_writes_each_row_once(
+def test_a_stream_continues_from_its_checkpoint_and_writes_each_row_once(
     copy: Copy, shared_broker: RunningBroker, name: str
 ) -> None:
     sent = send(shared_broker, f"{name}-source", range(1000))
@@ -275,7 +279,7 @@ def test_a_micro_batch_that_was_not_committed_is_written_again_and_nothing_is_lo
     second = send(shared_broker, f"{name}-source", range(100, 150))
     copy.run()
     last = max((copy.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    for path in (last, last.with_name(f".{last.name}.crc")):  # as if Spark had ended before it knew
+    for path in (last, last.with_name(f".{last.name}.crc")):  # as if Spark had ended before it noted the commit
         path.unlink()
     third = send(shared_broker, f"{name}-source", range(150, 170))
     copy.run()
@@ -294,7 +298,7 @@ def test_a_stream_survives_a_restart_of_the_broker(
         first.kill()
         second = broker("--listen", first.address, store=first.store)
         sent += send(second, source, range(100, 200))
-        while set(bodies(second, name)) != set(sent):  # each round waits for what the query has heard of so far
+        while set(bodies(second, name)) != set(sent):  # each round waits for the messages that the query knows so far
             query.processAllAvailable()
             assert query.exception() is None
     finally:
@@ -302,7 +306,7 @@ def test_a_stream_survives_a_restart_of_the_broker(
     assert set(bodies(second, name)) == set(sent)
 
 
-def test_the_whole_result_is_sent_anew_in_output_mode_complete(
+def test_output_mode_complete_sends_the_whole_result_again(
     spark: Any, shared_broker: RunningBroker, name: str, tmp_path: Path
 ) -> None:
     source = f"{name}-source"
@@ -341,11 +345,11 @@ def test_a_stream_that_cannot_be_written_ends_at_once(
         assert name not in admin.topics()
 
 
-def test_the_broker_is_asked_when_a_query_begins_and_neither_later_nor_to_commit(
+def test_the_sink_checks_the_broker_only_when_a_query_begins(
     broker: BrokerFactory, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark makes a writer for each micro-batch, and one of a pickled source for each commit."""
-    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "1")  # an error sets it, in what is a worker's process elsewhere
+    """Spark creates a writer for each micro-batch, and one from a pickled source for each commit."""
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "1")  # an error sets it, which elsewhere happens in a worker's process
     running = broker()
     source = FlintSource({"bootstrap": running.address, "topic": name})
     schema = StructType().add("body", BinaryType())
@@ -358,7 +362,7 @@ def test_the_broker_is_asked_when_a_query_begins_and_neither_later_nor_to_commit
     pickle.loads(pickle.dumps(other)).streamWriter(schema, False).commit([], 0)
 
 
-def test_a_failed_write_says_that_it_cannot_be_taken_back(
+def test_a_failed_write_logs_that_it_cannot_be_undone(
     shared_broker: RunningBroker, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = FlintSource({"bootstrap": shared_broker.address, "topic": name})

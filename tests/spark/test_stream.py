@@ -18,7 +18,7 @@ _names = (f"stream_{number}" for number in itertools.count())
 
 
 class Query:
-    """A query from the source into memory, with a checkpoint; started again it goes on."""
+    """A query from the source into memory, with a checkpoint from which it continues after a restart."""
 
     def __init__(self, spark: Any, folder: Path, options: dict[str, Any]) -> None:
         self._spark = spark
@@ -27,7 +27,7 @@ class Query:
         self._options = options
 
     def start(self, *, available_now: bool = False, **options: Any) -> Any:
-        """The running query."""
+        """Start the query and return it."""
         reader = self._spark.readStream.format("flintmq").options(**{**self._options, **options})
         frame = reader.load().selectExpr("topic", "queue", "queue_offset", "cast(body AS string) AS body")
         writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self._checkpoint))
@@ -35,26 +35,26 @@ class Query:
         return writer.start(str(self._output))
 
     def run(self, **options: Any) -> Any:
-        """Read what is there; the query, which has ended."""
+        """Read the messages that are there; return the ended query."""
         query = self.start(available_now=True, **options)
-        assert query.awaitTermination(120), "the query did not come to its end"
+        assert query.awaitTermination(120), "the query did not end"
         return query
 
     def bodies(self) -> Counter[str]:
-        """What came out so far."""
+        """Return the bodies of the output so far."""
         if not self._output.exists():
             return Counter()
         return Counter(row.body for row in self._spark.read.schema("body string").parquet(str(self._output)).collect())
 
     def offsets(self) -> list[dict[str, int]]:
-        """Of each micro-batch, as the checkpoint has them."""
+        """Return the offsets of each micro-batch, from the checkpoint."""
         logs = sorted(
             (self._checkpoint / "offsets").iterdir(), key=lambda path: int(path.name) if path.name.isdigit() else -1
         )
         return [json.loads(log.read_text().splitlines()[-1]) for log in logs if log.name.isdigit()]
 
     def wait_for(self, query: Any, bodies: Counter[str]) -> None:
-        """Until the query has put out all of these. Each round waits for what Spark has been given so far."""
+        """Wait until the query has output all of these. Each round waits for the input that Spark knows so far."""
         while self.bodies() != bodies:
             assert not bodies - bodies or query.isActive
             query.processAllAvailable()
@@ -63,7 +63,7 @@ class Query:
 
 @pytest.fixture
 def query(spark: Any, tmp_path: Path, shared_broker: RunningBroker, topic: str) -> Callable[..., Query]:
-    """``query(option=value, …)``: over ``topic`` of the shared broker, unless options say otherwise."""
+    """Return ``query(option=value, …)``: over ``topic`` of the shared broker, unless options say otherwise."""
 
     def make(**options: Any) -> Query:
         subscribed = {} if "subscribePattern" in options else {"subscribe": topic}
@@ -73,7 +73,7 @@ def query(spark: Any, tmp_path: Path, shared_broker: RunningBroker, topic: str) 
 
 
 def send(broker: RunningBroker, topic: str, numbers: range, queue: int | None = None) -> Counter[str]:
-    """Messages with these numbers; their bodies."""
+    """Send messages with these numbers; return their bodies."""
     bodies = [f"{topic} {number}" for number in numbers]
     with Producer(broker.address) as producer:
         producer.send_bulk(topic, [body.encode() for body in bodies], queue=queue)
@@ -85,7 +85,7 @@ def create(broker: RunningBroker, topic: str, queues: int = 2) -> None:
         admin.create_topic(topic, queues=queues)
 
 
-def test_a_query_reads_what_is_there_and_goes_on_from_its_checkpoint(
+def test_a_query_reads_the_topic_and_continues_from_its_checkpoint(
     query: Any, shared_broker: RunningBroker, topic: str
 ) -> None:
     create(shared_broker, topic)
@@ -96,12 +96,12 @@ def test_a_query_reads_what_is_there_and_goes_on_from_its_checkpoint(
     assert flow.offsets() == [{f"{topic}/0": 50, f"{topic}/1": 20}]
     flow.run()  # nothing new
     sent += send(shared_broker, topic, range(70, 100), 1)
-    flow.run(startingOffsets="latest")  # for a query without a checkpoint; this one has it
+    flow.run(startingOffsets="latest")  # for a query without a checkpoint; this one has a checkpoint
     assert flow.bodies() == sent
     assert flow.offsets()[-1] == {f"{topic}/0": 50, f"{topic}/1": 50}
 
 
-def test_a_trigger_takes_at_most_so_many_and_the_progress_shows_the_lag(
+def test_a_trigger_reads_up_to_its_limit_and_the_progress_shows_the_lag(
     query: Any, shared_broker: RunningBroker, topic: str
 ) -> None:
     create(shared_broker, topic)
@@ -117,7 +117,7 @@ def test_a_trigger_takes_at_most_so_many_and_the_progress_shows_the_lag(
     assert source["latestOffset"] == {f"{topic}/0": 90, f"{topic}/1": 10}
 
 
-def test_a_query_that_follows_sees_new_messages_queues_and_topics(
+def test_a_continuing_query_sees_new_messages_queues_and_topics(
     query: Any, shared_broker: RunningBroker, topic: str
 ) -> None:
     create(shared_broker, topic, queues=1)
@@ -155,9 +155,7 @@ def test_a_query_survives_a_restart_of_the_broker(spark: Any, broker: BrokerFact
     assert flow.offsets()[-1] == {"orders/0": 20, "orders/1": 20}
 
 
-def test_messages_that_are_gone_fail_the_query_naming_them_or_are_left_out(
-    query: Any, shared_broker: RunningBroker, topic: str
-) -> None:
+def test_expired_messages_fail_the_query_or_are_skipped(query: Any, shared_broker: RunningBroker, topic: str) -> None:
     create(shared_broker, topic, queues=1)
     sent = send(shared_broker, topic, range(10))
     flow = query(startingOffsets="earliest")
@@ -177,7 +175,7 @@ def test_messages_that_are_gone_fail_the_query_naming_them_or_are_left_out(
     assert flow.bodies() == sent
 
 
-def test_a_topic_that_is_deleted_fails_a_query_that_follows_or_is_left_out(
+def test_a_deleted_topic_fails_a_continuing_query_or_is_skipped(
     spark: Any, query: Any, shared_broker: RunningBroker, topic: str, tmp_path: Path
 ) -> None:
     other = f"{topic}-other"
@@ -202,7 +200,7 @@ def test_a_topic_that_is_deleted_fails_a_query_that_follows_or_is_left_out(
         going_on.stop()
 
 
-def test_queues_of_several_brokers_are_told_apart(spark: Any, broker: BrokerFactory, tmp_path: Path) -> None:
+def test_queues_of_several_brokers_are_distinguished(spark: Any, broker: BrokerFactory, tmp_path: Path) -> None:
     east, west = broker(), broker()
     for running in (east, west):
         create(running, "orders", queues=1)
@@ -217,7 +215,7 @@ def test_queues_of_several_brokers_are_told_apart(spark: Any, broker: BrokerFact
 
 
 class SlowBrokers:
-    """Takes half a second for each answer, by a clock of its own."""
+    """Broker clients that take half a second for each response, by a clock of their own."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -232,7 +230,7 @@ class SlowBrokers:
         return {}
 
 
-def test_what_a_slow_broker_said_does_not_count_as_new_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_brokers_response_does_not_stay_fresh_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     from flintmq.client.spark import stream
 
     brokers = SlowBrokers()

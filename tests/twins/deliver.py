@@ -32,7 +32,7 @@ def _pairs(properties: bytes) -> list[bytes]:
 
 
 def _value(properties: bytes, wanted: bytes) -> bytes:
-    """Return the last value of that name; empty if there is none."""
+    """Return the last value of that name, empty by default."""
     found = b""
     for pair in _pairs(properties):
         name, separator, value = pair.removesuffix(b"\x02").partition(b"\x01")
