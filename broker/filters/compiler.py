@@ -24,9 +24,9 @@ from .syntax import (
     Number,
     OneOf,
     Operand,
-    Part,
     Property,
     Text,
+    TextMatch,
     Truth,
 )
 from .values import Lookup, Source, number_of, take_apart, truth_of
@@ -96,7 +96,7 @@ def _asked(node: Operand) -> int:
         return _asked(node.left) + _asked(node.right)
     if isinstance(node, Between):
         return 2 * _asked(node.value) + _asked(node.low) + _asked(node.high)
-    if isinstance(node, OneOf | Part):
+    if isinstance(node, OneOf | TextMatch):
         return 1
     if isinstance(node, Missing):
         return _asked(node.operand)
@@ -121,7 +121,7 @@ class _Compiler:
             return self._between(node)
         if isinstance(node, OneOf):
             return _one_of(self._lookup.getter(node.property.name), node.values)
-        if isinstance(node, Part):
+        if isinstance(node, TextMatch):
             return _part(self._lookup.getter(node.property.name), node.keyword, node.text)
         if isinstance(node, Missing):
             return _missing(self._raw(node.operand))

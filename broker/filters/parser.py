@@ -29,9 +29,9 @@ from .syntax import (
     Number,
     OneOf,
     Operand,
-    Part,
     Property,
     Text,
+    TextMatch,
     Truth,
     describe,
 )
@@ -215,7 +215,7 @@ class _Parser:
         text = self._string(keyword)
         if not text:
             raise illegal(column, f"{keyword} needs a non-empty string")
-        return Part(keyword, of, text, self._term(left.column))
+        return TextMatch(keyword, of, text, self._term(left.column))
 
     # ---- operands
 

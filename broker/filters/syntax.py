@@ -72,7 +72,7 @@ class OneOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextMatch:
     """A check that the property contains a string, or begins or ends with it.
 
     ``keyword``: CONTAINS, STARTSWITH or ENDSWITH.
@@ -116,9 +116,9 @@ class AnyOf:
     column: int
 
 
-Condition: TypeAlias = Truth | Comparison | Between | OneOf | Part | Missing | Not | All | AnyOf
+Condition: TypeAlias = Truth | Comparison | Between | OneOf | TextMatch | Missing | Not | All | AnyOf
 Operand: TypeAlias = Property | Number | Text | Condition
-CONDITIONS = (Truth, Comparison, Between, OneOf, Part, Missing, Not, All, AnyOf)
+CONDITIONS = (Truth, Comparison, Between, OneOf, TextMatch, Missing, Not, All, AnyOf)
 
 
 def describe(operand: Operand) -> str:

@@ -9,6 +9,7 @@ from ...protocol.commands import Command
 from ...protocol.errors import BrokerError
 from ...protocol.frames import Frame
 from ..addresses import format_address
+from ..security.audit import Author
 from ..store import TopicConfig
 from .context import Peer
 
@@ -65,10 +66,10 @@ def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
 
 
 def _write(peer: Peer, command: Command, target: str, **others: Any) -> None:
-    peer.broker.audit.write(command.name, target, **author(peer), **others)
+    peer.broker.audit.write(command.name, target, author=author(peer), **others)
 
 
-def author(peer: Peer) -> dict[str, str]:
-    """Return the fields by which the audit log names a client."""
+def author(peer: Peer) -> Author:
+    """Return the client for the audit log."""
     user = peer.user.name if peer.user is not None else ""
-    return {"user": user, "address": format_address(*peer.address), "client": peer.client}
+    return Author(user, format_address(*peer.address), peer.client)

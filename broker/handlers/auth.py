@@ -8,6 +8,7 @@ from ...protocol.errors import AuthenticationFailed, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
 from ..addresses import format_address
+from ..security.audit import Author
 from ..security.authenticator import Authenticator
 from .context import Peer
 
@@ -59,10 +60,9 @@ def _finish(
             peer.broker.audit.write(
                 AUTH.name,
                 f"user {exchange.name}",
+                author=Author(address=format_address(*peer.address), client=peer.client),
                 outcome=error.name,
                 reason=error.message,
-                address=format_address(*peer.address),
-                client=peer.client,
             )
             peer.refuse(frame, error)
             return

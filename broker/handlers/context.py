@@ -37,7 +37,7 @@ from ..delivery.topic_changes import TopicChanges
 from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
-from ..security.access import Access, AccessTable
+from ..security.access import AccessTable, UserRights
 from ..security.audit import AuditLog
 from ..security.authenticator import Authenticator
 from ..security.tls import TlsFiles
@@ -330,7 +330,7 @@ class Peer(ClientHandle, Protocol):
     broker: Broker
     user: User | None
     """The authenticated user; None on a broker without authentication, where every client has full access."""
-    access: Access | None
+    access: UserRights | None
     """Permissions of that user; None if there is no user."""
     exchange: ServerExchange | None
     """The authentication in progress."""

@@ -27,7 +27,7 @@ from ..delivery.transactions.frames import HalfRequest, half_frame
 from ..delivery.transactions.records import TOPICS, Half
 from ..delivery.transactions.startup_scan import History
 from ..delivery.transactions.table import OpenTransactions
-from ..security.access import Access
+from ..security.access import UserRights
 from ..store import ProduceBatch, WouldBlock
 from .acknowledgement import acknowledge
 from .audit import audit, is_by_hand
@@ -105,7 +105,7 @@ def end_transaction(peer: Peer, frame: Frame) -> None:
     peer.broker.transactions.end(request, peer.later(frame, ended), check_topic)
 
 
-def _check_publish(access: Access, topic: str) -> None:
+def _check_publish(access: UserRights, topic: str) -> None:
     """Raise if the user may not publish to the topic of the transaction that it wants to end."""
     if not access.allows(PUBLISH, TOPIC, topic):
         raise NoPermission(f"user {access.name} has no permission to publish to the topic of this transaction")
@@ -143,7 +143,7 @@ def get_transactions(peer: Peer, frame: Frame) -> None:
     peer.after_dispatch(frame, lambda: peer.read(frame, read, answer))
 
 
-def _seen_by(access: Access | None) -> Callable[[str], bool]:
+def _seen_by(access: UserRights | None) -> Callable[[str], bool]:
     """Return a predicate: may the user see transactions of this topic?"""
     if access is None or access.sees_all:
         return lambda topic: True

@@ -23,7 +23,7 @@ from numba.core import config
 
 from ...protocol.storage import delivery, layout, record, record_crc
 
-INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
+INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined] # Numba sets it at run time
 """Whether kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
 
 CACHE_VARIABLE = "FLINTMQ_KERNEL_CACHE"
@@ -92,7 +92,7 @@ def _cache_folder() -> Path | None:
 
 CACHE_FOLDER = None if INTERPRETED else _cache_folder()
 if CACHE_FOLDER is not None:
-    config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined]
+    config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined] # Numba sets it at run time
 elif not INTERPRETED:
     log.warning("no folder for compiled kernels is writable: they are compiled at every start; set %s", CACHE_VARIABLE)
 
@@ -138,4 +138,4 @@ def inlined(function: F) -> F:
 
 def results(*kinds: Any) -> Any:
     """Return the type of a tuple result."""
-    return types.Tuple(kinds)  # type: ignore[no-untyped-call]
+    return types.Tuple(kinds)  # type: ignore[no-untyped-call] # Numba is untyped

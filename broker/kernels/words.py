@@ -61,7 +61,7 @@ else:
             read = context.make_array(signature.args[0])(context, builder, args[0])
             write = context.make_array(signature.args[2])(context, builder, args[2])
             to, source_at = builder.gep(write.data, [args[3]]), builder.gep(read.data, [args[1]])
-            raw_memcpy(builder, to, source_at, args[4], 1)  # type: ignore[no-untyped-call]
+            raw_memcpy(builder, to, source_at, args[4], 1)  # type: ignore[no-untyped-call] # Numba is untyped
             return context.get_dummy_value()
 
         return types.void(source, types.int64, target, types.int64, types.int64), generate

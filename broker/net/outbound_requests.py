@@ -12,7 +12,7 @@ from ...protocol.fields import encode_fields
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame, encode_head
 from ..delivery.client_handle import Answered
 from ..handlers.context import Broker
-from ..security.access import Access
+from ..security.access import UserRights
 from ..security.users import User
 from .response_queue import ResponseQueue
 
@@ -32,7 +32,7 @@ class OutboundRequests(ResponseQueue):
         self.address = address
         self.client = ""
         self._user: User | None = None
-        self.access: Access | None = None
+        self.access: UserRights | None = None
         """Permissions of ``user``; None if there is no user."""
         self.lost = False
         """True once the connection is closed; results that arrive later are dropped."""

@@ -326,10 +326,10 @@ class Server:
 
     def _audit_users(self, users: list[User], by: Peer | None) -> None:
         """Write to the audit log what changed in the users' file, and who changed it if that is known."""
-        who = author(by) if by is not None else {}
+        who = author(by) if by is not None else None
         for change in user_changes(self._users, users):
             target = f"user {change.name}"
-            self._broker.audit.write(change.action, target, before=change.before, after=change.after, **who)
+            self._broker.audit.write(change.action, target, author=who, before=change.before, after=change.after)
         self._users = users
 
     def look_at_files(self, *, force: bool = False) -> None:

@@ -17,7 +17,7 @@ REMEMBERED_MAX = 4_096
 """Maximum number of cached checks of a user; when it is reached, the cache is cleared."""
 
 
-class Access:
+class UserRights:
     """The rights of one user. Runs on the event loop; all connections of the user share it.
 
     ``name``: the user. Each need is checked against the grants once, and again after ``change``.
@@ -107,22 +107,22 @@ class AccessTable:
     """The rights of all users, by name. ``changed`` is called when a user may have lost rights."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        self._by_user: dict[str, Access] = {}
+        self._by_user: dict[str, UserRights] = {}
         self._raw: dict[str, object] = {}
         self._changed = changed
 
-    def of(self, name: str, raw: object) -> Access:
+    def of(self, name: str, raw: object) -> UserRights:
         """Return the rights of a user. ``raw``: its grants as stored in the users file."""
         access = self._by_user.get(name)
         if access is None:
             self._raw[name] = raw
-            access = self._by_user[name] = Access(name, _parsed(name, raw))
+            access = self._by_user[name] = UserRights(name, _parsed(name, raw))
         elif raw != self._raw[name]:
             self._change(access, raw)
             self._changed()
         return access
 
-    def _change(self, access: Access, raw: object) -> None:
+    def _change(self, access: UserRights, raw: object) -> None:
         self._raw[access.name] = raw
         access.change(_parsed(access.name, raw))
 

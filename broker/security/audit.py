@@ -12,6 +12,7 @@ import logging.handlers
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,21 @@ REFUSED_A_MINUTE_MAX = 600
 line has the number of omitted ones."""
 
 _CUT_ITEM = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """The client that asked for a change. ``client``: the name that it gave itself.
+
+    ``user`` is empty without authentication.
+    """
+
+    user: str = ""
+    address: str = ""
+    client: str = ""
+
+
+_UNKNOWN = Author()
 
 
 class AuditLog:
@@ -62,26 +78,23 @@ class AuditLog:
         action: str,
         target: str,
         *,
+        author: Author | None = None,
         outcome: str = DONE,
-        user: str = "",
-        address: str = "",
-        client: str = "",
         before: Any = None,
         after: Any = None,
         reason: str = "",
     ) -> None:
         """Add a line.
 
-        ``action``: usually a command's name; ``target``: the object; ``user``: empty without authentication;
-        ``client``: the name that the client gave itself; ``outcome``: ``done``, or the name of the error, with its
-        ``reason``.
+        ``action``: usually a command's name; ``target``: the object; ``author``: None if the broker only noticed the
+        change; ``outcome``: ``done``, or the name of the error, with its ``reason``.
         """
         entry: dict[str, Any] = {"time": self._now(), "action": action, "object": target}
         if outcome != DONE and not self._may_refuse():
             return
         if self._left_out and outcome != DONE:
             entry["left_out"], self._left_out = self._left_out, 0
-        entry |= {"user": user, "address": address, "client": client, "before": before, "after": after}
+        entry |= asdict(author or _UNKNOWN) | {"before": before, "after": after}
         entry |= {"outcome": outcome, "reason": reason}
         self._log.info("%s", encode(entry))
 

@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.security.audit import ITEMS_MAX, LINE_CHARS_MAX, LOGGER, REFUSED_A_MINUTE_MAX, AuditLog, encode
+from flintmq.broker.security.audit import (
+    ITEMS_MAX,
+    LINE_CHARS_MAX,
+    LOGGER,
+    REFUSED_A_MINUTE_MAX,
+    AuditLog,
+    Author,
+    encode,
+)
 from flintmq.protocol.errors import ConfigurationError
 
 VALUES = st.recursive(
@@ -39,13 +47,17 @@ def test_a_line_says_when_who_what_to_which_object_and_how_it_went(audit: AuditL
     audit.write(
         "UPDATE_AND_CREATE_TOPIC",
         "topic orders",
-        user="ann",
-        address="10.0.0.1:5",
-        client="flintmq",
+        author=Author("ann", "10.0.0.1:5", "flintmq"),
         before=None,
         after={"perm": 6},
     )
-    audit.write("DELETE_TOPIC_IN_BROKER", "topic orders", address="127.0.0.1:7", outcome="NO_PERMISSION", reason="no")
+    audit.write(
+        "DELETE_TOPIC_IN_BROKER",
+        "topic orders",
+        author=Author(address="127.0.0.1:7"),
+        outcome="NO_PERMISSION",
+        reason="no",
+    )
     assert lines(tmp_path / "audit") == [
         {
             "time": "2001-09-09T01:46:40.500Z",

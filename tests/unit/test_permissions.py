@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
-from flintmq.broker.security.access import REMEMBERED_MAX, Access, AccessTable
+from flintmq.broker.security.access import REMEMBERED_MAX, AccessTable, UserRights
 from flintmq.protocol.auth.permissions import (
     ACTIONS,
     ADMIN,
@@ -190,7 +190,7 @@ def test_grants_are_added_and_taken_away_by_object() -> None:
 
 
 def test_a_refusal_names_the_action_the_object_the_user_and_what_to_do() -> None:
-    access = Access("ann", permissions())
+    access = UserRights("ann", permissions())
     with pytest.raises(NoPermission) as refused:
         access.check(Need((CONSUME, QUERY), TOPIC, "orders"))
     assert str(refused.value) == (
@@ -204,7 +204,7 @@ def test_what_a_refusal_says_can_be_typed(action: str, kind: str) -> None:
     if kind == BROKER and action not in (QUERY, ADMIN):
         return
     with pytest.raises(NoPermission, match="flintmq user grant ann --"):
-        Access("ann", permissions()).check(Need((action,), kind, "" if kind == BROKER else "it's"))
+        UserRights("ann", permissions()).check(Need((action,), kind, "" if kind == BROKER else "it's"))
 
 
 def test_a_change_of_grants_holds_at_once() -> None:
@@ -237,7 +237,7 @@ def test_grants_that_cannot_be_read_allow_nothing(caplog: pytest.LogCaptureFixtu
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    access = Access("ann", permissions({"actions": ["publish"], "topicPrefix": ""}))
+    access = UserRights("ann", permissions({"actions": ["publish"], "topicPrefix": ""}))
     for number in range(2 * REMEMBERED_MAX + 10):
         access.check_publish(f"t{number}")
     assert len(access.publishes) <= REMEMBERED_MAX
