@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from ....protocol.commands import LAYOUT_ROWS, PHYSICAL_OFFSET_STRUCT, HelloAnswer
+from ....protocol.commands import PHYSICAL_OFFSET_STRUCT, HelloAnswer
 from ....protocol.errors import (
     SUCCESS,
     FlintError,
@@ -27,24 +27,12 @@ from ....protocol.errors import (
     RequestTimeout,
     error_from_answer,
 )
-from ....protocol.storage.ids import UNIQUE_COUNTER_MAX
 from ...message import Row
 from ..rpc.retry import Backoff, is_retriable
 from ..rpc.session import Answer
-from .accumulator import (
-    BULK_WINDOW,
-    HEADS_KEPT,
-    NEVER,
-    PINNED_WINDOW,
-    SINGLES_WINDOW,
-    BatchGroup,
-    Bulk,
-    Lane,
-    ProduceFrame,
-    Single,
-)
-from .packer import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Rows, new_packer
-from .produce_header import ProduceHead
+from .accumulator import BULK_WINDOW, NEVER, PINNED_WINDOW, SINGLES_WINDOW, BatchGroup, Bulk, Lane, ProduceFrame, Single
+from .frame_maker import FrameMaker
+from .packer import ROW_OVERHEAD_BYTES, new_packer
 from .receipts import Acknowledged
 from .route import ANY_QUEUE
 
@@ -67,9 +55,7 @@ class Delivery:
     ) -> None:
         self.delivery_seconds = delivery_seconds
         self.in_flight_bytes_max = in_flight_bytes_max
-        self.unique_prefix = unique_prefix
-        self.common = ""
-        """Properties of every single message, in PRODUCE's form."""
+        self.frames = FrameMaker(delivery_seconds, unique_prefix, unique_first)
         self.pending_bytes = 0
         self.settled: list[Single] = []
         """Settled singles that have a future; the driver removes them."""
@@ -79,9 +65,7 @@ class Delivery:
         """Frames that were sent and not answered, by request id."""
         self.on_retry: Callable[[FlintError], object] = bool
         """Called with the broker's error when a refused frame is going to be resent."""
-        self._counter = unique_first
         self._packer = new_packer()
-        self._frame_bytes_max = 0
         self._lanes: dict[tuple[str, int, bool], Lane] = {}
         self._backoff = Backoff()
         self._progressed_at = 0.0
@@ -132,7 +116,7 @@ class Delivery:
 
     def connected(self, limits: HelloAnswer) -> None:
         """Start sending on a new connection; ``limits`` is the broker's response to HELLO."""
-        self._frame_bytes_max = limits.produce_frame_bytes_max
+        self.frames.frame_bytes_max = limits.produce_frame_bytes_max
         self._backoff.end()
 
     def next_request(self, now: float, request_id: int) -> tuple[bytes, bytes | memoryview] | None:
@@ -277,7 +261,7 @@ class Delivery:
             body = frame.body = frame.content.pack(self._packer)
             if frame.group is not None:
                 self.pending_bytes += len(body)
-        if len(body) + frame.head.size <= self._frame_bytes_max:
+        if len(body) + frame.head.size <= self.frames.frame_bytes_max:
             return True
         self._too_long(frame)
         return False
@@ -290,61 +274,18 @@ class Delivery:
             if type(source) is Single:
                 waiting.popleft()
                 if not source.done:
-                    return self._frame_of_singles(lane, source)
+                    return self.frames.of_singles(lane, source)
                 continue
             assert isinstance(source, BatchGroup)
             if source.exhausted:
                 waiting.popleft()
-            elif self.in_flight and self.pending_bytes + self._frame_bytes_max > self.in_flight_bytes_max:
+            elif self.in_flight and self.pending_bytes + self.frames.frame_bytes_max > self.in_flight_bytes_max:
                 return None
             else:
-                return self._frame_of_group(lane, source, now)
+                frame = self.frames.of_group(lane, source, now)
+                self._wake_at = min(self._wake_at, frame.deadline)
+                return frame
         return None
-
-    def _frame_of_singles(self, lane: Lane, first: Single) -> ProduceFrame:
-        if lane.waiting:
-            singles: Sequence[Single] = lane.take_singles(first, FRAME_BYTES_TARGET, FRAME_COUNT_MAX)
-            content = Rows([single.row for single in singles])
-            deadline = min([single.deadline for single in singles])
-        else:
-            singles, content, deadline = (first,), Rows((first.row,)), first.deadline
-        head = lane.heads.get((first.flush, first.common))
-        if head is None:
-            if len(lane.heads) >= HEADS_KEPT:
-                lane.heads.clear()
-            head = self._head(lane, LAYOUT_ROWS, first.flush, self.common + first.common)
-            lane.heads[first.flush, first.common] = head
-        return ProduceFrame(lane, head, content, len(singles), self._take_counters(len(singles)), deadline, singles)
-
-    def _frame_of_group(self, lane: Lane, group: BatchGroup, now: float) -> ProduceFrame:
-        bytes_target = min(FRAME_BYTES_TARGET, self._frame_bytes_max - HEAD_BYTES_RESERVED)
-        content, indexes = group.take(bytes_target, lane.spread)
-        if group.exhausted:
-            lane.waiting.popleft()
-        elif lane.queue == ANY_QUEUE:
-            lane.waiting.rotate(-1)  # bulks take turns; bulks to a pinned queue keep their order
-        deadline = min(now + self.delivery_seconds, group.bulk.deadline)
-        self._wake_at = min(self._wake_at, deadline)
-        head = group.heads.get(content.layout)
-        if head is None:
-            head = group.heads[content.layout] = self._head(
-                lane, content.layout, group.flush, group.common, group.bulk.prepare
-            )
-        count = len(content)
-        return ProduceFrame(lane, head, content, count, self._take_counters(count), deadline, (), group, indexes)
-
-    def _head(self, lane: Lane, layout: int, flush: str, common: str, prepare: str = "") -> ProduceHead:
-        return ProduceHead(lane.topic, lane.queue, layout, flush, common, self.unique_prefix, prepare)
-
-    @property
-    def unique_next(self) -> int:
-        """Counter for the unique key of the next message that goes into a frame."""
-        return self._counter
-
-    def _take_counters(self, count: int) -> int:
-        first = self._counter
-        self._counter = (first + count) % UNIQUE_COUNTER_MAX
-        return first
 
     def _too_long(self, frame: ProduceFrame) -> None:
         """Halve a packed frame that is longer than the broker accepts, or fail its only message."""
@@ -352,14 +293,7 @@ class Delivery:
         if frame.count > 1:
             self._cut(frame, frame.count // 2)
             return
-        self._fail_frame(
-            frame,
-            MessageIllegal(
-                f"a message to topic {frame.lane.topic!r} needs a frame of {frame.head.size + len(frame.body)} bytes; "
-                f"the broker accepts at most {self._frame_bytes_max}: split the message, or store its content "
-                "elsewhere and send a reference"
-            ),
-        )
+        self._fail_frame(frame, self.frames.too_long(frame, len(frame.body)))
 
     def _cut(self, frame: ProduceFrame, at: int) -> None:
         """Replace the frame by two: the messages before message ``at``, and the others."""
@@ -384,7 +318,7 @@ class Delivery:
             queue,
             queue_offset,
             stored_ms,
-            self.unique_prefix,
+            self.frames.unique_prefix,
             frame.first,
             bytes(physical_offsets),
             frame.head.common,

@@ -74,9 +74,9 @@ class ProducerCore:
 
     def connected(self, local_address: bytes) -> None:
         """Handle a new connection; the local address (4 or 16 bytes) of the first one goes into the unique keys."""
-        if not self.delivery.unique_prefix:
+        if not self.delivery.frames.unique_prefix:
             seed = f"{id(self)} {time.time_ns()} {os.urandom(8).hex()}".encode()
-            self.delivery.unique_prefix = ids.unique_prefix(local_address, os.getpid(), seed)
+            self.delivery.frames.unique_prefix = ids.unique_prefix(local_address, os.getpid(), seed)
 
     # ---- one message
 

@@ -36,7 +36,7 @@ class Decisions:
     def sending(self) -> Iterator[None]:
         """Cover the sending of a half message: the broker may have it, and check it, before this process gets the
         receipt."""
-        first = self._delivery.unique_next
+        first = self._delivery.frames.unique_next
         with self._lock:
             self._sending.append(first)
         try:
@@ -79,7 +79,7 @@ class Decisions:
             return Outcome.UNKNOWN if going_on else None
 
     def _may_be_sending(self, transaction_id: str) -> bool:
-        prefix = self._delivery.unique_prefix
+        prefix = self._delivery.frames.unique_prefix
         if not self._sending or not prefix or not transaction_id.startswith(prefix):
             return False
         return transaction_id >= unique_key(prefix, min(self._sending))

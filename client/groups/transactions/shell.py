@@ -97,7 +97,7 @@ class TransactionProducerShell(ABC, Generic[HalvesT, CheckT]):
         self._group = requests.check_group(group)
         seconds = requests.check_session(session_timeout)
         self._halves = self._new_halves(addresses, options)
-        self._halves.delivery.common = requests.half_common(self._group)
+        self._halves.delivery.frames.common = requests.half_common(self._group)
         self._decisions = Decisions(self._halves.delivery)
         self._questions = Questions(self._decisions, self._check_later)
         connection_log = ConnectionLog(f"producer group {self._group}", logging.WARNING)
