@@ -189,9 +189,9 @@ def split_answer(body: bytes | bytearray, count: int) -> list[bytes]:
 
 def pull_all(store: MessageStore, topic: str, queue: int) -> Iterator[Record]:
     """Return every message of a queue, checked."""
-    offset, end = store.min_offset(topic, queue, False), store.max_offset(topic, queue)
+    offset, end = store.queue_reads.min_offset(topic, queue, hot=False), store.queue_reads.max_offset(topic, queue)
     while offset < end:
-        pulled = store.pull(topic, queue, offset, 1000, MIB, None, False)
+        pulled = store.pulls.pull(topic, queue, offset, 1000, MIB, None, hot=False)
         assert pulled.next_offset > offset
         offset = pulled.next_offset
         if pulled.code == SUCCESS:

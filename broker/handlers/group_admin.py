@@ -146,7 +146,10 @@ def _queue_ends(store: MessageStore, queues: list[Queue], hot: bool) -> dict[Que
     ends = {}
     for topic, queue_id in queues:
         try:
-            ends[topic, queue_id] = (store.min_offset(topic, queue_id, hot), store.max_offset(topic, queue_id))
+            ends[topic, queue_id] = (
+                store.queue_reads.min_offset(topic, queue_id, hot=hot),
+                store.queue_reads.max_offset(topic, queue_id),
+            )
         except (TopicNotExist, QueueNotExist):
             continue  # deleted in the meantime
     return ends
@@ -259,13 +262,13 @@ def _given_offsets(frame: Frame, request: ResetOffsetRequest) -> dict[int, int]:
 
 def _target(store: MessageStore, request: ResetOffsetRequest, given: dict[int, int], queue_id: int, hot: bool) -> int:
     topic = request.topic
-    max_offset = store.max_offset(topic, queue_id)
+    max_offset = store.queue_reads.max_offset(topic, queue_id)
     if request.to == "last":
         return max_offset
     if request.to == "time":
-        return store.offset_by_time(topic, queue_id, request.timestamp_ms, hot)
+        return store.queue_reads.offset_by_time(topic, queue_id, request.timestamp_ms, hot=hot)
     if request.to == "first":
-        return store.min_offset(topic, queue_id, hot)
+        return store.queue_reads.min_offset(topic, queue_id, hot=hot)
     if not 0 <= given[queue_id] <= max_offset:
         raise CommitIllegal(
             f"offset {given[queue_id]} of queue {queue_id} of {topic!r} must be in [0, {max_offset}]; nothing was "

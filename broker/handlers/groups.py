@@ -146,11 +146,13 @@ class _Assignment:
         for topic, queue_id in missing:
             try:
                 if (topic, queue_id) in first or self.request.start == "first":
-                    begins[topic, queue_id] = store.min_offset(topic, queue_id, hot)
+                    begins[topic, queue_id] = store.queue_reads.min_offset(topic, queue_id, hot=hot)
                 elif self.request.start == "last":
-                    begins[topic, queue_id] = store.max_offset(topic, queue_id)
+                    begins[topic, queue_id] = store.queue_reads.max_offset(topic, queue_id)
                 else:
-                    begins[topic, queue_id] = store.offset_by_time(topic, queue_id, self.request.start_ms, hot)
+                    begins[topic, queue_id] = store.queue_reads.offset_by_time(
+                        topic, queue_id, self.request.start_ms, hot=hot
+                    )
             except (TopicNotExist, QueueNotExist):
                 continue  # deleted in the meantime: the next assignment will not contain it
         return begins

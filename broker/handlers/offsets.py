@@ -45,7 +45,7 @@ def search_offset_by_timestamp(peer: Peer, frame: Frame) -> None:
         frame,
         lambda: peer.read(
             frame,
-            lambda hot: store.offset_by_time(request.topic, request.queue, request.timestamp_ms, hot),
+            lambda hot: store.queue_reads.offset_by_time(request.topic, request.queue, request.timestamp_ms, hot=hot),
             lambda offset: peer.answer(frame, OffsetAnswer(offset=offset)),
         ),
     )
@@ -57,7 +57,7 @@ def get_max_offset(peer: Peer, frame: Frame) -> None:
     check_readable(peer.broker, request.topic)
 
     def answer() -> None:
-        peer.answer(frame, OffsetAnswer(offset=peer.broker.store.max_offset(request.topic, request.queue)))
+        peer.answer(frame, OffsetAnswer(offset=peer.broker.store.queue_reads.max_offset(request.topic, request.queue)))
 
     peer.after_dispatch(frame, answer)
 
@@ -69,7 +69,7 @@ def get_min_offset(peer: Peer, frame: Frame) -> None:
     store = peer.broker.store
     peer.read(
         frame,
-        lambda hot: store.min_offset(request.topic, request.queue, hot),
+        lambda hot: store.queue_reads.min_offset(request.topic, request.queue, hot=hot),
         lambda offset: peer.answer(frame, OffsetAnswer(offset=offset)),
     )
 
@@ -83,7 +83,7 @@ def get_earliest_msg_storetime(peer: Peer, frame: Frame) -> None:
         frame,
         lambda: peer.read(
             frame,
-            lambda hot: store.earliest_store_time(request.topic, request.queue, hot),
+            lambda hot: store.queue_reads.earliest_store_time(request.topic, request.queue, hot=hot),
             lambda timestamp_ms: peer.answer(frame, StoreTimeAnswer(timestamp_ms=timestamp_ms)),
         ),
     )
@@ -139,7 +139,7 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
         peer.answer(frame, EmptyAnswer())
 
     _check_queues(peer.broker, request.topic, entries)
-    if all(offset <= peer.broker.store.max_offset(request.topic, queue) for queue, offset in entries):
+    if all(offset <= peer.broker.store.queue_reads.max_offset(request.topic, queue) for queue, offset in entries):
         commit()
     else:
         peer.after_dispatch(frame, commit)
@@ -188,7 +188,7 @@ def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) ->
     for queue, offset in entries:
         if offset < 0:
             raise InvalidParameter(f"offset {offset} of topic {topic}, queue {queue} must not be negative")
-        max_offset = broker.store.max_offset(topic, queue)
+        max_offset = broker.store.queue_reads.max_offset(topic, queue)
         if offset > max_offset:
             raise CommitIllegal(
                 f"offset {offset} cannot be committed for topic {topic}, queue {queue}: "
@@ -255,7 +255,10 @@ def _consume_stats(
     rows = []
     for group, topic, queue, next_offset, known in wanted:
         try:
-            min_offset, max_offset = store.min_offset(topic, queue, hot), store.max_offset(topic, queue)
+            min_offset, max_offset = (
+                store.queue_reads.min_offset(topic, queue, hot=hot),
+                store.queue_reads.max_offset(topic, queue),
+            )
         except (QueueNotExist, TopicNotExist):
             continue  # deleted; its committed offsets stay for a topic that is created again
         rows.append((group, topic, queue, next_offset, min_offset, max_offset, known or min_offset == max_offset))

@@ -72,7 +72,7 @@ def _select(peer: Peer, frame: Frame, request: PullRequest) -> None:
     # Each record is preceded by its size, so the shortest records are the worst case.
     request.max_bytes = min(request.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     request.max_count = min(request.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
-    ahead = request.offset - peer.broker.store.max_offset(request.topic, request.queue)
+    ahead = request.offset - peer.broker.store.queue_reads.max_offset(request.topic, request.queue)
     # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
     # end; a pull that selects may reach the end although it starts long before it.
     selects = tags is not None or records is not None
@@ -117,8 +117,16 @@ def _read(
     """Read records as ``Pulls.pull`` does; move a group that asks for expired messages."""
     max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
     try:
-        return broker.store.pull(
-            request.topic, request.queue, offset, max_count, max_bytes, tags, hot, records, at_least_one
+        return broker.store.pulls.pull(
+            request.topic,
+            request.queue,
+            offset,
+            max_count,
+            max_bytes,
+            tags,
+            hot=hot,
+            records=records,
+            one_at_least=at_least_one,
         )
     except OffsetOutOfRange as error:
         if request.group and offset < error.min_offset:
@@ -140,7 +148,7 @@ def _is_large(broker: Broker, request: PullRequest, offset: int) -> bool:
     """Return whether the response may be too large to be read on the loop."""
     if request.max_bytes <= HOT_BYTES_MAX or request.max_count <= HOT_COUNT_MAX:
         return False
-    return broker.store.max_offset(request.topic, request.queue) - offset > HOT_COUNT_MAX
+    return broker.store.queue_reads.max_offset(request.topic, request.queue) - offset > HOT_COUNT_MAX
 
 
 def _check_holder(broker: Broker, request: PullRequest) -> None:
@@ -264,7 +272,7 @@ class _Pull:
         if request.group and self.offset > request.offset:
             # Skipped messages are progress, which the member can commit only after a response tells it.
             self.deadline = min(self.deadline, broker.loop.time() + PASSED_OVER_S)
-        if broker.store.max_offset(request.topic, request.queue) > self.offset:
+        if broker.store.queue_reads.max_offset(request.topic, request.queue) > self.offset:
             # Messages arrived while a reader thread searched.
             self.look_again()
             return

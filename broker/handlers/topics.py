@@ -157,4 +157,6 @@ def get_topic_stats_info(peer: Peer, frame: Frame) -> None:
         body = b"".join([QUEUE_STATS_STRUCT.pack(*entry) for entry in stats])
         peer.answer(frame, TopicStatsAnswer(count=len(stats)), body)
 
-    peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: store.topic_stats(request.topic, hot), done))
+    peer.after_dispatch(
+        frame, lambda: peer.read(frame, lambda hot: store.queue_reads.topic_stats(request.topic, hot=hot), done)
+    )

@@ -30,11 +30,10 @@ from .log.commitlog import CommitLog
 from .log.produce_batch import Appended, ProduceBatch
 from .queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .read.log_reads import LogReads
-from .read.pulls import PullResult, Pulls
+from .read.pulls import Pulls
 from .read.queries import Queries, QueryResult
 from .read.queue_reads import QueueReads
 from .read.record_copies import Place, RecordCopier, WaitingRecords
-from .read.record_filter import RecordFilter
 from .recovery.log_recovery import Progress
 from .recovery.recovery import Recovery
 from .recovery.recovery_report import RecoveryReport
@@ -474,23 +473,6 @@ class MessageStore:
 
     # Reading.
 
-    def pull(
-        self,
-        topic: str,
-        queue: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        tags: frozenset[int] | None,
-        hot: bool,
-        records: RecordFilter | None = None,
-        one_at_least: bool = True,
-    ) -> PullResult:
-        """Read messages of a queue, as ``Pulls.pull`` does."""
-        return self.pulls.pull(
-            topic, queue, offset, max_count, max_bytes, tags, hot=hot, records=records, one_at_least=one_at_least
-        )
-
     def query(
         self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool
     ) -> QueryResult:
@@ -503,24 +485,3 @@ class MessageStore:
     ) -> QueryResult:
         """Find one message by its id, as ``Queries.view`` does."""
         return self.queries.view(message_id, topic, hot=hot, visible_below=self.dispatchable_offset, may_show=may_show)
-
-    def max_offset(self, topic: str, queue: int) -> int:
-        """Return the queue offset of a queue's next dispatched message."""
-        return self.queue_reads.max_offset(topic, queue)
-
-    def min_offset(self, topic: str, queue: int, hot: bool) -> int:
-        """Return the first queue offset that can be read."""
-        return self.queue_reads.min_offset(topic, queue, hot=hot)
-
-    def offset_by_time(self, topic: str, queue: int, timestamp_ms: int, hot: bool) -> int:
-        """Return the first queue offset whose message was stored at ``timestamp_ms`` or later."""
-        return self.queue_reads.offset_by_time(topic, queue, timestamp_ms, hot=hot)
-
-    def earliest_store_time(self, topic: str, queue: int, hot: bool) -> int:
-        """Return the store time of a queue's first message in ms; -1 if the queue is empty."""
-        return self.queue_reads.earliest_store_time(topic, queue, hot=hot)
-
-    def topic_stats(self, topic: str, hot: bool) -> list[tuple[int, int, int, int]]:
-        """Return (queue, min offset, max offset, last store time) of every queue, as ``QueueReads.topic_stats``
-        does."""
-        return self.queue_reads.topic_stats(topic, hot=hot)

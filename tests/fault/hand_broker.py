@@ -154,7 +154,7 @@ class HandBroker(Life):
         """Check that every visible message can still be read."""
         for (topic, queue), served in self.served.items():
             records = [record for record in pull_all(self.store, topic, queue) if record.queue_offset < served]
-            assert len(records) == served - self.store.min_offset(topic, queue, False)
+            assert len(records) == served - self.store.queue_reads.min_offset(topic, queue, hot=False)
             assert all(map(matches, records, self.kept(topic, queue, records)))
 
     def assert_no_append_is_taken(self) -> None:

@@ -174,7 +174,7 @@ class Life:
         lost = {each.physical_offset for each in written[len(records) :]}
         assert not lost & self.synced, f"acknowledged messages of {topic} {queue} are lost: {lost & self.synced}"
         if found.settings.flush_policy == "sync":
-            end, served = found.max_offset(topic, queue), self.served.get((topic, queue), 0)
+            end, served = found.queue_reads.max_offset(topic, queue), self.served.get((topic, queue), 0)
             assert end >= served, f"{topic} {queue} was visible up to {served}, and ends at {end}"
         offsets = [record.physical_offset for record in records]
         assert [each.physical_offset for each in find(found, topic, f"{EVERY_KEY}-{queue}")] == offsets[::-1]
@@ -184,7 +184,7 @@ class Life:
         committed = self.committed.get((topic, queue))
         if committed is not None:
             kept = found.consumer_offsets.committed(GROUP, topic)[queue]
-            assert kept == min(committed, found.max_offset(topic, queue))
+            assert kept == min(committed, found.queue_reads.max_offset(topic, queue))
 
     def kept(self, topic: str, queue: int, records: Sequence[Record]) -> list[Sent]:
         """Return the messages written to a queue, with those messages of the unfinished frame that are in the store,

@@ -450,7 +450,7 @@ def test_a_hole_found_while_queues_are_filled_is_contained(tmp_path: Path) -> No
     store.close()
     overwrite(store.path / "commitlog" / f"{0:020d}", sent[3].physical_offset, bytes(60))
     store = open_store(store.path, settings)
-    assert store.max_offset("orders", 0) == 15
+    assert store.queue_reads.max_offset("orders", 0) == 15
     store.close()
     shutil.rmtree(store.path / "consumequeue")
     assert_contained(store.path, sent, [sent[3]], settings=settings)
@@ -483,7 +483,7 @@ def test_messages_missing_from_the_log_leave_a_gap_without_shifting_offsets(tmp_
     for number in range(4):
         assert [record.queue_offset for record in pull_all(store, "orders", 0)] == [*range(10), *range(75, 135)]
         assert_holds(store, sent)
-        assert store.max_offset("orders", 0) == 135
+        assert store.queue_reads.max_offset("orders", 0) == 135
         if number == 1:
             kill(store)
             shutil.rmtree(store.path / "consumequeue")
@@ -509,7 +509,10 @@ def test_a_rebuilt_queue_begins_at_the_same_offset(tmp_path: Path) -> None:
         damage(store.path)
         store = open_store(store.path)
         low = kept[0].queue_offset
-        assert (store.min_offset("orders", 0, False), store.max_offset("orders", 0)) == (low, 100)
+        assert (store.queue_reads.min_offset("orders", 0, hot=False), store.queue_reads.max_offset("orders", 0)) == (
+            low,
+            100,
+        )
         assert_holds(store, kept)
         assert find(store, "orders", lost[0].message.keys[0]) == []
         store.close()
@@ -532,7 +535,10 @@ def test_the_end_of_a_queue_without_messages_is_remembered(tmp_path: Path) -> No
     shutil.rmtree(store.path / "consumequeue")
     for _ in range(3):
         store, report = reopen(store.path)
-        assert (store.min_offset("orders", 2, False), store.max_offset("orders", 2)) == (7, 7)
+        assert (store.queue_reads.min_offset("orders", 2, hot=False), store.queue_reads.max_offset("orders", 2)) == (
+            7,
+            7,
+        )
         store.close()
     assert report.rebuilt == []
     store = open_store(store.path)

@@ -213,7 +213,7 @@ def test_a_broker_that_dies_anywhere_keeps_its_promises(tmp_path: Path, half: bo
         assert report.rebuilt == [] or half  # half a checkpoint is invalid
         assert_kept(store, run)
         for topic in ("orders", "bills"):
-            before = store.max_offset(topic, 0) if store.topics.get(topic) is not None else None
+            before = store.queue_reads.max_offset(topic, 0) if store.topics.get(topic) is not None else None
             new = put(store, topic, 0, plain(2, first=9000))
             assert before is None or new[0].queue_offset == before
             assert_kept(store, run)

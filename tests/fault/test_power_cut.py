@@ -70,7 +70,7 @@ class RandomLife(Life):
                 kept = [each for each in self.kept(topic, queue, records) if each.physical_offset in offsets]
                 assert len(kept) == len(offsets)
                 after.written[topic, queue] = kept
-                after.served[topic, queue] = found.max_offset(topic, queue)
+                after.served[topic, queue] = found.queue_reads.max_offset(topic, queue)
                 after.synced |= offsets
         after.deleted = {offset for offset in self.deleted if offset < found.write_offset}
         return after

@@ -196,7 +196,7 @@ def test_after_any_power_cut_while_retention_deletes_undispatched_files_offsets_
     sweep.do_unseen(life.dispatch)
     sweep.do("expire", life.expire)
     assert life.store.min_physical_offset > 0
-    assert life.served["bills", 0] == life.store.min_offset("bills", 0, False) == 4
+    assert life.served["bills", 0] == life.store.queue_reads.min_offset("bills", 0, hot=False) == 4
     kill(life.store)
 
 

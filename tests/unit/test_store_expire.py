@@ -94,9 +94,9 @@ def test_a_vanished_offset_is_refused_with_the_new_minimum(store: MessageStore) 
     store.expire(1)
     expected = min(each.queue_offset for each in left(sent, store) if each.queue == 0)
     with pytest.raises(OffsetOutOfRange) as caught:
-        store.pull("orders", 0, 0, 10, MIB, None, False)
+        store.pulls.pull("orders", 0, 0, 10, MIB, None, hot=False)
     assert caught.value.min_offset == expected
-    assert store.min_offset("orders", 0, False) == expected
+    assert store.queue_reads.min_offset("orders", 0, hot=False) == expected
 
 
 class Overtaken(UnsyncedFiles):
@@ -122,9 +122,9 @@ def test_a_pull_that_retention_overtakes_is_answered_as_if_it_came_behind(tmp_pa
     files.path = store.commitlog.queue.files[0].path
     files.then = lambda: store.expire(1)  # the units have been read, and some of their records
     with pytest.raises(OffsetOutOfRange) as caught:
-        store.pull("orders", 0, 0, 20, 4 * MIB, None, False)
+        store.pulls.pull("orders", 0, 0, 20, 4 * MIB, None, hot=False)
     assert caught.value.min_offset == expected
-    assert store.pull("orders", 0, expected, 20, 4 * MIB, None, False).count == 20
+    assert store.pulls.pull("orders", 0, expected, 20, 4 * MIB, None, hot=False).count == 20
     store.close()
 
 
@@ -146,7 +146,7 @@ def test_a_queue_without_messages_continues_at_its_offset(tmp_path: Path, end: C
     put(store, "bills", 0, plain(7))
     fill(store, 3)
     store.expire(2)
-    assert store.max_offset("bills", 0) == 7
+    assert store.queue_reads.max_offset("bills", 0) == 7
     end(store)
     store = open_store(tmp_path / "store")
     sent = put(store, "bills", 0, plain(2, first=7))

@@ -96,7 +96,7 @@ def body_of(record: Record) -> bytes:
 
 def records_by_offset(store: MessageStore, topic: str) -> dict[int, Record]:
     """Return every message of a topic by its physical offset."""
-    queues = range(len(store.topic_stats(topic, False)))
+    queues = range(len(store.queue_reads.topic_stats(topic, hot=False)))
     return {record.physical_offset: record for queue in queues for record in pull_all(store, topic, queue)}
 
 
@@ -136,11 +136,11 @@ def assert_complete(store: MessageStore, expected: list[dict[str, Any]]) -> None
 def assert_dense(store: MessageStore) -> None:
     """Check that every queue of every topic has consecutive offsets from 0 to its number of messages."""
     for config in store.topics:
-        for queue, low, high, last_ms in store.topic_stats(config.name, False):
+        for queue, low, high, last_ms in store.queue_reads.topic_stats(config.name, hot=False):
             offsets = [record.queue_offset for record in pull_all(store, config.name, queue)]
             assert (low, offsets, last_ms >= 0) == (0, list(range(high)), high > 0)
             with pytest.raises(OffsetOutOfRange):
-                store.pull(config.name, queue, high + 1, 1, 1000, None, False)
+                store.pulls.pull(config.name, queue, high + 1, 1, 1000, None, hot=False)
 
 
 @pytest.fixture

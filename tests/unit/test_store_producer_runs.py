@@ -194,7 +194,7 @@ class TestPlaces:
         assert store.expire(1) > 0
         with pytest.raises(MessageNotFound, match="message 0 of queue 0 of topic orders was stored before"):
             store.producer_runs.places("orders", 0, 0, 8, hot=False)
-        first = store.min_offset("orders", 0, False)
+        first = store.queue_reads.min_offset("orders", 0, hot=False)
         assert len(store.producer_runs.places("orders", 0, first, 2, hot=False).physical_offsets) == 16
 
     @pytest.mark.parametrize(("queue", "queue_offset"), [(0, 3), (0, 77), (1, 0)])

@@ -59,7 +59,7 @@ def pull(
 ) -> PullResult:
     """Pull from queue 0 of `orders`."""
     wanted = frozenset(tags_code(tag) for tag in tags) or None
-    return store.pull("orders", 0, offset, max_count, max_bytes, wanted, False)
+    return store.pulls.pull("orders", 0, offset, max_count, max_bytes, wanted, hot=False)
 
 
 def offsets_of(pulled: PullResult) -> list[int]:
@@ -68,7 +68,7 @@ def offsets_of(pulled: PullResult) -> list[int]:
 
 def size_of(store: MessageStore, sent: Sent) -> int:
     """Return the size of the record."""
-    pulled = store.pull(sent.topic, sent.queue, sent.queue_offset, 1, 1, None, False)
+    pulled = store.pulls.pull(sent.topic, sent.queue, sent.queue_offset, 1, 1, None, hot=False)
     size: int = struct.unpack_from(">I", pulled.body)[0]
     return size
 
@@ -125,14 +125,14 @@ def test_at_the_end_there_is_nothing_and_outside_an_error_names_both_ends(store:
 def test_a_queue_without_a_message_is_empty_and_one_that_is_not_there_is_an_error(store: MessageStore) -> None:
     make_topic(store, "orders", 2)
     assert pull(store, 0).code == PULL_NOT_FOUND
-    assert (store.min_offset("orders", 1, False), store.max_offset("orders", 1)) == (0, 0)
-    assert store.earliest_store_time("orders", 1, False) == -1
-    assert store.offset_by_time("orders", 1, 0, False) == 0
+    assert (store.queue_reads.min_offset("orders", 1, hot=False), store.queue_reads.max_offset("orders", 1)) == (0, 0)
+    assert store.queue_reads.earliest_store_time("orders", 1, hot=False) == -1
+    assert store.queue_reads.offset_by_time("orders", 1, 0, hot=False) == 0
     for queue in (-1, 2):
         with pytest.raises(QueueNotExist, match="queues 0 to 1"):
-            store.pull("orders", queue, 0, 1, 1, None, False)
+            store.pulls.pull("orders", queue, 0, 1, 1, None, hot=False)
     with pytest.raises(TopicNotExist, match="'bills'"):
-        store.max_offset("bills", 0)
+        store.queue_reads.max_offset("bills", 0)
 
 
 def test_a_filter_gives_the_messages_of_its_tags_and_passes_over_the_others(store: MessageStore) -> None:
@@ -168,7 +168,9 @@ def test_a_condition_and_tags_must_both_hold(store: MessageStore) -> None:
     found: list[int] = []
     offset = steps = 0
     while offset < 2000:
-        pulled = store.pull("orders", 0, offset, 1000, MIB, frozenset({tags_code("eu")}), False, wanted)
+        pulled = store.pulls.pull(
+            "orders", 0, offset, 1000, MIB, frozenset({tags_code("eu")}), hot=False, records=wanted
+        )
         assert offset < pulled.next_offset <= 2000
         assert pulled.code == (
             SUCCESS if pulled.count else PULL_NOT_FOUND if pulled.next_offset == 2000 else PULL_RETRY_IMMEDIATELY
@@ -182,7 +184,7 @@ def test_a_condition_and_tags_must_both_hold(store: MessageStore) -> None:
 
 def test_a_condition_looks_at_no_more_than_512_records_a_pull(store: MessageStore) -> None:
     put(store, "orders", 0, plain(2000, size=10))
-    pulled = store.pull("orders", 0, 0, 1000, MIB, None, False, compile_filter("KEYS IS NULL"))
+    pulled = store.pulls.pull("orders", 0, 0, 1000, MIB, None, hot=False, records=compile_filter("KEYS IS NULL"))
     assert (pulled.code, pulled.count, pulled.min_offset, pulled.max_offset) == (PULL_RETRY_IMMEDIATELY, 0, 0, 2000)
     assert 0 < pulled.next_offset <= FILTERED_RECORDS_MAX
 
@@ -204,11 +206,14 @@ def test_offsets_by_time_are_those_of_a_search_through_all(
         append(store, "orders", 0, plain(1))
     monkeypatch.undo()
     dispatch(store)
-    assert store.earliest_store_time("orders", 0, False) == times[0]
+    assert store.queue_reads.earliest_store_time("orders", 0, hot=False) == times[0]
     for wanted in sorted({time + step for time in times for step in (-1, 0, 1)} | {0, 2**62}):
         expected = next((offset for offset, time in enumerate(times) if time >= wanted), len(times))
-        assert store.offset_by_time("orders", 0, wanted, False) == expected, wanted
-    assert store.topic_stats("orders", False) == [(0, 0, 9, times[-1]), *((queue, 0, 0, -1) for queue in (1, 2, 3))]
+        assert store.queue_reads.offset_by_time("orders", 0, wanted, hot=False) == expected, wanted
+    assert store.queue_reads.topic_stats("orders", hot=False) == [
+        (0, 0, 9, times[-1]),
+        *((queue, 0, 0, -1) for queue in (1, 2, 3)),
+    ]
 
 
 def test_a_topic_may_get_more_queues_later(store: MessageStore) -> None:
@@ -217,7 +222,11 @@ def test_a_topic_may_get_more_queues_later(store: MessageStore) -> None:
     store.topics.persist()
     sent += put(store, "orders", 5, plain(2, first=2))
     assert_holds(store, sent)
-    assert [row[:3] for row in store.topic_stats("orders", False)][3:] == [(3, 0, 2), (4, 0, 0), (5, 0, 2)]
+    assert [row[:3] for row in store.queue_reads.topic_stats("orders", hot=False)][3:] == [
+        (3, 0, 2),
+        (4, 0, 0),
+        (5, 0, 2),
+    ]
 
 
 class ColdFiles(UnsyncedFiles):
@@ -236,14 +245,16 @@ def test_what_is_not_in_the_page_cache_is_only_read_where_it_may_be_waited_for(t
     sent = put(store, "orders", 0, plain(30))
     identity = offset_id(HOST, sent[3].physical_offset)
     reads: list[Callable[[bool], object]] = [
-        lambda hot: store.pull("orders", 0, 3, 10, MIB, None, hot).count,
-        lambda hot: store.pull("orders", 0, 3, 10, MIB, frozenset({1}), hot).next_offset,
-        lambda hot: store.pull("orders", 0, 3, 10, MIB, None, hot, compile_filter("KEYS = 'key-5'")).count,
+        lambda hot: store.pulls.pull("orders", 0, 3, 10, MIB, None, hot=hot).count,
+        lambda hot: store.pulls.pull("orders", 0, 3, 10, MIB, frozenset({1}), hot=hot).next_offset,
+        lambda hot: (
+            store.pulls.pull("orders", 0, 3, 10, MIB, None, hot=hot, records=compile_filter("KEYS = 'key-5'")).count
+        ),
         lambda hot: store.query("orders", "key-7", 0, FOREVER, 10, "", hot).count,
         lambda hot: store.view(identity, "", hot).count,
-        lambda hot: store.offset_by_time("orders", 0, sent[0].store_ms, hot),
-        lambda hot: store.earliest_store_time("orders", 0, hot),
-        lambda hot: store.topic_stats("orders", hot),
+        lambda hot: store.queue_reads.offset_by_time("orders", 0, sent[0].store_ms, hot=hot),
+        lambda hot: store.queue_reads.earliest_store_time("orders", 0, hot=hot),
+        lambda hot: store.queue_reads.topic_stats("orders", hot=hot),
     ]
     for read in reads:
         warm = read(True)

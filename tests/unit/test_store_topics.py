@@ -42,7 +42,7 @@ def assert_gone(store: MessageStore, sent: list[Sent]) -> None:
     """Check that no read finds the messages."""
     for each in sent:
         with pytest.raises((OffsetOutOfRange, TopicNotExist)):
-            store.pull(each.topic, each.queue, each.queue_offset, 10, 1000, None, False)
+            store.pulls.pull(each.topic, each.queue, each.queue_offset, 10, 1000, None, hot=False)
         with pytest.raises(MessageNotFound):
             store.view(offset_id(HOST, each.physical_offset), "", False)
         if store.topics.get(each.topic) is not None:
@@ -77,20 +77,20 @@ def test_a_topic_created_again_continues_and_shows_no_old_message(
     delete(store, "orders")
     assert_gone(store, old)
     make_topic(store, "orders")
-    assert (store.min_offset("orders", 0, False), store.max_offset("orders", 0)) == (60, 60)
+    assert (store.queue_reads.min_offset("orders", 0, hot=False), store.queue_reads.max_offset("orders", 0)) == (60, 60)
     new = put(store, "orders", 0, plain(70)) + put(store, "orders", 2, plain(3))
     assert [each.queue_offset for each in new] == [*range(60, 130), 0, 1, 2]
     for again in range(3):
         assert_gone(store, old)
         assert_holds(store, new)
         assert_holds(store, kept)
-        assert [row[:3] for row in store.topic_stats("orders", False)] == [
+        assert [row[:3] for row in store.queue_reads.topic_stats("orders", hot=False)] == [
             (0, 60, 130),
             (1, 3, 3),
             (2, 0, 3),
             (3, 0, 0),
         ]
-        assert store.offset_by_time("orders", 0, 0, False) == 60
+        assert store.queue_reads.offset_by_time("orders", 0, 0, hot=False) == 60
         if again < 2:
             end(store)
             damage(store.path)

@@ -43,7 +43,7 @@ def readable(store: MessageStore, topic: str) -> list[tuple[int, int, int]]:
     """Return (physical offset, size, queue) of the messages that readers find, in the order of the log."""
     units = []
     for queue_id, queue in store.queues.by_topic.get(topic, {}).items():
-        for offset in range(store.min_offset(topic, queue_id, False), queue.max_offset):
+        for offset in range(store.queue_reads.min_offset(topic, queue_id, hot=False), queue.max_offset):
             physical_offset, size, _ = queue.unit(offset, hot=False)
             units.append((physical_offset, size, queue_id))
     return sorted(units)
@@ -69,13 +69,13 @@ def test_no_read_finds_messages_older_than_the_rule(store: MessageStore) -> None
     young_from = young[0].store_ms
 
     store.topic_retention.step(old[0].store_ms + 24 * HOUR_MS)
-    assert store.min_offset("orders", 0, False) == 0
+    assert store.queue_reads.min_offset("orders", 0, hot=False) == 0
     store.topic_retention.step(young_from + 24 * HOUR_MS)
-    assert store.min_offset("orders", 0, False) == young[0].queue_offset
-    assert store.min_offset("orders", 1, False) == store.max_offset("orders", 1)
+    assert store.queue_reads.min_offset("orders", 0, hot=False) == young[0].queue_offset
+    assert store.queue_reads.min_offset("orders", 1, hot=False) == store.queue_reads.max_offset("orders", 1)
     assert_found(store, young)
     with pytest.raises(OffsetOutOfRange) as caught:
-        store.pull("orders", 0, 0, 10, MIB, None, False)
+        store.pulls.pull("orders", 0, 0, 10, MIB, None, hot=False)
     assert caught.value.min_offset == young[0].queue_offset
     assert find(store, "orders", old[0].message.keys[0]) == []
     with pytest.raises(MessageNotFound):

@@ -256,14 +256,14 @@ def read_flint(store: MessageStore) -> list[Message]:
     return [
         message
         for topic in store.topics
-        for queue, begin, _, _ in store.topic_stats(topic.name, False)
+        for queue, begin, _, _ in store.queue_reads.topic_stats(topic.name, hot=False)
         for message in _pull_all(store, topic.name, queue, begin)
     ]
 
 
 def _pull_all(store: MessageStore, topic: str, queue: int, queue_offset: int) -> Iterator[Message]:
     while True:
-        pulled = store.pull(topic, queue, queue_offset, 1000, 1 << 20, None, False)
+        pulled = store.pulls.pull(topic, queue, queue_offset, 1000, 1 << 20, None, hot=False)
         yield from decode_all(pulled.body, pulled.count)
         if pulled.next_offset <= queue_offset:
             return
