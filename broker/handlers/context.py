@@ -279,7 +279,7 @@ class Broker:
         if has_room and (name == group or committed is not None):  # most broadcasting members commit nothing
             self.store.consumer_offsets.commit(name, topic, queue_id, moved_to)
         record = offset_moved_record(
-            self.settings.server.name, group, topic, queue_id, asked, moved_to, self.store.store_host
+            self.settings.server.name, group, topic, queue_id, asked, moved_to, self.store.commitlog.store_host
         )
 
         def made(error: BrokerError | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from .dispatch.derived_sync import DerivedFiles
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.producer_runs import ProducerRuns
 from .errors import CorruptFile, StoreFailed
+from .files.abort_file import AbortFile
 from .files.file_system import Files, make_durable_folder, remove_content
 from .files.layout_check import strange_places
 from .files.store_lock import StoreLock
@@ -34,12 +34,13 @@ from .read.pulls import Pulls
 from .read.queries import Queries, QueryResult
 from .read.queue_reads import QueueReads
 from .read.record_copies import Place, RecordCopier, WaitingRecords
+from .recovery.loaded_store import LoadedStore
 from .recovery.log_recovery import Progress
 from .recovery.recovery import Recovery
 from .recovery.recovery_report import RecoveryReport
 from .retention.expiry import Expiry
 from .retention.topic_retention import TopicRetention
-from .settings import StoreSettings
+from .settings import ENTRIES, LOG_SIZE, QUEUE_SIZE, SLOTS, StoreSettings
 from .tables.checkpoint import StoreCheckpoint
 from .tables.clock import SteadyClock, StoreClock
 from .tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
@@ -50,8 +51,6 @@ from .tables.store_state import DeletedTopic, StoreState
 REPUT_CHUNK_BYTES = 1024 * 1024
 """CommitLog bytes that one dispatch step covers."""
 OWN_FOLDER = "flintmq"
-LOG_SIZE, QUEUE_SIZE = "store.commitlog_file_bytes", "store.consumequeue_file_bytes"
-SLOTS, ENTRIES = "store.index_slots", "store.index_entries"
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +123,7 @@ class MessageStore:
         """Factory of the error that appends raise while the disk is too full; set by retention."""
         self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
         self._lock = StoreLock(files, path)
+        self._abort = AbortFile(files, path)
         self._derived = DerivedFiles(
             self.commitlog, self.queues, self.index, self.dispatcher, self.state, self._checkpoint
         )
@@ -166,7 +166,7 @@ class MessageStore:
         return report
 
     def _recover(self, progress: Progress, rebuild: bool, verify_all: bool) -> RecoveryReport:
-        clean = self.ended_clean = not (self.path / "abort").exists()
+        clean = self.ended_clean = not self._abort.exists()
         for table in (
             self.topics,
             self.consumer_offsets,
@@ -199,7 +199,7 @@ class MessageStore:
         self.commitlog.queue.load(sizes.get(LOG_SIZE), mark.flushed_offset if mark is not None else 0)
         queue_problems = self.queues.load(sizes.get(QUEUE_SIZE))
         index_problem = self.index.load((sizes[SLOTS], sizes[ENTRIES]) if SLOTS in sizes and ENTRIES in sizes else None)
-        report = Recovery(
+        loaded = LoadedStore(
             self.commitlog,
             self.queues,
             self.index,
@@ -208,16 +208,13 @@ class MessageStore:
             self.topics,
             self.dispatcher,
             self.quarantine,
-            progress,
-            self._begin_changes,
-            clean=clean,
-            queue_problems=queue_problems,
-            index_problem=index_problem,
-            rebuild=rebuild,
-            verify_all=verify_all,
-        ).run()
+            clean,
+            queue_problems,
+            index_problem,
+        )
+        recovery = Recovery(loaded, progress, self._begin_changes, rebuild=rebuild, verify_all=verify_all)
+        report = recovery.run()
         self.clock.begin(self.commitlog.last_store_ms, self.write_offset)
-        self._adopt_topics()
         if not clean:
             self.consumer_offsets.clamp(self.queue_reads.end_offset)
             if self.consumer_offsets.dirty:
@@ -237,14 +234,7 @@ class MessageStore:
             files.make_folder(self.path / name)
         remove_content(files, self.own_folder / "new")
         self._checkpoint.create()
-        fd = files.open(self.path / "abort", create=True)
-        try:
-            files.resize(fd, 0)
-            files.write(fd, str(os.getpid()).encode(), 0)
-            files.sync_data(fd)
-        finally:
-            files.close(fd)
-        files.sync_folder(self.path)
+        self._abort.create()
 
     def _note_what_is_there(self) -> None:
         """Save the state that the next start checks the store against. Everything must be dispatched and on disk."""
@@ -253,26 +243,8 @@ class MessageStore:
             self.state.checksummed.begin(self.write_offset)
         else:
             self.state.checksummed.end(self.write_offset)
-        self.state.sizes = {
-            LOG_SIZE: self.settings.commitlog_file_bytes,
-            QUEUE_SIZE: self.settings.consumequeue_file_bytes,
-            SLOTS: self.settings.index_slots,
-            ENTRIES: self.settings.index_entries,
-        }
+        self.state.sizes = self.settings.fixed_sizes
         self.state.persist()
-
-    def _adopt_topics(self) -> None:
-        """Add topics that are in the log but not in the table, as in a store of which only the log was kept."""
-        found: dict[str, int] = {}
-        for queue in self.queues:
-            if self.topics.get(queue.topic) is None and queue.max_offset > queue.start_offset:
-                physical_offset, _, _ = queue.unit(queue.max_offset - 1, hot=False)
-                if physical_offset >= self.state.deleted_below(queue.topic):
-                    found[queue.topic] = max(found.get(queue.topic, 0), queue.queue_id + 1)
-        for name, queues in found.items():
-            self.topics.put(TopicConfig(name, read_queues=queues, write_queues=queues))
-        if found or self.topics.dirty:
-            self.topics.persist()
 
     def close(self) -> None:
         """Flush, dispatch the rest, sync queues and index, write the tables and the checkpoint, remove ``abort``.
@@ -289,8 +261,7 @@ class MessageStore:
                 for table in (self.topics, self.consumer_offsets, self.groups):
                     if table.dirty:
                         table.persist()
-                self.files.unlink(self.path / "abort")
-                self.files.sync_folder(self.path)
+                self._abort.remove()
         finally:
             self._close_files()
 
@@ -335,15 +306,6 @@ class MessageStore:
         With sync flush only flushed records are dispatched: no consumer sees a message that a crash could take back.
         """
         return self.flushed_offset if self.settings.flush_policy == "sync" else self.write_offset
-
-    @property
-    def store_host(self) -> bytes:
-        """The advertised address, written into every record and offset id."""
-        return self.commitlog.store_host
-
-    @store_host.setter
-    def store_host(self, host: bytes) -> None:
-        self.commitlog.store_host = host
 
     def append(self, topic: TopicConfig, queue_id: int, batch: ProduceBatch) -> Appended:
         """Append a batch as ``CommitLog.append`` does. The caller has checked topic, queue and permission."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
+LOG_SIZE, QUEUE_SIZE = "store.commitlog_file_bytes", "store.consumequeue_file_bytes"
+SLOTS, ENTRIES = "store.index_slots", "store.index_entries"
+"""Names under which a store records the sizes that it was created with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +15,7 @@ class StoreSettings:
     """Sizes in bytes, times in milliseconds. Defaults are RocketMQ's if RocketMQ has the setting."""
 
     commitlog_file_bytes: int = 1024 * MIB
-    """Size of a CommitLog file, from 4 MiB, a multiple of 4096. A store keeps the size it was made with."""
+    """Size of a CommitLog file, from 4 MiB, a multiple of 4096. A store keeps the size it was created with."""
     consumequeue_file_bytes: int = 6_000_000
     """Size of a ConsumeQueue file, a multiple of 20."""
     index_slots: int = 5_000_000
@@ -41,3 +44,13 @@ class StoreSettings:
     """A request that waits longer for a flush fails with ``FLUSH_DISK_TIMEOUT``."""
     checkpoint_interval_ms: int = 5_000
     """Interval of syncing ConsumeQueues, index and checkpoint; after a crash, later records are dispatched again."""
+
+    @property
+    def fixed_sizes(self) -> dict[str, int]:
+        """The sizes that a store keeps once it is created, by the names under which it records them."""
+        return {
+            LOG_SIZE: self.commitlog_file_bytes,
+            QUEUE_SIZE: self.consumequeue_file_bytes,
+            SLOTS: self.index_slots,
+            ENTRIES: self.index_entries,
+        }

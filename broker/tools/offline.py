@@ -20,15 +20,16 @@ from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, IN
 from ..kernels.dispatch import Q_DELETED_BELOW
 from ..store.damage.quarantine import Quarantine
 from ..store.errors import CorruptFile, StoreLocked
+from ..store.files.abort_file import AbortFile
 from ..store.files.file_system import Files
 from ..store.files.layout_check import strange_places
 from ..store.files.mapped_file import MappedFile, file_name
 from ..store.files.store_lock import StoreLock
 from ..store.index.index_file import IndexFile, index_file_bytes
-from ..store.message_store import ENTRIES, OWN_FOLDER, QUEUE_SIZE, SLOTS
+from ..store.message_store import OWN_FOLDER
 from ..store.queue.consume_queue import ConsumeQueue
 from ..store.queue.queue_table import LIGHT_QUEUE_PREFIX, ConsumeQueueTable
-from ..store.settings import StoreSettings
+from ..store.settings import ENTRIES, QUEUE_SIZE, SLOTS, StoreSettings
 from ..store.tables.checkpoint import StoreCheckpoint
 from ..store.tables.config_files import ConsumerOffsetTable, TopicTable
 from ..store.tables.store_state import StoreState
@@ -82,7 +83,7 @@ class OfflineStore:
         if shared:
             self._share()
         own = path / OWN_FOLDER
-        self.clean = not (path / "abort").exists()
+        self.clean = not AbortFile(self.files, path).exists()
         self.state = StoreState(self.files, own / "state.json")
         self.quarantine = Quarantine(self.files, own / "quarantine")
         self.checkpoint = StoreCheckpoint(self.files, path / "checkpoint")

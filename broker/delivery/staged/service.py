@@ -142,7 +142,7 @@ class StagedTransactions:
 
     def append_note(self, note: Note) -> int:
         """Append a note; return the end of the log after it."""
-        return self.writer.append([note_record(note, self._now_ms(), self._store.store_host)])
+        return self.writer.append([note_record(note, self._now_ms(), self._store.commitlog.store_host)])
 
     # ---- ending
 

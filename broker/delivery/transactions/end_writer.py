@@ -66,7 +66,7 @@ class EndWriter:
 
     def notes_for(self, half_queue_offsets: Sequence[int]) -> list[Record]:
         """Return op records that mark half messages as finished; after appending them, call ``noted``."""
-        return ended_notes(half_queue_offsets, self._now_ms(), self._store.store_host)
+        return ended_notes(half_queue_offsets, self._now_ms(), self._store.commitlog.store_host)
 
     def noted(self, notes: Sequence[Record]) -> None:
         """Enter appended op records in the table."""

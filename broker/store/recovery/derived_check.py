@@ -8,12 +8,10 @@ import numpy as np
 
 from ....protocol.storage.layout import UNIT_BYTES
 from ...kernels import dispatch as kernel
-from ..dispatch.dispatcher import Dispatcher
 from ..errors import DamagedRecord
 from ..index.index_file import IndexService
-from ..log.commitlog import CommitLog
 from ..queue.queue_check import count_units
-from ..queue.queue_table import ConsumeQueueTable
+from .loaded_store import LoadedStore
 from .log_recovery import Progress
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -33,13 +31,7 @@ class Derived:
 
 
 def derive(
-    commitlog: CommitLog,
-    queues: ConsumeQueueTable,
-    dispatcher: Dispatcher,
-    begin: int,
-    end: int,
-    missing: set[int],
-    impossible: list[DamagedRecord],
+    store: LoadedStore, begin: int, end: int, missing: set[int], impossible: list[DamagedRecord]
 ) -> Iterator[Derived]:
     """Derive the units and keys of ``[begin, end)`` as dispatch would, up to the first record that is not sound.
 
@@ -47,6 +39,7 @@ def derive(
     do not exist to ``missing``. Adds records whose parts are sound but which no queue can have to ``impossible``, and
     skips them.
     """
+    commitlog, queues, dispatcher = store.commitlog, store.queues, store.dispatcher
     rows = queues.kernel_rows.copy()
     rows[:, kernel.Q_NEXT] = UNKNOWN
     at = begin
@@ -87,13 +80,11 @@ def derive(
 class DerivedCheck:
     """Compares queues and index with the log. Changes nothing."""
 
-    def __init__(
-        self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, dispatcher: Dispatcher
-    ) -> None:
-        self._commitlog = commitlog
-        self._queues = queues
-        self._index = index
-        self._dispatcher = dispatcher
+    def __init__(self, store: LoadedStore) -> None:
+        self._store = store
+        self._commitlog = store.commitlog
+        self._queues = store.queues
+        self._index = store.index
         self.impossible: list[DamagedRecord] = []
         """Records found by the last ``compare`` that no queue can have."""
 
@@ -153,7 +144,7 @@ class DerivedCheck:
         return count_units(queue, physical_offset) if queue.end_byte else without_files
 
     def _derive(self, begin: int, end: int, missing: set[int]) -> Iterator[Derived]:
-        return derive(self._commitlog, self._queues, self._dispatcher, begin, end, missing, self.impossible)
+        return derive(self._store, begin, end, missing, self.impossible)
 
     def _compare_units(self, row: int, first: int, units: memoryview, problems: dict[int, str]) -> None:
         count = len(units) // UNIT_BYTES

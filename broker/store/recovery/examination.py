@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ..errors import DamagedRecord
 from ..index.index_check import index_problem
-from ..index.index_file import IndexService
-from ..log.commitlog import CommitLog
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import count_units, first_unit, last_record_unit, order_problem
 from ..queue.queue_table import ConsumeQueueTable
-from ..tables.store_state import StoreState
 from .derived_check import DerivedCheck
+from .loaded_store import LoadedStore
 from .log_recovery import LogRecovery, Progress
 
 GAP_UNITS_JUDGED_MAX = 1000
@@ -31,41 +29,34 @@ def sound_queues(queues: ConsumeQueueTable, problems: dict[int, str]) -> list[Co
 class Examination:
     """Checks that queues and index are consistent, complete as far as the store has recorded, and agree with the log.
 
-    ``queue_problems``: why queues cannot be used, by row; the examination adds to it. ``index_problem``: why the newest
-    index files cannot be used; ``rebuild``: discard all of them. ``is_unknown(topic)``: predicate: was the topic
-    deleted by RocketMQ? ``note``: called with the text of each problem. ``is_tombstone(physical_offset)``: predicate:
-    did a recovery write the record there to replace a lost one?
+    It adds to ``queue_problems`` of the store. ``is_unknown(topic)``: predicate: was the topic deleted by RocketMQ?
+    ``note``: called with the text of each problem. ``rebuild``: discard all queues and index files.
     """
 
     def __init__(
         self,
-        commitlog: CommitLog,
-        queues: ConsumeQueueTable,
-        index: IndexService,
-        state: StoreState,
+        store: LoadedStore,
         log: LogRecovery,
         check: DerivedCheck,
         progress: Progress,
+        *,
         is_unknown: Callable[[str], bool],
         note: Callable[[str], None],
-        is_tombstone: Callable[[int], bool],
-        *,
-        queue_problems: dict[int, str],
-        index_problem: str,
         rebuild: bool,
     ) -> None:
-        self._commitlog = commitlog
-        self._queues = queues
-        self._index = index
-        self._state = state
+        self._commitlog = store.commitlog
+        self._queues = store.queues
+        self._index = store.index
+        self._state = store.state
         self._log = log
         self._check = check
         self._progress = progress
         self._is_unknown = is_unknown
         self._note = note
-        self._is_tombstone = is_tombstone
-        self.queue_problems = queue_problems
-        self.index_problem = index_problem
+        self._is_tombstone = store.quarantine.covers
+        self.queue_problems = store.queue_problems
+        self.index_problem = store.index_problem
+        """Why the newest index files cannot be used; empty if they can."""
         self._rebuild = rebuild
         self.changed_from = 1 << 62
         """Physical offset from which the log may differ from the one that queues and index were derived from."""

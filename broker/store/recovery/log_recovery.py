@@ -24,13 +24,12 @@ from ....protocol.storage.layout import (
 )
 from ...kernels import dispatch as kernel
 from ..errors import CorruptLog, DamagedRecord
-from ..files.checksummed import ChecksummedRanges
 from ..files.file_system import zero
 from ..files.mapped_file import MappedFile, file_name
-from ..log.commitlog import CommitLog
 from ..queue.consume_queue import ConsumeQueue
-from ..tables.checkpoint import Mark, StoreCheckpoint
+from ..tables.checkpoint import Mark
 from .hole_finder import Hole, HoleFinder, UnitEvidence
+from .loaded_store import LoadedStore
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is done, bytes done, bytes in all)."""
@@ -63,40 +62,36 @@ class FileHead:
 class LogRecovery:
     """Finds the holes and the end of the log (``find_end``), then makes it the end (``cut``).
 
-    ``log_start``: recorded first offset of the log, -1 if unknown. ``proves_hole(physical_offset)``: predicate: does
-    anything outside the log prove that sound records follow? Called only in a store without a mark.
-    ``checksummed``: ranges whose records must carry a checksum over the whole record.
-    ``passed_over``: (begin, end) of holes that are known already; the scan skips them.
+    ``proves_hole(physical_offset)``: predicate: does anything outside the log prove that sound records follow? Called
+    only in a store without a mark. ``passed_over``: (begin, end) of holes that are known already; the scan skips them.
+    ``verify_all``: check the whole log.
     """
 
     def __init__(
         self,
-        commitlog: CommitLog,
-        checkpoint: StoreCheckpoint,
+        store: LoadedStore,
+        evidence: UnitEvidence,
         progress: Progress,
         *,
-        clean: bool,
-        log_start: int,
         proves_hole: Callable[[int], bool],
-        checksummed: ChecksummedRanges,
-        evidence: UnitEvidence,
         passed_over: Iterable[tuple[int, int]] = (),
         verify_all: bool = False,
     ) -> None:
-        self._commitlog = commitlog
-        self._files = commitlog.queue
-        self._checkpoint = checkpoint
+        self._commitlog = store.commitlog
+        self._files = store.commitlog.queue
+        self._checkpoint = store.checkpoint
         self._progress = progress
-        self._clean = clean
-        self._log_start = log_start
+        self._clean = store.clean
+        self._log_start = store.state.snapshot.log_start
+        """Recorded first offset of the log, -1 if unknown."""
         self._proves_hole = proves_hole
-        self._checksummed = checksummed
-        self._finder = HoleFinder(commitlog, evidence, self.record_is_sound)
+        self._checksummed = store.state.checksummed
+        self._finder = HoleFinder(store.commitlog, evidence, self.record_is_sound)
         self._passed_over = dict(passed_over)
         self._verify_all = verify_all
         self.holes: list[Hole] = []
         """Holes that ``find_end`` found in the middle of the log, by physical offset."""
-        self.mark: Mark | None = checkpoint.mark
+        self.mark: Mark | None = store.checkpoint.mark
         self.checked_from = 0
         """Physical offset from which every record was checked."""
         self.messages_checked = 0

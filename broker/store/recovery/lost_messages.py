@@ -5,44 +5,39 @@ These are the messages whose ConsumeQueue units point into it, and those missing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ..damage.tombstones import LostRange
-from ..dispatch.dispatcher import GAP_MAX, Dispatcher
-from ..log.commitlog import CommitLog
+from ..dispatch.dispatcher import GAP_MAX
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import count_units
-from ..queue.queue_table import ConsumeQueueTable
 from .derived_check import derive
 from .hole_finder import Hole, KnownRecord, RecordIsSound, UnitEvidence
+from .loaded_store import LoadedStore
 
 
 class LostMessages:
     """Finds the messages that were lost in ``holes``. Changes only the table of queues in memory.
 
     ``holes`` must include all holes between ``dispatched``, below which every record has its unit, and ``end``, the end
-    of the log; it may include earlier ones. ``begins_at(topic, queue)``: returns the first queue offset of a queue, for
-    queues without units.
+    of the log; it may include earlier ones.
     """
 
     def __init__(
         self,
-        commitlog: CommitLog,
-        queues: ConsumeQueueTable,
-        dispatcher: Dispatcher,
+        store: LoadedStore,
         evidence: UnitEvidence,
         record_is_sound: RecordIsSound,
-        begins_at: Callable[[str, int], int],
         holes: Iterable[Hole],
         dispatched: int,
         end: int,
     ) -> None:
+        self._store = store
+        self._commitlog = store.commitlog
+        self._queues = store.queues
+        self._state = store.state
         self._record_is_sound = record_is_sound
-        self._begins_at = begins_at
-        self._commitlog = commitlog
-        self._queues = queues
-        self._dispatcher = dispatcher
         self._evidence = evidence
         self._holes = sorted(holes, key=lambda hole: hole.begin)
         self._dispatched = dispatched
@@ -127,7 +122,7 @@ class LostMessages:
         spans: dict[tuple[str, int], tuple[int, int]] = {}
         # Records with an impossible topic or queue offset are ignored here: they are contained later, when they are
         # compared or dispatched.
-        for derived in derive(self._commitlog, self._queues, self._dispatcher, begin, end, set(), []):
+        for derived in derive(self._store, begin, end, set(), []):
             for row, first, units in derived.units:
                 queue = self._queues.rows[row]
                 name = queue.topic, queue.queue_id
@@ -145,10 +140,15 @@ class LostMessages:
         for (topic, queue), (first, _) in behind.items():
             known = self._next.get((topic, queue), -1)
             if known < 0 and self._commitlog.start_offset == 0:
-                known = self._begins_at(topic, queue)
+                known = self._first_queue_offset(topic, queue)
             if 0 <= known < first <= known + GAP_MAX:
                 ranges.append(LostRange(topic, queue, known, first - known))
         return ranges
+
+    def _first_queue_offset(self, topic: str, queue_id: int) -> int:
+        """Return a queue's first offset: the one after those that it had before its topic was deleted."""
+        deleted = self._state.deleted.get(topic)
+        return deleted.next_offsets.get(queue_id, 0) if deleted is not None else 0
 
 
 def _is_filling(physical_offset: int, size: int) -> bool:

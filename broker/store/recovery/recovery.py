@@ -24,21 +24,16 @@ from collections.abc import Callable, Iterable
 
 from ....protocol.names import is_system_topic
 from ....protocol.storage.layout import UNIT_BYTES
-from ..damage.quarantine import Quarantine
-from ..dispatch.dispatcher import Dispatcher
 from ..errors import ContainmentStuck, CorruptLog, DamagedRecord
-from ..index.index_file import IndexService
-from ..log.commitlog import CommitLog
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
-from ..queue.queue_table import ConsumeQueueTable
-from ..tables.checkpoint import StoreCheckpoint
-from ..tables.config_files import TopicTable
-from ..tables.store_state import DeletedTopic, StoreState
+from ..tables.config_files import TopicConfig
+from ..tables.store_state import DeletedTopic
 from .derived_check import DerivedCheck
 from .examination import Examination, sound_queues
 from .hole_filler import HoleFiller
 from .hole_finder import Hole, UnitEvidence
+from .loaded_store import LoadedStore
 from .log_recovery import LogRecovery, Progress
 from .lost_messages import LostMessages
 from .recovery_report import RecoveryReport, damage_line
@@ -57,78 +52,52 @@ class IncompleteQueue(Exception):
 
 
 class Recovery:
-    """One recovery of a locked store whose log, queues and index are loaded.
+    """One recovery of a store.
 
-    ``queue_problems``: why queues cannot be used, by row; ``index_problem``: why the newest index files cannot be used;
-    ``rebuild``: discard all queues and index files, even sound ones; ``verify_all``: check the whole log.
-    ``before_changes`` is called once the start can no longer be refused, before the first byte is changed.
+    ``before_changes`` is called once the start can no longer be refused, before the first byte is changed. ``rebuild``:
+    discard all queues and index files, even sound ones; ``verify_all``: check the whole log.
     """
 
     def __init__(
         self,
-        commitlog: CommitLog,
-        queues: ConsumeQueueTable,
-        index: IndexService,
-        checkpoint: StoreCheckpoint,
-        state: StoreState,
-        topics: TopicTable,
-        dispatcher: Dispatcher,
-        quarantine: Quarantine,
+        store: LoadedStore,
         progress: Progress,
         before_changes: Callable[[], None],
         *,
-        clean: bool,
-        queue_problems: dict[int, str],
-        index_problem: str,
         rebuild: bool = False,
         verify_all: bool = False,
     ) -> None:
-        self._commitlog = commitlog
-        self._queues = queues
-        self._index = index
-        self._checkpoint = checkpoint
-        self._state = state
-        self._topics = topics
-        self._dispatcher = dispatcher
+        self._store = store
+        self._commitlog = store.commitlog
+        self._queues = store.queues
+        self._index = store.index
+        self._checkpoint = store.checkpoint
+        self._state = store.state
+        self._topics = store.topics
+        self._dispatcher = store.dispatcher
+        self._quarantine = store.quarantine
+        self._queue_problems = store.queue_problems
         self._progress = progress
         self._before_changes = before_changes
-        self._queue_problems = queue_problems
-        self._check = DerivedCheck(commitlog, queues, index, dispatcher)
-        self._quarantine = quarantine
-        self._container = HoleFiller(commitlog, quarantine, state.checksummed)
+        self._check = DerivedCheck(store)
+        self._container = HoleFiller(store.commitlog, store.quarantine, store.state.checksummed)
         self._container.look()
-        self._evidence = UnitEvidence(lambda: sound_queues(queues, queue_problems))
+        self._evidence = UnitEvidence(lambda: sound_queues(store.queues, store.queue_problems))
         self._log = LogRecovery(
-            commitlog,
-            checkpoint,
+            store,
+            self._evidence,
             progress,
-            clean=clean,
-            log_start=state.snapshot.log_start,
             proves_hole=self._units_prove_records_behind,
-            checksummed=state.checksummed,
-            evidence=self._evidence,
-            verify_all=verify_all,
             passed_over=[(each.physical_offset, each.end_offset) for each in self._container.pending],
+            verify_all=verify_all,
         )
         self._examination = Examination(
-            commitlog,
-            queues,
-            index,
-            state,
-            self._log,
-            self._check,
-            progress,
-            self._is_unknown,
-            self._note,
-            quarantine.covers,
-            queue_problems=queue_problems,
-            index_problem=index_problem,
-            rebuild=rebuild,
+            store, self._log, self._check, progress, is_unknown=self._is_unknown, note=self._note, rebuild=rebuild
         )
         self._changed(each.physical_offset for each in self._container.restored)
         self._refilled: set[int] = set()
         """Rows of the queues that were refilled from the beginning of the log."""
-        self.report = RecoveryReport(clean)
+        self.report = RecoveryReport(store.clean)
 
     def run(self) -> RecoveryReport:
         """Recover the store. Raises ``CorruptLog``, before any change, if a log file is missing or foreign."""
@@ -149,7 +118,21 @@ class Recovery:
         self._quarantine.set_filled()
         self.report.damage = damage_line(self._quarantine, len(self.report.quarantined))
         self._queues.deleted_below = self._state.deleted_below
+        self._adopt_topics()
         return self.report
+
+    def _adopt_topics(self) -> None:
+        """Add topics that are in the log but not in the table, as in a store of which only the log was kept."""
+        found: dict[str, int] = {}
+        for queue in self._queues:
+            if self._topics.get(queue.topic) is None and queue.max_offset > queue.start_offset:
+                physical_offset, _, _ = queue.unit(queue.max_offset - 1, hot=False)
+                if physical_offset >= self._state.deleted_below(queue.topic):
+                    found[queue.topic] = max(found.get(queue.topic, 0), queue.queue_id + 1)
+        for name, queues in found.items():
+            self._topics.put(TopicConfig(name, read_queues=queues, write_queues=queues))
+        if found or self._topics.dirty:
+            self._topics.persist()
 
     def _find_damaged(self, end: int) -> list[DamagedRecord]:
         """Run ``_derive`` once; returns the damaged records that it found, none if queues and index agree now."""
@@ -197,17 +180,8 @@ class Recovery:
 
     def _contain(self, holes: list[Hole], end: int) -> None:
         """Fill holes of the log, and point the units of lost messages at their tombstones."""
-        lost = LostMessages(
-            self._commitlog,
-            self._queues,
-            self._dispatcher,
-            self._evidence,
-            self._log.record_is_sound,
-            self._first_queue_offset,
-            holes,
-            self._first_trusted(),
-            end,
-        ).find()
+        dispatched = self._first_trusted()
+        lost = LostMessages(self._store, self._evidence, self._log.record_is_sound, holes, dispatched, end).find()
         contained = self._container.contain(holes, lost, self._store_times_behind(holes))
         self._container.patch_units(self._queues, contained)
         self.report.quarantined += contained
@@ -232,11 +206,6 @@ class Recovery:
         if mark is None or self._queue_problems or self._examination.is_a_queue_short(mark.dispatched_offset):
             return 0
         return mark.dispatched_offset
-
-    def _first_queue_offset(self, topic: str, queue_id: int) -> int:
-        """Return a queue's first offset: the one after those that it had before its topic was deleted."""
-        deleted = self._state.deleted.get(topic)
-        return deleted.next_offsets.get(queue_id, 0) if deleted is not None else 0
 
     def _mark(self, end: int, dispatched: int) -> None:
         """Record in the checkpoint that queues and index are complete on disk below ``dispatched``."""

@@ -155,7 +155,7 @@ class Batches:
         else:
             rows = ([draft.stored, draft.properties, draft.sys_flag, draft.flag] for draft in drafts)
             frame = b"".join(msgpack.packb(row) for row in rows)
-        self._store.store_host = rng.choice(STORE_HOSTS)
+        self._store.commitlog.store_host = rng.choice(STORE_HOSTS)
         batch = ProduceBatch(
             buffer=bytearray(frame),
             body_at=0,
@@ -191,7 +191,7 @@ class Batches:
                     born_ms=batch.born_ms,
                     born_host=shown_host(batch.born_host),
                     store_ms=appended.store_ms,
-                    store_host=shown_host(self._store.store_host),
+                    store_host=shown_host(self._store.commitlog.store_host),
                     properties=draft.properties,
                     body_sha1=hashlib.sha1(draft.body).hexdigest(),
                 )

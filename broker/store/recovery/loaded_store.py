@@ -1,0 +1,35 @@
+"""The parts of a store that a recovery works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..damage.quarantine import Quarantine
+from ..dispatch.dispatcher import Dispatcher
+from ..index.index_file import IndexService
+from ..log.commitlog import CommitLog
+from ..queue.queue_table import ConsumeQueueTable
+from ..tables.checkpoint import StoreCheckpoint
+from ..tables.config_files import TopicTable
+from ..tables.store_state import StoreState
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStore:
+    """A locked store whose files are loaded but not recovered.
+
+    ``clean``: the process that had it before closed it in an orderly way. ``queue_problems``: why queues cannot be
+    used, by row; recovery adds to it. ``index_problem``: why the newest index files cannot be used; empty if they can.
+    """
+
+    commitlog: CommitLog
+    queues: ConsumeQueueTable
+    index: IndexService
+    checkpoint: StoreCheckpoint
+    state: StoreState
+    topics: TopicTable
+    dispatcher: Dispatcher
+    quarantine: Quarantine
+    clean: bool
+    queue_problems: dict[int, str]
+    index_problem: str
