@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from ...protocol.storage.layout import UNIT_STRUCT
+from ...protocol.storage.layout import UNIT
 from ...protocol.storage.record import Record
 from ..store import MessageStore
 
@@ -27,7 +27,7 @@ def records_from(store: MessageStore, topic: str, first: int, end: int | None = 
     at, name = max(first, store.queue_reads.first_offset(queue)), topic.encode()
     while at < last:
         count = min(UNITS_A_READ, last - at)
-        for physical_offset, size, _ in UNIT_STRUCT.iter_unpack(queue.read_units(at, count, hot=False)):
+        for physical_offset, size, _ in UNIT.unpack_all(queue.read_units(at, count, hot=False)):
             record = store.log_reads.record_at(physical_offset, size)
             # A damaged unit can lead to a sound record of another topic.
             if record is None or record.topic != name:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...protocol.storage.layout import RECORD_STRUCT
+from ...protocol.storage.layout import RECORD
 from ..kernels import dispatch as kernel
 from ..kernels import examine
 from ..store.files.file_system import ZERO_CHUNK
@@ -61,10 +61,10 @@ def unit_fits(store: OfflineStore, queue: ConsumeQueue, queue_offset: int, physi
         kernel.BAD_CRC,
     ):
         return False
-    fields = RECORD_STRUCT.unpack(array[at : at + RECORD_STRUCT.size].tobytes())
+    head = RECORD.unpack(array.data, at)
     topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
     expected = (size, queue.topic.encode(), queue.queue_id, queue_offset)
-    return (fields[0], topic, fields[3], fields[5]) == expected
+    return (head.total_size, topic, head.queue_id, head.queue_offset) == expected
 
 
 def _first_bad(store: OfflineStore, begin: int) -> int:

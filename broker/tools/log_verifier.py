@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...protocol.storage.layout import RECORD, RECORD_STRUCT, UNIT_BYTES
+from ...protocol.storage.layout import RECORD, UNIT_BYTES
 from ..kernels import dispatch as kernel
 from ..kernels import examine
 from ..store.dispatch.dispatcher import KEYS_MAX, UNITS_MAX
@@ -274,10 +274,10 @@ def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
 def which_message(array: np.ndarray, at: int) -> tuple[str, int, int]:
     """Return (topic, queue, queue offset) of the record at ``at``, whose parts are sound."""
     parts = np.zeros(kernel.PARTS, np.int64)
-    fields = RECORD_STRUCT.unpack(array[at : at + RECORD_STRUCT.size].tobytes())
-    kernel.locate(array, at, len(array), fields[6], parts)
+    head = RECORD.unpack(array.data, at)
+    kernel.locate(array, at, len(array), head.physical_offset, parts)
     topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-    return topic.decode("utf-8", "replace"), fields[3], fields[5]
+    return topic.decode("utf-8", "replace"), head.queue_id, head.queue_offset
 
 
 def store_time(store: OfflineStore, physical_offset: int) -> int | None:

@@ -10,10 +10,9 @@ import numpy as np
 from ...protocol.storage.layout import (
     CHECKPOINT,
     CHECKPOINT_FILE_BYTES,
+    CHECKPOINT_MARK,
     CHECKPOINT_MARK_AT,
     CHECKPOINT_MARK_MAGIC,
-    CHECKPOINT_MARK_STRUCT,
-    CHECKPOINT_STRUCT,
 )
 from ..kernels import dispatch as kernel
 from ..store.files.json_table import SHAPE_ERRORS, parse_table
@@ -89,10 +88,10 @@ def check_checkpoint(store: OfflineStore, end: LogEnd) -> None:
 
 
 def _check_times(store: OfflineStore, path: Path, blob: bytes, last_ms: int) -> None:
-    fields = dict(zip(CHECKPOINT.at, CHECKPOINT_STRUCT.unpack_from(blob), strict=True))
+    times = CHECKPOINT.unpack(blob)
     now_ms = int(time.time() * 1000)
     for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
-        held = fields[name]
+        held: int = getattr(times, name)
         if held < 0 or held > now_ms + FUTURE_MS_MAX:
             text = f"{name} is {held:,}, which is not a time"
         elif last_ms and store.clean and held > last_ms:
@@ -104,14 +103,14 @@ def _check_times(store: OfflineStore, path: Path, blob: bytes, last_ms: int) -> 
 
 def _check_mark(store: OfflineStore, path: Path, blob: bytes, end: LogEnd) -> None:
     """Check a mark with a wrong checksum: either RocketMQ wrote the file last, or it is damaged."""
-    magic, _, flushed_offset, _ = CHECKPOINT_MARK_STRUCT.unpack_from(blob, CHECKPOINT_MARK_AT)
+    mark = CHECKPOINT_MARK.unpack(blob, CHECKPOINT_MARK_AT)
     if not any(blob):
         if store.state.sizes:  # RocketMQ would have left the mark as it was
             store.findings.add("checkpoint", path, "it is all zeros, and FlintMQ's mark is gone")
         return
-    if not any(blob[CHECKPOINT_MARK_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK_STRUCT.size]):
+    if not any(blob[CHECKPOINT_MARK_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size]):
         return
-    if magic != CHECKPOINT_MARK_MAGIC or not 0 <= flushed_offset < end.offset:
+    if mark.magic != CHECKPOINT_MARK_MAGIC or not 0 <= mark.flushed_offset < end.offset:
         # If RocketMQ continued, the log is longer than FlintMQ left it.
         store.findings.add(
             "checkpoint",

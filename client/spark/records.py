@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ...protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RECORD_STRUCT, SysFlag
+from ...protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RecordHead, SysFlag
 from ...protocol.storage.record import CorruptRecord, decode_record
 from ..core.compression import DecompressionFailed, decompress
 from ..errors import CompressionUnavailable, CorruptMessage
@@ -79,10 +79,11 @@ class RecordBlock:
             except DecompressionFailed as error:
                 raise self._corrupt(row, str(error)) from None
             except CompressionUnavailable as error:
-                queue, queue_offset, _ = self._place(row)
+                head = self._head(row)
                 topic = self.topic or self.topics()[row].as_py().decode("utf-8", "replace")
                 raise CompressionUnavailable(
-                    f"message at offset {queue_offset} of queue {queue} of topic {topic!r} cannot be read: {error}"
+                    f"message at offset {head.queue_offset} of queue {head.queue_id} of topic {topic!r} cannot be "
+                    f"read: {error}"
                 ) from None
         return pa.array(bodies, pa.binary())
 
@@ -132,12 +133,14 @@ class RecordBlock:
         return self._corrupt(row, f"its {len(record)} bytes do not match the size in its head")
 
     def _corrupt(self, row: int, reason: str) -> CorruptMessage:
-        queue, queue_offset, physical_offset = self._place(row)
+        head = self._head(row)
         return CorruptMessage(
-            reason, topic=self.topic, queue=queue, queue_offset=queue_offset, physical_offset=physical_offset
+            reason,
+            topic=self.topic,
+            queue=head.queue_id,
+            queue_offset=head.queue_offset,
+            physical_offset=head.physical_offset,
         )
 
-    def _place(self, row: int) -> tuple[int, int, int]:
-        """Return queue, queue offset and physical offset from the record's head."""
-        head = RECORD_STRUCT.unpack(bytes(self.record(row)[:RECORD_HEAD_BYTES]).ljust(RECORD_HEAD_BYTES, b"\0"))
-        return head[3], head[5], head[6]
+    def _head(self, row: int) -> RecordHead:
+        return RECORD.unpack(bytes(self.record(row)[:RECORD_HEAD_BYTES]).ljust(RECORD_HEAD_BYTES, b"\0"))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.storage.layout import (
+    ANY_HOST_V6,
     IPV6_EXTRA_BYTES,
     MAGIC_V1,
     MAGIC_V2,
@@ -22,19 +23,9 @@ from .properties import Pairs
 from .scan import SOUND, Blob, Ints, Part, Rows
 from .slices import gather, slices
 
-_INTEGERS = {4: ">i4", 8: ">i8"}
-_HEAD_FIELDS = [field.name for field in RECORD.fields if not field.name.endswith("_host")]
-_HEAD = np.dtype(
-    {
-        "names": _HEAD_FIELDS,
-        "formats": [_INTEGERS[field.width] for field in RECORD.fields if field.name in _HEAD_FIELDS],
-        "offsets": [RECORD.at[name] for name in _HEAD_FIELDS],
-        "itemsize": RECORD_HEAD_BYTES,
-    }
-)
-"""A record's fixed head for IPv4 hosts, without the hosts themselves."""
+_HEAD = np.dtype(RECORD.dtype())
+"""A record's fixed head for IPv4 hosts."""
 _AT = RECORD.at
-_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _CRC_MASK = 0x7FFFFFFF
 
 
@@ -62,7 +53,7 @@ def scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool) -> tuple[npt.NDArr
 
 def _scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool, parts: npt.NDArray[np.int64]) -> None:
     _hold(sizes >= RECORD_BYTES_MIN)
-    head = gather(blob, starts, f"V{RECORD_HEAD_BYTES}", RECORD_HEAD_BYTES).view(_HEAD)
+    head = gather(blob, starts, f"V{_HEAD.itemsize}", _HEAD.itemsize).view(_HEAD)
     v2 = head["magic"] == MAGIC_V2
     _hold((head["total_size"] == sizes) & (v2 | (head["magic"] == MAGIC_V1)))
     parts[Part.QUEUE] = head["queue_id"]
@@ -74,7 +65,7 @@ def _scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool, parts: npt.NDArra
     parts[Part.RECONSUME_TIMES] = head["reconsume_times"]
     body_length = head["body_length"].astype(np.int64)
     shift = np.zeros(len(starts), np.int64)
-    if (parts[Part.SYS_FLAG] & _V6).any():
+    if (parts[Part.SYS_FLAG] & ANY_HOST_V6).any():
         born, store = (
             ((parts[Part.SYS_FLAG] & flag) != 0) * np.int64(IPV6_EXTRA_BYTES)
             for flag in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6)

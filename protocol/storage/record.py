@@ -10,18 +10,26 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import FlintError
 from .layout import (
+    ANY_HOST_V6,
+    HOST_BYTES,
+    HOST_V6_BYTES,
     IPV6_EXTRA_BYTES,
     MAGIC_V1,
     MAGIC_V2,
+    PROPERTIES_LENGTH_BYTES,
     RECORD,
     RECORD_BYTES_MIN,
     RECORD_HEAD_BYTES,
-    RECORD_STRUCT,
     TOPIC_BYTES_MAX,
+    TOPIC_LENGTH_BYTES_V1,
+    TOPIC_LENGTH_BYTES_V2,
+    RecordHead,
     SysFlag,
+    record_head,
 )
 from .record_crc import (
     PROPERTIES_WITH_CRC_MAX,
@@ -65,10 +73,10 @@ PROPERTY_SEPARATOR = b"\x02"
 
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
-_HOST_V4 = struct.Struct(">4si")
-_HOST_V6 = struct.Struct(">16si")
+_SIZE_AND_MAGIC = struct.Struct(">ii")
+_HOST_V4 = struct.Struct(f">{HOST_BYTES - 4}si")
+_HOST_V6 = struct.Struct(f">{HOST_V6_BYTES - 4}si")
 _SYS_FLAG_AT = RECORD.at["sys_flag"]
-_BORN_HOST_AT = RECORD.at["born_host"]
 
 
 class CorruptRecord(FlintError):
@@ -133,9 +141,9 @@ class Record:
     flag: int = 0
     sys_flag: int = 0
     born_timestamp: int = 0
-    born_host: bytes = bytes(8)
+    born_host: bytes = bytes(HOST_BYTES)
     store_timestamp: int = 0
-    store_host: bytes = bytes(8)
+    store_host: bytes = bytes(HOST_BYTES)
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
     body_crc: int | None = None
@@ -161,18 +169,16 @@ class Record:
         return blob[:-RECORD_CRC_BYTES] + record_crc_property(record_crc(blob))
 
     def _encode(self, properties: bytes) -> bytes:
-        sys_flag = self.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-        if len(self.born_host) == 20:
+        sys_flag = self.sys_flag & ~ANY_HOST_V6
+        if len(self.born_host) == HOST_V6_BYTES:
             sys_flag |= SysFlag.BORN_HOST_V6
-        if len(self.store_host) == 20:
+        if len(self.store_host) == HOST_V6_BYTES:
             sys_flag |= SysFlag.STORE_HOST_V6
         v2 = len(self.topic) > TOPIC_BYTES_MAX
         crc = body_crc(self.body) if self.body_crc is None else self.body_crc
+        layout = record_head(sys_flag)
         tail = b"".join(
             [
-                struct.pack(">q", self.store_timestamp),
-                self.store_host,
-                struct.pack(">iqi", self.reconsume_times, self.prepared_transaction_offset, len(self.body)),
                 self.body,
                 struct.pack(">h" if v2 else ">b", len(self.topic)),
                 self.topic,
@@ -180,27 +186,31 @@ class Record:
                 properties,
             ]
         )
-        total_size = _BORN_HOST_AT + len(self.born_host) + len(tail)
-        head = struct.pack(
-            ">iiiiiqqiq",
-            total_size,
-            MAGIC_V2 if v2 else MAGIC_V1,
-            crc,
-            self.queue_id,
-            self.flag,
-            self.queue_offset,
-            self.physical_offset,
-            sys_flag,
-            self.born_timestamp,
+        head = RecordHead(
+            total_size=layout.size + len(tail),
+            magic=MAGIC_V2 if v2 else MAGIC_V1,
+            body_crc=crc,
+            queue_id=self.queue_id,
+            flag=self.flag,
+            queue_offset=self.queue_offset,
+            physical_offset=self.physical_offset,
+            sys_flag=sys_flag,
+            born_timestamp=self.born_timestamp,
+            born_host=self.born_host,
+            store_timestamp=self.store_timestamp,
+            store_host=self.store_host,
+            reconsume_times=self.reconsume_times,
+            prepared_transaction_offset=self.prepared_transaction_offset,
+            body_length=len(self.body),
         )
-        return b"".join((head, self.born_host, tail))
+        return layout.pack(*head) + tail
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, v6_hosts: int = 0) -> int:
     """Return the total bytes of a record with these parts; ``v6_hosts``: number of its two hosts that are IPv6."""
-    topic_length_bytes = 2 if topic_bytes > TOPIC_BYTES_MAX else 1
+    topic_length_bytes = TOPIC_LENGTH_BYTES_V2 if topic_bytes > TOPIC_BYTES_MAX else TOPIC_LENGTH_BYTES_V1
     head_bytes = RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES
-    return head_bytes + body_bytes + topic_length_bytes + topic_bytes + 2 + properties_bytes
+    return head_bytes + body_bytes + topic_length_bytes + topic_bytes + PROPERTIES_LENGTH_BYTES + properties_bytes
 
 
 def check_record_crc(blob: Buffer, at: int = 0) -> None:
@@ -209,11 +219,69 @@ def check_record_crc(blob: Buffer, at: int = 0) -> None:
     Raises ``CorruptRecord`` if it is missing or wrong, or if the record's parts do not add up. Only call this if you
     know who wrote the record: RocketMQ may leave an old checksum in a record that it rewrote.
     """
-    record = decode_record(blob, at, check_crc=False)
-    total_size: int = _I32.unpack_from(blob, at)[0]
-    problem = record_crc_problem(memoryview(blob)[at : at + total_size], len(record.properties))
+    parts = locate_record(blob, at)
+    problem = record_crc_problem(memoryview(blob)[at : parts.end], parts.end - parts.properties_at)
     if problem:
         raise CorruptRecord(f"record at {at}: {problem}")
+
+
+class RecordParts(NamedTuple):
+    """A record's head, with hosts as wide as its flags say, and the positions of its variable parts in the buffer.
+
+    The length of the topic is before ``topic_at``, that of the properties before ``properties_at``.
+    """
+
+    head: RecordHead
+    body_at: int
+    body_end: int
+    topic_at: int
+    topic_end: int
+    properties_at: int
+    end: int
+
+
+def unpack_head(blob: Buffer, at: int = 0) -> RecordHead:
+    """Return the unchecked head at ``at``. The buffer must contain it: ``RECORD_HEAD_BYTES_MAX`` bytes or a record."""
+    sys_flag: int = _I32.unpack_from(blob, at + _SYS_FLAG_AT)[0]
+    return record_head(sys_flag).unpack(blob, at)
+
+
+def locate_record(blob: Buffer, at: int = 0) -> RecordParts:
+    """Find the parts of the record that begins at ``at``.
+
+    Raises ``CorruptRecord`` if the magic or a length is wrong, or if the parts do not add up to the record's size. The
+    kernel ``locate`` and the scans of ``client.spark`` do the same for many records.
+    """
+    room = len(blob) - at
+    if room < RECORD_BYTES_MIN:
+        raise CorruptRecord(f"only {room} bytes at {at}; a record has at least {RECORD_BYTES_MIN}")
+    total_size, magic = _SIZE_AND_MAGIC.unpack_from(blob, at)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise CorruptRecord(f"no record at {at}: magic {magic & 0xFFFFFFFF:#010x}")
+    if not RECORD_BYTES_MIN <= total_size <= room:
+        raise CorruptRecord(f"record at {at} claims {total_size} bytes, but only {room} are left")
+    layout = record_head(_I32.unpack_from(blob, at + _SYS_FLAG_AT)[0])
+    body_at, end = at + layout.size, at + total_size
+    topic_length_bytes = TOPIC_LENGTH_BYTES_V1 if magic == MAGIC_V1 else TOPIC_LENGTH_BYTES_V2
+    if body_at + topic_length_bytes + PROPERTIES_LENGTH_BYTES > end:
+        raise CorruptRecord(f"record at {at} claims {total_size} bytes, too few for its own head")
+    head = layout.unpack(blob, at)
+    body_end = body_at + head.body_length
+    topic_at = body_end + topic_length_bytes
+    if head.body_length < 0 or topic_at + PROPERTIES_LENGTH_BYTES > end:
+        raise CorruptRecord(f"record at {at}: a body of {head.body_length} bytes does not fit its {total_size} bytes")
+    topic_length = int.from_bytes(blob[body_end:topic_at], "big", signed=True)
+    topic_end = topic_at + topic_length
+    properties_at = topic_end + PROPERTIES_LENGTH_BYTES
+    if topic_length < 0 or properties_at > end:
+        raise CorruptRecord(f"record at {at}: a topic of {topic_length} bytes does not fit its {total_size} bytes")
+    properties_length: int = _I16.unpack_from(blob, topic_end)[0]
+    if properties_length < 0 or properties_at + properties_length != end:
+        raise CorruptRecord(
+            f"record at {at}: its parts add up to {properties_at + properties_length - at} bytes, "
+            f"but its head says {total_size}"
+        )
+    return RecordParts(head, body_at, body_end, topic_at, topic_end, properties_at, end)
 
 
 def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
@@ -222,67 +290,25 @@ def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Recor
     Raises ``CorruptRecord`` if a length, the magic or (with ``check_crc``) the body's checksum is wrong. The caller
     compares the physical offset, because only it knows where the bytes came from.
     """
-    room = len(blob) - at
-    if room < RECORD_BYTES_MIN:
-        raise CorruptRecord(f"only {room} bytes at {at}; a record has at least {RECORD_BYTES_MIN}")
-    total_size, magic = struct.unpack_from(">ii", blob, at)
-    if magic not in (MAGIC_V1, MAGIC_V2):
-        raise CorruptRecord(f"no record at {at}: magic {magic & 0xFFFFFFFF:#010x}")
-    if not RECORD_BYTES_MIN <= total_size <= room:
-        raise CorruptRecord(f"record at {at} claims {total_size} bytes, but only {room} are left")
-    sys_flag: int = _I32.unpack_from(blob, at + _SYS_FLAG_AT)[0]
-    parts = _Parts(blob, at, total_size, magic, sys_flag)
+    parts = locate_record(blob, at)
+    head = parts.head
     body = bytes(blob[parts.body_at : parts.body_end])
-    head = RECORD_STRUCT.unpack_from(blob, at)
-    if check_crc and body and body_crc(body) != head[2]:
-        raise CorruptRecord(f"record at {at}: body checksum is {body_crc(body):#010x}, expected {head[2]:#010x}")
-    (store_timestamp,) = struct.unpack_from(">q", blob, parts.store_timestamp_at)
-    reconsume_times, prepared = struct.unpack_from(">iq", blob, parts.store_host_end)
+    if check_crc and body and body_crc(body) != head.body_crc:
+        raise CorruptRecord(f"record at {at}: body checksum is {body_crc(body):#010x}, expected {head.body_crc:#010x}")
     return Record(
         topic=bytes(blob[parts.topic_at : parts.topic_end]),
         body=body,
-        properties=bytes(blob[parts.properties_at : at + total_size]),
-        queue_id=head[3],
-        flag=head[4],
-        queue_offset=head[5],
-        physical_offset=head[6],
-        sys_flag=sys_flag,
-        born_timestamp=head[8],
-        born_host=bytes(blob[at + _BORN_HOST_AT : parts.store_timestamp_at]),
-        store_timestamp=store_timestamp,
-        store_host=bytes(blob[parts.store_timestamp_at + 8 : parts.store_host_end]),
-        reconsume_times=reconsume_times,
-        prepared_transaction_offset=prepared,
-        body_crc=head[2],
+        properties=bytes(blob[parts.properties_at : parts.end]),
+        queue_id=head.queue_id,
+        queue_offset=head.queue_offset,
+        physical_offset=head.physical_offset,
+        flag=head.flag,
+        sys_flag=head.sys_flag,
+        born_timestamp=head.born_timestamp,
+        born_host=head.born_host,
+        store_timestamp=head.store_timestamp,
+        store_host=head.store_host,
+        reconsume_times=head.reconsume_times,
+        prepared_transaction_offset=head.prepared_transaction_offset,
+        body_crc=head.body_crc,
     )
-
-
-class _Parts:
-    """Positions of one record's variable parts; raises ``CorruptRecord`` if they do not add up to its size."""
-
-    __slots__ = tuple("body_at body_end properties_at store_host_end store_timestamp_at topic_at topic_end".split())
-
-    def __init__(self, blob: Buffer, at: int, total_size: int, magic: int, sys_flag: int) -> None:
-        end = at + total_size
-        self.store_timestamp_at = at + _BORN_HOST_AT + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
-        self.store_host_end = self.store_timestamp_at + 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8)
-        self.body_at = self.store_host_end + 16
-        topic_length_bytes = 1 if magic == MAGIC_V1 else 2
-        if self.body_at + topic_length_bytes + 2 > end:
-            raise CorruptRecord(f"record at {at} claims {total_size} bytes, too few for its own head")
-        body_length: int = _I32.unpack_from(blob, self.body_at - 4)[0]
-        self.body_end = self.body_at + body_length
-        if body_length < 0 or self.body_end + topic_length_bytes + 2 > end:
-            raise CorruptRecord(f"record at {at}: a body of {body_length} bytes does not fit its {total_size} bytes")
-        self.topic_at = self.body_end + topic_length_bytes
-        topic_length = int.from_bytes(blob[self.body_end : self.topic_at], "big", signed=True)
-        self.topic_end = self.topic_at + topic_length
-        if topic_length < 0 or self.topic_end + 2 > end:
-            raise CorruptRecord(f"record at {at}: a topic of {topic_length} bytes does not fit its {total_size} bytes")
-        self.properties_at = self.topic_end + 2
-        properties_length: int = _I16.unpack_from(blob, self.topic_end)[0]
-        if properties_length < 0 or self.properties_at + properties_length != end:
-            raise CorruptRecord(
-                f"record at {at}: its parts add up to {self.properties_at + properties_length - at} bytes, "
-                f"but its head says {total_size}"
-            )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flintmq.broker.store import MessageStore, StoreSettings, TopicConfig
-from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT_STRUCT
+from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT
 from flintmq.protocol.storage.record import Record
 from tests.store_tools import FOREVER, HOST, Message, Sent, find, make_batch, matches, pull_all, sent_of
 
@@ -207,5 +207,5 @@ class Life:
 def check_units(store: MessageStore) -> None:
     """Check that no unit points past the log's end."""
     for path in (store.path / "consumequeue").rglob("0*"):
-        for physical_offset, size, _ in UNIT_STRUCT.iter_unpack(path.read_bytes() if path.is_file() else b""):
+        for physical_offset, size, _ in UNIT.unpack_all(path.read_bytes() if path.is_file() else b""):
             assert size == PRE_BLANK_SIZE or physical_offset + size <= store.write_offset, path

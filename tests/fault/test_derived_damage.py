@@ -15,7 +15,7 @@ import pytest
 from flintmq.broker.kernels import dispatch as kernel
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.storage.javahash import index_key_hash
-from flintmq.protocol.storage.layout import INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, PRE_BLANK_SIZE, UNIT_STRUCT
+from flintmq.protocol.storage.layout import INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, PRE_BLANK_SIZE, UNIT
 from flintmq.protocol.storage.record import Record
 from tests.store_tools import (
     SMALL,
@@ -195,7 +195,7 @@ def a_unit_of_ones(path: Path) -> None:
 
 
 def a_unit_beyond_the_log(path: Path) -> None:
-    overwrite(path / QUEUE / FIRST, 7 * 20, UNIT_STRUCT.pack(1 << 60, 200, 0))
+    overwrite(path / QUEUE / FIRST, 7 * 20, UNIT.pack(1 << 60, 200, 0))
 
 
 def a_unit_gone(path: Path) -> None:
@@ -203,7 +203,7 @@ def a_unit_gone(path: Path) -> None:
 
 
 def a_unit_that_fills(path: Path) -> None:
-    overwrite(path / QUEUE / FIRST, 7 * 20, UNIT_STRUCT.pack(0, PRE_BLANK_SIZE, 0))
+    overwrite(path / QUEUE / FIRST, 7 * 20, UNIT.pack(0, PRE_BLANK_SIZE, 0))
 
 
 def two_units_changed_places(path: Path) -> None:
@@ -517,7 +517,7 @@ def test_a_rebuilt_queue_begins_at_the_same_offset(tmp_path: Path) -> None:
         assert find(store, "orders", lost[0].message.keys[0]) == []
         store.close()
     after = queue_files(store.path)
-    filling = UNIT_STRUCT.pack(0, PRE_BLANK_SIZE, 0)
+    filling = UNIT.pack(0, PRE_BLANK_SIZE, 0)
     start = low - low % 50
     assert list(after) == [name for name in before if int(name[-20:]) >= start * 20]
     first = after[f"orders/0/{start * 20:020d}"]

@@ -22,7 +22,6 @@ from flintmq.protocol.storage.layout import (
     RECORD_HEAD_BYTES,
     UNIT,
     UNIT_BYTES,
-    UNIT_STRUCT,
 )
 from tests.store_tools import MIB, SMALL, Sent, copy_store, open_store, overwrite, plain, put
 from tests.tools_runs import everything, findings
@@ -255,7 +254,7 @@ def test_a_surplus_unit_is_found(store: Path, source: Filled) -> None:
     last = max((each for each in source[1] if each.topic == "bills"), key=lambda each: each.queue_offset)
     name, at = unit_place(last, last.queue_offset + 1)
     assert (store / name).exists()
-    overwrite(store / name, at, UNIT_STRUCT.pack(last.physical_offset + 8, 100, 0))
+    overwrite(store / name, at, UNIT.pack(last.physical_offset + 8, 100, 0))
     assert ("unit-stray", name, at) in places(store)
 
 

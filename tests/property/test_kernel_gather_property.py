@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import gather as kernel
-from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
+from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from flintmq.protocol.storage.record import Record
 from tests.twins import pull as twin
 from tests.twins.arrays import SENTINELS, Fenced, examples, fenced, room
@@ -43,7 +43,7 @@ units = st.lists(
         st.sampled_from([0, 1, 2, -5, 2**40, -(2**63)]),
     ),
     max_size=20,
-).map(lambda many: b"".join(UNIT_STRUCT.pack(*unit) for unit in many))
+).map(lambda many: b"".join(UNIT.pack(*unit) for unit in many))
 
 
 @given(

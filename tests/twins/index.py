@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flintmq.protocol.storage.layout import (
+    INDEX_ENTRY,
     INDEX_ENTRY_BYTES,
-    INDEX_ENTRY_STRUCT,
+    INDEX_HEADER,
     INDEX_HEADER_BYTES,
-    INDEX_HEADER_STRUCT,
     INDEX_SLOT_BYTES,
 )
 
@@ -65,10 +65,10 @@ class Index:
         """Return the file's header."""
         if not self.keys:
             taken_over = (self.begin_ms, self.begin_ms, self.begin_physical, self.begin_physical)
-            return INDEX_HEADER_STRUCT.pack(*taken_over, 0, 1)
+            return INDEX_HEADER.pack(*taken_over, 0, 1)
         (_, first_physical, first_ms), (_, last_physical, last_ms) = self.keys[0], self.keys[-1]
         used = len({key_hash % self.slots for key_hash, _, _ in self.keys})
-        return INDEX_HEADER_STRUCT.pack(first_ms, last_ms, first_physical, last_physical, used, len(self.keys) + 1)
+        return INDEX_HEADER.pack(first_ms, last_ms, first_physical, last_physical, used, len(self.keys) + 1)
 
     def encode(self) -> bytes:
         """Return the whole file."""
@@ -78,7 +78,7 @@ class Index:
         for number, (key_hash, physical_offset, _) in enumerate(self.keys, 1):
             slot = key_hash % self.slots
             at = entry_at(self.slots, number)
-            entry = INDEX_ENTRY_STRUCT.pack(key_hash, physical_offset, self.seconds(number), newest[slot])
+            entry = INDEX_ENTRY.pack(key_hash, physical_offset, self.seconds(number), newest[slot])
             blob[at : at + INDEX_ENTRY_BYTES] = entry
             newest[slot] = number
         for slot, number in enumerate(newest):

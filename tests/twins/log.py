@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 
 from flintmq.broker.kernels import dispatch as kernel
 from flintmq.protocol.storage.javahash import index_key_hash, tags_code
-from flintmq.protocol.storage.layout import (
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
-    RECORD_BYTES_MIN,
-    RECORD_STRUCT,
-    UNIT_STRUCT,
-    SysFlag,
-)
+from flintmq.protocol.storage.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, UNIT, SysFlag
 from flintmq.protocol.storage.record import CorruptRecord, Record, body_crc, check_record_crc, decode_record, split_keys
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
@@ -50,7 +42,7 @@ def read_record(log: bytes, at: int, physical_offset: int, *, check_body: bool, 
         raise Stopped(kernel.BAD_MAGIC)
     if not RECORD_BYTES_MIN <= size <= left:
         raise Stopped(kernel.BAD_LENGTH)
-    if RECORD_STRUCT.unpack_from(log, at)[6] != physical_offset:
+    if RECORD.unpack(log, at).physical_offset != physical_offset:
         raise Stopped(kernel.BAD_PHYSICAL_OFFSET)
     try:
         record = decode_record(log, at, check_crc=False)
@@ -136,7 +128,7 @@ def unit_of(record: Record, size: int) -> bytes:
     if record.topic == SCHEDULE_TOPIC and level > 0:
         code = record.store_timestamp + 1000 * DELAYS_S[level - 1]
     code = (code + 2**63) % 2**64 - 2**63  # as Java adds them
-    return UNIT_STRUCT.pack(record.physical_offset, size, code)
+    return UNIT.pack(record.physical_offset, size, code)
 
 
 def keys_of(record: Record) -> list[tuple[int, int, int]]:

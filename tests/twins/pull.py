@@ -10,10 +10,10 @@ from flintmq.protocol.storage.layout import (
     MAGIC_V1,
     MAGIC_V2,
     PRE_BLANK_SIZE,
+    RECORD,
     RECORD_BYTES_MIN,
-    RECORD_STRUCT,
+    UNIT,
     UNIT_BYTES,
-    UNIT_STRUCT,
 )
 
 Chosen = tuple[int, int, int]
@@ -25,7 +25,7 @@ def choose(
 ) -> tuple[int, list[Chosen]]:
     """Return (units looked at, chosen records)."""
     chosen: list[Chosen] = []
-    for number, (physical_offset, size, code) in enumerate(UNIT_STRUCT.iter_unpack(units)):
+    for number, (physical_offset, size, code) in enumerate(UNIT.unpack_all(units)):
         if size <= 0 or size == PRE_BLANK_SIZE:
             continue
         if physical_offset < physical.start or physical_offset + size > physical.stop:
@@ -78,10 +78,10 @@ def first_unsound(records: Sequence[bytes], chosen: Sequence[Chosen], queue_id: 
     for number, (blob, (physical_offset, size, queue_offset)) in enumerate(zip(records, chosen, strict=True)):
         if size < RECORD_BYTES_MIN:
             return number
-        fields = RECORD_STRUCT.unpack_from(blob)
-        if fields[0] != size or fields[1] not in (MAGIC_V1, MAGIC_V2) or fields[6] != physical_offset:
+        head = RECORD.unpack(blob)
+        if head.total_size != size or head.magic not in (MAGIC_V1, MAGIC_V2) or head.physical_offset != physical_offset:
             return number
-        if queue_id >= 0 and (fields[3], fields[5]) != (queue_id, queue_offset):
+        if queue_id >= 0 and (head.queue_id, head.queue_offset) != (queue_id, queue_offset):
             return number
     return -1
 

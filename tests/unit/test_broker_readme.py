@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ LAYOUTS = ["RECORD", "UNIT", "INDEX_HEADER", "INDEX_ENTRY", "CHECKPOINT", "CHECK
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_readme_lists_every_field_of_the_layout_in_order(name: str) -> None:
-    shown: layout.Layout = getattr(layout, name)
+    shown: layout.Layout[Any] = getattr(layout, name)
     rows = [
         f"| {shown.at[field.name]} | {field.name} | {field.width} | {field.meaning.replace('|', chr(92) + '|')} |"
         for field in shown.fields

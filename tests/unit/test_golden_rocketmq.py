@@ -18,15 +18,15 @@ import pytest
 from flintmq.protocol.storage.ids import offset_id, parse_offset_id
 from flintmq.protocol.storage.javahash import index_key_hash, tags_code
 from flintmq.protocol.storage.layout import (
+    CHECKPOINT,
     CHECKPOINT_FILE_BYTES,
-    CHECKPOINT_STRUCT,
+    INDEX_ENTRY,
     INDEX_ENTRY_BYTES,
-    INDEX_ENTRY_STRUCT,
+    INDEX_HEADER,
     INDEX_HEADER_BYTES,
-    INDEX_HEADER_STRUCT,
     INDEX_SLOT_BYTES,
+    UNIT,
     UNIT_BYTES,
-    UNIT_STRUCT,
     SysFlag,
 )
 from flintmq.protocol.storage.record import Record, decode_host, decode_record, record_size, split_keys
@@ -176,7 +176,7 @@ def test_the_consumequeues_follow_from_the_records(golden: GoldenStore) -> None:
     for record in golden.records:
         queue = units[record.topic.decode(), record.queue_id]
         assert record.queue_offset == len(queue)
-        queue.append(UNIT_STRUCT.pack(record.physical_offset, len(record.encode()), _tags_code(record)))
+        queue.append(UNIT.pack(record.physical_offset, len(record.encode()), _tags_code(record)))
     assert units.keys() == golden.queues.keys()
     for key, stored in golden.queues.items():
         derived = b"".join(units[key])
@@ -191,7 +191,7 @@ def _index_keys(record: Record) -> list[str]:
 
 
 def test_the_index_follows_from_the_records(golden: GoldenStore) -> None:
-    header = INDEX_HEADER_STRUCT.unpack_from(golden.index)
+    header = INDEX_HEADER.unpack(golden.index)
     begin_ms, entries_end = header[0], header[5]
     slots: dict[int, int] = {}
     entry_number = 1
@@ -201,7 +201,7 @@ def test_the_index_follows_from_the_records(golden: GoldenStore) -> None:
             slot = key_hash % INDEX_SLOTS
             seconds = (record.store_timestamp - begin_ms) // 1000
             at = INDEX_HEADER_BYTES + INDEX_SLOTS * INDEX_SLOT_BYTES + entry_number * INDEX_ENTRY_BYTES
-            entry = INDEX_ENTRY_STRUCT.pack(key_hash, record.physical_offset, seconds, slots.get(slot, 0))
+            entry = INDEX_ENTRY.pack(key_hash, record.physical_offset, seconds, slots.get(slot, 0))
             assert golden.index[at : at + INDEX_ENTRY_BYTES] == entry, (key, entry_number)
             slots[slot] = entry_number
             entry_number += 1
@@ -223,5 +223,5 @@ def test_the_index_follows_from_the_records(golden: GoldenStore) -> None:
 def test_the_checkpoint_holds_the_times_of_the_last_record(golden: GoldenStore) -> None:
     assert len(golden.checkpoint) == CHECKPOINT_FILE_BYTES
     last_ms = golden.records[-1].store_timestamp
-    assert CHECKPOINT_STRUCT.unpack_from(golden.checkpoint) == (last_ms, last_ms, 0, 0, 0)
-    assert not any(golden.checkpoint[CHECKPOINT_STRUCT.size :])
+    assert CHECKPOINT.unpack(golden.checkpoint) == (last_ms, last_ms, 0, 0, 0)
+    assert not any(golden.checkpoint[CHECKPOINT.size :])

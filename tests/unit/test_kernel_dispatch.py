@@ -10,7 +10,7 @@ import pytest
 
 from flintmq.broker.kernels import dispatch as kernel
 from flintmq.protocol.storage.javahash import index_key_hash, java_hash
-from flintmq.protocol.storage.layout import MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD, UNIT_STRUCT, SysFlag
+from flintmq.protocol.storage.layout import MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD, UNIT, SysFlag
 from flintmq.protocol.storage.record import Record, encode_host
 from tests.twins.arrays import SENTINELS, fenced, room
 from tests.twins.dispatch_call import KEYS_OF_ONE_RECORD_MAX, Answer, Table, Work, dispatch, next_offsets
@@ -38,7 +38,7 @@ def code_of(*records: Record) -> int:
     """Return the tag code of the first unit."""
     answer = run(*records)
     (units,) = answer.units.values()
-    return int(UNIT_STRUCT.unpack(units[0])[2])
+    return int(UNIT.unpack(units[0])[2])
 
 
 def key_names(answer: Answer, *names: str, topic: str = "orders") -> bool:
@@ -115,7 +115,7 @@ def test_units_are_grouped_by_queue_in_the_order_of_the_log() -> None:
     ]
     answer = run(*records, queues={ORDERS: Queue(), other: Queue()})
     assert list(answer.units) == [other, ORDERS]
-    assert {name: [UNIT_STRUCT.unpack(unit)[0] for unit in units] for name, units in answer.units.items()} == {
+    assert {name: [UNIT.unpack(unit)[0] for unit in units] for name, units in answer.units.items()} == {
         other: [records[0].physical_offset, records[3].physical_offset],
         ORDERS: [records[1].physical_offset, records[2].physical_offset],
     }
@@ -141,7 +141,7 @@ def test_the_last_of_several_properties_of_a_name_counts() -> None:
         a_record(b"KEYS\x01a b\x02TAGS\x01x\x02UNIQ_KEY\x01u\x02KEYS\x01c\x02TAGS\x01TagA\x02UNIQ_KEY\x01v\x02")
     )
     assert key_names(answer, "v", "c")
-    assert UNIT_STRUCT.unpack(answer.units[ORDERS][0])[2] == 2598919
+    assert UNIT.unpack(answer.units[ORDERS][0])[2] == 2598919
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_records_of_a_deleted_topic_are_passed_over_and_those_behind_the_deletio
     size = len(before.encode())
     answer = run(before, behind, queues={ORDERS: Queue(next=3, deleted_below=size)})
     assert (answer.status, answer.records) == (kernel.DONE, 2)
-    assert [UNIT_STRUCT.unpack(unit)[0] for unit in answer.units[ORDERS]] == [size]
+    assert [UNIT.unpack(unit)[0] for unit in answer.units[ORDERS]] == [size]
     assert key_names(answer, "b")
 
 

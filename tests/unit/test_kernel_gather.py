@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flintmq.broker.kernels import gather as kernel
-from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT_STRUCT
+from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT
 from flintmq.protocol.storage.record import Record
 from tests.twins.arrays import fenced, room
 from tests.twins.log import write_log
@@ -22,7 +22,7 @@ def choose(
     bytes_max: int = 1 << 20,
 ) -> tuple[tuple[int, int, int], list[int]]:
     """Return the kernel's result and the chosen queue offsets, for units from queue offset 50 on."""
-    array = fenced(b"".join(UNIT_STRUCT.pack(*unit) for unit in units))
+    array = fenced(b"".join(UNIT.pack(*unit) for unit in units))
     codes = fenced(tags or (7,), np.int64)
     chosen = room(min(len(units), count_max) * kernel.CHOSEN_ROW, np.int64)
     answer = kernel.choose(

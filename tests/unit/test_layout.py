@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 
@@ -14,11 +14,12 @@ from flintmq.protocol.storage.layout import (
     INDEX_HEADER,
     RECORD,
     UNIT,
-    Field,
     Layout,
+    SysFlag,
+    record_head,
 )
 
-LAYOUTS = {
+LAYOUTS: dict[str, Layout[Any]] = {
     "RECORD": RECORD,
     "UNIT": UNIT,
     "INDEX_HEADER": INDEX_HEADER,
@@ -26,6 +27,12 @@ LAYOUTS = {
     "CHECKPOINT": CHECKPOINT,
     "CHECKPOINT_MARK": CHECKPOINT_MARK,
 }
+
+
+class _Example(NamedTuple):
+    small: Annotated[int, 1, "one"]
+    host: Annotated[bytes, 8, "bytes"]
+    wide: Annotated[int, 8, "eight"]
 
 
 def test_the_record_head_has_rocketmqs_layout() -> None:
@@ -46,7 +53,7 @@ def test_the_record_head_has_rocketmqs_layout() -> None:
         "prepared_transaction_offset": 76,
         "body_length": 84,
     }
-    assert layout.RECORD_STRUCT.format == ">iiiiiqqiq8sq8siqi"
+    assert RECORD.struct.format == ">iiiiiqqiq8sq8siqi"
 
 
 def test_units_index_and_checkpoint_have_rocketmqs_layout() -> None:
@@ -71,14 +78,35 @@ def test_a_layout_has_no_gap_and_its_format_has_its_size(name: str) -> None:
         assert table.at[field.name] == at
         assert field.meaning
         at += field.width
-    assert table.size == at == struct.calcsize(table.format())
+    assert table.size == at == table.struct.size
 
 
-def test_a_width_that_is_no_integers_is_bytes() -> None:
-    table = Layout(Field("small", 1, "one"), Field("host", 20, "not an integer"), Field("wide", 8, "eight"))
-    assert table.format() == ">b20sq"
-    assert table.format("wide") == ">b20s8s"
+def test_a_layout_follows_the_named_tuple() -> None:
+    table = Layout(_Example)
+    assert table.struct.format == ">b8sq"
+    assert table.at == {"small": 0, "host": 1, "wide": 9}
+    assert table.dtype() == [("small", ">i1"), ("host", "V8"), ("wide", ">i8")]
+    assert table.unpack(b"\0" + table.pack(-1, b"12345678", 2), 1) == _Example(-1, b"12345678", 2)
+
+
+def test_a_field_may_be_wider_than_its_type_says() -> None:
+    table = Layout(_Example, host=20)
+    assert table.struct.format == ">b20sq"
     assert table.at == {"small": 0, "host": 1, "wide": 21}
+
+
+def test_the_head_of_a_record_is_longer_by_its_ipv6_hosts() -> None:
+    both = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+    for flags, born, store in (
+        (0, 8, 8),
+        (SysFlag.BORN_HOST_V6, 20, 8),
+        (SysFlag.STORE_HOST_V6, 8, 20),
+        (both, 20, 20),
+    ):
+        head = record_head(flags | SysFlag.COMPRESSED)
+        assert head.at["store_timestamp"] == 48 + born
+        assert head.at["reconsume_times"] == 48 + born + 8 + store
+        assert head.size == 72 + born + store
 
 
 def test_magic_numbers_are_rocketmqs() -> None:

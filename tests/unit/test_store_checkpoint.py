@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store.tables.checkpoint import Mark, StoreCheckpoint
-from flintmq.protocol.storage.layout import CHECKPOINT_FILE_BYTES, CHECKPOINT_STRUCT
+from flintmq.protocol.storage.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES
 from tests.store_tools import UnsyncedFiles, append, assert_holds, kill, open_store, overwrite, plain, put, reopen
 
 NOW_MS = int(time.time() * 1000)
@@ -32,7 +32,7 @@ def write(path: Path) -> StoreCheckpoint:
 
 
 def times_of(path: Path) -> tuple[int, ...]:
-    fields: tuple[int, ...] = CHECKPOINT_STRUCT.unpack_from(path.read_bytes())
+    fields: tuple[int, ...] = CHECKPOINT.unpack(path.read_bytes())
     return fields
 
 
@@ -68,7 +68,7 @@ def test_any_changed_byte_makes_the_mark_no_mark(tmp_path: Path, at: int) -> Non
 
 def test_times_of_rocketmq_are_taken_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
-    path.write_bytes(CHECKPOINT_STRUCT.pack(NOW_MS, NOW_MS - 1, NOW_MS - 2, 77, 88).ljust(CHECKPOINT_FILE_BYTES, b"\0"))
+    path.write_bytes(CHECKPOINT.pack(NOW_MS, NOW_MS - 1, NOW_MS - 2, 77, 88).ljust(CHECKPOINT_FILE_BYTES, b"\0"))
     checkpoint = load(path)
     assert checkpoint.mark is None
     assert (checkpoint.physic_msg_timestamp, checkpoint.index_msg_timestamp) == (NOW_MS, NOW_MS - 2)
@@ -85,7 +85,7 @@ def test_times_of_rocketmq_are_taken_and_kept(tmp_path: Path) -> None:
 )
 def test_an_invalid_time_invalidates_the_checkpoint(tmp_path: Path, physic: int) -> None:
     path = tmp_path / "checkpoint"
-    path.write_bytes(CHECKPOINT_STRUCT.pack(physic, NOW_MS, NOW_MS, 77, 88).ljust(CHECKPOINT_FILE_BYTES, b"\0"))
+    path.write_bytes(CHECKPOINT.pack(physic, NOW_MS, NOW_MS, 77, 88).ljust(CHECKPOINT_FILE_BYTES, b"\0"))
     checkpoint = load(path)
     assert (checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp, checkpoint.index_msg_timestamp) == (
         0,

@@ -23,7 +23,7 @@ from flintmq.protocol.errors import (
 )
 from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.javahash import tags_code
-from flintmq.protocol.storage.layout import UNIT_STRUCT
+from flintmq.protocol.storage.layout import UNIT
 from flintmq.protocol.storage.record import decode_record
 from tests.store_tools import (
     FOREVER,
@@ -79,7 +79,7 @@ def test_units_are_the_place_size_and_tag_of_each_message_and_files_roll(store: 
     files = queue_files(store.path)
     assert list(files) == [f"orders/3/{number * 1000:020d}" for number in range(3)]
     assert {len(content) for content in files.values()} == {SMALL.consumequeue_file_bytes}
-    units = list(UNIT_STRUCT.iter_unpack(b"".join(files.values())))
+    units = list(UNIT.unpack_all(b"".join(files.values())))
     assert units[:120] == [
         (each.physical_offset, size_of(store, each), tags_code(each.message.tags or None)) for each in sent
     ]

@@ -16,7 +16,7 @@ from flintmq.broker.store import MessageStore, QueryResult
 from flintmq.protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
 from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.javahash import index_key_hash, java_hash
-from flintmq.protocol.storage.layout import INDEX_HEADER_STRUCT
+from flintmq.protocol.storage.layout import INDEX_HEADER
 from flintmq.protocol.storage.record import Record, decode_record
 from tests.store_tools import (
     FOREVER,
@@ -100,7 +100,7 @@ def test_a_property_that_only_looks_like_the_key_does_not_match(store: MessageSt
 def test_full_index_files_roll_and_chains_continue_after_them(store: MessageStore) -> None:
     sent = put(store, "orders", 0, [Message(b"x", keys=("all", f"k{number}")) for number in range(2 * ENTRIES)])
     files = index_files(store.path)
-    headers = [INDEX_HEADER_STRUCT.unpack_from(content) for content in files]
+    headers = [INDEX_HEADER.unpack(content) for content in files]
     assert [header[5] for header in headers] == [SMALL.index_entries] * 4
     names = [path.name for path in sorted((store.path / "index").iterdir())]
     assert all(len(name) == 17 and name.isdigit() for name in names)

@@ -15,7 +15,7 @@ from flintmq.broker.tools.findings import KINDS, Findings
 from flintmq.broker.tools.offline import OfflineStore
 from flintmq.broker.tools.verify import verify
 from flintmq.protocol.errors import ConfigurationError
-from flintmq.protocol.storage.layout import CHECKPOINT_MARK_AT, UNIT_STRUCT
+from flintmq.protocol.storage.layout import CHECKPOINT_MARK_AT, UNIT
 from flintmq.protocol.storage.record import Record
 from tests.store_tools import (
     MIB,
@@ -185,14 +185,14 @@ def test_a_topic_that_rocketmq_deleted_and_made_again_is_sound(path: Path, segme
     shutil.rmtree(path / "consumequeue" / "orders" / "1")
     log = (path / "commitlog" / f"{0:020d}").read_bytes()
     units = b"".join(
-        UNIT_STRUCT.pack(each.physical_offset, *struct.unpack_from(">i", log, each.physical_offset), 0) for each in sent
+        UNIT.pack(each.physical_offset, *struct.unpack_from(">i", log, each.physical_offset), 0) for each in sent
     )
     queue = path / "consumequeue" / "orders" / "0" / f"{0:020d}"
     overwrite(queue, 0, units.ljust(SMALL.consumequeue_file_bytes, b"\0"))
     result = verify(path, lambda done, total: None, index_slots=SMALL.index_slots, segment_bytes=segment_bytes)
     assert list(result.findings) == []
     assert any("deleted and created again" in note for note in result.findings.notes)
-    overwrite(queue, 20 * 3, UNIT_STRUCT.pack(7, 100, 0))
+    overwrite(queue, 20 * 3, UNIT.pack(7, 100, 0))
     result = verify(path, lambda done, total: None, index_slots=SMALL.index_slots, segment_bytes=segment_bytes)
     assert {(finding.kind, finding.position) for finding in result.findings} >= {("unit-wrong", 60)}
 

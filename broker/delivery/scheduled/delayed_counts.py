@@ -8,8 +8,8 @@ import numpy as np
 
 from ....protocol.storage.delivery import DELAY_LEVEL_MAX, PARKED_TOPIC, SCHEDULE_TOPIC
 from ...store import MessageStore
+from ...store.queue.queue_check import UNIT_DTYPE
 from ...store.timers.timer_state import HOUR_SECONDS
-from .redelivery import UNITS
 from .timers import SECOND_MS
 from .worker import Delays
 
@@ -69,7 +69,7 @@ def _levels(delays: Delays, store: MessageStore, *, hot: bool) -> list[Row]:
         unit = queue.unit(next_offset, hot=hot) if messages else (0, 0, 0)
         due_ms = unit[2]
         if messages and level is not None:
-            due_ms = int(delays.levels.due_ms(level, np.array([unit], UNITS), next_offset)[0])
+            due_ms = int(delays.levels.due_ms(level, np.array([unit], UNIT_DTYPE), next_offset)[0])
         rows.append((number, messages, due_ms))
     return rows
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from ....protocol.errors import BrokerError
 from ....protocol.storage.delivery import PARKED_TOPIC, UNREADABLE_TOPICS
-from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
+from ....protocol.storage.layout import PRE_BLANK_SIZE
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
 from ...latency import Latencies
 from ...store import CorruptLog, MessageStore, TopicConfig, WouldBlock
 from ...store.queue.consume_queue import ConsumeQueue
+from ...store.queue.queue_check import UNIT_DTYPE
 from ...store.read.record_copies import Place, WaitingRecords
 from ..writer import RecordWriter
 
@@ -38,9 +39,6 @@ UNFLUSHED_BYTES_MAX = 8 * 1024 * 1024
 SAID_EVERY_S = 60.0
 """Minimum interval of log lines about messages parked for the same reason."""
 _SAID_MAX = 1_000
-
-UNITS = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-assert UNITS.itemsize == UNIT_BYTES
 
 
 def choose(units: np.ndarray, first_queue_offset: int) -> tuple[np.ndarray, int]:
@@ -143,7 +141,7 @@ class Redeliverer:
         blob = await self.call(lambda hot: queue.read_units(first, count, hot=hot))
         if not blob:
             raise CorruptLog(f"{queue.folder} has no unit {first:,} although it should extend to {queue.max_offset:,}")
-        return np.frombuffer(blob, UNITS)
+        return np.frombuffer(blob, UNIT_DTYPE)
 
     async def read(self, chosen: np.ndarray) -> WaitingRecords:
         """Read the records of these units."""

@@ -13,7 +13,8 @@ from ....protocol.storage.record import Record
 from ...store import MessageStore
 from ...store.damage.tombstones import LostRange
 from ...store.queue.consume_queue import ConsumeQueue
-from ..scheduled.redelivery import RECORDS_A_STEP, UNITS
+from ...store.queue.queue_check import UNIT_DTYPE
+from ..scheduled.redelivery import RECORDS_A_STEP
 from ..topic_scan import records_from
 from .lost_notes import LostNotes
 from .notes import COMMIT, COPY, DONE, DROP, STAGE, Note, read_note
@@ -130,7 +131,9 @@ def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tupl
     if not begins:
         return position
     ranges = commit.ranges_from(position, commit.messages if holes else RECORDS_A_STEP)
-    units = [np.frombuffer(queue.read_units(each.first, each.end - each.first, hot=False), UNITS) for each in ranges]
+    units = [
+        np.frombuffer(queue.read_units(each.first, each.end - each.first, hot=False), UNIT_DTYPE) for each in ranges
+    ]
     places = np.concatenate([np.zeros(0, np.int64), *(each["physical_offset"].astype(np.int64) for each in units)])
     order = np.argsort(places)
     places = places[order]

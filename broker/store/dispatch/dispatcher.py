@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ....protocol.names import is_folder_name
-from ....protocol.storage.layout import INDEX_ENTRY_BYTES, RECORD_STRUCT, UNIT_BYTES
+from ....protocol.storage.layout import INDEX_ENTRY_BYTES, RECORD, UNIT_BYTES
 from ...kernels import dispatch as kernel
 from ..errors import CorruptLog, DamagedRecord
 from ..files.mapped_file import MappedFile
@@ -191,14 +191,14 @@ class Dispatcher:
         """Return (topic, queue id, queue offset) of the record at which the last ``derive`` stopped."""
         parts = self._scratch
         topic = log_array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-        fields = RECORD_STRUCT.unpack(log_array[position : position + RECORD_STRUCT.size].tobytes())
-        return topic, fields[3], fields[5]
+        head = RECORD.unpack(log_array.data, position)
+        return topic, head.queue_id, head.queue_offset
 
     def add_queue(self, log_array: np.ndarray, position: int) -> ConsumeQueue:
         """Add the queue of the record for which the last ``derive`` stopped with ``NEW_QUEUE``."""
         topic, queue_id, _ = self.record_queue(log_array, position)
         if not _safe_folder_name(topic) or queue_id < 0:
-            at = RECORD_STRUCT.unpack(log_array[position : position + RECORD_STRUCT.size].tobytes())[6]
+            at = RECORD.unpack(log_array.data, position).physical_offset
             raise DamagedRecord(
                 f"the record at physical offset {at:,} in {self._commitlog.queue.folder} names topic {topic!r}, queue "
                 f"{queue_id}, which cannot be a queue's folder. Start the broker again: a start contains it",

@@ -12,8 +12,8 @@ import numpy as np
 
 from ....protocol.errors import MessageNotFound
 from ....protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, SCHEDULE_TOPIC, TIMER_TOPIC
-from ....protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, UNIT_BYTES, SysFlag
-from ....protocol.storage.record import decode_record
+from ....protocol.storage.layout import RECORD_HEAD_BYTES_MAX, UNIT_BYTES
+from ....protocol.storage.record import decode_record, unpack_head
 from ...kernels import dispatch
 from ...kernels import sequences as kernel
 from ..files.mapped_file import MappedFile
@@ -25,8 +25,6 @@ from ..tables.config_files import TopicTable
 from ..tables.store_state import StoreState
 
 RUNS_A_CALL = 8192
-_STORE_MS_AT = RECORD.at["store_timestamp"]
-_HEAD_BYTES = _STORE_MS_AT + IPV6_EXTRA_BYTES + 8
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +98,13 @@ class ProducerRuns:
             )
         # The head holds the store time; a waiting message's target queue is in its properties.
         waits = topic in (SCHEDULE_TOPIC, TIMER_TOPIC, PREPARED_TOPIC)
-        blob = bytearray(int(units["size"][0]) if waits else _HEAD_BYTES)
+        size = int(units["size"][0])
+        blob = bytearray(size if waits else min(size, RECORD_HEAD_BYTES_MAX))
         self._commitlog.queue.read(int(offsets[0]), memoryview(blob), hot=hot)
         if waits:
             queue_id = int(decode_record(blob).property_map()[PROPERTY_REAL_QUEUE])
         end_offset = int(offsets[-1] + units["size"][-1])
-        return Places(offsets.tobytes(), _store_ms(blob), end_offset, queue_id)
+        return Places(offsets.tobytes(), unpack_head(blob).store_timestamp, end_offset, queue_id)
 
     def tail(self, tail_bytes: int, runs_max: int) -> list[StoredRun]:
         """Return the runs in the last ``tail_bytes`` of the log, oldest first, and at most the newest ``runs_max``.
@@ -179,13 +178,6 @@ class ProducerRuns:
             stored_in = asked_topic if topic_at == asked_at else _text(texts, view[topic_at : topic_at + topic])
             runs.append(StoredRun(prefix, asked_topic, first, count, stored_in, queue, queue_offset))
         return runs
-
-
-def _store_ms(head: bytearray) -> int:
-    """Return the store time in the head of a record."""
-    sys_flag = int.from_bytes(head[RECORD.at["sys_flag"] :][:4], "big")
-    at = _STORE_MS_AT + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
-    return int.from_bytes(head[at : at + 8], "big")
 
 
 def _text(texts: dict[bytes, str], view: memoryview) -> str:

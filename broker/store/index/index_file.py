@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ....protocol.storage.layout import (
+    INDEX_ENTRY,
     INDEX_ENTRY_BYTES,
-    INDEX_ENTRY_STRUCT,
+    INDEX_HEADER,
     INDEX_HEADER_BYTES,
-    INDEX_HEADER_STRUCT,
     INDEX_SLOT_BYTES,
+    IndexHeader,
 )
 from ...kernels import index as kernel
 from ...kernels.dispatch import K_HASH, K_PHYSICAL_OFFSET, K_STORE_MS, KEY_ROW
@@ -29,21 +29,9 @@ CHAIN_STEP = 1024
 """Maximum number of entries that one kernel call follows."""
 ALLOCATE_STEP_BYTES = 32 * 1024 * 1024
 BLOCK_ENTRIES = 16_384
-ENTRY_DTYPE = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+ENTRY_DTYPE: np.dtype[np.void] = np.dtype(INDEX_ENTRY.dtype())
 
 Entries = np.ndarray[Any, np.dtype[np.void]]
-
-
-@dataclass(frozen=True, slots=True)
-class IndexHeader:
-    """The first 40 bytes of an IndexFile."""
-
-    begin_timestamp: int
-    end_timestamp: int
-    begin_physical_offset: int
-    end_physical_offset: int
-    hash_slot_count: int
-    index_count: int
 
 
 def index_file_bytes(slots: int, entries: int) -> int:
@@ -78,7 +66,7 @@ class IndexFile:
         if header is None:
             blob = bytearray(INDEX_HEADER_BYTES)
             self.files.read(self.fd, memoryview(blob), 0, wait=True)
-            header = self._header = IndexHeader(*INDEX_HEADER_STRUCT.unpack(blob))
+            header = self._header = INDEX_HEADER.unpack(blob)
         return header
 
     @property
@@ -118,7 +106,7 @@ class IndexFile:
     def check(self) -> int:
         """Check the chains: ``kernels.index.SOUND``, ``REPAIRED`` or ``DAMAGED``. Reads the whole file."""
         if self.index_count == 0:  # RocketMQ created it, and writes the header later
-            self.files.write(self.fd, INDEX_HEADER_STRUCT.pack(0, 0, 0, 0, 0, 1), 0)
+            self.files.write(self.fd, INDEX_HEADER.pack(0, 0, 0, 0, 0, 1), 0)
         result = kernel.check(self.array(), self.slots, self.entries, np.zeros(self.slots, np.int32))
         self._header = None
         self.index_count = self.header.index_count
@@ -207,13 +195,13 @@ class IndexFile:
         view = memoryview(blob)
         while 0 < number < self.entries:
             self._read(view, self.entries_at + INDEX_ENTRY_BYTES * number)
-            entry_hash, physical_offset, seconds, previous = INDEX_ENTRY_STRUCT.unpack(blob)
-            entry_ms = begin_timestamp + (1000 * seconds if number > 1 else 0)
-            if entry_hash == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
-                yield physical_offset, number
-            if entry_ms + 1000 <= begin_ms or previous >= number:
+            found = INDEX_ENTRY.unpack(blob)
+            entry_ms = begin_timestamp + (1000 * found.seconds if number > 1 else 0)
+            if found.key_hash == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
+                yield found.physical_offset, number
+            if entry_ms + 1000 <= begin_ms or found.previous >= number:
                 return
-            number = previous
+            number = found.previous
 
     def _word(self, at: int) -> int:
         blob = bytearray(4)
@@ -347,7 +335,7 @@ class IndexService:
         slots_end = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
         size = index_file_bytes(self.slots, self.entries)
         end_ms, end_physical = (before.end_timestamp, before.end_physical_offset) if before else (0, 0)
-        header = INDEX_HEADER_STRUCT.pack(end_ms, end_ms, end_physical, end_physical, 0, 1)
+        header = INDEX_HEADER.pack(end_ms, end_ms, end_physical, end_physical, 0, 1)
         fd = create_whole(self._os, path, size, self._scratch, allocate=slots_end, head=header)
         if self.files:
             self.files[-1].release()

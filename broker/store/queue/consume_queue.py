@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
+from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from ..errors import CorruptFile, WouldBlock
 from ..files.file_system import Descriptor, Files, zero
 from ..files.mapped_file import file_name
 from ..files.open_files import OpenFiles
 
 _NAME = re.compile(r"\d{20}\Z")
-_PRE_BLANK = UNIT_STRUCT.pack(0, PRE_BLANK_SIZE, 0)
+_PRE_BLANK = UNIT.pack(0, PRE_BLANK_SIZE, 0)
 
 
 class ConsumeQueue:
@@ -183,7 +183,7 @@ class ConsumeQueue:
         blob = self.read_units(queue_offset, 1, hot=hot)
         if len(blob) < UNIT_BYTES:
             return 0, 0, 0
-        physical_offset, size, tags_code = UNIT_STRUCT.unpack(blob)
+        physical_offset, size, tags_code = UNIT.unpack(blob)
         return physical_offset, size, tags_code
 
     def append(self, units: memoryview) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ....protocol.storage.layout import PRE_BLANK_SIZE, RECORD_BYTES_MIN, UNIT_BYTES
+from ....protocol.storage.layout import PRE_BLANK_SIZE, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
 from .consume_queue import ConsumeQueue
 
-UNIT_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+UNIT_DTYPE = np.dtype(UNIT.dtype())
 BLOCK_UNITS = 8192
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """Maximum record size that a sound unit can state."""

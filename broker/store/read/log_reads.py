@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from ....protocol.storage.layout import RECORD_BYTES_MIN, RECORD_STRUCT
+from ....protocol.storage.layout import RECORD, RECORD_BYTES_MIN
 from ....protocol.storage.record import CorruptRecord, Record, check_record_crc, decode_record
 from ...kernels import gather as kernel
 from ..damage.quarantine import Quarantine
@@ -82,7 +82,7 @@ class LogReads:
         if size <= 0:
             head = bytearray(RECORD_BYTES_MIN)
             commitlog.queue.read(physical_offset, memoryview(head), hot=hot)
-            size = RECORD_STRUCT.unpack_from(head)[0]
+            size = RECORD.unpack(head).total_size
             if size < RECORD_BYTES_MIN or physical_offset + size > end:
                 return None
         blob = bytearray(size)

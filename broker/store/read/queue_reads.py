@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ....protocol.errors import QueueNotExist, TopicNotExist
-from ....protocol.storage.layout import UNIT_STRUCT
+from ....protocol.storage.layout import UNIT
 from ..errors import WouldBlock
 from ..log.commitlog import CommitLog
 from ..queue.consume_queue import ConsumeQueue
@@ -80,7 +80,7 @@ class QueueReads:
             blob = queue.read_units(first, end - first, hot=True)
         except (WouldBlock, OSError):
             return None
-        return frozenset(code for _, _, code in UNIT_STRUCT.iter_unpack(blob)) if len(blob) else None
+        return frozenset(code for _, _, code in UNIT.unpack_all(blob)) if len(blob) else None
 
     def first_offset(self, queue: ConsumeQueue, *, hot: bool = False) -> int:
         """Return the first offset of a queue whose message is still in the log and not hidden by retention."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from ....protocol.storage.layout import UNIT_STRUCT
+from ....protocol.storage.layout import UNIT
 from ....protocol.storage.record import decode_record
 from ....protocol.storage.record_crc import without_record_crc
 from ...kernels import dispatch as kernel
@@ -261,7 +261,7 @@ def _patch(queues: ConsumeQueueTable, run: list[Tombstone]) -> None:
         return
     first = run[0].queue_offset
     held = queue.read_units(first, len(run), hot=False)
-    units = b"".join(UNIT_STRUCT.pack(each.physical_offset, each.size, 0) for each in run)[: len(held)]
+    units = b"".join(UNIT.pack(each.physical_offset, each.size, 0) for each in run)[: len(held)]
     if units and any(held) and held != units:
         queue.write_at(first, memoryview(units))
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, RECORD_STRUCT, SysFlag
+from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, SysFlag
 from ...kernels import dispatch as kernel
 from ..damage.tombstones import HOLE_BYTES_MIN
 from ..files.mapped_file import MappedFile
@@ -197,17 +197,18 @@ class HoleFinder:
                 break
             if status != kernel.DONE:
                 return at - 1
-            fields = RECORD_STRUCT.unpack(array[position : position + RECORD_STRUCT.size].tobytes())
+            head = RECORD.unpack(array.data, position)
             name = array[self._parts[kernel.R_TOPIC_AT] : self._parts[kernel.R_TOPIC_END]].tobytes()
-            queue, queue_offset = (name, fields[3]), fields[5]
-            if fields[7] & SysFlag.TRANSACTION_MASK not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
+            queue, queue_offset = (name, head.queue_id), head.queue_offset
+            transaction = head.sys_flag & SysFlag.TRANSACTION_MASK
+            if transaction not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
                 before = seen.get(queue) or (self._last_offset(queue, begin), at)
                 if queue_offset <= before[0]:
                     forged = max(forged, before[1])
                 seen[queue] = (queue_offset, at)
-            if at < border < at + fields[0]:
+            if at < border < at + head.total_size:
                 return at
-            at += fields[0]
+            at += head.total_size
             count += 1
         return forged
 

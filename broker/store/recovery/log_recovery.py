@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ....protocol.storage.layout import (
-    IPV6_EXTRA_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     RECORD,
     RECORD_HEAD_BYTES,
-    RECORD_STRUCT,
+    RECORD_HEAD_BYTES_MAX,
     SysFlag,
 )
+from ....protocol.storage.record import unpack_head
 from ...kernels import dispatch as kernel
 from ..errors import CorruptLog, DamagedRecord
 from ..files.file_system import zero
@@ -47,15 +47,14 @@ class FileHead:
     """The head of a CommitLog file's first record."""
 
     def __init__(self, file: MappedFile) -> None:
-        blob = bytearray(RECORD_HEAD_BYTES + IPV6_EXTRA_BYTES)
+        blob = bytearray(RECORD_HEAD_BYTES_MAX)
         file.files.read(file.fd, memoryview(blob), 0, wait=True)
-        fields = RECORD_STRUCT.unpack_from(blob)
-        size, magic, self.physical_offset, sys_flag = fields[0], fields[1], fields[6], fields[7]
-        self.is_record = size > 0 and magic in (MAGIC_V1, MAGIC_V2)
-        self.begun = self.is_record or (size > 0 and magic == MAGIC_BLANK)
+        head = unpack_head(blob)
+        self.physical_offset = head.physical_offset
+        self.is_record = head.total_size > 0 and head.magic in (MAGIC_V1, MAGIC_V2)
+        self.begun = self.is_record or (head.total_size > 0 and head.magic == MAGIC_BLANK)
         """True if the file begins with a record or a blank."""
-        at = RECORD.at["store_timestamp"] + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
-        self.store_ms = int.from_bytes(blob[at : at + 8], "big", signed=True)
+        self.store_ms = head.store_timestamp
         self.empty = not any(blob)
 
 
@@ -354,8 +353,9 @@ class LogRecovery:
         parts = np.zeros(kernel.PARTS, np.int64)
         if kernel.locate(np.frombuffer(blob, np.uint8), 0, size, physical_offset, parts) != kernel.DONE:
             return False
-        fields = RECORD_STRUCT.unpack_from(blob)
-        found = (fields[0], bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]]), fields[3], fields[5])
+        head = RECORD.unpack(blob)
+        stored_topic = bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]])
+        found = head.total_size, stored_topic, head.queue_id, head.queue_offset
         return found == (size, topic, queue_id, queue_offset)
 
     def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
@@ -373,8 +373,8 @@ class LogRecovery:
         status = kernel.locate(array, position, len(array), physical_offset, parts)
         if status != kernel.DONE or parts[kernel.R_SIZE] != size:
             return None
-        fields = RECORD_STRUCT.unpack(array[position : position + RECORD_STRUCT.size].tobytes())
-        return array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), fields[3], fields[5]
+        head = RECORD.unpack(array.data, position)
+        return array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), head.queue_id, head.queue_offset
 
     def store_ms_behind(self, physical_offset: int) -> int:
         """Return the store time of the first sound record at or after a record boundary.
@@ -410,12 +410,12 @@ class LogRecovery:
                 continue
             if status != kernel.DONE:
                 break
-            fields = RECORD_STRUCT.unpack(array[position : position + RECORD_STRUCT.size].tobytes())
-            queue = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), fields[3]
+            head = RECORD.unpack(array.data, position)
+            queue = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), head.queue_id
             if wanted is None:
                 wanted = queue
-            elif queue == wanted and not fields[7] & SysFlag.TRANSACTION_PREPARED:
-                found.append(int(fields[5]))
+            elif queue == wanted and not head.sys_flag & SysFlag.TRANSACTION_PREPARED:
+                found.append(head.queue_offset)
             at += int(parts[kernel.R_SIZE])
         return found
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
+from ....protocol.storage.layout import PRE_BLANK_SIZE
 from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_check import UNIT_DTYPE
 from ..queue.queue_table import ConsumeQueueTable
 from ..read.log_reads import LogReads
 from ..read.queue_reads import QueueReads, first_stored_since
@@ -22,8 +23,6 @@ from ..tables.store_state import StoreState
 from .expiry import HOUR_MS
 
 UNITS_A_STEP = 65_536
-_UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-assert _UNIT.itemsize == UNIT_BYTES
 
 
 @dataclass(slots=True)
@@ -171,7 +170,7 @@ class TopicRetention:
 
     @staticmethod
     def _units(queue: ConsumeQueue, first: int, end: int) -> np.ndarray:
-        return np.frombuffer(queue.read_units(first, min(end - first, UNITS_A_STEP), hot=False), _UNIT)
+        return np.frombuffer(queue.read_units(first, min(end - first, UNITS_A_STEP), hot=False), UNIT_DTYPE)
 
 
 def _sizes(units: np.ndarray) -> np.ndarray:

@@ -19,8 +19,6 @@ from ....protocol.storage.layout import (
     CHECKPOINT_MARK,
     CHECKPOINT_MARK_AT,
     CHECKPOINT_MARK_MAGIC,
-    CHECKPOINT_MARK_STRUCT,
-    CHECKPOINT_STRUCT,
 )
 from ..files.file_system import Files
 
@@ -67,7 +65,7 @@ class StoreCheckpoint:
             self._files.read(fd, memoryview(blob), 0, wait=True)
         finally:
             self._files.close(fd)
-        fields = CHECKPOINT_STRUCT.unpack_from(blob)
+        fields = CHECKPOINT.unpack(blob)
         self.mark = self._read_mark(blob)
         if self.mark is not None:
             self._flushed_offset, self._dispatched_offset = self.mark.flushed_offset, self.mark.dispatched_offset
@@ -83,7 +81,7 @@ class StoreCheckpoint:
 
     @staticmethod
     def _read_mark(blob: bytearray) -> Mark | None:
-        magic, crc, flushed_offset, dispatched_offset = CHECKPOINT_MARK_STRUCT.unpack_from(blob, CHECKPOINT_MARK_AT)
+        magic, crc, flushed_offset, dispatched_offset = CHECKPOINT_MARK.unpack(blob, CHECKPOINT_MARK_AT)
         tail = blob[CHECKPOINT_MARK_AT + _OFFSETS_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size]
         expected = zlib.crc32(bytes(blob[: CHECKPOINT.size]) + bytes(tail)) & 0xFFFFFFFF
         sound = magic == CHECKPOINT_MARK_MAGIC and crc & 0xFFFFFFFF == expected
@@ -129,7 +127,7 @@ class StoreCheckpoint:
         self._files.sync_data(self._fd)
 
     def _write(self) -> None:
-        head = CHECKPOINT_STRUCT.pack(
+        head = CHECKPOINT.pack(
             self.physic_msg_timestamp,
             self.logics_msg_timestamp,
             self.index_msg_timestamp,
@@ -138,7 +136,7 @@ class StoreCheckpoint:
         )
         offsets = struct.pack(">qq", self._flushed_offset, self._dispatched_offset)
         crc = _CRC.unpack(struct.pack(">I", zlib.crc32(head + offsets)))[0]
-        mark = CHECKPOINT_MARK_STRUCT.pack(CHECKPOINT_MARK_MAGIC, crc, self._flushed_offset, self._dispatched_offset)
+        mark = CHECKPOINT_MARK.pack(CHECKPOINT_MARK_MAGIC, crc, self._flushed_offset, self._dispatched_offset)
         blob = head.ljust(CHECKPOINT_MARK_AT, b"\0") + mark
         self._files.write(self._fd, blob, 0)
 

@@ -23,7 +23,7 @@ from ....protocol.storage.delivery import (
     TRANSACTION_PROPERTIES,
 )
 from ....protocol.storage.ids import offset_id
-from ....protocol.storage.layout import MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag
+from ....protocol.storage.layout import ANY_HOST_V6, MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag, record_head
 from ....protocol.storage.record import (
     PROPERTY_DELAY,
     PROPERTY_KEYS,
@@ -69,7 +69,7 @@ BODY_HEAD = struct.Struct(">8xI24xI44xi")
 _unpack_body_head = BODY_HEAD.unpack_from
 _crc32 = zlib.crc32
 BODY_AT = RECORD_HEAD_BYTES
-PLAIN_MASK = SysFlag.COMPRESSED | SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+PLAIN_MASK = SysFlag.COMPRESSED | ANY_HOST_V6
 CRC_MASK = 0x7FFFFFFF
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
@@ -82,9 +82,7 @@ _PHYSICAL_OFFSET_AT = _AT["physical_offset"]
 _SYS_FLAG_AT = _AT["sys_flag"]
 _BORN_TIMESTAMP_AT = _AT["born_timestamp"]
 _BORN_HOST_AT = _AT["born_host"]
-_STORE_TIMESTAMP_AT = _AT["store_timestamp"]
 assert BODY_HEAD.size == BODY_AT
-_BEHIND_HOSTS_BYTES = RECORD_HEAD_BYTES - _AT["reconsume_times"]
 
 
 class StoredMessage:
@@ -211,7 +209,7 @@ class StoredMessage:
     @property
     def reconsume_times(self) -> int:
         """Number of times that a consumer has sent the message back."""
-        return self._integer(_I32, self._host_end(2))
+        return self._integer(_I32, self._field_at("reconsume_times"))
 
     @property
     def retry_reason(self) -> str | None:
@@ -236,12 +234,12 @@ class StoredMessage:
     @property
     def stored_ms(self) -> int:
         """Time at which the broker stored the message, ms since 1970 UTC."""
-        return self._integer(_I64, self._host_end(1))
+        return self._integer(_I64, self._field_at("store_timestamp"))
 
     @property
     def born_host(self) -> tuple[str, int]:
         """The producer's address and port."""
-        return decode_host(self._bytes(_BORN_HOST_AT, self._host_end(1)))
+        return decode_host(self._bytes(_BORN_HOST_AT, self._field_at("store_timestamp")))
 
     @property
     def stored_host(self) -> tuple[str, int]:
@@ -273,18 +271,16 @@ class StoredMessage:
     def _bytes(self, start: int, end: int) -> bytes:
         return self._records[self._at + start : self._at + end]
 
-    def _host_end(self, hosts: int) -> int:
-        """Return where the field after the born host (1) or after the store host (2) begins, within the record."""
+    def _field_at(self, name: str) -> int:
+        """Return where a field of the head begins within the record: after its hosts, whose widths its flags say."""
         sys_flag = self._integer(_I32, _SYS_FLAG_AT)
-        end = _BORN_HOST_AT + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
-        if hosts == 2:
-            end += 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8)
-        if end + _BEHIND_HOSTS_BYTES > self._size:
+        layout = record_head(sys_flag)
+        if layout.size > self._size:
             raise self._corrupt(f"its {self._size} bytes are too few for the addresses that its flags announce")
-        return end
+        return layout.at[name]
 
     def _store_host(self) -> bytes:
-        return self._bytes(self._host_end(1) + 8, self._host_end(2))
+        return self._bytes(self._field_at("store_host"), self._field_at("reconsume_times"))
 
     def _property_map(self) -> dict[str, str]:
         properties = self._properties

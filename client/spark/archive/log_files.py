@@ -23,7 +23,6 @@ from ....protocol.storage.layout import (
     CHECKPOINT_MARK,
     CHECKPOINT_MARK_AT,
     CHECKPOINT_MARK_MAGIC,
-    CHECKPOINT_MARK_STRUCT,
 )
 from ..errors import DataLoss, InvalidOption
 from .errors import SKIP_HINT, CorruptLog
@@ -267,7 +266,7 @@ def _read_mark(path: Path) -> int | None:
             blob = path.read_bytes()[:CHECKPOINT_FILE_BYTES].ljust(CHECKPOINT_FILE_BYTES, b"\0")
         except FileNotFoundError:
             return None
-        magic, crc, flushed_offset, dispatched_offset = CHECKPOINT_MARK_STRUCT.unpack_from(blob, CHECKPOINT_MARK_AT)
+        magic, crc, flushed_offset, dispatched_offset = CHECKPOINT_MARK.unpack(blob, CHECKPOINT_MARK_AT)
         if magic != CHECKPOINT_MARK_MAGIC:
             return None
         offsets = blob[CHECKPOINT_MARK_AT + CHECKPOINT_MARK.at["flushed_offset"] :][:16]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ....protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, SysFlag
+from ....protocol.storage.layout import RECORD_HEAD_BYTES_MAX
+from ....protocol.storage.record import unpack_head
 from ..errors import DataLoss, InvalidOption
 from .errors import SKIP_HINT
 from .log_end import ReadableLog
@@ -16,8 +16,6 @@ from .options import ArchiveOptions
 from .queues import Queues
 from .split_points import Boundary, find_boundary
 
-_I32 = struct.Struct(">i")
-_I64 = struct.Struct(">q")
 logger = logging.getLogger(__name__)
 
 
@@ -78,10 +76,7 @@ def _first_piece(stretch: LogRange, options: ArchiveOptions) -> Piece:
 
 
 def _store_time(stretch: LogRange, fd: int, at: int) -> int:
-    (sys_flag,) = _I32.unpack(stretch.file.read(fd, at + RECORD.at["sys_flag"], _I32.size))
-    v6 = IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0
-    stored_ms: int = _I64.unpack(stretch.file.read(fd, at + RECORD.at["store_timestamp"] + v6, _I64.size))[0]
-    return stored_ms
+    return unpack_head(stretch.file.read(fd, at, RECORD_HEAD_BYTES_MAX)).store_timestamp
 
 
 def _wanted(pieces: list[Piece], options: ArchiveOptions) -> Iterator[Piece]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
+from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from ....protocol.storage.record import Record
 
 _NAME = re.compile(r"\d{20}\Z", re.ASCII)
@@ -106,7 +106,7 @@ def _read_unit(path: Path, at: int, *, fillers: bool = False) -> tuple[int, int]
         os.close(fd)
     if len(blob) < UNIT_BYTES:
         return None
-    physical_offset, size, _ = UNIT_STRUCT.unpack(blob)
+    physical_offset, size, _ = UNIT.unpack(blob)
     if size <= 0 or (size == PRE_BLANK_SIZE and not fillers):
         return None
     return physical_offset, size
