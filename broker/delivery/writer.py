@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ...protocol.errors import BrokerError
 from ...protocol.storage.record import Record
@@ -80,3 +81,30 @@ class RecordWriter:
         """Call ``done`` when the log is on disk below ``end_offset``, whatever the flush policy."""
         self._flush.wait_for(end_offset, done)
         self._flush.wake()  # with async flush nothing else wakes the service early
+
+    async def topics_exist(self, configs: Sequence[TopicConfig]) -> None:
+        """Do what ``with_topics`` does, and wait for it. Raises its error."""
+        await self._called_back(partial(self.with_topics, configs))
+
+    async def acknowledged(self, end_offset: int) -> None:
+        """Wait until the records below ``end_offset`` may be acknowledged. Raises the error of a failed flush."""
+        await self._called_back(partial(self.when_acknowledged, end_offset))
+
+    async def on_disk(self, end_offset: int) -> None:
+        """Wait until the log is on disk below ``end_offset``. Raises the error of a failed flush."""
+        await self._called_back(partial(self.when_on_disk, end_offset))
+
+    async def _called_back(self, register: Callable[[Done], None]) -> None:
+        """Wait until the callback that ``register`` gets is called; raise the error that it is called with."""
+        future: asyncio.Future[None] = self.loop.create_future()
+
+        def done(error: BrokerError | None) -> None:
+            if future.done():  # the task that waits was cancelled
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        register(done)
+        await future

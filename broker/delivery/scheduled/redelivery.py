@@ -16,7 +16,6 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from ....protocol.errors import BrokerError
 from ....protocol.storage.delivery import PARKED_TOPIC, UNREADABLE_TOPICS
 from ....protocol.storage.layout import PRE_BLANK_SIZE
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
@@ -180,7 +179,7 @@ class Redeliverer:
             if place is not None and place[0] == PARKED_TOPIC
         )
         if parked and self.store.topics.get(PARKED_TOPIC) is None:
-            await self._make_topic(TopicConfig(PARKED_TOPIC, read_queues=1, write_queues=1))
+            await self._writer.topics_exist([TopicConfig(PARKED_TOPIC, read_queues=1, write_queues=1)])
         end_offset = await self.write(waiting, places, committed_by)
         self.parked += parked
         self.lost(asked - waiting.count + waiting.unsound)
@@ -198,7 +197,7 @@ class Redeliverer:
         """Append what was read, each group to its place, after the disk has caught up. Return the log's end."""
         store = self.store
         while store.write_offset - store.flushed_offset > UNFLUSHED_BYTES_MAX:
-            await self.on_disk(store.write_offset - UNFLUSHED_BYTES_MAX // 2)
+            await self._writer.on_disk(store.write_offset - UNFLUSHED_BYTES_MAX // 2)
         if not any(waiting.counts):
             return store.write_offset
         if committed_by is not None:
@@ -206,17 +205,6 @@ class Redeliverer:
         end_offset = store.deliver(waiting, places, committed=committed_by is not None)
         self._appended()
         return end_offset
-
-    async def on_disk(self, end_offset: int) -> None:
-        """Wait until the log is on disk below ``end_offset``. Raises the error of a failed flush."""
-        flushed: asyncio.Future[None] = self.loop.create_future()
-        self._writer.when_on_disk(end_offset, lambda error: _finish(flushed, error))
-        await flushed
-
-    async def _make_topic(self, config: TopicConfig) -> None:
-        made: asyncio.Future[None] = self.loop.create_future()
-        self._writer.with_topics([config], lambda error: _finish(made, error))
-        await made
 
     def _place(self, target: Place | None, count: int) -> Place | None:
         """Return where the messages of a group go; None if there are none."""
@@ -254,12 +242,3 @@ class Redeliverer:
             self._said.clear()
         self._said[reason] = now + SAID_EVERY_S
         log.warning("%s", text)
-
-
-def _finish(future: asyncio.Future[None], error: BrokerError | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -104,7 +104,7 @@ class TransactionalMessageCheckService:
                 if transaction.ending is None and (record := self._check(transaction)) is not None:
                     hot.append((transaction, record))
                     size += len(record.body)
-        self._write_again(hot)
+        self._append_again(hot)
         self._arm()
 
     def _is_over(self, transaction: Open) -> bool:
@@ -122,21 +122,16 @@ class TransactionalMessageCheckService:
         try:
             return self._transactions.history.record(half, hot=True)
         except WouldBlock:
-            self._read_cold(transaction, half)
+            self._transactions.run(self._check_cold(transaction, half), _log_failure)
         except BrokerError as error:
             log.error("%s", error.message)
         return None
 
-    def _read_cold(self, transaction: Open, half: Half) -> None:
-        def was_read(record: Record) -> None:
-            if transaction.half is half and transaction.ending is None and not self._is_over(transaction):
-                self._write_again([(transaction, record)])
-
-        self._transactions.in_reader(
-            lambda: self._transactions.history.record(half, hot=False),
-            was_read,
-            lambda error: log.error("%s", error.message),
-        )
+    async def _check_cold(self, transaction: Open, half: Half) -> None:
+        record = await self._transactions.in_reader(lambda: self._transactions.history.record(half, hot=False))
+        # The transaction may have been ended or replaced during the read.
+        if transaction.half is half and transaction.ending is None and not self._is_over(transaction):
+            self._append_again([(transaction, record)])
 
     def _park(self, transaction: Open) -> None:
         half = transaction.half
@@ -155,7 +150,7 @@ class TransactionalMessageCheckService:
 
         self._transactions.finish(transaction, PARKED, parked)
 
-    def _write_again(self, checked: list[tuple[Open, Record]]) -> None:
+    def _append_again(self, checked: list[tuple[Open, Record]]) -> None:
         if not checked or self._stopped:
             return
         ends = self._transactions.ends
@@ -171,8 +166,8 @@ class TransactionalMessageCheckService:
             assert half is not None, "the record is a copy of a half message"
             self._transactions.table.move(transaction, half)
             self._ask(transaction, half, shown_as_real(half, record))
-        ends.noted(notes)
-        ends.save()
+        ends.enter_notes(notes)
+        ends.schedule_save()
 
     # ---- asking
 
@@ -226,3 +221,8 @@ class TransactionalMessageCheckService:
     def _finished(self, half: Half, error: BrokerError | None) -> None:
         if error is not None and not isinstance(error, TransactionEnded):  # the producer may have ended it meanwhile
             log.warning("could not end transaction %s after a check: %s", half.transaction_id, error.message)
+
+
+def _log_failure(error: BrokerError | None) -> None:
+    if error is not None:
+        log.error("%s", error.message)

@@ -27,14 +27,14 @@ RETRY_AFTER_S = 5.0
 
 
 class EndWriter:
-    """Writer of ends, which it also enters in ``table``. ``over`` is called with the outcome of each."""
+    """Writer of ends, which it also enters in ``table``. ``count_end`` is called with the outcome of each."""
 
     def __init__(
         self,
         writer: RecordWriter,
         topic_changes: TopicChanges,
         table: OpenTransactions,
-        over: Callable[[str], None],
+        count_end: Callable[[str], None],
         now_ms: Callable[[], int],
     ) -> None:
         self._writer = writer
@@ -42,7 +42,7 @@ class EndWriter:
         self._loop = writer.loop
         self._topic_changes = topic_changes
         self._table = table
-        self._over = over
+        self._count_end = count_end
         self._now_ms = now_ms
         self._batch: list[Ending] = []
         self._notes: list[int] = []
@@ -59,19 +59,19 @@ class EndWriter:
         self._batch.append(ending)
         self._soon()
 
-    def note(self, half_queue_offset: int) -> None:
+    def note_finished(self, half_queue_offset: int) -> None:
         """Write a note that a half message is finished."""
         self._notes.append(half_queue_offset)
         self._soon()
 
     def notes_for(self, half_queue_offsets: Sequence[int]) -> list[Record]:
-        """Return op records that mark half messages as finished; after appending them, call ``noted``."""
+        """Return op records that mark half messages as finished; after appending them, call ``enter_notes``."""
         return ended_notes(half_queue_offsets, self._now_ms(), self._store.commitlog.store_host)
 
-    def noted(self, notes: Sequence[Record]) -> None:
+    def enter_notes(self, notes: Sequence[Record]) -> None:
         """Enter appended op records in the table."""
         for note in notes:
-            self._table.noted(note.queue_offset, max(ended_offsets(note)))
+            self._table.add_note(note.queue_offset, max(ended_offsets(note)))
 
     # ---- a step
 
@@ -145,10 +145,10 @@ class EndWriter:
             self._notes = replaced
             self._not_written(endings, error)
             return
-        self.noted(notes)
+        self.enter_notes(notes)
         ended = [(ending, self._end(ending, end_offset)) for ending in endings]
         self._writer.when_acknowledged(end_offset, lambda error: _tell(ended, error))
-        self.save()
+        self.schedule_save()
 
     def _not_written(self, endings: list[Ending], error: Exception) -> None:
         if not isinstance(error, BrokerError):
@@ -159,12 +159,12 @@ class EndWriter:
         self._again_later()
 
     def _end(self, ending: Ending, end_offset: int) -> Ended:
-        self._over(ending.outcome)
-        return self._table.end(ending.transaction, ending.outcome, end_offset)
+        self._count_end(ending.outcome)
+        return self._table.end_transaction(ending.transaction, ending.outcome, end_offset)
 
     # ---- progress
 
-    def save(self) -> None:
+    def schedule_save(self) -> None:
         """Advance the consumer offsets of both topics past everything that is finished and on disk."""
         if self._advance() and not self._save_due and not self.stopped:
             self._save_due = True
@@ -184,14 +184,14 @@ class EndWriter:
             offsets.commit(TRANSACTION_GROUP, HALF_TOPIC, 0, half_offset)
             offsets.commit(TRANSACTION_GROUP, OP_HALF_TOPIC, 0, note_offset)
             self._unsaved = None
-        done = self._table.done()
+        done = self._table.finished_offsets()
         if self._unsaved is None and done != self._saved():
             self._unsaved = (self._store.write_offset, *done)
         return self._unsaved is not None
 
     def _save_later(self) -> None:
         self._save_due = False
-        self.save()
+        self.schedule_save()
 
     def _saved(self) -> tuple[int, int]:
         committed_offsets = self._store.consumer_offsets.committed

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ....protocol.errors import BrokerError, SystemBusy
+from ....protocol.errors import SystemBusy
 from ....protocol.storage.record import Record
 from ..writer import RecordWriter
 from .records import Half, check_destination, committed
-from .table import COMMIT, Done, Ended, OpenTransactions
+from .table import COMMIT, Ended, OpenTransactions
 
 RETRY_AFTER_MS = 100
 
@@ -19,19 +19,19 @@ class ParkedMessages:
         self._table = table
         self._writing: set[str] = set()
 
-    def deliver(self, half: Half, record: Record, done: Done) -> None:
-        """Commit the parked ``record``. Raises if its topic or queue is gone, or if it is already being delivered."""
+    async def deliver(self, half: Half, record: Record) -> None:
+        """Commit the parked ``record``; return when that may be acknowledged.
+
+        Raises if its topic or queue is gone, or if it is already being delivered.
+        """
         transaction_id = half.transaction_id
         if transaction_id in self._writing:
             raise SystemBusy(f"transaction {transaction_id} is being committed already", retry_after_ms=RETRY_AFTER_MS)
         check_destination(half, self._writer.store.topics.get(half.topic))
         end_offset = self._writer.append([committed(half, record)])
         self._writing.add(transaction_id)
-
-        def written(error: BrokerError | None) -> None:
+        try:
+            await self._writer.acknowledged(end_offset)
+        finally:
             self._writing.discard(transaction_id)
-            if error is None:
-                self._table.remember(Ended(transaction_id, half.group, COMMIT, end_offset))
-            done(error)
-
-        self._writer.when_acknowledged(end_offset, written)
+        self._table.remember(Ended(transaction_id, half.group, COMMIT, end_offset))

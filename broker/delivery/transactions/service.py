@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ....protocol.commands import EndTransactionRequest
-from ....protocol.errors import BrokerError, BrokerFailure, FlintError, MessageIllegal, SystemBusy
-from ....protocol.storage.record import Record
+from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal, SystemBusy
 from ...store import WouldBlock
 from ..topic_changes import TopicChanges
 from ..writer import RecordWriter
 from .end_writer import EndWriter
 from .parked import ParkedMessages
 from .records import Half
-from .startup_scan import AtStart, History, Past
+from .startup_scan import AtStart, History
 from .table import COMMIT, PARKED, ROLLBACK, Done, Ending, Open, OpenTransactions, check_group
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ class TransactionalMessageService:
         self._readers = readers
         self.open_max = open_max
         self._parked = ParkedMessages(writer, self.table)
-        self.ends = EndWriter(writer, topic_changes, self.table, self._over, now_ms)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ends = EndWriter(writer, topic_changes, self.table, self._count_end, now_ms)
 
     def stop(self) -> None:
         """Stop writing ends."""
@@ -73,19 +74,19 @@ class TransactionalMessageService:
         table = self.table
         table.next_half_offset, table.next_note_offset = found.next_half_offset, found.next_note_offset
         for note in found.notes:
-            table.noted(*note)
+            table.add_note(*note)
         for half in found.halves:
             transaction = self._open(half)
             if half.queue_offset in found.committed:
-                table.end(transaction, COMMIT, 0)
-                self.ends.note(half.queue_offset)
+                table.end_transaction(transaction, COMMIT, 0)
+                self.ends.note_finished(half.queue_offset)
         if found.halves:
             log.info(
                 "%d transactions are open; %d more were committed before a crash, writing their missing notes",
                 len(table),
                 len(found.committed),
             )
-        self.ends.save()
+        self.ends.schedule_save()
 
     def check_new(self, transaction_ids: Sequence[str]) -> None:
         """Raise if half messages with these ids cannot be appended: ``MessageIllegal`` for an id that is in use,
@@ -117,7 +118,7 @@ class TransactionalMessageService:
     def _open(self, half: Half) -> Open:
         transaction, replaced = self.table.add(half)
         if replaced is not None:
-            self.ends.note(replaced.queue_offset)
+            self.ends.note_finished(replaced.queue_offset)
         else:
             self.on_open(transaction)
         return transaction
@@ -155,21 +156,16 @@ class TransactionalMessageService:
         try:
             ending.record = self.history.record(transaction.half, hot=True)
         except WouldBlock:
-            self._read_cold(ending)
+            self.run(self._finish_cold(ending), lambda error: ending.failed(error) if error is not None else None)
         except BrokerError as error:
             ending.failed(error)
         else:
             self.ends.add(ending)
 
-    def _read_cold(self, ending: Ending) -> None:
-        def read() -> Record:
-            return self.history.record(ending.transaction.half, hot=False)
-
-        def was_read(record: Record) -> None:
-            ending.record = record
-            self.ends.add(ending)
-
-        self.in_reader(read, was_read, ending.failed)
+    async def _finish_cold(self, ending: Ending) -> None:
+        half = ending.transaction.half
+        ending.record = await self.in_reader(lambda: self.history.record(half, hot=False))
+        self.ends.add(ending)
 
     def _end_past(self, request: EndTransactionRequest, done: Done, check_topic: Callable[[str], None] | None) -> None:
         """End a transaction that is not open: find out how it ended, from memory or from the log."""
@@ -179,52 +175,48 @@ class TransactionalMessageService:
             self._writer.when_acknowledged(ended.end_offset, lambda error: done(error or ended.error()))
             return
 
-        def look() -> Past:
-            return self.history.past(request.transaction_id, request.group, request.half_physical_offset)
+        self.run(self._end_logged(request, check_topic), done)
 
-        def found(past: Past) -> None:
-            if past.half is None or past.record is None or not request.parked:
-                done(past.ended.error())
-            elif not request.commit:
-                done(None)  # a rollback of a parked message: there is nothing to deliver
-            else:
-                try:
-                    if check_topic is not None:
-                        check_topic(past.half.topic)
-                except BrokerError as error:
-                    done(error)
-                    return
-                self._deliver_parked(past.half, past.record, done)
+    async def _end_logged(self, request: EndTransactionRequest, check_topic: Callable[[str], None] | None) -> None:
+        """Find out from the log how a transaction ended, and raise that. Deliver it if it was parked and is committed
+        by hand."""
+        past = await self.in_reader(
+            lambda: self.history.past(request.transaction_id, request.group, request.half_physical_offset)
+        )
+        if past.half is None or past.record is None or not request.parked:
+            raise past.ended.error()
+        if not request.commit:
+            return  # a rollback of a parked message: there is nothing to deliver
+        if check_topic is not None:
+            check_topic(past.half.topic)
+        ended = self.table.ended(past.half.transaction_id)
+        if ended is not None and ended.outcome == COMMIT:  # another request delivered it while this one read
+            raise ended.error()
+        await self._parked.deliver(past.half, past.record)
 
-        self.in_reader(look, found, done)
-
-    def _deliver_parked(self, half: Half, record: Record, done: Done) -> None:
-        ended = self.table.ended(half.transaction_id)
-        if ended is not None and ended.outcome == COMMIT:  # another request delivered it first
-            done(ended.error())
-            return
-        try:
-            self._parked.deliver(half, record, done)
-        except FlintError as error:
-            done(error if isinstance(error, BrokerError) else BrokerFailure(str(error)))
-
-    def _over(self, outcome: str) -> None:
+    def _count_end(self, outcome: str) -> None:
         self.ended[outcome] += 1
 
-    def in_reader(
-        self, read: Callable[[], T], done: Callable[[T], None], failed: Callable[[BrokerError], None]
-    ) -> None:
-        """Call ``read`` in a reader thread, then ``done`` with its result or ``failed`` with its error on the loop."""
-        future = self._loop.run_in_executor(self._readers, read)
+    async def in_reader(self, read: Callable[[], T]) -> T:
+        """Call ``read`` in a reader thread; return its result."""
+        return await self._loop.run_in_executor(self._readers, read)
 
-        def was_read() -> None:
-            error = future.exception()
-            if error is None:
-                done(future.result())
-            elif isinstance(error, BrokerError):
-                failed(error)
-            else:
-                log.error("could not read a transaction", exc_info=error)
-                failed(BrokerFailure(f"could not read the log: {type(error).__name__}: {error}"))
+    def run(self, work: Coroutine[Any, Any, None], done: Done) -> None:
+        """Run work that waits for the disk; call ``done`` with None after it, or with the error that it raises.
 
-        future.add_done_callback(lambda _: was_read())
+        Only such work is a task: an end that needs no cold read would pay more for the task than for itself.
+        """
+        task = self._loop.create_task(work)
+        self._tasks.add(task)  # the loop has only a weak reference
+
+        def finished(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():  # the process ends, and no client waits for the result any longer
+                return
+            error = task.exception()
+            if error is not None and not isinstance(error, BrokerError):
+                log.error("could not end a transaction, or check it", exc_info=error)
+                error = BrokerFailure(f"could not end the transaction: {type(error).__name__}: {error}")
+            done(error)
+
+        task.add_done_callback(finished)

@@ -161,7 +161,7 @@ class OpenTransactions:
         transaction.half = half
         self._by_queue_offset[half.queue_offset] = transaction
 
-    def end(self, transaction: Open, outcome: str, end_offset: int) -> Ended:
+    def end_transaction(self, transaction: Open, outcome: str, end_offset: int) -> Ended:
         """Enter the end of a transaction."""
         half = transaction.half
         del self._by_id[half.transaction_id]
@@ -176,12 +176,12 @@ class OpenTransactions:
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 
-    def noted(self, note_offset: int, half_queue_offset_max: int) -> None:
+    def add_note(self, note_offset: int, half_queue_offset_max: int) -> None:
         """Enter an op record, at ``note_offset`` of its queue, that mentions half messages up to the given one."""
         self.next_note_offset = max(self.next_note_offset, note_offset + 1)
         self._notes.append((note_offset, half_queue_offset_max))
 
-    def done(self) -> tuple[int, int]:
+    def finished_offsets(self) -> tuple[int, int]:
         """Return the next offsets of the half and of the op topic: records below them are no longer needed."""
         half_offset = next(iter(self._by_queue_offset), self.next_half_offset)
         notes = self._notes
