@@ -69,6 +69,11 @@ class Completed(click.ParamType):  # type: ignore[type-arg] # generic since clic
 class _Program(click.Group):
     """The program's commands. A plain installation, meant for clients, has them without the packages they need."""
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their whole first sentence, which click would cut to fit into one line."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in sorted(self.commands)])
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)

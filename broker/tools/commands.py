@@ -87,8 +87,21 @@ def _tool(work: Callable[..., int]) -> Callable[..., None]:
 
 @click.command()
 @_STORE
-@click.option("-o", "--output", "mode", type=click.Choice([PLAIN, JSON]), default=PLAIN, help="Text, or JSON lines.")
-@click.option("--show", type=click.IntRange(0), default=10, metavar="N", help="Findings shown of each kind.  [10]")
+@click.option(
+    "-o",
+    "--output",
+    "mode",
+    type=click.Choice([PLAIN, JSON]),
+    default=PLAIN,
+    help="Text, or JSON lines.  [default: plain]",
+)
+@click.option(
+    "--show",
+    type=click.IntRange(0),
+    default=10,
+    metavar="N",
+    help="Maximum number of findings of each kind.  [default: 10]",
+)
 @_INDEX_SLOTS
 @_tool
 def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
@@ -158,7 +171,13 @@ def rebuild(store: Path, index_slots: int | None) -> int:
 @click.command()
 @_STORE
 @click.option("--apply", is_flag=True, help="Apply the repair. Without it, only print what would be done.")
-@click.option("--show", type=click.IntRange(0), default=10, metavar="N", help="Findings shown of each kind.  [10]")
+@click.option(
+    "--show",
+    type=click.IntRange(0),
+    default=10,
+    metavar="N",
+    help="Maximum number of findings of each kind.  [default: 10]",
+)
 @click.option(
     "--accept-missing",
     "names",
@@ -172,7 +191,7 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
     """Repair a stopped STORE: contain damage in its log, and rebuild queues and index if they are wrong.
 
     Damaged messages are lost; their bytes are kept in flintmq/quarantine. If a backup has the file, restore
-    it instead. Exit code 0: nothing is wrong, or no longer; 1: something still is; 2: refused.
+    it instead. Exit code 0: the store is sound, or repaired; 1: something is still wrong; 2: refused.
     """
     from .accept_missing import give_up
     from .repair import done_lines, examine, giving_up_lines, plan_lines
@@ -202,13 +221,27 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
 
 @click.command()
 @_STORE
-@click.option("--topic", metavar="NAME", help="Of this topic.")
-@click.option("--queue", type=click.IntRange(0), metavar="N", help="Of the queues with this number.")
-@click.option("--key", metavar="KEY", help="With this key or id; by the index if it is sound.")
-@click.option("--since", type=Moment(), metavar="TIME", default=0, help="Stored at this time or later.")
-@click.option("--until", type=Moment(), metavar="TIME", default=1 << 62, help="Stored at this time or earlier.")
-@click.option("--from-offset", type=click.IntRange(0), metavar="N", default=0, help="At or after this physical offset.")
-@click.option("--to-offset", type=click.IntRange(0), metavar="N", default=1 << 62, help="Before this physical offset.")
+@click.option("--topic", metavar="NAME", help="Only records of this topic.")
+@click.option("--queue", type=click.IntRange(0), metavar="N", help="Only records of the queues with this number.")
+@click.option("--key", metavar="KEY", help="Only records with this key or id; found through the index if it is sound.")
+@click.option("--since", type=Moment(), metavar="TIME", default=0, help="Only records stored at this time or later.")
+@click.option(
+    "--until", type=Moment(), metavar="TIME", default=1 << 62, help="Only records stored at this time or earlier."
+)
+@click.option(
+    "--from-offset",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    help="Only records at or after this physical offset.",
+)
+@click.option(
+    "--to-offset",
+    type=click.IntRange(0),
+    metavar="N",
+    default=1 << 62,
+    help="Only records before this physical offset.",
+)
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Maximum number of records.")
 @_RUNNING
 @_INDEX_SLOTS
@@ -216,7 +249,7 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
 def dump(store: Path, limit: int | None, running: bool, index_slots: int | None, **wanted: Any) -> int:
     """Print the records of STORE's log as JSON lines, in log order. Changes nothing.
 
-    Damaged records are left out and listed on standard error; the exit code is 1 then.
+    Damaged records are left out and listed on standard error; the exit code is then 1.
     """
     from itertools import islice
 
@@ -236,7 +269,13 @@ def dump(store: Path, limit: int | None, running: bool, index_slots: int | None,
 
 @click.command()
 @_STORE
-@click.option("-o", "--output", "mode", type=click.Choice(MODES), help="[table on a terminal, else plain]")
+@click.option(
+    "-o",
+    "--output",
+    "mode",
+    type=click.Choice(MODES),
+    help="Output format.  [default: table on a terminal, else plain]",
+)
 @_RUNNING
 @_INDEX_SLOTS
 @_tool
@@ -271,7 +310,14 @@ def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) 
     multiple=True,
     help="Any setting of broker.toml (flintmq-broker conf).",
 )
-@click.option("-o", "--output", "mode", type=click.Choice([PLAIN, JSON]), default=PLAIN, help="Text, or JSON lines.")
+@click.option(
+    "-o",
+    "--output",
+    "mode",
+    type=click.Choice([PLAIN, JSON]),
+    default=PLAIN,
+    help="Text, or JSON lines.  [default: plain]",
+)
 @_tool
 def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], mode: str) -> int:
     """Show which CommitLog files of STORE retention would delete now, and why the others stay. Changes nothing.

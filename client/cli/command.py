@@ -18,6 +18,7 @@ from .words import SUBCOMMAND_ALIASES, advice
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+SUMMARY_CHARS_MAX = 200
 _ACCESS = ("user", "password_file", "tls", "tls_ca", "tls_certificate", "tls_key")
 COMMON = ("broker", "context", "timeout", "mode", "quiet", *_ACCESS)
 """Names of the common options."""
@@ -37,13 +38,14 @@ def common_options() -> list[click.Parameter]:
         click.Option(
             ["-o", "--output", "mode"],
             type=click.Choice(MODES),
-            help="Output format.  [default: table on a terminal, else plain]",
+            metavar="FORMAT",
+            help=f"{', '.join(MODES[:-1])} or {MODES[-1]}.  [default: table on a terminal, else plain]",
         ),
         click.Option(["-q", "--quiet"], is_flag=True, default=None, help="Print no progress and no summaries."),
         click.Option(["--user"], metavar="NAME", help="User name.  [FLINTMQ_USER; password: FLINTMQ_PASSWORD]"),
         click.Option(["--password-file"], metavar="FILE", help="Password in the first line of FILE (-: stdin)."),
         click.Option(["--tls"], is_flag=True, default=None, help="Connect with TLS.  [FLINTMQ_TLS=1]"),
-        click.Option(["--tls-ca"], metavar="FILE", help="CA of the broker's certificate.  [FLINTMQ_TLS_CA]"),
+        click.Option(["--tls-ca"], metavar="FILE", help="CA that signed the broker's certificate.  [FLINTMQ_TLS_CA]"),
         click.Option(["--tls-certificate"], metavar="FILE", help="Client certificate.  [FLINTMQ_TLS_CERTIFICATE]"),
         click.Option(["--tls-key"], metavar="FILE", help="Key of the client certificate.  [FLINTMQ_TLS_KEY]"),
     ]
@@ -71,12 +73,17 @@ class CliCommand(click.Command):
             _suggest(error, ctx.params.get("group"), lambda: _groups(settings))
             raise
 
+    def get_short_help_str(self, limit: int = SUMMARY_CHARS_MAX) -> str:
+        """Return the whole first sentence for the list of commands, where click would cut it after 45 characters."""
+        return super().get_short_help_str(max(limit, SUMMARY_CHARS_MAX))
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own options first, then the common ones."""
         own: list[tuple[str, str]] = []
         common: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
-            if (record := param.get_help_record(ctx)) is not None:
+            # Newer releases of click list arguments too, without any text; the line "Usage" names them already.
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
                 (common if param.name in (*COMMON, "help") else own).append(record)
         if own:
             with formatter.section("Options"):

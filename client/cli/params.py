@@ -46,6 +46,12 @@ class _Checked(click.ParamType):  # type: ignore[type-arg] # generic since click
             self.fail(str(error), param, ctx)
 
 
+class NumberType(click.IntRange):
+    """A whole number in a range, shown as ``N`` in help texts."""
+
+    name = "n"
+
+
 POSITION_EXAMPLES = {
     "earliest": "the first messages",
     "latest": "the present end",
@@ -267,5 +273,5 @@ POSITION, TIME, FORMAT, SIZE, SPAN = PositionType(), TimeType(), FormatType(), S
 PROPERTY, PERMISSION, TOPIC, GROUP, CONTEXT = PropertyType(), PermissionType(), TopicType(), GroupType(), ContextType()
 RETENTION, RETENTION_BYTES = RetentionType(), RetentionBytesType()
 DEAD_LETTER_GROUP, OFFSETS = DeadLetterGroupType(), OffsetsType()
-QUEUE = click.IntRange(0, 65_535)
-COUNT = click.IntRange(1)
+QUEUE = NumberType(0, 65_535)
+COUNT = NumberType(1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -15,7 +17,7 @@ from ..core.consume.stored import StoredMessage
 from ..errors import CorruptMessage
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
-from .formats import DIRECTIVES
+from .formats import DIRECTIVES, Format
 from .messages import MessagePrinter
 from .params import FORMAT
 from .settings import BrokerChoice
@@ -28,16 +30,62 @@ FORMAT_HELP = (
 )
 
 FILTER_HELP = "Only messages whose properties meet this condition: \"amount > 5 AND region IN ('eu', 'us')\"."
+TAG_HELP = "Only messages with this tag, or with one of several: 'a || b'."
 POINTED_CHARS = 72
 """Number of characters of a filter that an error shows around the wrong place."""
 
 
 def format_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--format`` and ``--raw``."""
-    function = click.option("--raw", is_flag=True, help="Print bodies unchanged, including control characters.")(
-        function
+    """Add ``--format`` and ``--raw``; the function gets them as one argument ``style``."""
+
+    @functools.wraps(function)
+    def with_style(*args: Any, template: Format | None, raw: bool, **others: Any) -> Any:
+        return function(*args, style=MessageStyle(template, raw), **others)
+
+    decorated = click.option("--raw", is_flag=True, help="Print bodies unchanged, including control characters.")(
+        with_style
     )
-    return click.option("--format", "template", type=FORMAT, metavar="FORMAT", help=FORMAT_HELP)(function)
+    return click.option("--format", "template", type=FORMAT, metavar="FORMAT", help=FORMAT_HELP)(decorated)
+
+
+def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--tag`` and ``--filter``; the function gets them as one argument ``wanted``."""
+
+    @functools.wraps(function)
+    def with_filter(*args: Any, tag: str | None, condition: str | None, **others: Any) -> Any:
+        return function(*args, wanted=MessageFilter(tag, condition), **others)
+
+    decorated = click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)(with_filter)
+    return click.option("-t", "--tag", help=TAG_HELP)(decorated)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStyle:
+    """Form in which messages are printed: a template, raw bodies, or (neither) the form of the output."""
+
+    template: Format | None
+    raw: bool
+
+    def printer(self, settings: BrokerChoice, *, follow: bool = False) -> MessagePrinter:
+        """Return a printer; ``follow``: more messages may arrive, so every one is printed at once."""
+        return MessagePrinter(settings.output, template=self.template, raw=self.raw, follow=follow)
+
+
+DEFAULT_STYLE = MessageStyle(None, raw=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Tag and property filter of the messages to show; None: no restriction."""
+
+    tag: str | None
+    condition: str | None
+
+    def nothing_found(self, topic: str) -> str:
+        """Return a line for the user: the requested part of a topic has no message, or none that matches."""
+        asked = [f"with the tag {self.tag}"] if self.tag else []
+        asked += [f"matching the filter {self.condition}"] if self.condition else []
+        return escape(f"found no message of topic {topic} there{' ' if asked else ''}{' and '.join(asked)}")
 
 
 def show_messages(
@@ -78,12 +126,6 @@ def show_messages(
     if nothing and not shown:
         note(settings, nothing)
     return code
-
-
-def nothing_found(topic: str, tag: str | None, condition: str | None) -> str:
-    """Return a line for the user: the requested part of a topic has no message, or none that matches."""
-    asked = [*([f"with the tag {tag}"] if tag else []), *([f"matching the filter {condition}"] if condition else [])]
-    return escape(f"found no message of topic {topic} there{' ' if asked else ''}{' and '.join(asked)}")
 
 
 def pointed_at(condition: str, column: int) -> list[str]:

@@ -24,7 +24,7 @@ from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from .params import POSITION, TOPIC
 from .positions import POSITION_FORMS, Typed, end_of, start_of
 from .stop_signals import stop_request
-from .topic_reader import FILTER_HELP, pointed_at
+from .topic_reader import FILTER_HELP, TAG_HELP, pointed_at
 from .units import plural, show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add TOPIC and the options that select some of its messages (see ``MessageSelection``)."""
     for decorator in (
         click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP),
-        click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'."),
+        click.option("-t", "--tag", help=TAG_HELP),
         click.option("-k", "--key", help="Only messages with this key, found through the index."),
         click.option(
             "--until",

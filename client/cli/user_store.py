@@ -59,7 +59,7 @@ def store_option(function: Any) -> Any:
         "--store",
         envvar="FLINTMQ_STORE__PATH",
         metavar="DIR",
-        help="Edit the users in this store's folder, instead of asking the broker. The broker may run or not.",
+        help="Use the users in this store's folder instead of asking the broker, which may run or not.",
     )(function)
 
 

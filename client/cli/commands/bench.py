@@ -16,7 +16,7 @@ from ..bench_runs import Advance, LatencyRun, Produce, Report, fill, run_pull, r
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
 from ..histogram import LatencyHistogram
-from ..params import COUNT, SIZE, TOPIC
+from ..params import COUNT, SIZE, TOPIC, NumberType
 from ..settings import BrokerChoice
 from ..units import plural, show_count, show_rate, show_seconds
 
@@ -48,10 +48,10 @@ def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @pass_settings
 @click.option("-n", "--count", type=COUNT, default=200_000, show_default=True, help="Number of messages.")
 @click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes per body.")
-@click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages per send_bulk.")
+@click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages per batch.")
 @click.option(
     "--producers",
-    type=click.IntRange(1, 64),
+    type=NumberType(1, 64),
     default=1,
     show_default=True,
     help="Number of threads, each with its own producer.",
@@ -61,20 +61,10 @@ def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--keys/--no-keys", default=True, show_default=True, help="Give each message a key.")
 @topic_options
-def produce(
-    settings: BrokerChoice,
-    count: int,
-    size: int,
-    batch: int,
-    producers: int,
-    flush: Flush | None,
-    keys: bool,
-    topic: str | None,
-    keep: bool,
-) -> int:
+def produce(settings: BrokerChoice, topic: str | None, keep: bool, count: int, **load: Any) -> int:
     """Measure how fast the broker stores and acknowledges messages."""
     with _topic(settings, topic, keep) as name:
-        run = Produce(settings, name, count, size, batch, producers, flush, keys)
+        run = Produce(settings, name, count, **load)
         with _progress(settings, "produce", count) as advance:
             report = run.run(advance)
     return _show(settings, report)
@@ -119,9 +109,14 @@ def query(settings: BrokerChoice, count: int, messages: int, size: int, topic: s
 @bench.command("latency")
 @pass_settings
 @click.option("-n", "--count", type=COUNT, default=2000, show_default=True, help="Number of messages.")
-@click.option("--size", type=click.IntRange(8), default=100, show_default=True, help="Bytes per body.")
+@click.option("--size", type=NumberType(8), default=100, show_default=True, help="Bytes per body.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0.1), default=500, show_default=True, help="Maximum messages per second."
+    "--rate",
+    type=click.FloatRange(min=0.1),
+    metavar="N",
+    default=500,
+    show_default=True,
+    help="Maximum messages per second.",
 )
 @click.option(
     "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,7 +15,7 @@ from ..command import CliCommand, pass_settings
 from ..condition import Condition
 from ..failures import describe
 from ..lags import Lag, lag_by_group
-from ..params import GROUP, SIZE, SPAN, TOPIC
+from ..params import GROUP, SIZE, SPAN, TOPIC, NumberType
 from ..settings import BrokerChoice
 from ..units import show_count, show_seconds
 
@@ -63,37 +63,37 @@ def _share(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1%}"
 
 
+LIMITS: tuple[tuple[str, click.ParamType, object, object, str], ...] = (  # type: ignore[type-arg] # as in params.py
+    ("reput", SIZE, "16Mi", "256Mi", "Bytes of the log that are not in the queues yet."),
+    ("index", SIZE, "16Mi", "256Mi", "Bytes of the log that are not in the index yet."),
+    ("disk", click.FloatRange(0, 100), 15, 5, "Percent of the disk that is free."),
+    ("flush", SPAN, "100ms", "1s", "99th percentile of flush times."),
+    ("lag", NumberType(0), None, None, "Lag of a group in messages.  [default: no limit]"),
+)
+"""Figure, type of its limits, default limits for a warning and for a critical state, and meaning."""
+
+
+def limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--FIGURE-warning`` and ``--FIGURE-critical`` for each of ``LIMITS``."""
+    for figure, kind, warning, critical, meaning in reversed(LIMITS):
+        for level, default, text in (("critical", critical, "The same, for CRITICAL."), ("warning", warning, meaning)):
+            function = click.option(
+                f"--{figure}-{level}",
+                type=kind,
+                default=default,
+                show_default=default is not None,
+                metavar="PERCENT" if figure == "disk" else None,
+                help=text,
+            )(function)
+    return function
+
+
 @click.command("check", cls=CheckCommand)
 @pass_settings
-@click.option("--reput-warning", type=SIZE, default="16Mi", show_default=True, help="Log not yet in the queues.")
-@click.option("--reput-critical", type=SIZE, default="256Mi", show_default=True, help="The same.")
-@click.option("--index-warning", type=SIZE, default="16Mi", show_default=True, help="Log not yet in the index.")
-@click.option("--index-critical", type=SIZE, default="256Mi", show_default=True, help="The same.")
-@click.option(
-    "--disk-warning", type=click.FloatRange(0, 100), default=15, show_default=True, help="Percent of disk free."
-)
-@click.option("--disk-critical", type=click.FloatRange(0, 100), default=5, show_default=True, help="The same.")
-@click.option("--flush-warning", type=SPAN, default="100ms", show_default=True, help="99th percentile of flush times.")
-@click.option("--flush-critical", type=SPAN, default="1s", show_default=True, help="The same.")
-@click.option("--lag-warning", type=click.IntRange(0), help="Lag of a group in messages.  [default: no limit]")
-@click.option("--lag-critical", type=click.IntRange(0), help="The same.")
+@limit_options
 @click.option("--group", type=GROUP, default="", help="Group whose lag is checked.  [default: the worst visible one]")
 @click.option("--topic", type=TOPIC, default="", help="Topic whose lag is checked.  [default: the sum of all]")
-def check(
-    settings: BrokerChoice,
-    reput_warning: int,
-    reput_critical: int,
-    index_warning: int,
-    index_critical: int,
-    disk_warning: float,
-    disk_critical: float,
-    flush_warning: float,
-    flush_critical: float,
-    lag_warning: int | None,
-    lag_critical: int | None,
-    group: str,
-    topic: str,
-) -> int:
+def check(settings: BrokerChoice, group: str, topic: str, **limits: float | None) -> int:
     """Print one line for a monitor. Exit code 0: ok, 1: warning, 2: critical or unreachable, 3: unknown.
 
     A figure that an older broker does not report counts as ok if its limits are the defaults. The state is UNKNOWN if
@@ -102,21 +102,21 @@ def check(
     try:
         with settings.admin() as admin:
             condition = Condition(admin.status())
-            wants_lag = bool(group or topic or lag_warning is not None or lag_critical is not None)
+            wants_lag = bool(group or topic or any(limit is not None for limit in _limits(limits, "lag")))
             name, lag = _worst_lag(admin, group, topic) if wants_lag else ("", None)
     except (ConnectionFailed, RequestTimeout) as error:
         return _say(settings, CRITICAL, describe(error)[0], [])
     except FlintError as error:
         return _say(settings, UNKNOWN, describe(error)[0], [])
     findings = [
-        CheckFinding("reput_behind", condition.reput_behind_bytes, show_bytes, reput_warning, reput_critical),
-        CheckFinding("index_behind", condition.index_behind_bytes, show_bytes, index_warning, index_critical),
-        CheckFinding("disk_free", condition.disk_free_share, _share, disk_warning / 100, disk_critical / 100, low=True),
-        CheckFinding("flush_p99", condition.flush_p99_seconds, show_seconds, flush_warning, flush_critical),
+        CheckFinding("reput_behind", condition.reput_behind_bytes, show_bytes, *_limits(limits, "reput")),
+        CheckFinding("index_behind", condition.index_behind_bytes, show_bytes, *_limits(limits, "index")),
+        CheckFinding("disk_free", condition.disk_free_share, _share, *_limits(limits, "disk", 1 / 100), low=True),
+        CheckFinding("flush_p99", condition.flush_p99_seconds, show_seconds, *_limits(limits, "flush")),
     ]
     findings = [finding for finding in findings if finding.value is not None or _limit_was_given(finding.name)]
     if wants_lag:
-        findings.append(_lag_finding(lag, lag_warning, lag_critical))
+        findings.append(_lag_finding(lag, *_limits(limits, "lag")))
     if condition.write_refusal:
         return _say(settings, CRITICAL, f"the broker refuses messages: {condition.write_refusal}", findings)
     states = [finding.state for finding in findings]
@@ -134,6 +134,12 @@ def check(
 
 _SEVERITY = (OK, UNKNOWN, WARNING, CRITICAL)
 """States from best to worst: a figure that is known to be bad outweighs an unknown one."""
+
+
+def _limits(limits: Mapping[str, float | None], figure: str, unit: float = 1) -> tuple[float | None, float | None]:
+    """Return the limits of a figure for a warning and for a critical state, in units of the figure."""
+    warning, critical = (limits[f"{figure}_{level}"] for level in ("warning", "critical"))
+    return None if warning is None else warning * unit, None if critical is None else critical * unit
 
 
 def _limit_was_given(name: str) -> bool:
@@ -161,7 +167,7 @@ def _worst_lag(admin: Admin, group: str, topic: str) -> tuple[str, Lag | None]:
     return name, Lag(most, worst.unknown_queues, worst.partial)
 
 
-def _lag_finding(lag: Lag | None, warning: int | None, critical: int | None) -> CheckFinding:
+def _lag_finding(lag: Lag | None, warning: float | None, critical: float | None) -> CheckFinding:
     """Return the finding for a lag. A partly known lag is bad if the known part exceeds a limit, else unknown."""
     if lag is None:
         return CheckFinding("lag", None, show_count, warning, critical)

@@ -10,6 +10,7 @@ import click
 from ....protocol.display import TABLE
 from ..command import CliGroup, note, pass_settings
 from ..output import TableColumn, number
+from ..params import NumberType
 from ..settings import BrokerChoice
 from ..units import plural, show_moment
 
@@ -50,7 +51,7 @@ def delay() -> None:
 @delay.command("list")
 @pass_settings
 @click.option(
-    "--hours", type=click.IntRange(1, 10_000), default=24, show_default=True, help="Maximum number of hours to list."
+    "--hours", type=NumberType(1, 10_000), default=24, show_default=True, help="Maximum number of hours to list."
 )
 def list_delays(settings: BrokerChoice, hours: int) -> None:
     """Count the waiting messages, by delay level, and by the hour in which timed messages are due.

@@ -29,7 +29,7 @@ from ..dead_letters import (
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from ..messages import message_row
 from ..output import TableColumn, number
-from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC
+from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC, NumberType
 from ..settings import BrokerChoice
 from ..units import plural, show_moment, show_second
 
@@ -138,7 +138,13 @@ def _ranges(queues: list[DeadQueue], offsets: tuple[int, int | None] | None) -> 
 @click.argument("group", type=DEAD_LETTER_GROUP)
 @click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="Maximum number to show.")
 @click.option("--all", "everything", is_flag=True, help="Include those that are dealt with and still kept.")
-@click.option("--queue-offset", "offsets", type=OFFSETS, metavar="RANGE", help="Only these: 17, 17:20 (17 to 19), 17:.")
+@click.option(
+    "--queue-offset",
+    "offsets",
+    type=OFFSETS,
+    metavar="RANGE",
+    help="Only these queue offsets: 17, 17:20 (17 to 19) or 17:.",
+)
 def show(
     settings: BrokerChoice, group: str, count: int, everything: bool, offsets: tuple[int, int | None] | None
 ) -> int:
@@ -202,7 +208,13 @@ def _row(group: str, message: StoredMessage) -> dict[str, Any]:
 @pass_settings
 @click.argument("group", type=DEAD_LETTER_GROUP)
 @click.option("--id", "ids", metavar="ID", multiple=True, help="Only the message with this id; repeatable.")
-@click.option("--queue-offset", "offsets", type=OFFSETS, metavar="RANGE", help="Only these: 17, 17:20 (17 to 19), 17:.")
+@click.option(
+    "--queue-offset",
+    "offsets",
+    type=OFFSETS,
+    metavar="RANGE",
+    help="Only these queue offsets: 17, 17:20 (17 to 19) or 17:.",
+)
 @click.option(
     "--to-topic", type=TOPIC, default="", help="Send all to this topic.  [default: each to its original topic]"
 )
@@ -296,7 +308,7 @@ def _tell(
 @dlq.command("purge")
 @pass_settings
 @click.argument("group", type=DEAD_LETTER_GROUP)
-@click.option("--before", type=click.IntRange(0), metavar="OFFSET", help="Only those before this queue offset.")
+@click.option("--before", type=NumberType(0), metavar="OFFSET", help="Only those before this queue offset.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def purge(settings: BrokerChoice, group: str, before: int | None, yes: bool) -> None:
     """Mark the present dead letters of a group as dealt with: resend no longer sends them.

@@ -42,7 +42,7 @@ def offset() -> None:
 @offset.command("show")
 @pass_settings
 @click.argument("group", type=GROUP, default="")
-@click.option("--topic", type=TOPIC, default="", help="Only of this topic.")
+@click.option("--topic", type=TOPIC, default="", help="Only this topic.")
 def show(settings: BrokerChoice, group: str, topic: str) -> None:
     """Show the committed offsets of groups, the offsets that each queue holds, and the lag."""
     with settings.admin() as admin:
@@ -78,7 +78,7 @@ def reset(settings: BrokerChoice, **options: Any) -> None:
 @offset.command("export")
 @pass_settings
 @click.argument("group", type=GROUP, default="")
-@click.option("--topic", type=TOPIC, default="", help="Only of this topic.")
+@click.option("--topic", type=TOPIC, default="", help="Only this topic.")
 def export(settings: BrokerChoice, group: str, topic: str) -> None:
     """Print committed offsets as JSON lines, for import: {"group", "topic", "queue", "offset"}."""
     with settings.admin() as admin:

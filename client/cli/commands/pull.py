@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from ..command import command
-from ..messages import MessagePrinter
 from ..params import COUNT, POSITION, QUEUE, SPAN, TOPIC
 from ..positions import POSITION_FORMS, EveryQueue, Typed, start_of
 from ..settings import BrokerChoice
-from ..topic_reader import FILTER_HELP, format_options, nothing_found, show_messages
+from ..topic_reader import MessageFilter, MessageStyle, filter_options, format_options, show_messages
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from ...core.consume.stored import StoredMessage
     from ...sync.consumer import Consumer
-    from ..formats import Format
 
 PULL_COUNT = 1000
 HOLD_SECONDS_MAX = 60.0
@@ -40,8 +38,7 @@ HOLD_SECONDS_MAX = 60.0
     help=f"Where to start: {POSITION_FORMS}.",
 )
 @click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="Maximum number of messages.")
-@click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'.")
-@click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)
+@filter_options
 @click.option(
     "--wait", type=SPAN, default=0.0, metavar="SPAN", help="How long to wait for messages at the end of the queue."
 )
@@ -52,11 +49,9 @@ def pull(
     queue: int | None,
     from_: Typed,
     count: int,
-    tag: str | None,
-    condition: str | None,
+    wanted: MessageFilter,
     wait: float,
-    template: Format | None,
-    raw: bool,
+    style: MessageStyle,
 ) -> int:
     """Show stored messages, by default the first ten. Commits no offsets."""
     if wait and queue is None:
@@ -67,13 +62,13 @@ def pull(
         if queue is None:
             stats = consumer.topic_stats(topic)
             begin = start_of(from_, topic, stats)
-            messages = consumer.iter(topic, from_=begin, until="latest", tags=tag, filter=condition)
+            messages = consumer.iter(topic, from_=begin, until="latest", tags=wanted.tag, filter=wanted.condition)
         else:
             offset = _offset(consumer, topic, queue, from_)
-            messages = _queue_messages(consumer, topic, queue, offset, count, tag, condition, wait)
-        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=bool(wait))
-        nothing = nothing_found(topic, tag, condition)
-        return show_messages(settings, messages, printer, count=count, condition=condition, nothing=nothing)
+            messages = _queue_messages(consumer, topic, queue, offset, count, wanted, wait)
+        printer = style.printer(settings, follow=bool(wait))
+        nothing = wanted.nothing_found(topic)
+        return show_messages(settings, messages, printer, count=count, condition=wanted.condition, nothing=nothing)
 
 
 def _offset(consumer: Consumer, topic: str, queue: int, position: Typed) -> int:
@@ -101,21 +96,20 @@ def _moment(position: Typed) -> datetime:
 
 
 def _queue_messages(
-    consumer: Consumer,
-    topic: str,
-    queue: int,
-    offset: int,
-    count: int,
-    tag: str | None,
-    condition: str | None,
-    wait: float,
+    consumer: Consumer, topic: str, queue: int, offset: int, count: int, wanted: MessageFilter, wait: float
 ) -> Iterator[StoredMessage]:
     """Yield the messages of one queue from ``offset`` to its end, then those that arrive within ``wait`` seconds."""
     deadline = time.monotonic() + wait
     while True:
         left = min(max(0.0, deadline - time.monotonic()), HOLD_SECONDS_MAX)
         batch = consumer.pull(
-            topic, queue, offset, min(count, PULL_COUNT), wait_ms=round(left * 1000), tags=tag, filter=condition
+            topic,
+            queue,
+            offset,
+            min(count, PULL_COUNT),
+            wait_ms=round(left * 1000),
+            tags=wanted.tag,
+            filter=wanted.condition,
         )
         yield from batch.messages
         count -= len(batch)

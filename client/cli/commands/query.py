@@ -16,18 +16,16 @@ from ....protocol.storage.ids import ID_DIGITS
 from ..command import CliCommand, CliGroup, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
 from ..message_record import show_record
-from ..messages import MessagePrinter
 from ..output import TableColumn, number
 from ..params import COUNT, TIME, TOPIC
 from ..positions import TIME_FORMS, is_before_now
 from ..settings import BrokerChoice
-from ..topic_reader import format_options, show_messages
+from ..topic_reader import DEFAULT_STYLE, MessageStyle, format_options, show_messages
 from ..units import plural, show_moment
 
 if TYPE_CHECKING:
     from ...core.consume.stored import StoredMessage
     from ...sync.consumer import Consumer
-    from ..formats import Format
 
 PAGE_COUNT = 64
 TIME_COUNT = 10
@@ -61,16 +59,14 @@ def by_key(
     count: int | None,
     since: datetime | None,
     until: datetime | None,
-    template: Format | None,
-    raw: bool,
+    style: MessageStyle,
 ) -> int:
     """Show the messages of TOPIC that have KEY, newest first. The id of a message is also a key."""
     if since is not None and until is not None and since > until:
         raise click.UsageError("--since is after --until", click.get_current_context())
     with settings.consumer() as consumer:
         pages = _Pages(consumer, topic, key, since, until, count)
-        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
-        code = show_messages(settings, pages.messages(), printer, count=count)
+        code = show_messages(settings, pages.messages(), style.printer(settings), count=count)
     if pages.damaged:
         records = plural(pages.damaged, "record")
         click.echo(
@@ -130,7 +126,7 @@ class _Pages:
 @click.argument("message_id", metavar="ID")
 @click.option("--topic", type=TOPIC, help="Topic to search.  [default: all]")
 @format_options
-def by_id(settings: BrokerChoice, message_id: str, topic: str | None, template: Format | None, raw: bool) -> int:
+def by_id(settings: BrokerChoice, message_id: str, topic: str | None, style: MessageStyle) -> int:
     """Show one message with all its fields, or only its body in a pipe.
 
     ID is the unique key or the offset id of the message, as flintmq send prints it.
@@ -146,10 +142,10 @@ def by_id(settings: BrokerChoice, message_id: str, topic: str | None, template: 
                 "them. To search by key, use flintmq query key TOPIC KEY"
             ) from None
         output = settings.output
-        if template is None and not raw and output.mode != PLAIN:
+        if style == DEFAULT_STYLE and output.mode != PLAIN:
             show_record(output, message)
             return EXIT_OK
-        return show_messages(settings, [message], MessagePrinter(output, template=template, raw=raw, follow=False))
+        return show_messages(settings, [message], style.printer(settings))
 
 
 class TimeCommand(CliCommand):
@@ -168,7 +164,7 @@ class TimeCommand(CliCommand):
 @click.option("--offsets", is_flag=True, help="Show the offset of each queue at that time instead of messages.")
 @format_options
 def by_time(
-    settings: BrokerChoice, topic: str, moment: datetime, count: int, offsets: bool, template: Format | None, raw: bool
+    settings: BrokerChoice, topic: str, moment: datetime, count: int, offsets: bool, style: MessageStyle
 ) -> int:
     """Show the first messages stored at TIME or later, oldest first, or the queue offsets at that time."""
     with settings.consumer() as consumer:
@@ -176,8 +172,7 @@ def by_time(
             _show_offsets(settings, consumer, topic, moment)
             return 0
         found = _oldest(consumer, topic, moment, count)
-        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
-        code = show_messages(settings, found, printer)
+        code = show_messages(settings, found, style.printer(settings))
     if not found:
         note(settings, f"topic {topic} has no message stored at {show_moment(moment)} or later")
         return EXIT_NOT_FOUND

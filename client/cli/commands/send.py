@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 import click
 
@@ -18,7 +18,7 @@ from ...errors import DeliveryFailed
 from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import show_receipts
-from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC
+from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC, NumberType
 from ..settings import BrokerChoice
 from ..units import plural, show_rate, show_seconds
 
@@ -32,39 +32,50 @@ READ_BYTES = 1 << 20
 _SEPARATOR_HELP = "Take the text before SEP in each line (or BODY) as its key: 'o-1=text' with -K =."
 
 
-@dataclass
-class Sending:
-    """The options that all messages of one call share, and the number of acknowledged messages."""
+class MessageOptions(TypedDict):
+    """The options of the command line that apply to every message; ``delay`` is in seconds."""
 
-    topic: str
-    keys: Sequence[str]
+    keys: tuple[str, ...]
+    key_separator: str | None
     tag: str | None
-    properties: dict[str, str]
+    properties: tuple[tuple[str, str], ...]
     sharding_key: str | None
     queue: int | None
-    key_separator: bytes | None
-    delay: dict[str, Any]
+    delay: float | None
+    deliver_at: datetime | None
+    delay_level: int | None
+
+
+@dataclass
+class SendRun:
+    """Topic and options of the messages of one call, and the number of acknowledged messages."""
+
+    topic: str
+    options: MessageOptions
     messages: int = 0
     body_bytes: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def send(self, producer: Producer, bodies: list[bytes]) -> Sequence[Receipt]:
         """Send the messages and wait for their acknowledgement. Raises ``DeliveryFailed``."""
-        keys: list[Any] | None = [list(self.keys)] * len(bodies) if self.keys else None
-        if self.key_separator:
-            pairs = [self._split(body) for body in bodies]
+        common, separator, delay = self.options["keys"], self.options["key_separator"], self.options["delay"]
+        keys: list[Any] | None = [list(common)] * len(bodies) if common else None
+        if separator:
+            pairs = [_split(body, separator.encode()) for body in bodies]
             bodies = [body for _, body in pairs]
-            keys = [[*self.keys, *([key.decode("utf-8", "replace")] if key else [])] or None for key, _ in pairs]
+            keys = [[*common, *([key.decode("utf-8", "replace")] if key else [])] or None for key, _ in pairs]
         try:
             receipts = producer.send_bulk(
                 self.topic,
                 bodies,
                 keys=keys,
-                tags=self.tag,
-                properties=self.properties,
-                queue=self.queue,
-                sharding_key=self.sharding_key,
-                **self.delay,
+                tags=self.options["tag"],
+                properties=dict(self.options["properties"]),
+                queue=self.options["queue"],
+                sharding_key=self.options["sharding_key"],
+                delay=None if delay is None else timedelta(seconds=delay),
+                deliver_at=self.options["deliver_at"],
+                delay_level=self.options["delay_level"],
             )
         except DeliveryFailed as error:
             sent = [body for body, receipt in zip(bodies, error.receipts, strict=True) if receipt is not None]
@@ -77,17 +88,18 @@ class Sending:
         self.messages += len(bodies)
         self.body_bytes += sum(map(len, bodies))
 
-    def _split(self, line: bytes) -> tuple[bytes, bytes]:
-        assert self.key_separator is not None
-        key, found, body = line.partition(self.key_separator)
-        return (key, body) if found else (b"", line)
-
     def summary(self) -> str:
         """Return a line with the acknowledged messages and their rate."""
         seconds = time.monotonic() - self.started
         rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
         count = plural(self.messages, "message")
         return f"sent {count} ({show_bytes(self.body_bytes)}) to {self.topic} in {show_seconds(seconds)}{rate}"
+
+
+def _split(line: bytes, separator: bytes) -> tuple[bytes, bytes]:
+    """Return the key and the body of a line; the key is empty if the line has no separator."""
+    key, found, body = line.partition(separator)
+    return (key, body) if found else (b"", line)
 
 
 @command("send")
@@ -106,7 +118,7 @@ class Sending:
 @click.option("--queue", type=QUEUE, help="Queue to send to.  [default: in turn]")
 @click.option("--delay", type=SPAN, metavar="SPAN", help="Deliver this long after the message is stored: 30s, 2h, 3d.")
 @click.option("--deliver-at", type=TIME, metavar="TIME", help="Deliver at this time: 18:00, 2026-12-24T08:00, +90m.")
-@click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver after the delay of this RocketMQ level.")
+@click.option("--delay-level", type=NumberType(1, 18), help="Deliver after the delay of this RocketMQ level.")
 @click.option(
     "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."
 )
@@ -118,51 +130,37 @@ def send(
     topic: str,
     bodies: tuple[str, ...],
     files: tuple[BinaryIO, ...],
-    keys: tuple[str, ...],
-    key_separator: str | None,
-    tag: str | None,
-    properties: tuple[tuple[str, str], ...],
-    sharding_key: str | None,
-    queue: int | None,
-    delay: float | None,
-    deliver_at: datetime | None,
-    delay_level: int | None,
     flush: Flush | None,
     receipts: bool | None,
+    **options: Unpack[MessageOptions],
 ) -> int:
     """Send each BODY as a message, or each line of standard input, or whole files.
 
     The command ends when the broker has acknowledged every message. A line's end is not part of the message, and an
     empty line is an empty message. Lines are sent as they arrive, all available lines at a time.
     """
-    separator = key_separator.encode() if key_separator else None
-    delays = {
-        "delay": None if delay is None else timedelta(seconds=delay),
-        "deliver_at": deliver_at,
-        "delay_level": delay_level,
-    }
-    sending = Sending(topic, keys, tag, dict(properties), sharding_key, queue, separator, delays)
+    run = SendRun(topic, options)
     with settings.producer(flush) as producer:
         if bodies or files:
             blobs = [body.encode("utf-8", "surrogateescape") for body in bodies] + [file.read() for file in files]
-            return _send_all(settings, sending, producer, blobs, show=receipts is not False)
+            return _send_all(settings, run, producer, blobs, show=receipts is not False)
         if sys.stdin.isatty() and is_interactive():
             note(settings, "one message per line; Ctrl-D ends")
-        return _send_lines(settings, sending, producer, show=bool(receipts))
+        return _send_lines(settings, run, producer, show=bool(receipts))
 
 
-def _send_all(settings: BrokerChoice, sending: Sending, producer: Producer, blobs: list[bytes], *, show: bool) -> int:
-    sent = sending.send(producer, blobs)
+def _send_all(settings: BrokerChoice, run: SendRun, producer: Producer, blobs: list[bytes], *, show: bool) -> int:
+    sent = run.send(producer, blobs)
     if show and not settings.quiet:
         show_receipts(settings.output, sent)
     return 0
 
 
-def _send_lines(settings: BrokerChoice, sending: Sending, producer: Producer, *, show: bool) -> int:
+def _send_lines(settings: BrokerChoice, run: SendRun, producer: Producer, *, show: bool) -> int:
     code = 0
     try:
         for lines in stdin_lines():
-            sent = sending.send(producer, lines)
+            sent = run.send(producer, lines)
             if show:
                 show_receipts(settings.output, sent)
                 settings.output.flush()
@@ -170,10 +168,10 @@ def _send_lines(settings: BrokerChoice, sending: Sending, producer: Producer, *,
         code = EXIT_INTERRUPTED
     except DeliveryFailed as error:
         click.echo(f"flintmq: {describe(error)[0]}", err=True)
-        count = plural(sending.messages, "line")
+        count = plural(run.messages, "line")
         click.echo(f"  next: the broker acknowledged {count} of standard input; the rest was not sent", err=True)
         code = EXIT_ERROR
-    note(settings, sending.summary())
+    note(settings, run.summary())
     return code
 
 

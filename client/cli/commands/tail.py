@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from ..command import command
-from ..messages import MessagePrinter
 from ..outages import outages_told
 from ..params import COUNT, POSITION, TOPIC
 from ..positions import POSITION_FORMS, Typed, end_of, start_of
 from ..settings import BrokerChoice
-from ..topic_reader import FILTER_HELP, format_options, nothing_found, show_messages
+from ..topic_reader import MessageFilter, MessageStyle, filter_options, format_options, show_messages
 
 if TYPE_CHECKING:
     from ...core.consume.stored import StoredMessage
     from ...sync.consumer import Consumer
-    from ..formats import Format
 
 SORTED_MAX = 10_000
 """Maximum number of stored messages that are shown in the order of the log; more are shown queue by queue."""
@@ -38,8 +36,7 @@ SORTED_MAX = 10_000
 )
 @click.option("--until", type=POSITION, metavar="POSITION", help="Where to end (exclusive).  [default: never]")
 @click.option("-n", "--count", type=COUNT, help="End after this many messages.")
-@click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'.")
-@click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)
+@filter_options
 @format_options
 def tail(
     settings: BrokerChoice,
@@ -47,33 +44,33 @@ def tail(
     from_: Typed,
     until: Typed | None,
     count: int | None,
-    tag: str | None,
-    condition: str | None,
-    template: Format | None,
-    raw: bool,
+    wanted: MessageFilter,
+    style: MessageStyle,
 ) -> int:
     """Show a topic's messages as they arrive, starting with the last ten. Ctrl-C ends.
 
     In a pipe, only the bodies are printed, one per line, with control characters escaped.
     """
-    printer = MessagePrinter(settings.output, template=template, raw=raw, follow=until is None)
+    printer = style.printer(settings, follow=until is None)
     with settings.consumer() as consumer:
-        messages = _messages(consumer, topic, from_, until, tag, condition)
+        messages = _messages(consumer, topic, from_, until, wanted)
         with contextlib.closing(messages), outages_told(settings):  # close its connection before the consumer
-            nothing = nothing_found(topic, tag, condition)
-            return show_messages(settings, messages, printer, count=count, condition=condition, nothing=nothing)
+            nothing = wanted.nothing_found(topic)
+            return show_messages(settings, messages, printer, count=count, condition=wanted.condition, nothing=nothing)
 
 
 def _messages(
-    consumer: Consumer, topic: str, from_: Typed, until: Typed | None, tag: str | None, condition: str | None
+    consumer: Consumer, topic: str, from_: Typed, until: Typed | None, wanted: MessageFilter
 ) -> Generator[StoredMessage, None, None]:
-    """Yield the messages between the positions. When it follows the topic, the messages stored before the start come
-    first, in the order of the log."""
+    """Yield the messages between the positions.
+
+    Without ``until``, the messages stored before the start come first, in the order of the log.
+    """
     stats = consumer.topic_stats(topic)
     begin, end = start_of(from_, topic, stats), end_of(until, topic, stats)
     if until is None and isinstance(begin, int) and -begin <= SORTED_MAX:
         ends = {queue.queue: queue.max_offset for queue in stats}
-        there = list(consumer.iter(topic, from_=begin, until=ends, tags=tag, filter=condition))
+        there = list(consumer.iter(topic, from_=begin, until=ends, tags=wanted.tag, filter=wanted.condition))
         yield from sorted(there, key=lambda message: message.physical_offset)
         begin = ends
-    yield from consumer.iter(topic, from_=begin, until=end, tags=tag, filter=condition)
+    yield from consumer.iter(topic, from_=begin, until=end, tags=wanted.tag, filter=wanted.condition)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -13,7 +13,7 @@ from ....protocol.escaping import escape
 from ...errors import InvalidArgument
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, number
-from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, show_permission
+from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, NumberType, show_permission
 from ..settings import BrokerChoice
 from ..topics import is_own
 from ..units import plural, show_second
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...sync.admin import Admin
 
 DEFAULT_QUEUES = 4
-QUEUES = click.IntRange(1, 65_536)
+QUEUES = NumberType(1, 65_536)
 
 TOPIC_COLUMNS = (
     TableColumn("topic", "TOPIC", fold=True),
@@ -56,15 +56,26 @@ RETENTION_OPTIONS = (
         "--retention-bytes",
         type=RETENTION_BYTES,
         metavar="SIZE",
-        help="Maximum size of the messages that the topic keeps: 10GB; none: no limit.",
+        help="Maximum size of the messages that the topic keeps: 10GB, or none (no limit).",
     ),
     click.option(
         "--retention",
+        "retention_hours",
         type=RETENTION,
         metavar="TIME",
-        help="How long the topic keeps its messages: 24h, 7d, forever; default: as long as the broker keeps its log.",
+        help="How long the topic keeps its messages: 24h, 7d, forever, or default (as long as the broker's log).",
     ),
 )
+
+
+class TopicProperties(TypedDict):
+    """Options of ``topic create`` that go to the broker as they are."""
+
+    read_queues: int | None
+    write_queues: int | None
+    perm: int
+    retention_hours: int | None
+    retention_bytes: int | None
 
 
 def show_hours(hours: int) -> str:
@@ -186,23 +197,15 @@ def status(settings: BrokerChoice, name: str) -> None:
 @pass_settings
 @click.argument("name", metavar="TOPIC")
 @click.option("--queues", type=QUEUES, default=DEFAULT_QUEUES, show_default=True, help="Number of queues.")
-@click.option("--read-queues", type=QUEUES, help="Number of read queues, if there are more.")
-@click.option("--write-queues", type=QUEUES, help="Number of write queues, if there are fewer.")
+@click.option("--read-queues", type=QUEUES, help="Number of read queues, if more than --queues.")
+@click.option("--write-queues", type=QUEUES, help="Number of write queues, if fewer than --queues.")
 @click.option(
-    "--perm", type=PERMISSION, default="rw", show_default=True, help="Allow reading, writing: rw, r, w, none."
+    "--perm", type=PERMISSION, default="rw", show_default=True, help="Permission: rw, r (read), w (write) or none."
 )
 @_retention_options
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 def create(
-    settings: BrokerChoice,
-    name: str,
-    queues: int,
-    read_queues: int | None,
-    write_queues: int | None,
-    perm: int,
-    retention: int | None,
-    retention_bytes: int | None,
-    if_not_exists: bool,
+    settings: BrokerChoice, name: str, queues: int, if_not_exists: bool, **properties: Unpack[TopicProperties]
 ) -> None:
     """Create a topic."""
     with settings.admin() as admin:
@@ -215,15 +218,7 @@ def create(
                 )
             note(settings, f"topic {name} already exists")
             return
-        admin.create_topic(
-            name,
-            queues,
-            read_queues=read_queues,
-            write_queues=write_queues,
-            perm=perm,
-            retention_hours=retention,
-            retention_bytes=retention_bytes,
-        )
+        admin.create_topic(name, queues, **properties)
         rows = [_row(_found(admin, name))]
         settings.output.rows(_columns(settings, rows), rows)
 
@@ -234,7 +229,7 @@ def create(
 @click.option("--queues", type=QUEUES, help="Number of queues; it can only grow.")
 @click.option("--read-queues", type=QUEUES, help="Number of read queues.")
 @click.option("--write-queues", type=QUEUES, help="Number of write queues.")
-@click.option("--perm", type=PERMISSION, help="Allow reading, writing: rw, r, w, none.")
+@click.option("--perm", type=PERMISSION, help="Permission: rw, r (read), w (write) or none.")
 @_retention_options
 def update(
     settings: BrokerChoice,
@@ -243,7 +238,7 @@ def update(
     read_queues: int | None,
     write_queues: int | None,
     perm: int | None,
-    retention: int | None,
+    retention_hours: int | None,
     retention_bytes: int | None,
 ) -> None:
     """Add queues to a topic, or change its permission or retention.
@@ -252,7 +247,7 @@ def update(
     when their log file is deleted. A topic that keeps more than the log keeps those files, with the messages of all
     topics in them.
     """
-    if queues is read_queues is write_queues is perm is retention is retention_bytes is None:
+    if queues is read_queues is write_queues is perm is retention_hours is retention_bytes is None:
         raise click.UsageError(
             "nothing to change; pass --queues, --read-queues, --write-queues, --perm, --retention or --retention-bytes",
             click.get_current_context(),
@@ -272,7 +267,7 @@ def update(
             write_queues=to_write,
             perm=there.perm if perm is None else perm,
             order=there.order,
-            retention_hours=retention,
+            retention_hours=retention_hours,
             retention_bytes=retention_bytes,
         )
         rows = [_row(_found(admin, name))]

@@ -45,7 +45,7 @@ def tx() -> None:
 
 @tx.command("list")
 @pass_settings
-@click.option("--group", default="", help="Only those of this producer group.")
+@click.option("--group", metavar="GROUP", default="", help="Only transactions of this producer group.")
 @click.option("--parked", is_flag=True, help="Only parked transactions.")
 @click.option("-n", "--count", type=COUNT, help="Maximum number to show.  [default: all]")
 def list_(settings: BrokerChoice, group: str, parked: bool, count: int | None) -> None:
@@ -92,9 +92,9 @@ def _row(info: TransactionInfo, state: str) -> dict[str, Any]:
 @click.argument("prefix", default="")
 @click.option("-n", "--count", type=COUNT, default=100, show_default=True, help="Maximum number to show.")
 def prepared(settings: BrokerChoice, prefix: str, count: int) -> None:
-    """Show the stages of staged transactions that have not been committed.
+    """Show the stages of transactions that are not committed yet, the longest idle first.
 
-    PREFIX selects those whose names begin with it, such as the id of a Spark query. The longest idle come first.
+    PREFIX selects the stages whose names begin with it, such as the id of a Spark query.
     """
     with settings.admin() as admin:
         found = admin.prepared(prefix, max_count=min(count, PAGE_COUNT))
@@ -121,7 +121,7 @@ def prepared(settings: BrokerChoice, prefix: str, count: int) -> None:
 @pass_settings
 @click.argument("prefix")
 def drop(settings: BrokerChoice, prefix: str) -> None:
-    """Discard the staged messages of stages whose names begin with PREFIX; they can no longer be committed."""
+    """Discard the stages whose names begin with PREFIX: their messages can no longer be committed."""
     with settings.admin() as admin:
         count = admin.abort_prepared(prefix)
     note(settings, f"dropped {plural(count, 'stage')}")

@@ -57,7 +57,7 @@ def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, (_, kind, text) in _OPTIONS.items()
     ]
     decorators += [
-        click.option("--prefix", is_flag=True, help="The names are prefixes of topics or groups."),
+        click.option("--prefix", is_flag=True, help="Treat the names as prefixes of topics or groups."),
         click.option("--query-broker", is_flag=True, help="See figures, settings and lists of the whole broker."),
         click.option("--admin", is_flag=True, help="Everything, including the broker's own topics."),
     ]
