@@ -1,4 +1,4 @@
-"""The programs and commands of the README and of ``docs/`` run as they stand, against real brokers."""
+"""The programs and commands of the READMEs and of ``docs/`` run as they stand, against real brokers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.security_tools import PASSWORD, SCRAM, set_user
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "client" / "README.md"]
 COMMAND_TIMEOUT_S = 100.0
-ELSEWHERE = ("./scripts/", "pip install", "git clone")
+ELSEWHERE = ("./scripts/", "pip ", "git clone")
 """Beginnings of commands that other tests cover, or that need a network."""
 
 
