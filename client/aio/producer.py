@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Generator, Iterable, Sequence
 from math import inf
 from types import TracebackType
 from typing import Any, Unpack
@@ -15,13 +14,12 @@ from .. import unsent
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import Bulk, Single
 from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.produce.grouping import Flush, common_properties
-from ..core.produce.producer_core import ASK, Groups, Prepared, ProducerCore, raise_unseen
+from ..core.produce.grouping import BulkProperties, Flush
+from ..core.produce.producer_core import ASK, BulkTerms, Groups, Prepared, ProducerCore, raise_unseen
 from ..core.produce.receipts import Receipt
 from ..core.rpc.access import AccessOptions
 from ..core.rpc.operation import Plan
 from ..core.rpc.timeouts import DELIVERY_SECONDS, check_timeout
-from ..delay import delay_properties
 from ..endpoint import client_name
 from ..message import Body, Message
 from .backpressure import Admission, Held
@@ -230,8 +228,8 @@ class Producer(Base):
         messages.
         Raises ``DeliveryFailed``, which has the error of each failed message and the receipts of the others.
         """
-        plan = self._sending.many(messages, queue, flush, timeout, prepare, self._watch.now())
-        return await self._deliver(plan, timeout)
+        terms = BulkTerms(queue, flush, prepare, timeout)
+        return await self._deliver(self._sending.many(messages, terms, self._watch.now()), timeout)
 
     async def send_bulk(
         self,
@@ -239,23 +237,17 @@ class Producer(Base):
         bodies: Iterable[Body],
         *,
         keys: Iterable[str | Sequence[str] | None] | None = None,
-        tags: str | None = None,
-        properties: Mapping[str, str] | None = None,
         queue: int | None = None,
-        sharding_key: str | None = None,
-        delay_level: int | None = None,
-        deliver_at: datetime | None = None,
-        delay: timedelta | None = None,
         flush: Flush | None = None,
         prepare: str | None = None,
         timeout: float | None = None,
+        **shared: Unpack[BulkProperties],
     ) -> Sequence[Receipt]:
         """Send many bodies to one topic; the fastest way to send. ``keys``: one entry for each body (a key, several, or
         None); ``tags``, ``properties``, ``sharding_key`` and the delay are those of ``Message`` and apply to all
-        bodies. Otherwise like ``send_many``."""
-        now = self._watch.now()
-        common = common_properties(tags, properties, sharding_key) + delay_properties(delay_level, deliver_at, delay)
-        plan = self._sending.columns(topic, bodies, keys, common, queue, sharding_key, flush, timeout, prepare, now)
+        bodies (``BulkProperties``). Otherwise like ``send_many``."""
+        terms = BulkTerms(queue, flush, prepare, timeout)
+        plan = self._sending.columns(topic, bodies, keys, shared, terms, self._watch.now())
         return await self._deliver(plan, timeout)
 
     async def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:

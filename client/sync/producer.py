@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
-from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -18,14 +17,13 @@ from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import NEVER, Bulk, Single
 from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.produce.grouping import Flush, common_properties
-from ..core.produce.producer_core import ASK, Groups, ProducerCore, raise_unseen
+from ..core.produce.grouping import BulkProperties, Flush
+from ..core.produce.producer_core import ASK, BulkTerms, Groups, ProducerCore, raise_unseen
 from ..core.produce.receipts import Receipt
 from ..core.rpc.access import AccessOptions, access_for
 from ..core.rpc.address import parse_addresses
 from ..core.rpc.operation import Plan
 from ..core.rpc.timeouts import DELIVERY_SECONDS, check_timeout
-from ..delay import delay_properties
 from ..endpoint import client_name
 from ..message import Body, Message
 from .connection import Connection
@@ -215,7 +213,8 @@ class Producer:
         messages.
         Raises ``DeliveryFailed``, which has the error of each failed message and the receipts of the others.
         """
-        return self._deliver(self._sending.many(messages, queue, flush, timeout, prepare, time.monotonic()), timeout)
+        terms = BulkTerms(queue, flush, prepare, timeout)
+        return self._deliver(self._sending.many(messages, terms, time.monotonic()), timeout)
 
     def send_bulk(
         self,
@@ -223,23 +222,17 @@ class Producer:
         bodies: Iterable[Body],
         *,
         keys: Iterable[str | Sequence[str] | None] | None = None,
-        tags: str | None = None,
-        properties: Mapping[str, str] | None = None,
         queue: int | None = None,
-        sharding_key: str | None = None,
-        delay_level: int | None = None,
-        deliver_at: datetime | None = None,
-        delay: timedelta | None = None,
         flush: Flush | None = None,
         prepare: str | None = None,
         timeout: float | None = None,
+        **shared: Unpack[BulkProperties],
     ) -> Sequence[Receipt]:
         """Send many bodies to one topic; the fastest way to send. ``keys``: one entry for each body (a key, several, or
         None); ``tags``, ``properties``, ``sharding_key`` and the delay are those of ``Message`` and apply to all
-        bodies. Otherwise like ``send_many``."""
-        now = time.monotonic()
-        common = common_properties(tags, properties, sharding_key) + delay_properties(delay_level, deliver_at, delay)
-        plan = self._sending.columns(topic, bodies, keys, common, queue, sharding_key, flush, timeout, prepare, now)
+        bodies (``BulkProperties``). Otherwise like ``send_many``."""
+        terms = BulkTerms(queue, flush, prepare, timeout)
+        plan = self._sending.columns(topic, bodies, keys, shared, terms, time.monotonic())
         return self._deliver(plan, timeout)
 
     def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:

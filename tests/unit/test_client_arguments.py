@@ -265,12 +265,19 @@ class TestBulks:
             check_bulk_keys(["a"], 2)
 
     def test_common_properties_are_encoded_as_in_a_record(self) -> None:
-        assert common_properties("eu", {"a": "b"}, "s") == "a\x01b\x02TAGS\x01eu\x02__SHARDINGKEY\x01s\x02"
-        assert common_properties(None, None, None) == ""
+        assert (
+            common_properties({"tags": "eu", "properties": {"a": "b"}, "sharding_key": "s"})
+            == "a\x01b\x02TAGS\x01eu\x02__SHARDINGKEY\x01s\x02"
+        )
+        assert common_properties({}) == ""
 
     def test_common_properties_must_fit_a_record(self) -> None:
         with pytest.raises(InvalidMessage, match="at most 32767"):
-            common_properties(None, {"a": "é" * 20_000}, None)
+            common_properties({"properties": {"a": "é" * 20_000}})
+
+    def test_an_unknown_argument_of_a_bulk_is_named(self) -> None:
+        with pytest.raises(InvalidArgumentType, match=r"send_bulk\(\) has no argument 'tag'"):
+            common_properties({"tag": "eu"})  # type: ignore[typeddict-unknown-key] # the error of a user
 
 
 class TestSharding:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ....protocol.commands import QUEUES_MAX
 from ....protocol.storage.layout import PROPERTIES_BYTES_MAX
 from ....protocol.storage.record import KEY_SEPARATOR, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, encode_properties
+from ...delay import delay_properties
 from ...errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 from ...message import Message, check_properties, check_tag, check_text, copy_body, join_keys
 from .route import ANY_QUEUE, queue_of
@@ -131,8 +133,22 @@ def check_bulk_keys(keys: Iterable[Any] | None, count: int) -> list[str | None] 
     return checked
 
 
-def common_properties(tags: str | None, properties: Mapping[str, str] | None, sharding_key: str | None) -> str:
+class BulkProperties(TypedDict, total=False):
+    """Keyword arguments of ``send_bulk`` that apply to all of its bodies; each means what it means in ``Message``."""
+
+    tags: str | None
+    properties: Mapping[str, str] | None
+    sharding_key: str | None
+    delay_level: int | None
+    deliver_at: datetime | None
+    delay: timedelta | None
+
+
+def common_properties(shared: BulkProperties) -> str:
     """Return the properties that all messages of a ``send_bulk`` share, in PRODUCE's form."""
+    for name in shared.keys() - BulkProperties.__annotations__.keys():
+        raise InvalidArgumentType(f"send_bulk() has no argument {name!r}")
+    properties, tags, sharding_key = shared.get("properties"), shared.get("tags"), shared.get("sharding_key")
     common = check_properties(properties) if properties else {}
     if tags is not None:
         common[PROPERTY_TAGS] = check_tag(tags)
@@ -141,4 +157,5 @@ def common_properties(tags: str | None, properties: Mapping[str, str] | None, sh
     encoded = encode_properties(common)
     if len(encoded) > PROPERTIES_BYTES_MAX:
         raise InvalidMessage(f"the properties have {len(encoded)} bytes; a record holds at most {PROPERTIES_BYTES_MAX}")
-    return encoded.decode()
+    delayed = delay_properties(shared.get("delay_level"), shared.get("deliver_at"), shared.get("delay"))
+    return encoded.decode() + delayed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ....protocol.errors import FlintError, QueueNotExist, RequestTimeout, TopicNotExist
 from ....protocol.storage import ids
@@ -21,11 +21,13 @@ from ..rpc.timeouts import check_timeout
 from .accumulator import NEVER, BatchGroup, Bulk
 from .delivery import Delivery
 from .grouping import (
+    BulkProperties,
     check_bodies,
     check_bulk_keys,
     check_flush,
     check_messages,
     check_queue,
+    common_properties,
     group_messages,
     sharded_topics,
 )
@@ -41,6 +43,15 @@ Prepared: TypeAlias = tuple[int, Row, str, float]
 """One message's queue (or ``ANY_QUEUE``, or ``ASK``), row, flush mode and deadline."""
 Groups: TypeAlias = list[tuple[str, int, BatchGroup]]
 """A bulk's topics, queues and messages, as ``Delivery.add_bulk`` takes them."""
+
+
+class BulkTerms(NamedTuple):
+    """Arguments that ``send_many`` and ``send_bulk`` have in common, as the application passed them."""
+
+    queue: int | None
+    flush: str | None
+    prepare: str | None
+    timeout: float | None
 
 
 class ProducerCore:
@@ -113,20 +124,10 @@ class ProducerCore:
 
     # ---- several messages
 
-    def many(
-        self,
-        messages: Iterable[Message],
-        queue: int | None,
-        flush: str | None,
-        timeout: float | None,
-        prepare: str | None,
-        now: float,
-    ) -> Plan[tuple[Bulk, Groups]]:
+    def many(self, messages: Iterable[Message], terms: BulkTerms, now: float) -> Plan[tuple[Bulk, Groups]]:
         """Check the arguments of a ``send_many`` and group its messages by destination."""
         several = check_messages(messages)
-        to = check_queue(queue)
-        mode = self._flush if flush is None else check_flush(flush)
-        bulk = self._new_bulk(len(several), timeout, prepare, now)
+        to, mode, bulk = self._new_bulk(len(several), terms, now)
         counts: Mapping[str, int] = {}
         if to == ANY_QUEUE:
             counts = yield from self._write_queues(sharded_topics(several), now)
@@ -145,30 +146,29 @@ class ProducerCore:
         topic: str,
         bodies: Iterable[Body],
         keys: Iterable[str | Sequence[str] | None] | None,
-        common: str,
-        queue: int | None,
-        sharding_key: str | None,
-        flush: str | None,
-        timeout: float | None,
-        prepare: str | None,
+        shared: BulkProperties,
+        terms: BulkTerms,
         now: float,
     ) -> Plan[tuple[Bulk, Groups]]:
-        """Check the arguments of a ``send_bulk``. ``common``: the properties of all its messages, in PRODUCE's form."""
+        """Check the arguments of a ``send_bulk``."""
         check_topic(topic)
         several = check_bodies(bodies)
         entries = check_bulk_keys(keys, len(several))
-        to = check_queue(queue)
-        mode = self._flush if flush is None else check_flush(flush)
-        bulk = self._new_bulk(len(several), timeout, prepare, now)
+        common = common_properties(shared)
+        to, mode, bulk = self._new_bulk(len(several), terms, now)
+        sharding_key = shared.get("sharding_key")
         if to == ANY_QUEUE and sharding_key is not None:
             counts = yield from self._write_queues({topic}, now)
             to = queue_of(sharding_key, counts[topic])
         source = ColumnSource(several, entries, self._compressor)
         return bulk, [(topic, to, BatchGroup(bulk, source, range(len(several)), common, mode))]
 
-    def _new_bulk(self, count: int, timeout: float | None, prepare: str | None, now: float) -> Bulk:
-        deadline = NEVER if timeout is None else now + check_timeout("timeout", timeout)
-        return Bulk(count, now, deadline, check_attempt(prepare))
+    def _new_bulk(self, count: int, terms: BulkTerms, now: float) -> tuple[int, str, Bulk]:
+        """Check the terms of a call; return its queue, its flush mode, and a bulk of ``count`` messages."""
+        to = check_queue(terms.queue)
+        mode = self._flush if terms.flush is None else check_flush(terms.flush)
+        deadline = NEVER if terms.timeout is None else now + check_timeout("timeout", terms.timeout)
+        return to, mode, Bulk(count, now, deadline, check_attempt(terms.prepare))
 
     def _write_queues(self, topics: Collection[str], now: float) -> Plan[dict[str, int]]:
         """Find the number of queues of each topic, or the number it will have after its first message creates it."""
