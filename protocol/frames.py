@@ -161,12 +161,6 @@ class FrameParser:
             self.buffer[:pending] = self.buffer[self.start : self.end]
         self.start, self.end = 0, pending
 
-    def trim(self) -> None:
-        """Release a large buffer if nothing is pending; called for a peer that has become idle."""
-        if self.start == self.end and len(self.buffer) > INITIAL_BUFFER_BYTES:
-            self.buffer = bytearray(INITIAL_BUFFER_BYTES)
-            self.start = self.end = 0
-
     def received(self, count: int) -> None:
         """Record that ``count`` bytes were written into the last ``writable()``."""
         assert 0 <= count <= len(self.buffer) - self.end, "more bytes than writable() had room for"

@@ -91,7 +91,6 @@ PRODUCED_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - 1024
 COMMON_ONLY_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
 """Properties that ask for a delayed or transactional delivery: all messages of a frame have them, or none."""
 
-MSGPACK_BIN = (0xC4, 0xC5, 0xC6)
 _UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", np.uint8)
 _KEYS = np.frombuffer(b"KEYS", np.uint8)
 _DELAY = np.frombuffer(b"DELAY", np.uint8)

@@ -273,10 +273,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         """Return whether the connection is closed or being closed."""
         return self._closing or self._raw.is_closing()
 
-    def is_reading(self) -> bool:
-        """Return whether the application accepts bytes."""
-        return self._reading
-
     def pause_reading(self) -> None:
         """Stop passing bytes to the application."""
         self._reading = False
@@ -299,10 +295,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._high = high
         self._low = high // 4 if low is None else low
         self._tell_application()
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Return the low and the high limit."""
-        return self._low, self._high
 
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes that the client has not read, encrypted or not."""

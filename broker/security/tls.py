@@ -32,11 +32,6 @@ class TlsFiles:
         self.reloads = 0
         self.reload_failures = 0
 
-    @property
-    def asks_clients(self) -> bool:
-        """Return whether clients need a certificate too."""
-        return self._client_ca is not None
-
     def refresh(self, *, force: bool = False) -> None:
         """Reload the files if one changed, or always with ``force``."""
         seen = self._stats()
