@@ -17,7 +17,6 @@ from ..store.files.store_lock import StoreLock
 from ..store.message_store import OWN_FOLDER
 from ..store.recovery.hole_finder import UnitEvidence
 from .findings import Findings
-from .metadata_check import first_of_log
 from .offline import OfflineStore
 
 MISSING_MAX = 10_000
@@ -33,7 +32,7 @@ def missing_files(store: OfflineStore) -> list[Path]:
     there = {file.start_offset for file in store.log_files}
     begin, end = store.log_start, max(there) + size
     if mark is not None:
-        begin = min(begin, first_of_log(store) // size * size)
+        begin = min(begin, mark.log_begins_at_most(store.state.snapshot.log_start) // size * size)
         end = max(end, -(-mark.flushed_offset // size) * size)
     if (end - begin) // size - len(there) > MISSING_MAX:
         return []

@@ -54,7 +54,7 @@ def check_log_is_whole(store: OfflineStore) -> None:
             f"the log ends at {log_end:,}, but {mark.flushed_offset:,} bytes were flushed",
             physical_offset=log_end,
         )
-    begin = first_of_log(store)
+    begin = mark.log_begins_at_most(store.state.snapshot.log_start)
     if store.log_files and store.log_start > begin:
         begin -= begin % size
         store.findings.add(
@@ -63,13 +63,6 @@ def check_log_is_whole(store: OfflineStore) -> None:
             f"the log now begins at {store.log_start:,}",
             physical_offset=begin,
         )
-
-
-def first_of_log(store: OfflineStore) -> int:
-    """Return the first physical offset that the log must have, by FlintMQ's notes and its mark in the checkpoint."""
-    mark, begin = store.checkpoint.mark, store.state.snapshot.log_start
-    assert mark is not None
-    return mark.flushed_offset if begin < 0 else min(begin, mark.flushed_offset)
 
 
 def check_checkpoint(store: OfflineStore, end: LogEnd) -> None:
@@ -151,17 +144,14 @@ def check_offsets(store: OfflineStore, ends: dict[tuple[str, int], int], end: Lo
     snapshot = store.state.snapshot
     mark = store.checkpoint.mark
     if mark is not None and mark.dispatched_offset >= snapshot.physical_offset:
-        for topic, row in snapshot.next_offsets.items():
-            if max(store.log_start, store.deleted_below(topic)) >= snapshot.physical_offset:
-                continue
-            for queue_id, next_offset in row.items():
-                held = ends.get((topic, queue_id), 0)
-                if held < next_offset:
-                    store.findings.add(
-                        "queue-end",
-                        store.queues.folder / topic / str(queue_id),
-                        f"{topic}, queue {queue_id} ends at {held:,}, not at {next_offset:,}",
-                    )
+        for topic, queue_id, next_offset in store.state.recorded_ends(store.log_start, mark.dispatched_offset):
+            held = ends.get((topic, queue_id), 0)
+            if held < next_offset:
+                store.findings.add(
+                    "queue-end",
+                    store.queues.folder / topic / str(queue_id),
+                    f"{topic}, queue {queue_id} ends at {held:,}, not at {next_offset:,}",
+                )
         held_files = {file.path.name for file in store.index_files}
         for name in snapshot.index_files:
             if name not in held_files and not (store.path / "index" / name).exists():

@@ -190,12 +190,9 @@ class Examination:
 
     def _noted_ends(self, dispatched: int) -> Iterator[tuple[str, int, int]]:
         """Yield (topic, queue, recorded end) of each queue that must exist, as FlintMQ last recorded it."""
-        snapshot = self._state.snapshot
-        for topic, row in snapshot.next_offsets.items():
-            gone = max(self._commitlog.start_offset, self._state.deleted_below(topic)) >= snapshot.physical_offset
-            if not gone and dispatched >= snapshot.physical_offset and not self._is_unknown(topic):
-                for queue_id, next_offset in row.items():
-                    yield topic, queue_id, next_offset
+        for topic, queue_id, next_offset in self._state.recorded_ends(self._commitlog.start_offset, dispatched):
+            if not self._is_unknown(topic):
+                yield topic, queue_id, next_offset
 
     def _expected_index_files(self) -> list[str]:
         """Return the recorded index files. If RocketMQ wrote last, omits the oldest, which it may have expired."""

@@ -127,7 +127,7 @@ class LogRecovery:
                 f"{files.folder / file_name(files.end_offset)} is missing: the log ends at {files.end_offset:,}, but "
                 f"{mark.flushed_offset:,} bytes were flushed. Restore it from a backup; nothing was changed"
             )
-        begin = min(mark.flushed_offset, self._log_start) if self._log_start >= 0 else mark.flushed_offset
+        begin = mark.log_begins_at_most(self._log_start)
         if files.start_offset > begin:
             begin -= begin % files.file_bytes
             raise CorruptLog(

@@ -36,6 +36,11 @@ class Mark:
     flushed_offset: int
     dispatched_offset: int
 
+    def log_begins_at_most(self, recorded_start: int) -> int:
+        """Return the physical offset at which the log must have begun, or below. ``recorded_start``: the start that
+        FlintMQ recorded last, -1 if none; the mark may be older than it."""
+        return self.flushed_offset if recorded_start < 0 else min(recorded_start, self.flushed_offset)
+
 
 class StoreCheckpoint:
     """The file. The flush thread may call ``flushed`` while another thread calls ``dispatched``."""

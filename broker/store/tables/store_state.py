@@ -8,7 +8,7 @@ folder, or a changed setting.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,20 @@ class StoreState:
             self.snapshot.next_offsets.get(topic, {}).get(queue_id, 0),
             self.kept_offsets.get(topic, {}).get(queue_id, 0),
         )
+
+    def recorded_ends(self, log_start: int, dispatched: int) -> Iterator[tuple[str, int, int]]:
+        """Yield (topic, queue, next offset) of each queue that must exist and reach that far, as last recorded.
+
+        Nothing is known of queues that may have lost records since: ``dispatched``, the end of the dispatched records,
+        must reach the record's, and retention (``log_start``) or a deletion of the topic must not have taken all.
+        """
+        snapshot = self.snapshot
+        if dispatched < snapshot.physical_offset:
+            return
+        for topic, row in snapshot.next_offsets.items():
+            if max(log_start, self.deleted_below(topic)) < snapshot.physical_offset:
+                for queue_id, next_offset in row.items():
+                    yield topic, queue_id, next_offset
 
     def take(self, snapshot: Snapshot) -> None:
         """Replace the snapshot, in memory. Ends that it lacks are kept."""
