@@ -28,11 +28,11 @@ from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
 from ..delivery.staged.commit_copier import commit_worker
 from ..delivery.staged.startup_scan import table_at_start
 from ..delivery.transactions.startup_scan import History
-from ..handlers.context import Broker
 from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
 from ..metrics.hosts import Hosts
 from ..net.connection import unmapped
 from ..net.server import Server, bind
+from ..requests.broker import Broker
 from ..security.audit import AuditLog
 from ..security.authenticator import Authenticator
 from ..security.backoff import LoginBackoff

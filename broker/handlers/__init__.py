@@ -1,4 +1,4 @@
-"""Handlers: one function for each command, grouped by subject, and the objects that they use.
+"""Handlers: one function for each command, grouped by subject.
 
 A handler decodes its request, calls the store or a delivery service, and answers; rules that outlive a request belong
 in ``delivery``. Read first: ``produce``, then ``registry``, which maps commands to handlers.

@@ -6,73 +6,70 @@ from ...protocol.auth.scram import MECHANISM, ServerExchange
 from ...protocol.commands import AUTH, AuthAnswer, AuthRequest
 from ...protocol.errors import AuthenticationFailed, InvalidParameter
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ..addresses import format_address
+from ..requests.request import Request
 from ..security.audit import Author
 from ..security.authenticator import Authenticator
-from .context import Peer
 
 
-def auth(peer: Peer, frame: Frame) -> None:
+def auth(request: Request) -> None:
     """Handle one step of the authentication; after the second one the connection may send other requests.
 
     After a failure the broker responds, perhaps delayed, and closes the connection: another attempt needs another
     connection.
     """
-    authenticator = peer.broker.authenticator
+    authenticator = request.broker.authenticator
     if authenticator is None:
         raise InvalidParameter(
             "this broker does not use authentication: leave out user and password, or set security.auth at the broker"
         )
-    request = decode_fields(AuthRequest, frame.fields)
-    if peer.user is not None:
+    params = decode_fields(AuthRequest, request.frame.fields)
+    if (user := request.peer.user) is not None:
         raise InvalidParameter(
-            f"the connection is already authenticated as user {peer.user.name!r}; open another one for another user"
+            f"the connection is already authenticated as user {user.name!r}; open another one for another user"
         )
-    exchange, peer.exchange = peer.exchange, None
+    exchange, request.peer.exchange = request.peer.exchange, None
     if exchange is None:
-        _begin(peer, frame, authenticator, request)
+        _begin(request, authenticator, params)
     else:
-        _finish(peer, frame, authenticator, exchange, request.message)
+        _finish(request, authenticator, exchange, params.message)
 
 
-def _begin(peer: Peer, frame: Frame, authenticator: Authenticator, request: AuthRequest) -> None:
-    if request.mechanism != MECHANISM:
-        peer.refuse(frame, AuthenticationFailed(f"unknown mechanism {request.mechanism!r}; use {MECHANISM}"))
+def _begin(request: Request, authenticator: Authenticator, params: AuthRequest) -> None:
+    if params.mechanism != MECHANISM:
+        request.refuse(AuthenticationFailed(f"unknown mechanism {params.mechanism!r}; use {MECHANISM}"))
         return
     try:
-        peer.exchange, answer = authenticator.begin(request.message)
+        request.peer.exchange, answer = authenticator.begin(params.message)
     except AuthenticationFailed as error:
-        peer.refuse(frame, error)
+        request.refuse(error)
         return
-    peer.answer(frame, AuthAnswer(message=answer))
+    request.respond(AuthAnswer(message=answer))
 
 
-def _finish(
-    peer: Peer, frame: Frame, authenticator: Authenticator, exchange: ServerExchange, client_final: str
-) -> None:
-    host = peer.address[0]
+def _finish(request: Request, authenticator: Authenticator, exchange: ServerExchange, client_final: str) -> None:
+    host = request.peer.address[0]
 
     def judge() -> None:
         try:
             user, answer = authenticator.finish(exchange, client_final, host)
         except AuthenticationFailed as error:
-            peer.broker.audit.write(
+            request.broker.audit.write(
                 AUTH.name,
                 f"user {exchange.name}",
-                author=Author(address=format_address(*peer.address), client=peer.client),
+                author=Author(address=format_address(*request.peer.address), client=request.peer.client),
                 outcome=error.name,
                 reason=error.message,
             )
-            peer.refuse(frame, error)
+            request.refuse(error)
             return
-        peer.admit(user)
-        peer.answer(frame, AuthAnswer(message=answer, done=True))
+        request.source.admit(user)
+        request.respond(AuthAnswer(message=answer, done=True))
         authenticator.backoff.succeeded(host)
 
     # Right and wrong proofs wait alike, so that the time to the response does not tell them apart.
     if authenticator.backoff.must_wait(host):
-        peer.when_lost(authenticator.backoff.wait(host, lambda: peer.proceed(frame, judge)))
-        peer.suspend()
+        request.peer.when_lost(authenticator.backoff.wait(host, lambda: request.proceed(judge)))
+        request.suspend()
     else:
         judge()

@@ -6,15 +6,14 @@ import msgpack
 
 from ...protocol.commands import DelayStatsAnswer, GetDelayStatsRequest
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ..delivery.scheduled.delayed_counts import DelayedCounts, delayed_counts
-from .context import Peer
+from ..requests.request import Request
 
 
-def get_delay_stats(peer: Peer, frame: Frame) -> None:
+def get_delay_stats(request: Request) -> None:
     """Return scheduled messages by level and by hour, and parked ones; includes everything acknowledged by now."""
-    request = decode_fields(GetDelayStatsRequest, frame.fields)
-    delays = peer.broker.delays
+    params = decode_fields(GetDelayStatsRequest, request.frame.fields)
+    delays = request.broker.delays
 
     def done(counts: DelayedCounts) -> None:
         answer = DelayStatsAnswer(
@@ -23,6 +22,6 @@ def get_delay_stats(peer: Peer, frame: Frame) -> None:
             parked=counts.parked,
             behind=counts.unindexed,
         )
-        peer.answer(frame, answer, msgpack.packb({"levels": counts.levels, "hours": counts.hours(request.max_hours)}))
+        request.respond(answer, msgpack.packb({"levels": counts.levels, "hours": counts.hours(params.max_hours)}))
 
-    peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: delayed_counts(delays, hot=hot), done))
+    request.after_dispatch(lambda: request.read(lambda hot: delayed_counts(delays, hot=hot), done))

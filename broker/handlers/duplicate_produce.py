@@ -11,45 +11,44 @@ from functools import partial
 
 from ...protocol.commands import EmptyAnswer, ProduceRequest
 from ...protocol.errors import SUCCESS, BrokerError, SystemBusy
-from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
+from ...protocol.frames import REQUEST, RESPONSE, encode_head
 from ..config import BUSY_RETRY_AFTER_MS
 from ..delivery.deduplication import StoredBefore
+from ..requests.request import Request
 from ..store import Places, WouldBlock, check_count
-from .context import Peer
 
 
-def answer_again(peer: Peer, frame: Frame, request: ProduceRequest, before: StoredBefore) -> None:
+def answer_again(request: Request, params: ProduceRequest, before: StoredBefore) -> None:
     """Send a duplicate its first response, in order, once its messages are as safe as the flush policy demands.
 
     A one-way frame needs none of this. Raises ``MessageNotFound`` if the messages have expired, and ``MessageIllegal``
     if the body is too short for its number of messages.
     """
-    check_count(request.count, request.layout, frame.body_end - frame.body_at)
-    peer.broker.counters.duplicates += 1
-    if frame.kind != REQUEST:
-        peer.answer(frame, EmptyAnswer())
+    check_count(params.count, params.layout, request.frame.body_end - request.frame.body_at)
+    request.broker.counters.duplicates += 1
+    if request.frame.kind != REQUEST:
+        request.respond(EmptyAnswer())
         return
-    duplicate = _Duplicate(peer, frame, request, before)
+    duplicate = _Duplicate(request, params, before)
     if duplicate.is_dispatched():
         try:
             duplicate.answer(duplicate.places(hot=True))
             return
         except WouldBlock:
             pass
-    peer.suspend()
+    request.suspend()
     duplicate.next_step()
 
 
 class _Duplicate:
     """A duplicate, from its detection to its response. Runs on the loop, except reads from the disk."""
 
-    def __init__(self, peer: Peer, frame: Frame, request: ProduceRequest, before: StoredBefore) -> None:
-        self._peer = peer
-        self._broker = peer.broker
-        self._frame = frame
+    def __init__(self, request: Request, params: ProduceRequest, before: StoredBefore) -> None:
         self._request = request
+        self._broker = request.broker
+        self._params = params
         self._before = before
-        self._written = peer.broker.store.write_offset
+        self._written = request.broker.store.write_offset
         """The messages are stored before this physical offset."""
 
     def is_dispatched(self) -> bool:
@@ -61,13 +60,13 @@ class _Duplicate:
     def _has_units(self) -> bool:
         before = self._before
         queue = self._broker.store.queues.get(before.topic, before.queue)
-        return queue is not None and queue.max_offset >= before.queue_offset + self._request.count
+        return queue is not None and queue.max_offset >= before.queue_offset + self._params.count
 
     def places(self, *, hot: bool) -> Places:
         """Return the physical offsets of the messages. Callable from any thread."""
         before = self._before
         return self._broker.store.producer_runs.places(
-            before.topic, before.queue, before.queue_offset, self._request.count, hot=hot
+            before.topic, before.queue, before.queue_offset, self._params.count, hot=hot
         )
 
     def next_step(self) -> None:
@@ -84,7 +83,7 @@ class _Duplicate:
     def _flushed(self, error: BrokerError | None) -> None:
         if error is not None:
             # In a later turn: a flush that had already failed calls back at once, while the frame is still handled.
-            self._broker.loop.call_soon(self._peer.resume, self._frame, error)
+            self._broker.loop.call_soon(self._request.resume, error)
         else:
             self.next_step()
 
@@ -97,21 +96,21 @@ class _Duplicate:
             "again later",
             retry_after_ms=BUSY_RETRY_AFTER_MS,
         )
-        self._peer.resume(self._frame, busy)
+        self._request.resume(busy)
 
     def _read(self, reading: asyncio.Future[Places]) -> None:
         reading.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
-        self._peer.proceed(self._frame, lambda: self.answer(reading.result()))
+        self._request.proceed(lambda: self.answer(reading.result()))
 
     def answer(self, places: Places) -> None:
         """Send the response."""
-        peer, before = self._peer, self._before
+        request, before = self._request, self._before
         offsets = places.physical_offsets
         fields = {"queue": places.queue, "queue_offset": before.queue_offset, "store_ms": places.store_ms}
-        answer = encode_head(RESPONSE, SUCCESS, self._frame.request_id, fields, len(offsets)) + offsets
-        if self._request.flush == "sync" and self._broker.store.flushed_offset < places.end_offset:
-            peer.send_when_flushed(self._frame, answer, places.end_offset)
+        answer = encode_head(RESPONSE, SUCCESS, request.frame.request_id, fields, len(offsets)) + offsets
+        if self._params.flush == "sync" and self._broker.store.flushed_offset < places.end_offset:
+            request.responses.send_when_flushed(request.frame, request.source.frame_bytes, answer, places.end_offset)
             self._broker.appended()  # wakes the flush, which may be asleep because nothing was appended
             return
-        peer.written += 1
-        peer.send_in_order(answer)
+        request.responses.written += 1
+        request.responses.send_in_order(answer)

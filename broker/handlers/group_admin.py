@@ -28,27 +28,27 @@ from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import retry_topic
 from ..delivery.groups.assignment import Queue
 from ..delivery.groups.group import CLUSTERING, EMPTY, ConsumerGroup, Member
+from ..requests.broker import Broker
+from ..requests.request import Request
 from ..store import MessageStore, WouldBlock
-from .audit import audit
-from .context import Broker, Peer
 from .offsets import HOT_STATS_ROWS_MAX, NOTHING_COMMITTED, sees_progress
 from .pull import check_readable
 
 RESETS = ("first", "last", "time", "offset")
 
 
-def get_all_groups(peer: Peer, frame: Frame) -> None:
+def get_all_groups(request: Request) -> None:
     """Return every group that has ever existed and was not deleted."""
-    decode_fields(EmptyRequest, frame.fields)
-    broker = peer.broker
+    decode_fields(EmptyRequest, request.frame.fields)
+    broker = request.broker
     rows = []
     for name, topics in sorted(broker.groups.known().items()):
         partial = False
-        if peer.access is not None:
-            if not peer.access.sees(GROUP, name):
+        if request.peer.access is not None:
+            if not request.peer.access.sees(GROUP, name):
                 continue
-            partial = not all(sees_progress(peer, name, topic) for topic in topics)
-            topics = {topic for topic in topics if peer.access.sees(TOPIC, topic)}
+            partial = not all(sees_progress(request, name, topic) for topic in topics)
+            topics = {topic for topic in topics if request.peer.access.sees(TOPIC, topic)}
         group = broker.groups.groups.get(name)
         rows.append(
             {
@@ -62,18 +62,18 @@ def get_all_groups(peer: Peer, frame: Frame) -> None:
                 "retry_times_max": broker.store.groups.retry_times_max(name),
             }
         )
-    peer.answer(frame, GroupsAnswer(count=len(rows)), msgpack.packb(rows))
+    request.respond(GroupsAnswer(count=len(rows)), msgpack.packb(rows))
 
 
-def get_group_members(peer: Peer, frame: Frame) -> None:
+def get_group_members(request: Request) -> None:
     """Return one group: its members, their queues, and the progress in each queue."""
-    request = decode_fields(GroupRequest, frame.fields)
-    name = _existing(peer.broker, request.group)
-    broker = peer.broker
+    params = decode_fields(GroupRequest, request.frame.fields)
+    name = _existing(request.broker, params.group)
+    broker = request.broker
     group = broker.groups.groups.get(name)
-    queues = _queues(peer, name)
+    queues = _queues(request, name)
     from_first = {topic for topic, _ in queues if broker.groups.begins_at_first(name, topic)}
-    partial = not all(_sees(peer, topic) for topic in broker.groups.known()[name])
+    partial = not all(_sees(request, topic) for topic in broker.groups.known()[name])
 
     def done(ends: dict[Queue, tuple[int, int]]) -> None:
         content = {
@@ -81,7 +81,7 @@ def get_group_members(peer: Peer, frame: Frame) -> None:
             "mode": group.mode if group is not None else CLUSTERING,
             "state": EMPTY if group is None else group.state,
             "epoch": group.epoch if group is not None else 0,
-            "members": [_member(peer, member) for _, member in sorted(group.members.items())] if group else [],
+            "members": [_member(request, member) for _, member in sorted(group.members.items())] if group else [],
             "queues": [
                 [
                     *queue,
@@ -97,9 +97,9 @@ def get_group_members(peer: Peer, frame: Frame) -> None:
             "delayed": broker.delays.pending_of(retry_topic(name)),
             "partial": partial,
         }
-        peer.answer(frame, GroupMembersAnswer(group=name), msgpack.packb(content))
+        request.respond(GroupMembersAnswer(group=name), msgpack.packb(content))
 
-    peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: _queue_ends(broker.store, queues, hot), done))
+    request.after_dispatch(lambda: request.read(lambda hot: _queue_ends(broker.store, queues, hot), done))
 
 
 def _progress(
@@ -130,12 +130,12 @@ def _existing(broker: Broker, name: str) -> str:
     return name
 
 
-def _queues(peer: Peer, name: str) -> list[Queue]:
+def _queues(request: Request, name: str) -> list[Queue]:
     """Return the queues of all of the group's topics that exist and that the user may see."""
     queues = []
-    for topic in sorted(peer.broker.groups.known()[name] | {retry_topic(name)}):
-        config = peer.broker.store.topics.get(topic)
-        if config is not None and _sees(peer, topic):
+    for topic in sorted(request.broker.groups.known()[name] | {retry_topic(name)}):
+        config = request.broker.store.topics.get(topic)
+        if config is not None and _sees(request, topic):
             queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
     return queues
 
@@ -155,12 +155,12 @@ def _queue_ends(store: MessageStore, queues: list[Queue], hot: bool) -> dict[Que
     return ends
 
 
-def _sees(peer: Peer, topic: str) -> bool:
-    return peer.access is None or peer.access.sees(TOPIC, topic)
+def _sees(request: Request, topic: str) -> bool:
+    return request.peer.access is None or request.peer.access.sees(TOPIC, topic)
 
 
-def _member(peer: Peer, member: Member) -> dict[str, Any]:
-    now = peer.broker.loop.time()
+def _member(request: Request, member: Member) -> dict[str, Any]:
+    now = request.broker.loop.time()
     return {
         "member": member.name,
         "client": member.remote.client,
@@ -171,103 +171,99 @@ def _member(peer: Peer, member: Member) -> dict[str, Any]:
         "orderly": member.orderly,
         "queues": len(member.granted),
         "subscriptions": [
-            [s.topic, s.tags, s.filter] for _, s in sorted(member.subscriptions.items()) if _sees(peer, s.topic)
+            [s.topic, s.tags, s.filter] for _, s in sorted(member.subscriptions.items()) if _sees(request, s.topic)
         ],
     }
 
 
-def delete_group(peer: Peer, frame: Frame) -> None:
+def delete_group(request: Request) -> None:
     """Delete a group without members and its retry topic; its dead letters stay."""
-    request = decode_fields(DeleteGroupRequest, frame.fields)
-    broker = peer.broker
-    name = _existing(broker, request.group)
+    params = decode_fields(DeleteGroupRequest, request.frame.fields)
+    broker = request.broker
+    name = _existing(broker, params.group)
     group = broker.groups.groups.get(name)
     broker.groups.check_idle(name, "stop them, then delete it")
     if group is not None:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
         raise InvalidParameter(f"group {name} has {len(group.members)} live members; stop them, then delete it")
     was_known = sorted(broker.groups.known().get(name, ()))
     broker.groups.forget(name)
-    audit(peer, DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
+    request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     broker.counters.forget_group(name)
     own = retry_topic(name)
     if broker.store.topics.get(own) is None or own in broker.topic_changes.pending:
-        peer.answer(frame, EmptyAnswer())
+        request.respond(EmptyAnswer())
         return
-    broker.topic_changes.delete(own, peer.later(frame, lambda: peer.answer(frame, EmptyAnswer())))
+    broker.topic_changes.delete(own, request.later(lambda: request.respond(EmptyAnswer())))
 
 
-def reset_offset(peer: Peer, frame: Frame) -> None:
+def reset_offset(request: Request) -> None:
     """Move a group's committed offsets to the beginning, the end, a time or given offsets."""
-    request = decode_fields(ResetOffsetRequest, frame.fields)
-    check_client_group(request.group)
-    if request.to not in RESETS:
-        raise InvalidParameter(f"to must be first, last, time or offset, not {request.to!r}")
-    broker = peer.broker
-    check_readable(broker, request.topic)
-    config = broker.store.topics.get(request.topic)
+    params = decode_fields(ResetOffsetRequest, request.frame.fields)
+    check_client_group(params.group)
+    if params.to not in RESETS:
+        raise InvalidParameter(f"to must be first, last, time or offset, not {params.to!r}")
+    broker = request.broker
+    check_readable(broker, params.topic)
+    config = broker.store.topics.get(params.topic)
     queues = config.queues if config is not None else 0
-    if request.queue >= queues:
-        raise QueueNotExist(f"topic {request.topic} has no queue {request.queue}; it has {queues}", queues=queues)
-    running = broker.groups.groups.get(request.group)
+    if params.queue >= queues:
+        raise QueueNotExist(f"topic {params.topic} has no queue {params.queue}; it has {queues}", queues=queues)
+    running = broker.groups.groups.get(params.group)
     if running is not None and not running.clustering:
         raise InvalidParameter(
-            f"group {request.group} is broadcasting: each of its members keeps its own progress, so the group has none "
+            f"group {params.group} is broadcasting: each of its members keeps its own progress, so the group has none "
             "to reset"
         )
-    if not request.force:
+    if not params.force:
         broker.groups.check_idle(
-            request.group, "stop them first, or reset with force: they continue from the new offsets", request.topic
+            params.group, "stop them first, or reset with force: they continue from the new offsets", params.topic
         )
-    given = _given_offsets(frame, request)
-    wanted = list(given) if request.to == "offset" else [request.queue] if request.queue >= 0 else list(range(queues))
+    given = _given_offsets(request.frame, params)
+    wanted = list(given) if params.to == "offset" else [params.queue] if params.queue >= 0 else list(range(queues))
     if not set(wanted) <= set(range(queues)):
-        raise QueueNotExist(f"topic {request.topic} has no queue {max(wanted)}; it has {queues}", queues=queues)
+        raise QueueNotExist(f"topic {params.topic} has no queue {max(wanted)}; it has {queues}", queues=queues)
 
     def done(offsets: dict[int, int]) -> None:
-        before = broker.store.consumer_offsets.committed(request.group, request.topic)
-        broker.groups.check_may_commit(request.group, request.topic, offsets)
-        broker.groups.enter(request.group)
-        broker.groups.reset(request.group, request.topic, offsets)
-        audit(
-            peer,
+        before = broker.store.consumer_offsets.committed(params.group, params.topic)
+        broker.groups.check_may_commit(params.group, params.topic, offsets)
+        broker.groups.enter(params.group)
+        broker.groups.reset(params.group, params.topic, offsets)
+        request.audit(
             INVOKE_BROKER_TO_RESET_OFFSET,
-            f"group {request.group}, topic {request.topic}",
+            f"group {params.group}, topic {params.topic}",
             {queue: before[queue] for queue in sorted(offsets) if queue in before},
             dict(sorted(offsets.items())),
         )
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in sorted(offsets.items()))
-        peer.answer(frame, ConsumerOffsetsAnswer(count=len(offsets)), body)
+        request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body)
 
-    peer.after_dispatch(
-        frame,
-        lambda: peer.read(
-            frame,
-            lambda hot: {queue_id: _target(broker.store, request, given, queue_id, hot) for queue_id in wanted},
-            done,
-        ),
+    request.after_dispatch(
+        lambda: request.read(
+            lambda hot: {queue_id: _target(broker.store, params, given, queue_id, hot) for queue_id in wanted}, done
+        )
     )
 
 
-def _given_offsets(frame: Frame, request: ResetOffsetRequest) -> dict[int, int]:
+def _given_offsets(frame: Frame, params: ResetOffsetRequest) -> dict[int, int]:
     body_bytes = frame.body_end - frame.body_at
-    if body_bytes != request.count * CONSUMER_OFFSET_STRUCT.size:
+    if body_bytes != params.count * CONSUMER_OFFSET_STRUCT.size:
         raise InvalidParameter(
-            f"expected {request.count * CONSUMER_OFFSET_STRUCT.size} bytes of body for {request.count} offsets, got "
+            f"expected {params.count * CONSUMER_OFFSET_STRUCT.size} bytes of body for {params.count} offsets, got "
             f"{body_bytes}"
         )
-    if (request.to == "offset") != (request.count > 0):
+    if (params.to == "offset") != (params.count > 0):
         raise InvalidParameter("a reset with to = offset needs offsets in the body, and any other must have none")
     return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
 
 
-def _target(store: MessageStore, request: ResetOffsetRequest, given: dict[int, int], queue_id: int, hot: bool) -> int:
-    topic = request.topic
+def _target(store: MessageStore, params: ResetOffsetRequest, given: dict[int, int], queue_id: int, hot: bool) -> int:
+    topic = params.topic
     max_offset = store.queue_reads.max_offset(topic, queue_id)
-    if request.to == "last":
+    if params.to == "last":
         return max_offset
-    if request.to == "time":
-        return store.queue_reads.offset_by_time(topic, queue_id, request.timestamp_ms, hot=hot)
-    if request.to == "first":
+    if params.to == "time":
+        return store.queue_reads.offset_by_time(topic, queue_id, params.timestamp_ms, hot=hot)
+    if params.to == "first":
         return store.queue_reads.min_offset(topic, queue_id, hot=hot)
     if not 0 <= given[queue_id] <= max_offset:
         raise CommitIllegal(

@@ -15,8 +15,9 @@ from ..delivery.groups.assignment import Queue
 from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
 from ..delivery.groups.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, MemberSubscription
 from ..filters import compile_filter
+from ..requests.broker import Broker
+from ..requests.request import Request
 from ..store import MessageStore
-from .context import Broker, Peer
 from .msgpack_body import ArrayBody
 from .pull import parse_tags
 
@@ -32,28 +33,28 @@ KINDS = ("consumer", "producer")
 STARTS = ("first", "last", "time")
 
 
-def heart_beat(peer: Peer, frame: Frame) -> None:
+def heart_beat(request: Request) -> None:
     """Add a member to its group or keep it there; respond with its assignment."""
-    request = decode_fields(HeartBeatRequest, frame.fields)
-    check_client_group(request.group)
-    if request.kind not in KINDS:
-        raise InvalidParameter(f"kind must be consumer or producer, not {request.kind!r}")
-    interval_ms = min(request.session_timeout_ms // HEARTBEATS_A_SESSION, INTERVAL_MS_MAX)
-    broker = peer.broker
-    if request.kind == "producer":
-        broker.producer_groups.heart_beat(request.group, request.member, peer, request.session_timeout_ms / 1000)
-        peer.answer(frame, HeartBeatAnswer(epoch=1, interval_ms=interval_ms))
+    params = decode_fields(HeartBeatRequest, request.frame.fields)
+    check_client_group(params.group)
+    if params.kind not in KINDS:
+        raise InvalidParameter(f"kind must be consumer or producer, not {params.kind!r}")
+    interval_ms = min(params.session_timeout_ms // HEARTBEATS_A_SESSION, INTERVAL_MS_MAX)
+    broker = request.broker
+    if params.kind == "producer":
+        broker.producer_groups.heart_beat(params.group, params.member, request.peer, params.session_timeout_ms / 1000)
+        request.respond(HeartBeatAnswer(epoch=1, interval_ms=interval_ms))
         return
-    if request.mode not in (CLUSTERING, BROADCASTING):
-        raise InvalidParameter(f"mode must be {CLUSTERING} or {BROADCASTING}, not {request.mode!r}")
-    if request.start not in STARTS:
-        raise InvalidParameter(f"start must be first, last or time, not {request.start!r}")
-    subscriptions, owned = _decode_body(frame)
-    if peer.access is not None:
+    if params.mode not in (CLUSTERING, BROADCASTING):
+        raise InvalidParameter(f"mode must be {CLUSTERING} or {BROADCASTING}, not {params.mode!r}")
+    if params.start not in STARTS:
+        raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
+    subscriptions, owned = _decode_body(request.frame)
+    if request.peer.access is not None:
         for topic in subscriptions:
-            peer.access.check(Need((CONSUME,), TOPIC, topic))
-    group, member = broker.groups.heart_beat(peer, request, subscriptions, owned)
-    _Assignment(peer, frame, request, group, member, interval_ms).answer()
+            request.peer.access.check(Need((CONSUME,), TOPIC, topic))
+    group, member = broker.groups.heart_beat(request.peer, params, subscriptions, owned)
+    _Assignment(request, params, group, member, interval_ms).answer()
 
 
 def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queue]]:
@@ -99,32 +100,25 @@ def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queu
 class _Assignment:
     """The response to a heartbeat: each assigned queue with the offset to continue from."""
 
-    __slots__ = ("frame", "group", "interval_ms", "member", "peer", "request")
+    __slots__ = ("group", "interval_ms", "member", "params", "request")
 
     def __init__(
-        self,
-        peer: Peer,
-        frame: Frame,
-        request: HeartBeatRequest,
-        group: ConsumerGroup,
-        member: Member,
-        interval_ms: int,
+        self, request: Request, params: HeartBeatRequest, group: ConsumerGroup, member: Member, interval_ms: int
     ) -> None:
-        self.peer = peer
-        self.frame = frame
         self.request = request
+        self.params = params
         self.group = group
         self.member = member
         self.interval_ms = interval_ms
 
     def answer(self) -> None:
         """Respond at once if all queues have an offset; otherwise look up the missing start offsets first."""
-        store = self.peer.broker.store
+        store = self.request.broker.store
         missing = [queue for queue in self.group.assignment(self.member) if self._committed(queue) is None]
         if not missing:
             self._send({})
             return
-        groups = self.peer.broker.groups
+        groups = self.request.broker.groups
         first = {queue for queue in missing if groups.begins_at_first(self.group.name, queue[0])}
         if self.group.clustering:
             # The start rule applies to a topic once, for all queues at that time, including queues of other members.
@@ -132,26 +126,25 @@ class _Assignment:
             begun = {topic for topic, queue_id in missing if (topic, queue_id) not in first}
             own = set(missing)
             missing += [queue for queue in groups.queues_of(self.group) if queue[0] in begun and queue not in own]
-        self.peer.after_dispatch(
-            self.frame,
-            lambda: self.peer.read(self.frame, lambda hot: self._begins(store, missing, first, hot), self._send),
+        self.request.after_dispatch(
+            lambda: self.request.read(lambda hot: self._begins(store, missing, first, hot), self._send)
         )
 
     def _committed(self, queue: Queue) -> int | None:
-        committed = self.peer.broker.groups.committed_of(self.group.name, self.member.name, *queue)
+        committed = self.request.broker.groups.committed_of(self.group.name, self.member.name, *queue)
         return self.member.begins.get(queue) if committed is None else committed
 
     def _begins(self, store: MessageStore, missing: list[Queue], first: set[Queue], hot: bool) -> dict[Queue, int]:
         begins = {}
         for topic, queue_id in missing:
             try:
-                if (topic, queue_id) in first or self.request.start == "first":
+                if (topic, queue_id) in first or self.params.start == "first":
                     begins[topic, queue_id] = store.queue_reads.min_offset(topic, queue_id, hot=hot)
-                elif self.request.start == "last":
+                elif self.params.start == "last":
                     begins[topic, queue_id] = store.queue_reads.max_offset(topic, queue_id)
                 else:
                     begins[topic, queue_id] = store.queue_reads.offset_by_time(
-                        topic, queue_id, self.request.start_ms, hot=hot
+                        topic, queue_id, self.params.start_ms, hot=hot
                     )
             except (TopicNotExist, QueueNotExist):
                 continue  # deleted in the meantime: the next assignment will not contain it
@@ -162,7 +155,7 @@ class _Assignment:
 
         The start offsets are committed at once, because a member that takes the queue over must not begin later.
         """
-        store = self.peer.broker.store
+        store = self.request.broker.store
         rows: list[tuple[str, int, int, int]] = []
         for queue, granted in self.group.assignment(self.member).items():
             next_offset = self._committed(queue)
@@ -174,7 +167,7 @@ class _Assignment:
         if self.group.clustering:
             for topic in {topic for topic, _ in begins}:
                 queues = [queue_id for of, queue_id in begins if of == topic]
-                self.peer.broker.groups.check_may_commit(self.group.name, topic, queues)
+                self.request.broker.groups.check_may_commit(self.group.name, topic, queues)
         for queue, next_offset in begins.items():
             if self._committed(queue) is None:
                 if self.group.clustering:
@@ -186,18 +179,18 @@ class _Assignment:
             count=len(rows),
             interval_ms=self.interval_ms,
             retry_times_max=store.groups.retry_times_max(self.group.name),
-            run=self.peer.broker.groups.run,
-            missing=" ".join(self.peer.broker.groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),
+            run=self.request.broker.groups.run,
+            missing=" ".join(self.request.broker.groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),
         )
-        self.peer.answer(self.frame, answer, msgpack.packb(rows))
+        self.request.respond(answer, msgpack.packb(rows))
 
 
-def unregister_client(peer: Peer, frame: Frame) -> None:
+def unregister_client(request: Request) -> None:
     """Remove a member from its group."""
-    request = decode_fields(UnregisterClientRequest, frame.fields)
-    broker: Broker = peer.broker
-    if request.kind == "producer":
-        broker.producer_groups.leave(request.group, request.member)
+    params = decode_fields(UnregisterClientRequest, request.frame.fields)
+    broker: Broker = request.broker
+    if params.kind == "producer":
+        broker.producer_groups.leave(params.group, params.member)
     else:
-        broker.groups.leave(request.group, request.member, request.epoch)
-    peer.answer(frame, EmptyAnswer())
+        broker.groups.leave(params.group, params.member, params.epoch)
+    request.respond(EmptyAnswer())

@@ -21,12 +21,11 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import CommitIllegal, EpochFenced, InvalidParameter, QueueNotExist, TopicNotExist
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR
+from ..requests.broker import Broker
+from ..requests.request import Request
 from ..store import MessageStore, WouldBlock
-from .audit import audit
-from .context import Broker, Peer
 from .pull import check_readable
 
 NOTHING_COMMITTED = -1
@@ -36,136 +35,131 @@ HOT_STATS_ROWS_MAX = 256
 """Above this number of rows a reader thread does the lookup, so that the loop is not blocked."""
 
 
-def search_offset_by_timestamp(peer: Peer, frame: Frame) -> None:
+def search_offset_by_timestamp(request: Request) -> None:
     """Return the first offset whose store time is not before the given time."""
-    request = decode_fields(SearchOffsetByTimestampRequest, frame.fields)
-    check_readable(peer.broker, request.topic)
-    store = peer.broker.store
-    peer.after_dispatch(
-        frame,
-        lambda: peer.read(
-            frame,
-            lambda hot: store.queue_reads.offset_by_time(request.topic, request.queue, request.timestamp_ms, hot=hot),
-            lambda offset: peer.answer(frame, OffsetAnswer(offset=offset)),
-        ),
+    params = decode_fields(SearchOffsetByTimestampRequest, request.frame.fields)
+    check_readable(request.broker, params.topic)
+    store = request.broker.store
+    request.after_dispatch(
+        lambda: request.read(
+            lambda hot: store.queue_reads.offset_by_time(params.topic, params.queue, params.timestamp_ms, hot=hot),
+            lambda offset: request.respond(OffsetAnswer(offset=offset)),
+        )
     )
 
 
-def get_max_offset(peer: Peer, frame: Frame) -> None:
+def get_max_offset(request: Request) -> None:
     """Return the offset that the queue's next message will have."""
-    request = decode_fields(QueueRequest, frame.fields)
-    check_readable(peer.broker, request.topic)
+    params = decode_fields(QueueRequest, request.frame.fields)
+    check_readable(request.broker, params.topic)
 
     def answer() -> None:
-        peer.answer(frame, OffsetAnswer(offset=peer.broker.store.queue_reads.max_offset(request.topic, request.queue)))
+        request.respond(OffsetAnswer(offset=request.broker.store.queue_reads.max_offset(params.topic, params.queue)))
 
-    peer.after_dispatch(frame, answer)
+    request.after_dispatch(answer)
 
 
-def get_min_offset(peer: Peer, frame: Frame) -> None:
+def get_min_offset(request: Request) -> None:
     """Return the queue's first readable offset."""
-    request = decode_fields(QueueRequest, frame.fields)
-    check_readable(peer.broker, request.topic)
-    store = peer.broker.store
-    peer.read(
-        frame,
-        lambda hot: store.queue_reads.min_offset(request.topic, request.queue, hot=hot),
-        lambda offset: peer.answer(frame, OffsetAnswer(offset=offset)),
+    params = decode_fields(QueueRequest, request.frame.fields)
+    check_readable(request.broker, params.topic)
+    store = request.broker.store
+    request.read(
+        lambda hot: store.queue_reads.min_offset(params.topic, params.queue, hot=hot),
+        lambda offset: request.respond(OffsetAnswer(offset=offset)),
     )
 
 
-def get_earliest_msg_storetime(peer: Peer, frame: Frame) -> None:
+def get_earliest_msg_storetime(request: Request) -> None:
     """Return the store time of the queue's first message, or -1 if the queue is empty."""
-    request = decode_fields(QueueRequest, frame.fields)
-    check_readable(peer.broker, request.topic)
-    store = peer.broker.store
-    peer.after_dispatch(
-        frame,
-        lambda: peer.read(
-            frame,
-            lambda hot: store.queue_reads.earliest_store_time(request.topic, request.queue, hot=hot),
-            lambda timestamp_ms: peer.answer(frame, StoreTimeAnswer(timestamp_ms=timestamp_ms)),
-        ),
+    params = decode_fields(QueueRequest, request.frame.fields)
+    check_readable(request.broker, params.topic)
+    store = request.broker.store
+    request.after_dispatch(
+        lambda: request.read(
+            lambda hot: store.queue_reads.earliest_store_time(params.topic, params.queue, hot=hot),
+            lambda timestamp_ms: request.respond(StoreTimeAnswer(timestamp_ms=timestamp_ms)),
+        )
     )
 
 
-def query_consumer_offset(peer: Peer, frame: Frame) -> None:
+def query_consumer_offset(request: Request) -> None:
     """Return the committed offsets of a group in a topic, for one queue or for all."""
-    request = decode_fields(QueryConsumerOffsetRequest, frame.fields)
-    check_name("group", request.group)
-    check_readable(peer.broker, request.topic)
-    committed = peer.broker.store.consumer_offsets.committed(request.group, request.topic)
+    params = decode_fields(QueryConsumerOffsetRequest, request.frame.fields)
+    check_name("group", params.group)
+    check_readable(request.broker, params.topic)
+    committed = request.broker.store.consumer_offsets.committed(params.group, params.topic)
     entries = [
         CONSUMER_OFFSET_STRUCT.pack(queue, offset)
         for queue, offset in sorted(committed.items())
-        if request.queue in (-1, queue)
+        if params.queue in (-1, queue)
     ]
-    peer.answer(frame, ConsumerOffsetsAnswer(count=len(entries)), b"".join(entries))
+    request.respond(ConsumerOffsetsAnswer(count=len(entries)), b"".join(entries))
 
 
-def update_consumer_offset(peer: Peer, frame: Frame) -> None:
+def update_consumer_offset(request: Request) -> None:
     """Commit a group's progress.
 
     An invalid offset refuses the whole commit. Queues that the member does not hold are refused, and the others are
     still committed. The table is written to disk with the next checkpoint.
     """
-    request = decode_fields(UpdateConsumerOffsetRequest, frame.fields)
-    check_client_group(request.group)
-    check_readable(peer.broker, request.topic)
-    body_bytes = frame.body_end - frame.body_at
-    if body_bytes != request.count * CONSUMER_OFFSET_STRUCT.size:
+    params = decode_fields(UpdateConsumerOffsetRequest, request.frame.fields)
+    check_client_group(params.group)
+    check_readable(request.broker, params.topic)
+    body_bytes = request.frame.body_end - request.frame.body_at
+    if body_bytes != params.count * CONSUMER_OFFSET_STRUCT.size:
         raise InvalidParameter(
-            f"expected {request.count * CONSUMER_OFFSET_STRUCT.size} bytes of body for {request.count} offsets, got "
+            f"expected {params.count * CONSUMER_OFFSET_STRUCT.size} bytes of body for {params.count} offsets, got "
             f"{body_bytes}"
         )
-    entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
+    entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(request.frame.body))
 
     def commit() -> None:
-        name, held, fenced = _who_commits(peer.broker, request, entries)
-        _check_commit(peer.broker, request.topic, held)
-        peer.broker.groups.check_may_commit(name, request.topic, (queue for queue, _ in held))
-        if not request.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-            peer.broker.groups.enter(request.group)
-        table = peer.broker.store.consumer_offsets
+        name, held, fenced = _who_commits(request.broker, params, entries)
+        _check_commit(request.broker, params.topic, held)
+        request.broker.groups.check_may_commit(name, params.topic, (queue for queue, _ in held))
+        if not params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            request.broker.groups.enter(params.group)
+        table = request.broker.store.consumer_offsets
         # An operator has purged the dead letters or sent them again, so the audit log records it.
-        if request.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-            target = f"group {request.group}, topic {request.topic}"
-            audit(peer, UPDATE_CONSUMER_OFFSET, target, table.committed(name, request.topic), dict(held))
+        if params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            target = f"group {params.group}, topic {params.topic}"
+            request.audit(UPDATE_CONSUMER_OFFSET, target, table.committed(name, params.topic), dict(held))
         for queue, offset in held:
-            if offset > (table.committed_of(name, request.topic, queue) or -1):
-                table.commit(name, request.topic, queue, offset)
+            if offset > (table.committed_of(name, params.topic, queue) or -1):
+                table.commit(name, params.topic, queue, offset)
         if fenced is not None:
             raise fenced
-        peer.answer(frame, EmptyAnswer())
+        request.respond(EmptyAnswer())
 
-    _check_queues(peer.broker, request.topic, entries)
-    if all(offset <= peer.broker.store.queue_reads.max_offset(request.topic, queue) for queue, offset in entries):
+    _check_queues(request.broker, params.topic, entries)
+    if all(offset <= request.broker.store.queue_reads.max_offset(params.topic, queue) for queue, offset in entries):
         commit()
     else:
-        peer.after_dispatch(frame, commit)
+        request.after_dispatch(commit)
 
 
 def _who_commits(
-    broker: Broker, request: UpdateConsumerOffsetRequest, entries: list[tuple[int, int]]
+    broker: Broker, params: UpdateConsumerOffsetRequest, entries: list[tuple[int, int]]
 ) -> tuple[str, list[tuple[int, int]], EpochFenced | None]:
     """Return the name that the offsets are stored under, the entries of queues that the member holds, and an error
     that names the other queues, if there are any.
 
     Raises if the group has no such member, or if a client that is not a member would move a running group.
     """
-    if not request.member:
+    if not params.member:
         broker.groups.check_idle(
-            request.group,
+            params.group,
             "only they may commit its progress; consume as a member, or stop them and use reset",
-            request.topic,
+            params.topic,
         )
-        return request.group, entries, None
+        return params.group, entries, None
     held = []
     refused: list[int] = []
     fenced: EpochFenced | None = None
     for queue, offset in entries:
         try:
-            broker.groups.check_holder(request.group, request.member, request.epoch, request.topic, queue)
+            broker.groups.check_holder(params.group, params.member, params.epoch, params.topic, queue)
         except EpochFenced as error:
             fenced = fenced or error
             refused.append(queue)
@@ -173,7 +167,7 @@ def _who_commits(
             held.append((queue, offset))
     if fenced is not None:
         fenced.details["refused"] = refused[:REFUSED_SHOWN_MAX]
-    return broker.groups.progress_name(request.group, request.member), held, fenced
+    return broker.groups.progress_name(params.group, params.member), held, fenced
 
 
 def _check_queues(broker: Broker, name: str, entries: list[tuple[int, int]]) -> None:
@@ -198,33 +192,33 @@ def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) ->
             )
 
 
-def get_consume_stats(peer: Peer, frame: Frame) -> None:
+def get_consume_stats(request: Request) -> None:
     """Return the progress of one or all groups in one or all topics, with both ends of each queue."""
-    request = decode_fields(ConsumeStatsRequest, frame.fields)
-    if request.group:
-        check_name("group", request.group)
-    if request.topic:
-        check_readable(peer.broker, request.topic)
-    store = peer.broker.store
+    params = decode_fields(ConsumeStatsRequest, request.frame.fields)
+    if params.group:
+        check_name("group", params.group)
+    if params.topic:
+        check_readable(request.broker, params.topic)
+    store = request.broker.store
 
     def read() -> None:
         wanted = [
             row
-            for row in _all_queues(peer.broker, uncommitted=request.uncommitted)
-            if request.group in ("", row[0]) and request.topic in ("", row[1]) and sees_progress(peer, row[0], row[1])
+            for row in _all_queues(request.broker, uncommitted=params.uncommitted)
+            if params.group in ("", row[0]) and params.topic in ("", row[1]) and sees_progress(request, row[0], row[1])
         ]
-        peer.read(frame, lambda hot: _consume_stats(store, wanted, hot), done)
+        request.read(lambda hot: _consume_stats(store, wanted, hot), done)
 
     def done(rows: list[tuple[str, str, int, int, int, int, bool]]) -> None:
-        shown = rows if request.uncommitted else [row[:6] for row in rows]
-        peer.answer(frame, ConsumeStatsAnswer(count=len(rows)), msgpack.packb(shown))
+        shown = rows if params.uncommitted else [row[:6] for row in rows]
+        request.respond(ConsumeStatsAnswer(count=len(rows)), msgpack.packb(shown))
 
-    peer.after_dispatch(frame, read)
+    request.after_dispatch(read)
 
 
-def sees_progress(peer: Peer, group: str, topic: str) -> bool:
+def sees_progress(request: Request, group: str, topic: str) -> bool:
     """Return whether the user may see the progress of a group in a topic."""
-    access = peer.access
+    access = request.peer.access
     group = group.partition(MEMBER_SEPARATOR)[0]
     return access is None or (access.allows(QUERY, GROUP, group) and access.allows(QUERY, TOPIC, topic))
 

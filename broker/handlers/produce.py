@@ -15,152 +15,150 @@ from ...protocol.errors import (
     TopicNotExist,
 )
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ...protocol.names import check_name, is_system_topic, may_produce_to
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import Route, delay_of, route
 from ..delivery.transactions.frames import half_request
+from ..requests.audit import topic_values
+from ..requests.broker import FRAME_LENGTH_BYTES, Broker
+from ..requests.request import Request
 from ..store import ProduceBatch, TopicConfig, common_properties
 from .acknowledgement import acknowledge
-from .audit import audit, topic_values
-from .context import FRAME_LENGTH_BYTES, Broker, Peer
 from .duplicate_produce import answer_again
 from .staged import FLUSHES, append_staged, check_staged
 from .transactions import append_half_messages
 
 
-def produce(peer: Peer, frame: Frame) -> None:
+def produce(request: Request) -> None:
     """Append the frame's messages, all or none, and respond in the order of the connection's PRODUCE frames."""
-    broker = peer.broker
-    request = decode_fields(ProduceRequest, frame.fields)
-    name = request.topic
-    if peer.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
-        raise _too_much(peer)
-    if request.count > PRODUCE_MESSAGES_MAX:
+    broker = request.broker
+    params = decode_fields(ProduceRequest, request.frame.fields)
+    name = params.topic
+    if request.source.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
+        raise _too_much(request)
+    if params.count > PRODUCE_MESSAGES_MAX:
         raise MessageIllegal(
-            f"the PRODUCE frame has {request.count} messages, but the maximum is {PRODUCE_MESSAGES_MAX}; split it",
+            f"the PRODUCE frame has {params.count} messages, but the maximum is {PRODUCE_MESSAGES_MAX}; split it",
             produce_messages_max=PRODUCE_MESSAGES_MAX,
         )
-    if request.flush not in FLUSHES:
-        raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
+    if params.flush not in FLUSHES:
+        raise InvalidParameter(f"flush must be sync, async or empty, not {params.flush!r}")
     if not may_produce_to(name):
         raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
-    half = half_request(request.common) if request.common else None
-    if half is not None and peer.access is not None:
-        peer.access.check(Need((PUBLISH,), GROUP, half.group))
-    if request.prepare:
-        check_staged(peer, request, half is not None)
+    half = half_request(params.common) if params.common else None
+    if half is not None and request.peer.access is not None:
+        request.peer.access.check(Need((PUBLISH,), GROUP, half.group))
+    if params.prepare:
+        check_staged(request, params, half is not None)
     topic = broker.store.topics.get(name)
     if topic is None or name in broker.topic_changes.pending:
-        _wait_for_topic(peer, frame, request)
+        _wait_for_topic(request, params)
         return
-    if request.unique_prefix:
-        before = broker.sequences.find(request.unique_prefix, name, request.unique_first, request.count)
+    if params.unique_prefix:
+        before = broker.sequences.find(params.unique_prefix, name, params.unique_first, params.count)
         if before is not None:
-            answer_again(peer, frame, request, before)
+            answer_again(request, params, before)
             return
-    queue = request.queue
+    queue = params.queue
     if queue < 0:
         queue = broker.next_queue.get(name, 0) % topic.write_queues
         broker.next_queue[name] = queue + 1
     elif queue >= topic.write_queues:
-        raise _no_such_queue(request, topic.write_queues)
+        raise _no_such_queue(params, topic.write_queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
-    if request.prepare:
-        append_staged(peer, frame, request, queue)
+    if params.prepare:
+        append_staged(request, params, queue)
         return
     if half is not None:
-        append_half_messages(peer, frame, request, half, queue)
+        append_half_messages(request, params, half, queue)
         return
     waits = None
-    if request.common and (delay := delay_of(request.common)) is not None:
+    if params.common and (delay := delay_of(params.common)) is not None:
         waits = route(delay, name, queue, broker.delays.now_ms(), broker.settings.delivery.delay_max_days)
         if waits is None:
-            request.common = delay.others
+            params.common = delay.others
         elif not _is_there(broker, waits.config.name):
-            peer.suspend()
-            broker.writer.with_topics([waits.config], lambda error: peer.resume(frame, error))
+            request.suspend()
+            broker.writer.with_topics([waits.config], lambda error: request.resume(error))
             return
-    _append(peer, frame, request, topic, queue, waits)
+    _append(request, params, topic, queue, waits)
 
 
 def _is_there(broker: Broker, name: str) -> bool:
     return broker.store.topics.get(name) is not None and name not in broker.topic_changes.pending
 
 
-def _append(
-    peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig, queue: int, waits: Route | None
-) -> None:
+def _append(request: Request, params: ProduceRequest, topic: TopicConfig, queue: int, waits: Route | None) -> None:
     """Append the messages to their queue, or to the queue for scheduled records, and acknowledge them."""
     into, into_queue = (topic, queue) if waits is None else (waits.config, waits.queue)
-    appended = peer.broker.store.append(
+    appended = request.broker.store.append(
         into,
         into_queue,
         # By position, because this runs for every frame and keyword arguments would double the cost of the call.
         ProduceBatch(
-            frame.buffer,
-            frame.body_at,
-            frame.body_end,
-            request.count,
-            request.layout,
-            common_properties(request.common) if waits is None else waits.common,
-            request.sys_flag,
-            request.unique_prefix.encode(),
-            request.unique_first,
-            request.born_ms,
-            peer.born_host,
+            request.frame.buffer,
+            request.frame.body_at,
+            request.frame.body_end,
+            params.count,
+            params.layout,
+            common_properties(params.common) if waits is None else waits.common,
+            params.sys_flag,
+            params.unique_prefix.encode(),
+            params.unique_first,
+            params.born_ms,
+            request.peer.born_host,
         ),
     )
-    acknowledge(peer, frame, request, queue, into.name, into_queue, appended)
+    acknowledge(request, params, queue, into.name, into_queue, appended)
 
 
-def _too_much(peer: Peer) -> BrokerError:
-    limits, frame_bytes = peer.broker.limits, peer.frame_bytes - FRAME_LENGTH_BYTES
+def _too_much(request: Request) -> BrokerError:
+    limits, frame_bytes = request.broker.limits, request.source.frame_bytes - FRAME_LENGTH_BYTES
     if frame_bytes > limits.produce_frame_bytes_max:
         return MessageIllegal(
             f"the PRODUCE frame has {frame_bytes} bytes, but limits.produce_frame_bytes_max is "
             f"{limits.produce_frame_bytes_max}; split it",
             produce_frame_bytes_max=limits.produce_frame_bytes_max,
         )
-    stalled = peer.broker.stall.refusal()
+    stalled = request.broker.stall.refusal()
     if stalled:
         return SystemBusy(stalled, retry_after_ms=BUSY_RETRY_AFTER_MS)
     return SystemBusy(
-        f"{peer.broker.in_flight_bytes} bytes are in flight, but limits.in_flight_bytes_max is "
+        f"{request.broker.in_flight_bytes} bytes are in flight, but limits.in_flight_bytes_max is "
         f"{limits.in_flight_bytes_max}; try again later",
         retry_after_ms=BUSY_RETRY_AFTER_MS,
         in_flight_bytes_max=limits.in_flight_bytes_max,
     )
 
 
-def _no_such_queue(request: ProduceRequest, queues: int) -> QueueNotExist:
+def _no_such_queue(params: ProduceRequest, queues: int) -> QueueNotExist:
     return QueueNotExist(
-        f"topic {request.topic} has no queue {request.queue} to write to; it has {queues}", queues=queues
+        f"topic {params.topic} has no queue {params.queue} to write to; it has {queues}", queues=queues
     )
 
 
-def _wait_for_topic(peer: Peer, frame: Frame, request: ProduceRequest) -> None:
+def _wait_for_topic(request: Request, params: ProduceRequest) -> None:
     """Handle the frame again once its topic has been created, or once the topic's change is on disk."""
-    changes = peer.broker.topic_changes
-    if request.topic in changes.pending:
-        peer.suspend()
-        changes.when_done(request.topic, lambda error: peer.resume(frame, error))
+    changes = request.broker.topic_changes
+    if params.topic in changes.pending:
+        request.suspend()
+        changes.when_done(params.topic, lambda error: request.resume(error))
     else:
-        config = _new_topic(peer.broker, request)
+        config = _new_topic(request.broker, params)
 
         def made(error: BrokerError | None) -> None:
             if error is None:
-                audit(peer, PRODUCE, f"topic {config.name}", None, topic_values(config))
-            peer.resume(frame, error)
+                request.audit(PRODUCE, f"topic {config.name}", None, topic_values(config))
+            request.resume(error)
 
-        peer.suspend()
+        request.suspend()
         changes.put(config, made)
 
 
-def _new_topic(broker: Broker, request: ProduceRequest) -> TopicConfig:
+def _new_topic(broker: Broker, params: ProduceRequest) -> TopicConfig:
     """Return the topic to create for a message to an unknown topic. Raises if that is not allowed."""
-    name = check_name("topic", request.topic)
+    name = check_name("topic", params.topic)
     if is_system_topic(name):
         raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
     if not broker.auto_create:
@@ -178,6 +176,6 @@ def _new_topic(broker: Broker, request: ProduceRequest) -> TopicConfig:
             "(flintmq topic create), or delete unused topics"
         )
     queues = broker.settings.topics.default_queues
-    if request.queue >= queues:
-        raise _no_such_queue(request, queues)
+    if params.queue >= queues:
+        raise _no_such_queue(params, queues)
     return TopicConfig(name=name, read_queues=queues, write_queues=queues)

@@ -18,7 +18,7 @@ from ...protocol.errors import (
     TopicNotExist,
 )
 from ...protocol.fields import decode_fields
-from ...protocol.frames import RESPONSE, Frame, encode_head
+from ...protocol.frames import RESPONSE, encode_head
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import UNREADABLE_TOPICS
 from ...protocol.storage.javahash import tags_code
@@ -27,8 +27,9 @@ from ..background.held_pulls import PASSED_OVER_S, HeldPull, Wake
 from ..background.selections import Share
 from ..filters import Filter, compile_filter
 from ..memo import remembered
+from ..requests.broker import Broker
+from ..requests.request import Request
 from ..store import CorruptLog, DamagedRecord, PullResult, WouldBlock
-from .context import Broker, Peer
 
 HEAD_BYTES_MAX = 1024
 """Upper bound for the part of a pull response before its sizes and records."""
@@ -47,64 +48,64 @@ _NO_BODY = bytearray()
 log = logging.getLogger(__name__)
 
 
-def pull(peer: Peer, frame: Frame) -> None:
+def pull(request: Request) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
-    request = decode_fields(PullRequest, frame.fields)
-    check_has_messages(peer.broker, request.topic)
-    if request.member:
-        _check_holder(peer.broker, request)
-    elif request.group:
-        check_client_group(request.group)
-    if len(request.tags) + len(request.filter) > PARSED_AT_ONCE_CHARS:
+    params = decode_fields(PullRequest, request.frame.fields)
+    check_has_messages(request.broker, params.topic)
+    if params.member:
+        _check_holder(request.broker, params)
+    elif params.group:
+        check_client_group(params.group)
+    if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
         # Parsing takes up to 2 ms. Each connection may send such a pull in the same turn of the loop, and together
         # they would block all others.
-        peer.check_may_wait()
-        peer.step(frame, lambda: _select(peer, frame, request))
+        request.deferred.check_may_wait()
+        request.step(lambda: _select(request, params))
     else:
-        _select(peer, frame, request)
+        _select(request, params)
 
 
-def _select(peer: Peer, frame: Frame, request: PullRequest) -> None:
+def _select(request: Request, params: PullRequest) -> None:
     """Parse the tags and the filter of a pull, and start it."""
-    tags = parse_tags(request.tags) if request.tags else None
-    records = compile_filter(request.filter) if request.filter else None
-    room = peer.broker.limits.frame_bytes_max - HEAD_BYTES_MAX
+    tags = parse_tags(params.tags) if params.tags else None
+    records = compile_filter(params.filter) if params.filter else None
+    room = request.broker.limits.frame_bytes_max - HEAD_BYTES_MAX
     # Each record is preceded by its size, so the shortest records are the worst case.
-    request.max_bytes = min(request.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
-    request.max_count = min(request.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
-    ahead = request.offset - peer.broker.store.queue_reads.max_offset(request.topic, request.queue)
+    params.max_bytes = min(params.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
+    params.max_count = min(params.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
+    ahead = params.offset - request.broker.store.queue_reads.max_offset(params.topic, params.queue)
     # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
     # end; a pull that selects may reach the end although it starts long before it.
     selects = tags is not None or records is not None
-    if ahead > 0 or (not request.wait_ms and (ahead == 0 or selects)):
-        peer.after_dispatch(frame, lambda: _pull(peer, frame, request, tags, records))
+    if ahead > 0 or (not params.wait_ms and (ahead == 0 or selects)):
+        request.after_dispatch(lambda: _pull(request, params, tags, records))
     else:
-        _pull(peer, frame, request, tags, records)
+        _pull(request, params, tags, records)
 
 
-def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter | None) -> None:
+def _pull(request: Request, params: PullRequest, tags: frozenset[int] | None, records: Filter | None) -> None:
     if records is not None:
-        filtered = _FilteredPull(peer, frame, request, tags, records)
-        peer.check_may_wait()
+        filtered = _FilteredPull(request, params, tags, records)
+        request.deferred.check_may_wait()
         filtered.next_step()
         return
-    if not peer.broker.send_memory.may_read(peer) or _is_large(peer.broker, request, request.offset):
-        _Pull(peer, frame, request, tags).read()
+    if not request.broker.send_memory.may_read(request.responses) or _is_large(request.broker, params, params.offset):
+        _Pull(request, params, tags).read()
         return
     try:
-        pulled = _read(peer.broker, request, request.offset, request.max_count, request.max_bytes, tags, hot=True)
+        pulled = _read(request.broker, params, params.offset, params.max_count, params.max_bytes, tags, hot=True)
     except WouldBlock:
-        _Pull(peer, frame, request, tags).read()
+        _Pull(request, params, tags).read()
         return
-    if pulled.code == PULL_NOT_FOUND and request.wait_ms:
-        _Pull(peer, frame, request, tags).pulled(pulled)
+    if pulled.code == PULL_NOT_FOUND and params.wait_ms:
+        _Pull(request, params, tags).pulled(pulled)
     else:
-        send_pulled(peer, frame, request, pulled)
+        send_pulled(request, params, pulled)
 
 
 def _read(
     broker: Broker,
-    request: PullRequest,
+    params: PullRequest,
     offset: int,
     max_count: int,
     max_bytes: int,
@@ -118,8 +119,8 @@ def _read(
     max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
     try:
         return broker.store.pulls.pull(
-            request.topic,
-            request.queue,
+            params.topic,
+            params.queue,
             offset,
             max_count,
             max_bytes,
@@ -129,8 +130,8 @@ def _read(
             one_at_least=at_least_one,
         )
     except OffsetOutOfRange as error:
-        if request.group and offset < error.min_offset:
-            moved = (request.group, request.member, request.topic, request.queue, offset, error.min_offset)
+        if params.group and offset < error.min_offset:
+            moved = (params.group, params.member, params.topic, params.queue, offset, error.min_offset)
             if hot:
                 broker.offset_moved(*moved)
             else:  # in a reader thread; groups belong to the loop
@@ -144,15 +145,15 @@ def _read(
         raise BrokerFailure(str(error)) from error
 
 
-def _is_large(broker: Broker, request: PullRequest, offset: int) -> bool:
+def _is_large(broker: Broker, params: PullRequest, offset: int) -> bool:
     """Return whether the response may be too large to be read on the loop."""
-    if request.max_bytes <= HOT_BYTES_MAX or request.max_count <= HOT_COUNT_MAX:
+    if params.max_bytes <= HOT_BYTES_MAX or params.max_count <= HOT_COUNT_MAX:
         return False
-    return broker.store.queue_reads.max_offset(request.topic, request.queue) - offset > HOT_COUNT_MAX
+    return broker.store.queue_reads.max_offset(params.topic, params.queue) - offset > HOT_COUNT_MAX
 
 
-def _check_holder(broker: Broker, request: PullRequest) -> None:
-    broker.groups.check_holder(request.group, request.member, request.epoch, request.topic, request.queue)
+def _check_holder(broker: Broker, params: PullRequest) -> None:
+    broker.groups.check_holder(params.group, params.member, params.epoch, params.topic, params.queue)
 
 
 def check_readable(broker: Broker, name: str) -> None:
@@ -184,16 +185,16 @@ def parse_tags(expression: str) -> frozenset[int] | None:
     return frozenset(tags_code(tag) for tag in tags)
 
 
-def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: PullResult) -> None:
+def send_pulled(request: Request, params: PullRequest, pulled: PullResult) -> None:
     """Send the response to a pull."""
-    if len(pulled.body) + HEAD_BYTES_MAX > peer.broker.limits.frame_bytes_max:
+    if len(pulled.body) + HEAD_BYTES_MAX > request.broker.limits.frame_bytes_max:
         raise BrokerFailure(
             f"the record is too large for a response: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
-            f"which is {peer.broker.limits.frame_bytes_max}"
+            f"which is {request.broker.limits.frame_bytes_max}"
         )
-    if request.member:
-        peer.broker.groups.note_pulled(request.group, request.topic, request.queue, pulled.next_offset)
-    traffic = peer.broker.counters.pulled.of(request.topic)
+    if params.member:
+        request.broker.groups.note_pulled(params.group, params.topic, params.queue, pulled.next_offset)
+    traffic = request.broker.counters.pulled.of(params.topic)
     traffic.frames += 1
     traffic.messages += pulled.count
     traffic.bytes += len(pulled.body)
@@ -203,109 +204,108 @@ def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: PullResu
         "min_offset": pulled.min_offset,
         "max_offset": pulled.max_offset,
     }
-    if peer.broker.store.quarantine:
-        fields |= _lost_fields(peer.broker, request, pulled.next_offset)
-    head = encode_head(RESPONSE, pulled.code, frame.request_id, fields, len(pulled.body))
-    peer.send_answer(frame, head, pulled.body)
+    if request.broker.store.quarantine:
+        fields |= _lost_fields(request.broker, params, pulled.next_offset)
+    head = encode_head(RESPONSE, pulled.code, request.frame.request_id, fields, len(pulled.body))
+    request.respond_encoded(head, pulled.body)
 
 
-def _lost_fields(broker: Broker, request: PullRequest, next_offset: int) -> dict[str, int]:
+def _lost_fields(broker: Broker, params: PullRequest, next_offset: int) -> dict[str, int]:
     """Return the response fields for lost messages in the range of a pull; empty if there are none."""
-    lost = broker.store.quarantine.lost_between(request.topic, request.queue, request.offset, next_offset)
+    lost = broker.store.quarantine.lost_between(params.topic, params.queue, params.offset, next_offset)
     return {"lost": sum(end - first for first, end in lost), "lost_from": lost[0][0]} if lost else {}
 
 
 class _Pull:
     """A pull that could not be answered at once. Its offset advances while no message matches its tags."""
 
-    __slots__ = ("busy_s", "deadline", "frame", "held", "offset", "peer", "request", "share", "tags")
+    __slots__ = ("busy_s", "deadline", "held", "offset", "params", "request", "share", "tags")
 
     def __init__(
-        self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter | None = None
+        self, request: Request, params: PullRequest, tags: frozenset[int] | None, records: Filter | None = None
     ) -> None:
         # A waiting frame must not keep the receive buffer alive, nor memory for unknown fields that the client sent.
-        frame.buffer, frame.fields = _NO_BODY, {}
+        request.frame.buffer, request.frame.fields = _NO_BODY, {}
         self.share: Share | None = None
         """Its share of its tags and filter; None if it has neither."""
         if tags is not None or records is not None:
-            selection = peer.broker.selections.share(tags, records)
-            self.share, tags = peer.share(selection), selection.tags
-            request.tags = request.filter = ""
-        self.peer = peer
-        self.frame = frame
+            selection = request.broker.selections.share(tags, records)
+            self.share, tags = request.deferred.share(selection), selection.tags
+            params.tags = params.filter = ""
         self.request = request
+        self.params = params
         self.tags = tags
-        self.offset = request.offset
-        self.deadline = peer.broker.loop.time() + request.wait_ms / 1000
+        self.offset = params.offset
+        self.deadline = request.broker.loop.time() + params.wait_ms / 1000
         self.held: HeldPull | None = None
         self.busy_s = 0.0
         """Time that the broker had spent on the pull when it was held."""
 
     def read(self) -> None:
-        self.peer.read(self.frame, self._read, self.pulled)
+        self.request.read(self._read, self.pulled)
 
     def _read(self, hot: bool) -> PullResult:
-        request = self.request
+        params = self.params
         if hot:
             self._check_again()
-            if _is_large(self.peer.broker, request, self.offset):
+            if _is_large(self.request.broker, params, self.offset):
                 raise WouldBlock
-        return _read(self.peer.broker, request, self.offset, request.max_count, request.max_bytes, self.tags, hot=hot)
+        return _read(self.request.broker, params, self.offset, params.max_count, params.max_bytes, self.tags, hot=hot)
 
     def _check_again(self) -> None:
         """Check the preconditions again, which may have changed while the pull waited."""
-        if self.peer.access is not None:
-            self.peer.access.check(Need((CONSUME,), TOPIC, self.request.topic))
-            if self.request.group:
-                self.peer.access.check(Need((CONSUME,), GROUP, self.request.group))
-        check_readable(self.peer.broker, self.request.topic)
-        if self.request.member:
-            _check_holder(self.peer.broker, self.request)
+        if self.request.peer.access is not None:
+            self.request.peer.access.check(Need((CONSUME,), TOPIC, self.params.topic))
+            if self.params.group:
+                self.request.peer.access.check(Need((CONSUME,), GROUP, self.params.group))
+        check_readable(self.request.broker, self.params.topic)
+        if self.params.member:
+            _check_holder(self.request.broker, self.params)
 
     def pulled(self, pulled: PullResult) -> None:
         """Respond, or hold the pull if nothing was found and there is time left."""
-        broker, request = self.peer.broker, self.request
+        broker, params = self.request.broker, self.params
         if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
-            send_pulled(self.peer, self.frame, request, pulled)
+            send_pulled(self.request, params, pulled)
             return
         self.offset = max(self.offset, pulled.next_offset)
-        if request.group and self.offset > request.offset:
+        if params.group and self.offset > params.offset:
             # Skipped messages are progress, which the member can commit only after a response tells it.
             self.deadline = min(self.deadline, broker.loop.time() + PASSED_OVER_S)
-        if broker.store.queue_reads.max_offset(request.topic, request.queue) > self.offset:
+        if broker.store.queue_reads.max_offset(params.topic, params.queue) > self.offset:
             # Messages arrived while a reader thread searched.
             self.look_again()
             return
-        self.peer.check_may_wait()
-        self.busy_s = time.monotonic() - self.frame.began
+        self.request.deferred.check_may_wait()
+        self.busy_s = time.monotonic() - self.request.frame.began
         self.held = broker.holds.hold(
-            request.topic,
-            request.queue,
+            params.topic,
+            params.queue,
             self.offset,
             self.deadline,
             self._woken,
             tags=self.tags,
-            grouped=bool(request.group),
-            of_many=self.peer.holds_many(),
+            grouped=bool(params.group),
+            of_many=self.request.deferred.holds_many(),
         )
-        self.peer.held(self.held)
+        self.request.deferred.held_pulls.add(self.held)
 
     def look_again(self) -> None:
         """Read again in the loop's next turn."""
-        self.peer.broker.loop.call_soon(self.read)
+        self.request.broker.loop.call_soon(self.read)
 
     def _woken(self, wake: Wake) -> None:
         assert self.held is not None
-        self.peer.unheld(self.held)
+        self.request.deferred.held_pulls.discard(self.held)
         if wake is not Wake.ARRIVED:
             self.deadline = 0.0
-        if self.peer.write_paused:
-            self.peer.when_writable(self._resume)
+        if self.request.responses.paused:
+            self.request.deferred.waiting.append(self._resume)
         else:
             self._resume()
 
     def _resume(self) -> None:
-        self.frame.began = time.monotonic() - self.busy_s
+        self.request.frame.began = time.monotonic() - self.busy_s
         self.read()
 
 
@@ -314,24 +314,22 @@ class _FilteredPull(_Pull):
 
     __slots__ = ("bytes_left", "count_left", "found", "found_bytes", "records", "steps")
 
-    def __init__(
-        self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter
-    ) -> None:
-        super().__init__(peer, frame, request, tags, records)
+    def __init__(self, request: Request, params: PullRequest, tags: frozenset[int] | None, records: Filter) -> None:
+        super().__init__(request, params, tags, records)
         assert self.share is not None
         self.records = self.share.selection.records
         self.found: list[PullResult] = []
         self.found_bytes = 0
-        self.count_left = request.max_count
-        self.bytes_left = request.max_bytes
+        self.count_left = params.max_count
+        self.bytes_left = params.max_bytes
         self.steps = 0
 
     def next_step(self) -> None:
         """Examine the next records when it is this pull's turn."""
-        self.peer.step(self.frame, self.read, self._send_found if self.found else None)
+        self.request.step(self.read, self._send_found if self.found else None)
 
     def read(self) -> None:
-        self.peer.read(self.frame, self._read, self.pulled, self._send_found if self.found else None)
+        self.request.read(self._read, self.pulled, self._send_found if self.found else None)
 
     def look_again(self) -> None:
         self.next_step()
@@ -340,8 +338,8 @@ class _FilteredPull(_Pull):
         if hot:
             self._check_again()
         return _read(
-            self.peer.broker,
-            self.request,
+            self.request.broker,
+            self.params,
             self.offset,
             self.count_left,
             self.bytes_left,
@@ -380,14 +378,14 @@ class _FilteredPull(_Pull):
 
         The send budget does not count them before that, so all pulls in progress share the size of one response.
         """
-        broker = self.peer.broker
+        broker = self.request.broker
         return broker.send_memory.answer_bytes() // (1 + len(broker.turns) + len(broker.cold_reads))
 
     def _send_found(self) -> None:
-        send_pulled(self.peer, self.frame, self.request, _together(self.found, self.offset))
+        send_pulled(self.request, self.params, _together(self.found, self.offset))
 
     def _resume(self) -> None:
-        self.frame.began = time.monotonic() - self.busy_s
+        self.request.frame.began = time.monotonic() - self.busy_s
         self.next_step()
 
 

@@ -2,8 +2,8 @@
 
 A rule reads a frame's undecoded fields. If a field is missing or has a wrong type, the rule needs nothing, because the
 handler refuses such a request before it does anything. If a permission depends on the body, the log or a table
-(subscriptions, a message found by its id, the topic of a transaction), the handler checks it with ``peer.access``;
-lists leave out what the user may not see.
+(subscriptions, a message found by its id, the topic of a transaction), the handler checks it with
+``request.peer.access``; lists leave out what the user may not see.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...protocol.auth.permissions import ANY, BROKER, CONSUME, GROUP, PUBLISH, TOPIC, Need
-from ...protocol.frames import Frame
-from .context import Peer
+from ..requests.request import Request
 
 Rule = Callable[[Mapping[str, Any]], tuple[Need, ...]]
-Handler = Callable[[Peer, Frame], None]
+Handler = Callable[[Request], None]
 
 
 def anybody(fields: Mapping[str, Any]) -> tuple[Need, ...]:
@@ -67,12 +66,12 @@ def guarded(handler: Handler, rule: Rule) -> Handler:
     if rule is anybody:
         return handler
 
-    def check_and_handle(peer: Peer, frame: Frame) -> None:
-        access = peer.access
+    def check_and_handle(request: Request) -> None:
+        access = request.peer.access
         assert access is not None, "for connections with a user"
-        for need in rule(frame.fields):
+        for need in rule(request.frame.fields):
             access.check(need)
-        handler(peer, frame)
+        handler(request)
 
     return check_and_handle
 
@@ -80,11 +79,11 @@ def guarded(handler: Handler, rule: Rule) -> Handler:
 def guarded_produce(produce: Handler) -> Handler:
     """Return ``guarded(produce, topic(PUBLISH))`` at the cost of one set lookup, because PRODUCE is frequent."""
 
-    def check_and_produce(peer: Peer, frame: Frame) -> None:
-        name, access = frame.fields.get("topic"), peer.access
+    def check_and_produce(request: Request) -> None:
+        name, access = request.frame.fields.get("topic"), request.peer.access
         assert access is not None, "for connections with a user"
         if type(name) is str and name not in access.publishes:
             access.check_publish(name)
-        produce(peer, frame)
+        produce(request)
 
     return check_and_produce

@@ -13,9 +13,9 @@ import msgpack
 from ...protocol.commands import EmptyRequest, RuntimeInfoAnswer
 from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
+from ..requests.broker import Broker
+from ..requests.request import Request
 from ..security.access import QUERY_BROKER
-from .context import Broker, Peer
 from .hello import VERSION
 
 FOR_EVERY_USER = ("name", "version", "uptime_seconds", "flush")
@@ -25,14 +25,14 @@ _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = resource.getpagesize()
 
 
-def get_broker_runtime_info(peer: Peer, frame: Frame) -> None:
+def get_broker_runtime_info(request: Request) -> None:
     """Return a map of figures (see ``protocol/README.md``), or a few of them without permission to query the broker."""
-    decode_fields(EmptyRequest, frame.fields)
-    info = runtime_info(peer.broker)
-    if peer.access is not None and not peer.access.sees_all:
+    decode_fields(EmptyRequest, request.frame.fields)
+    info = runtime_info(request.broker)
+    if request.peer.access is not None and not request.peer.access.sees_all:
         info = {name: info[name] for name in FOR_EVERY_USER}
-        info["withheld"] = peer.access.refusal(QUERY_BROKER)
-    peer.answer(frame, RuntimeInfoAnswer(), msgpack.packb(info))
+        info["withheld"] = request.peer.access.refusal(QUERY_BROKER)
+    request.respond(RuntimeInfoAnswer(), msgpack.packb(info))
 
 
 def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:

@@ -6,43 +6,41 @@ from ...protocol.auth.permissions import CONSUME, TOPIC, Permissions
 from ...protocol.commands import PHYSICAL_OFFSET_STRUCT, SendMessageBackAnswer, SendMessageBackRequest
 from ...protocol.errors import DelayIllegal, InvalidParameter, MessageNotFound
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import DELAY_LEVEL_MAX
 from ...protocol.storage.record import Record
 from ..delivery.groups.retry import send_back, topics_for
-from .context import Peer
+from ..requests.request import Request
 
 
-def consumer_send_msg_back(peer: Peer, frame: Frame) -> None:
+def consumer_send_msg_back(request: Request) -> None:
     """Store the messages of the request again, all or none; respond once that is acknowledged."""
-    request = decode_fields(SendMessageBackRequest, frame.fields)
-    check_name("group", request.group)
-    if request.delay_level > DELAY_LEVEL_MAX:
-        raise DelayIllegal(f"delay_level must be at most {DELAY_LEVEL_MAX}, got {request.delay_level}")
-    body = bytes(frame.body)
-    if len(body) != request.count * PHYSICAL_OFFSET_STRUCT.size:
+    params = decode_fields(SendMessageBackRequest, request.frame.fields)
+    check_name("group", params.group)
+    if params.delay_level > DELAY_LEVEL_MAX:
+        raise DelayIllegal(f"delay_level must be at most {DELAY_LEVEL_MAX}, got {params.delay_level}")
+    body = bytes(request.frame.body)
+    if len(body) != params.count * PHYSICAL_OFFSET_STRUCT.size:
         raise InvalidParameter(
-            f"expected {request.count * PHYSICAL_OFFSET_STRUCT.size} bytes of body for {request.count} physical "
+            f"expected {params.count * PHYSICAL_OFFSET_STRUCT.size} bytes of body for {params.count} physical "
             f"offsets, got {len(body)}"
         )
-    reasons = request.reason_of_each()
+    reasons = params.reason_of_each()
     physical_offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
-    permissions = peer.access.permissions if peer.access is not None else None
-    peer.read(
-        frame,
-        lambda hot: [_record(peer, physical_offset, permissions, hot) for physical_offset in physical_offsets],
-        lambda records: _make_topics(peer, frame, request, records, reasons),
+    permissions = request.peer.access.permissions if request.peer.access is not None else None
+    request.read(
+        lambda hot: [_record(request, physical_offset, permissions, hot) for physical_offset in physical_offsets],
+        lambda records: _make_topics(request, params, records, reasons),
     )
 
 
-def _record(peer: Peer, physical_offset: int, permissions: Permissions | None, hot: bool) -> Record:
+def _record(request: Request, physical_offset: int, permissions: Permissions | None, hot: bool) -> Record:
     """Return the record at a physical offset. Callable from any thread.
 
     A record that the user may not consume raises the same error as a missing one, so that the error does not reveal
     which records exist.
     """
-    store = peer.broker.store
+    store = request.broker.store
     record = None
     if physical_offset < store.dispatchable_offset:
         record = store.queries.consumable_record(physical_offset, hot=hot)
@@ -58,32 +56,28 @@ def _not_found(physical_offset: int) -> MessageNotFound:
     )
 
 
-def _make_topics(
-    peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record], reasons: list[str]
-) -> None:
-    if request.member:
+def _make_topics(request: Request, params: SendMessageBackRequest, records: list[Record], reasons: list[str]) -> None:
+    if params.member:
         for record in records:
             topic = record.topic.decode()
-            peer.broker.groups.check_holder(request.group, request.member, request.epoch, topic, record.queue_id)
+            request.broker.groups.check_holder(params.group, params.member, params.epoch, topic, record.queue_id)
 
-    peer.broker.groups.check_may_send_back(request.group)
-    made = peer.later(frame, lambda: _append(peer, frame, request, records, reasons))
-    peer.broker.writer.with_topics(topics_for(request.group), made)
+    request.broker.groups.check_may_send_back(params.group)
+    made = request.later(lambda: _append(request, params, records, reasons))
+    request.broker.writer.with_topics(topics_for(params.group), made)
 
 
-def _append(
-    peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record], reasons: list[str]
-) -> None:
-    broker = peer.broker
-    times_max = request.retry_times_max
+def _append(request: Request, params: SendMessageBackRequest, records: list[Record], reasons: list[str]) -> None:
+    broker = request.broker
+    times_max = params.retry_times_max
     if times_max < 0:
-        times_max = broker.store.groups.retry_times_max(request.group)
+        times_max = broker.store.groups.retry_times_max(params.group)
     sent_back = [
-        send_back(record, request.group, request.delay_level, times_max, reason, request.member)
+        send_back(record, params.group, params.delay_level, times_max, reason, params.member)
         for record, reason in zip(records, reasons, strict=True)
     ]
     end_offset = broker.writer.append([each.record for each in sent_back])
     dead = sum(each.dead for each in sent_back)
-    broker.counters.count_sent_back(request.group, len(sent_back) - dead, dead)
+    broker.counters.count_sent_back(params.group, len(sent_back) - dead, dead)
     answer = SendMessageBackAnswer(retried=len(sent_back) - dead, dead=dead)
-    broker.writer.when_acknowledged(end_offset, peer.later(frame, lambda: peer.answer(frame, answer)))
+    broker.writer.when_acknowledged(end_offset, request.later(lambda: request.respond(answer)))

@@ -19,8 +19,7 @@ from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
 from ..config import FIELDS, valid_values, value_of
 from ..config_sources import changed_settings
-from .audit import audit
-from .context import Peer
+from ..requests.request import Request
 
 HOT_SETTINGS = frozenset(
     {
@@ -57,10 +56,10 @@ HIDDEN_SECTION = "security."
 VALUE_CHARS_MAX = 4_096
 
 
-def get_broker_config(peer: Peer, frame: Frame) -> None:
+def get_broker_config(request: Request) -> None:
     """Return every setting except those of ``[security]``, in the order of ``broker.toml``."""
-    decode_fields(EmptyRequest, frame.fields)
-    broker = peer.broker
+    decode_fields(EmptyRequest, request.frame.fields)
+    broker = request.broker
     rows = [
         {
             "name": name,
@@ -72,29 +71,29 @@ def get_broker_config(peer: Peer, frame: Frame) -> None:
         for name in FIELDS
         if not name.startswith(HIDDEN_SECTION)
     ]
-    peer.answer(frame, BrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
+    request.respond(BrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
 
 
-def update_broker_config(peer: Peer, frame: Frame) -> None:
+def update_broker_config(request: Request) -> None:
     """Change settings, all or none; the values apply at once, until the broker restarts."""
-    request = decode_fields(UpdateBrokerConfigRequest, frame.fields)
-    changes = _decode_body(frame, request.count)
+    params = decode_fields(UpdateBrokerConfigRequest, request.frame.fields)
+    changes = _decode_body(request.frame, params.count)
     for name in changes:
         if name not in HOT_SETTINGS and name in FIELDS:
             raise InvalidParameter(
                 f"{name} cannot be changed while the broker runs: set it in the file of `flintmq-broker serve "
                 "--config` and restart the broker; nothing was changed"
             )
-    before = peer.broker.settings
+    before = request.broker.settings
     try:
         after = changed_settings(before, changes)
     except ConfigurationError as error:
         raise InvalidParameter(f"{error}; nothing was changed") from None
-    peer.broker.change_settings(after)
+    request.broker.change_settings(after)
     rows = [(name, value_of(before, name), value_of(after, name)) for name in changes]
     for setting, old, new in rows:
-        audit(peer, UPDATE_BROKER_CONFIG, f"setting {setting}", old, new)
-    peer.answer(frame, UpdateBrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
+        request.audit(UPDATE_BROKER_CONFIG, f"setting {setting}", old, new)
+    request.respond(UpdateBrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
 
 
 def _decode_body(frame: Frame, count: int) -> dict[str, Any]:

@@ -20,42 +20,39 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import BrokerError, InvalidParameter, NoPermission, TopicExistsAlready, TopicNotExist
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ...protocol.names import check_name, is_system_topic
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
+from ..requests.audit import topic_values
+from ..requests.request import Request
 from ..store import TopicConfig
 from ..store.tables.config_files import RETENTION_FOREVER
-from .audit import audit, topic_values
-from .context import Peer
 
 AS_IT_IS = -2
 """Value of ``retention_hours`` that keeps the topic's retention; a new topic then has none of its own."""
 
 
-def update_and_create_topic(peer: Peer, frame: Frame) -> None:
+def update_and_create_topic(request: Request) -> None:
     """Create or change a topic; respond once the table is on disk."""
-    request = decode_fields(UpdateAndCreateTopicRequest, frame.fields)
-    _check_own(check_name("topic", request.topic))
-    _check_retention(request)
-    broker = peer.broker
-    if request.topic in broker.topic_changes.pending:
-        broker.topic_changes.when_done(request.topic, lambda _: peer.handle(frame))
+    params = decode_fields(UpdateAndCreateTopicRequest, request.frame.fields)
+    _check_own(check_name("topic", params.topic))
+    _check_retention(params)
+    broker = request.broker
+    if params.topic in broker.topic_changes.pending:
+        broker.topic_changes.when_done(params.topic, lambda _: request.handle_again())
         return
-    old = broker.store.topics.get(request.topic)
+    old = broker.store.topics.get(params.topic)
     if old is None:
         new = TopicConfig(
-            name=request.topic,
-            read_queues=request.read_queues,
-            write_queues=request.write_queues,
-            perm=request.perm,
-            order=request.order,
-            retention_hours=max(request.retention_hours, RETENTION_FOREVER)
-            if request.retention_hours != AS_IT_IS
-            else 0,
-            retention_bytes=max(request.retention_bytes, 0),
+            name=params.topic,
+            read_queues=params.read_queues,
+            write_queues=params.write_queues,
+            perm=params.perm,
+            order=params.order,
+            retention_hours=max(params.retention_hours, RETENTION_FOREVER) if params.retention_hours != AS_IT_IS else 0,
+            retention_bytes=max(params.retention_bytes, 0),
         )
     else:
-        if request.read_queues < old.read_queues or request.write_queues < old.write_queues:
+        if params.read_queues < old.read_queues or params.write_queues < old.write_queues:
             raise TopicExistsAlready(
                 f"topic {old.name} has {old.read_queues} read queues and {old.write_queues} write queues; "
                 "queues can be added, but not removed",
@@ -64,32 +61,32 @@ def update_and_create_topic(peer: Peer, frame: Frame) -> None:
             )
         new = dataclasses.replace(
             old,
-            read_queues=request.read_queues,
-            write_queues=request.write_queues,
-            perm=request.perm,
-            order=request.order,
-            retention_hours=old.retention_hours if request.retention_hours == AS_IT_IS else request.retention_hours,
-            retention_bytes=old.retention_bytes if request.retention_bytes < 0 else request.retention_bytes,
+            read_queues=params.read_queues,
+            write_queues=params.write_queues,
+            perm=params.perm,
+            order=params.order,
+            retention_hours=old.retention_hours if params.retention_hours == AS_IT_IS else params.retention_hours,
+            retention_bytes=old.retention_bytes if params.retention_bytes < 0 else params.retention_bytes,
         )
     if new == old:
-        peer.answer(frame, EmptyAnswer())
+        request.respond(EmptyAnswer())
     else:
-        broker.topic_changes.put(new, partial(_changed, peer, frame, commands.UPDATE_AND_CREATE_TOPIC, old, new))
+        broker.topic_changes.put(new, partial(_changed, request, commands.UPDATE_AND_CREATE_TOPIC, old, new))
 
 
-def delete_topic_in_broker(peer: Peer, frame: Frame) -> None:
+def delete_topic_in_broker(request: Request) -> None:
     """Delete a topic and its queues. The end offsets are kept, so that a topic created again continues from them."""
-    request = decode_fields(TopicRequest, frame.fields)
-    _check_own(request.topic)
-    broker = peer.broker
-    if request.topic in broker.topic_changes.pending:
-        broker.topic_changes.when_done(request.topic, lambda _: peer.handle(frame))
+    params = decode_fields(TopicRequest, request.frame.fields)
+    _check_own(params.topic)
+    broker = request.broker
+    if params.topic in broker.topic_changes.pending:
+        broker.topic_changes.when_done(params.topic, lambda _: request.handle_again())
         return
-    old = broker.store.topics.get(request.topic)
+    old = broker.store.topics.get(params.topic)
     if old is None:
-        raise TopicNotExist(f"topic {request.topic} does not exist")
-    changed = partial(_changed, peer, frame, commands.DELETE_TOPIC_IN_BROKER, old, None)
-    broker.topic_changes.delete(request.topic, changed)
+        raise TopicNotExist(f"topic {params.topic} does not exist")
+    changed = partial(_changed, request, commands.DELETE_TOPIC_IN_BROKER, old, None)
+    broker.topic_changes.delete(params.topic, changed)
 
 
 def _check_own(topic: str) -> None:
@@ -97,37 +94,32 @@ def _check_own(topic: str) -> None:
         raise NoPermission(f"topic {topic} is a system topic of the broker; it cannot be created, changed or deleted")
 
 
-def _check_retention(request: UpdateAndCreateTopicRequest) -> None:
+def _check_retention(params: UpdateAndCreateTopicRequest) -> None:
     """Raise if a retention rule would delete messages that a group still has to receive again."""
-    has_rule = request.retention_hours > 0 or request.retention_bytes > 0
-    if has_rule and request.topic.startswith(RETRY_TOPIC_PREFIX):
-        group = request.topic.removeprefix(RETRY_TOPIC_PREFIX)
+    has_rule = params.retention_hours > 0 or params.retention_bytes > 0
+    if has_rule and params.topic.startswith(RETRY_TOPIC_PREFIX):
+        group = params.topic.removeprefix(RETRY_TOPIC_PREFIX)
         raise InvalidParameter(
-            f"topic {request.topic} holds messages that group {group} still has to receive again; it cannot have a "
+            f"topic {params.topic} holds messages that group {group} still has to receive again; it cannot have a "
             "retention of its own"
         )
 
 
 def _changed(
-    peer: Peer,
-    frame: Frame,
-    command: Command,
-    old: TopicConfig | None,
-    new: TopicConfig | None,
-    error: BrokerError | None,
+    request: Request, command: Command, old: TopicConfig | None, new: TopicConfig | None, error: BrokerError | None
 ) -> None:
     if error is not None:
-        peer.fail(frame, error)
+        request.fail(error)
         return
     config = new or old
     assert config is not None
     topic = config.name
-    audit(peer, command, f"topic {topic}", topic_values(old), topic_values(new))
-    peer.answer(frame, EmptyAnswer())
-    peer.broker.holds.wake_topic(topic)
+    request.audit(command, f"topic {topic}", topic_values(old), topic_values(new))
+    request.respond(EmptyAnswer())
+    request.broker.holds.wake_topic(topic)
 
 
-def get_all_topic_config(peer: Peer, frame: Frame) -> None:
+def get_all_topic_config(request: Request) -> None:
     """Return every topic that the user may see, including system topics."""
     topics = [
         {
@@ -140,23 +132,21 @@ def get_all_topic_config(peer: Peer, frame: Frame) -> None:
             "retention_hours": config.retention_hours,
             "retention_bytes": config.retention_bytes,
         }
-        for config in peer.broker.store.topics
-        if peer.access is None or peer.access.sees(TOPIC, config.name)
+        for config in request.broker.store.topics
+        if request.peer.access is None or request.peer.access.sees(TOPIC, config.name)
     ]
-    peer.answer(frame, TopicsAnswer(count=len(topics)), msgpack.packb(topics))
+    request.respond(TopicsAnswer(count=len(topics)), msgpack.packb(topics))
 
 
-def get_topic_stats_info(peer: Peer, frame: Frame) -> None:
+def get_topic_stats_info(request: Request) -> None:
     """Return both ends of each queue of a topic, and the store time of its last message."""
-    request = decode_fields(TopicRequest, frame.fields)
-    store = peer.broker.store
-    if store.topics.get(request.topic) is None:
-        raise TopicNotExist(f"topic {request.topic} does not exist")
+    params = decode_fields(TopicRequest, request.frame.fields)
+    store = request.broker.store
+    if store.topics.get(params.topic) is None:
+        raise TopicNotExist(f"topic {params.topic} does not exist")
 
     def done(stats: list[tuple[int, int, int, int]]) -> None:
         body = b"".join([QUEUE_STATS_STRUCT.pack(*entry) for entry in stats])
-        peer.answer(frame, TopicStatsAnswer(count=len(stats)), body)
+        request.respond(TopicStatsAnswer(count=len(stats)), body)
 
-    peer.after_dispatch(
-        frame, lambda: peer.read(frame, lambda hot: store.queue_reads.topic_stats(request.topic, hot=hot), done)
-    )
+    request.after_dispatch(lambda: request.read(lambda hot: store.queue_reads.topic_stats(params.topic, hot=hot), done))

@@ -20,39 +20,38 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import NoPermission
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from ..delivery.transactions.frames import HalfRequest, half_frame
 from ..delivery.transactions.records import TOPICS, Half
 from ..delivery.transactions.startup_scan import History
 from ..delivery.transactions.table import OpenTransactions
+from ..requests.audit import is_by_hand
+from ..requests.request import Request
 from ..security.access import UserRights
 from ..store import ProduceBatch, WouldBlock
 from .acknowledgement import acknowledge
-from .audit import audit, is_by_hand
-from .context import Peer
 
 Row = dict[str, Any]
 Page = tuple[list[Row], int]
 """Transactions of one page, and the offset of the next page (-1: there is none)."""
 
 
-def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half: HalfRequest, queue: int) -> None:
+def append_half_messages(request: Request, params: ProduceRequest, half: HalfRequest, queue: int) -> None:
     """Append the frame's messages to the half topic and open their transactions; all or none.
 
     ``queue``: the queue of the request's topic that they will go to. The response contains the offsets of the half
     messages. If the half topic has to be created first, the frame is handled again afterwards.
     """
-    broker = peer.broker
+    broker = request.broker
     topic = broker.store.topics.get(HALF_TOPIC)
     if topic is None or HALF_TOPIC in broker.topic_changes.pending:
-        peer.suspend()
-        broker.writer.with_topics(TOPICS, lambda error: peer.resume(frame, error))
+        request.suspend()
+        broker.writer.with_topics(TOPICS, lambda error: request.resume(error))
         return
-    made = half_frame(request, half, queue, frame.body)
+    made = half_frame(params, half, queue, request.frame.body)
     broker.transactions.check_new(made.transaction_ids)
-    born_ms = request.born_ms
+    born_ms = params.born_ms
     appended = broker.store.append(
         topic,
         0,
@@ -60,22 +59,22 @@ def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half
             buffer=made.body,
             body_at=0,
             body_end=len(made.body),
-            count=request.count,
-            layout=request.layout,
+            count=params.count,
+            layout=params.layout,
             common=made.common,
-            sys_flag=request.sys_flag,
-            unique_prefix=request.unique_prefix.encode(),
-            unique_first=request.unique_first,
+            sys_flag=params.sys_flag,
+            unique_prefix=params.unique_prefix.encode(),
+            unique_first=params.unique_first,
             born_ms=born_ms,
-            born_host=peer.born_host,
+            born_host=request.peer.born_host,
         ),
     )
-    physical_offsets = struct.unpack(f">{request.count}q", appended.physical_offsets)
+    physical_offsets = struct.unpack(f">{params.count}q", appended.physical_offsets)
     broker.transactions.add(
         Half(
             transaction_id,
             half.group,
-            request.topic,
+            params.topic,
             queue,
             queue_offset=appended.queue_offset + index,
             physical_offset=physical_offset,
@@ -86,23 +85,23 @@ def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half
             zip(made.transaction_ids, physical_offsets, strict=True)
         )
     )
-    acknowledge(peer, frame, request, 0, HALF_TOPIC, 0, appended)
+    acknowledge(request, params, 0, HALF_TOPIC, 0, appended)
 
 
-def end_transaction(peer: Peer, frame: Frame) -> None:
+def end_transaction(request: Request) -> None:
     """Commit or roll back a transaction; respond once that is acknowledged."""
-    request = decode_fields(EndTransactionRequest, frame.fields)
-    check_name("group", request.group)
-    check_topic = partial(_check_publish, peer.access) if peer.access is not None else None
-    by_hand = is_by_hand(frame)
+    params = decode_fields(EndTransactionRequest, request.frame.fields)
+    check_name("group", params.group)
+    check_topic = partial(_check_publish, request.peer.access) if request.peer.access is not None else None
+    by_hand = is_by_hand(request.frame)
 
     def ended() -> None:
         if by_hand:
-            outcome = "commit" if request.commit else "rollback"
-            audit(peer, END_TRANSACTION, f"group {request.group}, transaction {request.transaction_id}", None, outcome)
-        peer.answer(frame, EmptyAnswer())
+            outcome = "commit" if params.commit else "rollback"
+            request.audit(END_TRANSACTION, f"group {params.group}, transaction {params.transaction_id}", None, outcome)
+        request.respond(EmptyAnswer())
 
-    peer.broker.transactions.end(request, peer.later(frame, ended), check_topic)
+    request.broker.transactions.end(params, request.later(ended), check_topic)
 
 
 def _check_publish(access: UserRights, topic: str) -> None:
@@ -111,36 +110,35 @@ def _check_publish(access: UserRights, topic: str) -> None:
         raise NoPermission(f"user {access.name} has no permission to publish to the topic of this transaction")
 
 
-def get_transactions(peer: Peer, frame: Frame) -> None:
+def get_transactions(request: Request) -> None:
     """Return open or parked transactions, one page at a time."""
-    request = decode_fields(GetTransactionsRequest, frame.fields)
-    transactions = peer.broker.transactions
-    sees = _seen_by(peer.access)
+    params = decode_fields(GetTransactionsRequest, request.frame.fields)
+    transactions = request.broker.transactions
+    sees = _seen_by(request.peer.access)
 
     def read(hot: bool) -> tuple[Page, int]:
         if hot:
             raise WouldBlock  # the history is in the log, so reading it may have to wait for the disk
         history = transactions.history
-        page = _parked_page(history, request) if request.parked else ([], -1)
+        page = _parked_page(history, params) if params.parked else ([], -1)
         return page, history.parked_count()
 
     def answer(found: tuple[Page, int]) -> None:
         (rows, next_offset), parked = found
-        if request.parked:
+        if params.parked:
             rows = [row for row in rows if sees(row["topic"])]
         else:
-            rows, next_offset = _open_page(transactions.table, request, sees)
+            rows, next_offset = _open_page(transactions.table, params, sees)
         open_count = len(transactions.table)
-        if peer.access is not None and not peer.access.sees_all:
+        if request.peer.access is not None and not request.peer.access.sees_all:
             open_count = sum(sees(transaction.half.topic) for transaction in transactions.table)
-            parked = len(rows) if request.parked else 0
-        peer.answer(
-            frame,
+            parked = len(rows) if params.parked else 0
+        request.respond(
             TransactionsAnswer(count=len(rows), next_offset=next_offset, open=open_count, parked=parked),
             msgpack.packb(rows),
         )
 
-    peer.after_dispatch(frame, lambda: peer.read(frame, read, answer))
+    request.after_dispatch(lambda: request.read(read, answer))
 
 
 def _seen_by(access: UserRights | None) -> Callable[[str], bool]:
@@ -150,20 +148,20 @@ def _seen_by(access: UserRights | None) -> Callable[[str], bool]:
     return partial(access.sees, TOPIC)
 
 
-def _open_page(table: OpenTransactions, request: GetTransactionsRequest, sees: Callable[[str], bool]) -> Page:
+def _open_page(table: OpenTransactions, params: GetTransactionsRequest, sees: Callable[[str], bool]) -> Page:
     rows: list[Row] = []
     for transaction in table:
         half = transaction.half
-        if half.queue_offset < request.from_offset or not sees(half.topic):
+        if half.queue_offset < params.from_offset or not sees(half.topic):
             continue
-        if len(rows) == request.max_count:
+        if len(rows) == params.max_count:
             return rows, half.queue_offset
         rows.append(_row(half, delivered=False))
     return rows, -1
 
 
-def _parked_page(history: History, request: GetTransactionsRequest) -> Page:
-    records, next_offset, more = history.parked(request.from_offset, request.max_count)
+def _parked_page(history: History, params: GetTransactionsRequest) -> Page:
+    records, next_offset, more = history.parked(params.from_offset, params.max_count)
     halves = [half for record in records if (half := Half.of(record, TRANSACTION_PARKED_TOPIC)) is not None]
     return [_row(half, delivered=history.is_delivered(half)) for half in halves], next_offset if more else -1
 

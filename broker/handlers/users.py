@@ -39,8 +39,8 @@ from ...protocol.commands import (
 from ...protocol.errors import BrokerError, ConfigurationError, InvalidParameter, ServiceNotAvailable
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
+from ..requests.request import Request
 from ..security.authenticator import Authenticator
-from .context import Peer
 
 log = logging.getLogger(__name__)
 
@@ -48,30 +48,30 @@ T = TypeVar("T")
 Edit = Callable[[Users], Users]
 
 
-def auth_list_user(peer: Peer, frame: Frame) -> None:
+def auth_list_user(request: Request) -> None:
     """Return the users and their grants, without the verifiers, from which passwords could be guessed."""
-    request = decode_fields(ListUsersRequest, frame.fields)
-    by_name = {user.name: user for user in _authenticator(peer).users}
-    if request.user:
-        by_name = {request.user: _checked(lambda: user_named(Users(by_name), request.user))}
+    params = decode_fields(ListUsersRequest, request.frame.fields)
+    by_name = {user.name: user for user in _authenticator(request).users}
+    if params.user:
+        by_name = {params.user: _checked(lambda: user_named(Users(by_name), params.user))}
     rows = [{"user": name, "grants": list(user.permissions)} for name, user in sorted(by_name.items())]
-    peer.answer(frame, UsersAnswer(count=len(rows)), msgpack.packb(rows))
+    request.respond(UsersAnswer(count=len(rows)), msgpack.packb(rows))
 
 
-def auth_create_user(peer: Peer, frame: Frame) -> None:
+def auth_create_user(request: Request) -> None:
     """Add a user; respond once it can connect."""
-    name = decode_fields(CreateUserRequest, frame.fields).user
-    body = _body(frame, {"scram", "grants"})
+    name = decode_fields(CreateUserRequest, request.frame.fields).user
+    body = _body(request.frame, {"scram", "grants"})
     _checked(lambda: check_user_name(name))
     verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
     grants = _grants(body.get("grants", []), name)
-    _change(peer, frame, lambda users: with_user(users, name, verifier, grants))
+    _change(request, lambda users: with_user(users, name, verifier, grants))
 
 
-def auth_update_user(peer: Peer, frame: Frame) -> None:
+def auth_update_user(request: Request) -> None:
     """Change a user's password or grants; respond once the change is in effect."""
-    name = decode_fields(UpdateUserRequest, frame.fields).user
-    body = _body(frame, {"scram", "revoke", "grant"})
+    name = decode_fields(UpdateUserRequest, request.frame.fields).user
+    body = _body(request.frame, {"scram", "revoke", "grant"})
     if not body:
         raise InvalidParameter("the body contains no change: pass scram, revoke or grant")
     edits: list[Edit] = []
@@ -90,18 +90,18 @@ def auth_update_user(peer: Peer, frame: Frame) -> None:
             users = each(users)
         return users
 
-    _change(peer, frame, edit)
+    _change(request, edit)
 
 
-def auth_delete_user(peer: Peer, frame: Frame) -> None:
+def auth_delete_user(request: Request) -> None:
     """Remove a user; respond once it can no longer connect. The broker closes its connections."""
-    name = decode_fields(DeleteUserRequest, frame.fields).user
-    _authenticator(peer)
-    _change(peer, frame, lambda users: without_user(users, name))
+    name = decode_fields(DeleteUserRequest, request.frame.fields).user
+    _authenticator(request)
+    _change(request, lambda users: without_user(users, name))
 
 
-def _authenticator(peer: Peer) -> Authenticator:
-    authenticator = peer.broker.authenticator
+def _authenticator(request: Request) -> Authenticator:
+    authenticator = request.broker.authenticator
     if authenticator is None:
         raise InvalidParameter(
             'this broker does not use authentication (security.auth = "off"), so it cannot check who may change '
@@ -110,10 +110,10 @@ def _authenticator(peer: Peer) -> Authenticator:
     return authenticator
 
 
-def _change(peer: Peer, frame: Frame, edit: Edit) -> None:
+def _change(request: Request, edit: Edit) -> None:
     """Change the users' file in a reader thread, and respond once the broker applies it."""
-    _authenticator(peer)
-    broker = peer.broker
+    _authenticator(request)
+    broker = request.broker
 
     def keep_an_administrator(users: Users) -> Users:
         after = edit(users)
@@ -125,10 +125,10 @@ def _change(peer: Peer, frame: Frame, edit: Edit) -> None:
         return after
 
     def changed() -> None:
-        peer.answer(frame, EmptyAnswer())
-        broker.users_changed(peer)
+        request.respond(EmptyAnswer())
+        broker.users_changed(request.peer)
 
-    done = peer.later(frame, changed)
+    done = request.later(changed)
     work = broker.loop.run_in_executor(broker.readers, UserFile(broker.store.path).change, keep_an_administrator)
     work.add_done_callback(lambda work: done(_failure(work)))
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from ...protocol.commands import COMMANDS, PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID
 from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
-from ..handlers.context import Broker
 from ..handlers.hello import VERSION
+from ..requests.broker import Broker
 from ..store.sizes import store_sizes
 from . import catalog
 from .exposition import Exposition, Rows, labels

@@ -16,8 +16,8 @@ from http import HTTPStatus
 from ...protocol.errors import ConfigurationError
 from ..background.service import Service
 from ..config import METRICS_OFF
-from ..handlers.context import Broker
 from ..net.server import bind
+from ..requests.broker import Broker
 from .collector import metrics_text
 from .exposition import CONTENT_TYPE
 from .hosts import Hosts

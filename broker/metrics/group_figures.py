@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, dead_letter_topic
 from ..delivery.groups.group import EMPTY, STATES
-from ..handlers.context import Broker
+from ..requests.broker import Broker
 from ..store.queue.consume_queue import ConsumeQueue
 from . import catalog
 from .catalog import Metric

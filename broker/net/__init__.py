@@ -1,5 +1,5 @@
-"""Connections: sockets, frames, TLS, and the order of responses.
+"""Connections: sockets, frames, TLS and timeouts.
 
-A module that knows bytes on a connection belongs here; one that knows what a request means belongs in ``handlers``.
-Read first: ``connection``.
+A module that knows bytes on a connection belongs here; responses and waiting requests belong in ``requests``, and what
+a request means in ``handlers``. Read first: ``connection``.
 """

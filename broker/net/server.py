@@ -12,14 +12,15 @@ import time
 
 from ...protocol.errors import ConfigurationError, SystemBusy
 from ..addresses import parse_address
-from ..handlers.audit import author
-from ..handlers.context import Broker, Peer
+from ..requests.audit import author
+from ..requests.broker import Broker
+from ..requests.connected_client import ConnectedClient
+from ..requests.response_queue import encode_error
 from ..security.tls import handshake_failure
 from ..security.user_changes import user_changes
 from ..security.users import User
 from ..store import descriptors_max, store_descriptors
 from .connection import ClientConnection, unmapped
-from .response_queue import encode_error
 from .timeouts import sweep
 from .tls_transport import TlsTransport
 
@@ -268,7 +269,7 @@ class Server:
             sock.close()
             self._release(host)
             raise
-        if connection.lost:
+        if connection.peer.lost:
             return
         self._connections.add(connection)
         if self._stopping:
@@ -292,7 +293,7 @@ class Server:
                 self._refusal_logged_at = now
                 log.warning(
                     "connection from %s:%d: TLS handshake failed: %s (%d so far)",
-                    *connection.address,
+                    *connection.peer.address,
                     handshake_failure(error),
                     self._broker.counters.tls_failures,
                 )
@@ -300,7 +301,7 @@ class Server:
 
     def _lost(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
-        self._release(connection.address[0])
+        self._release(connection.peer.address[0])
         if not self._connections:
             self._all_gone.set()
 
@@ -324,7 +325,7 @@ class Server:
         for connection in list(self._connections):
             sweep(connection, now)
 
-    def _audit_users(self, users: list[User], by: Peer | None) -> None:
+    def _audit_users(self, users: list[User], by: ConnectedClient | None) -> None:
         """Write to the audit log what changed in the users' file, and who changed it if that is known."""
         who = author(by) if by is not None else None
         for change in user_changes(self._users, users):
@@ -338,7 +339,7 @@ class Server:
             self._broker.tls.refresh(force=force)
         self._look_at_users()
 
-    def _look_at_users(self, by: Peer | None = None) -> None:
+    def _look_at_users(self, by: ConnectedClient | None = None) -> None:
         """Load the users if their file changed; ``by``: the client that has just changed them."""
         authenticator = self._broker.authenticator
         if authenticator is None:

@@ -25,12 +25,12 @@ def sweep(connection: ClientConnection, now: float) -> None:
     if connection.reads != connection.reads_seen:
         connection.reads_seen = connection.reads
         connection.idle_since = now
-    if connection.unflushed:
+    if connection.responses.unflushed:
         _sweep_unflushed(connection)
     if connection.close_by:
         if now > connection.close_by:
             connection.abort()
-    elif connection.write_paused:
+    elif connection.responses.paused:
         _sweep_slow_reader(connection, now)
     elif connection.authenticate_by and now > connection.authenticate_by and not connection.stops & STOP_SUSPENDED:
         timeout_ms = connection.broker.settings.security.auth_timeout_ms
@@ -39,10 +39,10 @@ def sweep(connection: ClientConnection, now: float) -> None:
         )
     elif connection.half_since and not connection.stops & ~STOP_MEMORY:
         _sweep_half_frame(connection, now)
-    elif connection.stops or connection.held_pulls or not connection.is_idle():
+    elif connection.stops or connection.deferred.held_pulls or not connection.is_idle():
         connection.idle_since = now
     elif now - connection.idle_since > limits.idle_timeout_ms / 1000:
-        log.debug("connection from %s:%d closed: idle", *connection.address)
+        log.debug("connection from %s:%d closed: idle", *connection.peer.address)
         connection.finish()
 
 
@@ -76,7 +76,7 @@ def _sweep_unflushed(connection: ClientConnection) -> None:
     """Answer requests whose flush takes too long; their messages are written."""
     timeout_ms = connection.broker.settings.flush.sync_timeout_ms
     since = time.monotonic() - timeout_ms / 1000
-    if connection.unflushed[0][4] < since:
+    if connection.responses.unflushed[0][4] < since:
         connection.flushed(
             FlushDiskTimeout(
                 f"the messages are written, but were not on disk within flush.sync_timeout_ms, {timeout_ms} ms; they "
@@ -93,7 +93,9 @@ def _sweep_slow_reader(connection: ClientConnection, now: float) -> None:
         connection.write_level = level
         connection.write_since = now
     elif now - connection.write_since > _patience_s(connection):
-        log.warning("connection from %s:%d closed: client did not read %d response bytes", *connection.address, level)
+        log.warning(
+            "connection from %s:%d closed: client did not read %d response bytes", *connection.peer.address, level
+        )
         connection.abort()
 
 

@@ -19,10 +19,8 @@ from flintmq.protocol.frames import FrameParser
 class Gone:
     """A connection that exists until ``lose`` is called."""
 
-    lost = False
-
     def __init__(self, broker: Any, address: tuple[str, int], on_lost: Any) -> None:
-        self.address = address
+        self.peer = SimpleNamespace(address=address, lost=False)
         self.lose = lambda: on_lost(self)
 
 
@@ -82,7 +80,7 @@ def test_an_address_has_so_many_connections_and_loopback_as_many_as_it_likes(ser
         assert not await admitted(made, "::ffff:192.0.2.7"), "the same address, in IPv6's writing"
         assert await admitted(made, "192.0.2.8"), "another address"
         assert all([await admitted(made, host) for host in ("127.0.0.1", "127.9.9.9", "::1") for _ in range(3)])
-        next(each for each in made._connections if each.address[0] == "192.0.2.7").lose()
+        next(each for each in made._connections if each.peer.address[0] == "192.0.2.7").lose()
         assert [await admitted(made, "192.0.2.7") for _ in range(2)] == [True, False]
         for each in list(made._connections):
             each.lose()

@@ -32,6 +32,7 @@ PLAIN = (
     "broker/handlers",
     "broker/metrics",
     "broker/net",
+    "broker/requests",
     "broker/security",
     "client/README.md",
     "client/aio",

@@ -1,4 +1,4 @@
-"""The two arguments of every handler: ``Broker``, the broker's parts, and ``Peer``, the connection of the request."""
+"""The parts of the broker that requests need."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from ...protocol.auth.scram import ServerExchange
 from ...protocol.errors import BrokerError
-from ...protocol.frames import Frame
 from ..background.cold_reads import ColdReads
 from ..background.disk_stall import DiskStall
 from ..background.flush import FlushService
-from ..background.held_pulls import HeldPull, PullRequestHoldService
+from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_scheduler import ContentionTracker
 from ..background.preallocation import AllocateMappedFileService
 from ..background.reput import ReputMessageService
-from ..background.selections import Selection, Selections, Share
+from ..background.selections import Selections
 from ..background.store_stats import StoreStatsService
 from ..budgets.receive_buffers import ReceiveBudget
 from ..budgets.send_budget import SendBudget
 from ..config import PRODUCER_RUNS_MAX, Settings
-from ..delivery.client_handle import ClientHandle
 from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.coordinator import GroupCoordinator
 from ..delivery.groups.offset_moved import TOPIC as OFFSET_MOVED
@@ -37,15 +34,16 @@ from ..delivery.topic_changes import TopicChanges
 from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
-from ..security.access import AccessTable, UserRights
+from ..security.access import AccessTable
 from ..security.audit import AuditLog
 from ..security.authenticator import Authenticator
 from ..security.tls import TlsFiles
-from ..security.users import User
 from ..store import POPULATE_AHEAD_BYTES, MessageStore
 from .counters import Counters
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .connected_client import ConnectedClient
+
 log = logging.getLogger(__name__)
 
 FRAME_LENGTH_BYTES = 4
@@ -164,8 +162,8 @@ class Broker:
             on_change=self._stall_changed,
         )
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
-        self.users_changed: Callable[[Peer], None] = lambda peer: None
-        """Callback that reloads the users at once, after the client at ``peer`` changed them."""
+        self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
+        """Callback that reloads the users at once, after the client ``peer`` changed them."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Callbacks that get all settings after each change."""
         self.receive_memory = ReceiveBudget(settings.limits.receive_bytes_max, loop.call_soon)
@@ -322,116 +320,3 @@ class Broker:
         waiting = self._undispatched
         while waiting and (waiting[0][0] <= reput_offset or waiting[0][1] <= now):
             waiting.popleft()[2]()
-
-
-class Peer(ClientHandle, Protocol):
-    """A connection as handlers see it. All methods belong to the event loop and do nothing after it is closed."""
-
-    broker: Broker
-    user: User | None
-    """The authenticated user; None on a broker without authentication, where every client has full access."""
-    access: UserRights | None
-    """Permissions of that user; None if there is no user."""
-    exchange: ServerExchange | None
-    """The authentication in progress."""
-    born_host: bytes
-    """Address and port of the client, encoded as in a record."""
-    frame_bytes: int
-    """Size of the frame that is being handled, including its length field."""
-    written: int
-    """Number of PRODUCE frames of this turn that were complete once written, without waiting for a flush."""
-    write_paused: bool
-    """True while the client does not read: send nothing more until ``when_writable``."""
-
-    def greet(self, client: str) -> None:
-        """Accept all further commands after HELLO, or only AUTH if the broker requires it first."""
-
-    def admit(self, user: User) -> None:
-        """Accept all commands from now on, as ``user``."""
-
-    def refuse(self, frame: Frame, error: BrokerError) -> None:
-        """Respond to ``frame`` with an error, accept nothing more and close the connection."""
-
-    def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
-        """Respond to ``frame`` with SUCCESS; a one-way frame gets no response."""
-
-    def send_answer(self, frame: Frame, head: bytes, body: bytes | bytearray) -> None:
-        """Send the encoded response to ``frame``."""
-
-    def send_in_order(self, answer: bytes) -> None:
-        """Send an encoded PRODUCE response after those that still wait for a flush."""
-
-    def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
-        """Send an encoded PRODUCE response in order, once the log is flushed up to ``end_offset``.
-
-        A one-way frame gets no response.
-        """
-
-    def fail(self, frame: Frame, error: BrokerError) -> None:
-        """Respond to ``frame`` with an error; to a PRODUCE in the order of its responses."""
-
-    def handle(self, frame: Frame) -> None:
-        """Handle a frame, perhaps again: call its command's handler, and respond with the error that it raises."""
-
-    def after_dispatch(self, frame: Frame, call: Callable[[], None]) -> None:
-        """Call ``call`` once everything acknowledged by now is visible; an error that it raises answers ``frame``.
-
-        Dispatch runs after the acknowledgement, but every client must find a message that has been acknowledged.
-        """
-
-    def later(self, frame: Frame, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
-        """Return a function to be called once, when the wait of ``frame`` ends.
-
-        Called with None it runs ``call``; called with an error, or if ``call`` raises one, it answers ``frame`` with
-        that error.
-        """
-
-    def suspend(self) -> None:
-        """Handle nothing more of this connection until ``resume``; the current frame stays valid."""
-
-    def resume(self, frame: Frame, error: BrokerError | None) -> None:
-        """Continue after ``suspend``: handle ``frame`` again, or answer it with ``error``."""
-
-    def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
-        """Continue after ``suspend`` with ``call``; an error that it raises answers ``frame``."""
-
-    def read(
-        self,
-        frame: Frame,
-        read: Callable[[bool], T],
-        done: Callable[[T], None],
-        instead: Callable[[], None] | None = None,
-    ) -> None:
-        """Call ``read(True)``; if that would block, ``read(False)`` in a reader thread. Pass the result to ``done``.
-
-        Later frames of the connection are handled meanwhile. Errors of ``read`` and ``done`` answer ``frame``. A caller
-        that already has part of a response passes ``instead``: it is called instead of waiting for memory, or for the
-        client to read.
-        """
-
-    def step(self, frame: Frame, call: Callable[[], None], instead: Callable[[], None] | None = None) -> None:
-        """Call ``call`` in a later turn of the loop that has time for it; an error that it raises answers ``frame``.
-
-        If the client does not read, the call waits for it, or ``instead`` is called at once; see ``read``.
-        """
-
-    def held(self, pull: HeldPull) -> None:
-        """Register a held pull, to be cancelled when the connection closes."""
-
-    def holds_many(self) -> bool:
-        """Return whether many pulls of this connection are held."""
-
-    def unheld(self, pull: HeldPull) -> None:
-        """Remove a pull that is no longer held."""
-
-    def share(self, selection: Selection) -> Share:
-        """Return this connection's share of a selection; it counts until it is garbage-collected."""
-
-    def check_may_wait(self) -> None:
-        """Raise ``SystemBusy`` if too many pulls of this connection, or of all connections, wait."""
-
-    def unsent_bytes(self) -> int:
-        """Return the number of bytes that were sent and that the client has not read."""
-
-    def when_writable(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once the client has read its responses."""

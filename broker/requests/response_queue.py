@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections import deque
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
-from ...protocol.commands import COMMANDS, PRODUCE
-from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure
-from ...protocol.fields import encode_fields
+from ...protocol.errors import BrokerError
 from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
 from ..budgets.send_budget import SMALL_BYTES
-from ..handlers.context import Broker
-
-log = logging.getLogger(__name__)
+from .broker import Broker
 
 WRITE_EARLY_BYTES = 256 * 1024
 """Responses of one turn are written before its end once their bodies exceed this size together."""
@@ -27,6 +23,9 @@ WAITING_ANSWER_BYTES = 400
 class ResponseQueue:
     """The outbound responses of a connection.
 
+    ``on_flushed``: called when the flush that responses wait for is done, or has failed; ``on_full``: called when too
+    many bytes of this connection, or far too many of all connections, wait for a flush.
+
     ``unflushed`` holds PRODUCE responses in the order of their requests, starting with the first one that waits for a
     flush: ``(end_offset, answer, request_id, counted_bytes, began)``. An entry with ``end_offset`` 0 waits only for
     the entries before it; its latency has already been counted.
@@ -34,26 +33,30 @@ class ResponseQueue:
 
     __slots__ = tuple(
         (
-            "broker flush_offset frame_bytes out out_bytes running transport turn_began unflushed "
-            "unflushed_bytes write_closed written"
+            "_broker _on_flushed _on_full closed flush_offset out out_bytes paused running transport turn_began "
+            "unflushed unflushed_bytes written"
         ).split()
     )
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
+    def __init__(
+        self, broker: Broker, on_flushed: Callable[[BrokerError | None], None], on_full: Callable[[], None]
+    ) -> None:
+        self._broker = broker
+        self._on_flushed = on_flushed
+        self._on_full = on_full
         self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
         self.out: list[bytes | bytearray] = []
         self.out_bytes = 0
-        self.frame_bytes = 0
-        """Size of the frame that is being handled."""
         self.running = False
         """True while frames are being handled; their responses are collected until that is done."""
         self.turn_began = 0.0
         """Time at which the current turn began, by ``time.monotonic``."""
         self.written = 0
         """Number of PRODUCE frames of this turn that were complete once written, without waiting for a flush."""
-        self.write_closed = False
+        self.closed = False
         """True once nothing more can be sent."""
+        self.paused = False
+        """True while the client does not read its responses: nothing more should be produced for it."""
         self.unflushed: deque[tuple[int, bytes, int, int, float]] = deque()
         self.unflushed_bytes = 0
         self.flush_offset = 0
@@ -73,7 +76,7 @@ class ResponseQueue:
         out = self.out
         self.out = []
         self.out_bytes = 0
-        if self.write_closed or self.transport.is_closing():
+        if self.closed or self.transport.is_closing():
             return
         if len(out) == 1:
             self.transport.write(out[0])
@@ -84,7 +87,7 @@ class ResponseQueue:
             self._note_unsent(unsent_bytes)
 
     def _note_unsent(self, unsent_bytes: int) -> None:
-        memory = self.broker.send_memory
+        memory = self._broker.send_memory
         memory.note(self, unsent_bytes)
         if memory.is_short() and not self.transport.is_closing():
             # Memory is short, so treat this client as a slow reader until it has drained its responses:
@@ -93,54 +96,18 @@ class ResponseQueue:
 
     def unsent_bytes(self) -> int:
         """Return the number of bytes that were written and that the client has not read."""
-        return 0 if self.write_closed else self.transport.get_write_buffer_size()
+        return 0 if self.closed else self.transport.get_write_buffer_size()
 
-    def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
-        """Respond to ``frame`` with SUCCESS, or with an error if ``body`` exceeds the frame limit."""
-        if frame.kind != REQUEST:
-            self.done(frame)
-            return
-        if len(body) > self.broker.limits.frame_bytes_max - 4096:
-            limit = self.broker.limits.frame_bytes_max
-            self.fail(
-                frame, BrokerFailure(f"the response has {len(body)} bytes, but limits.frame_bytes_max is {limit}")
-            )
-            return
-        self.send_answer(
-            frame, encode_head(RESPONSE, SUCCESS, frame.request_id, encode_fields(answer), len(body)), body
-        )
-
-    def send_answer(self, frame: Frame, head: bytes, body: bytes | bytearray) -> None:
-        """Send the encoded response to ``frame`` and record its latency."""
-        self.send(head, body)
-        self.done(frame)
-
-    def done(self, frame: Frame) -> None:
+    def completed(self, frame: Frame) -> None:
         """Record the latency of a request that was answered, or of a one-way request that is complete."""
-        latencies = self.broker.counters.latencies.get(frame.code)
+        latencies = self._broker.counters.latencies.get(frame.code)
         if latencies is not None:
             latencies.observe(time.monotonic() - frame.began)
 
     def count_error(self, error: BrokerError) -> None:
         """Count an error response."""
-        errors = self.broker.counters.errors
+        errors = self._broker.counters.errors
         errors[error.code] = errors.get(error.code, 0) + 1
-
-    def fail(self, frame: Frame, error: BrokerError) -> None:
-        """Respond to ``frame`` with an error; to a PRODUCE in the order of its responses."""
-        self.count_error(error)
-        if log.isEnabledFor(logging.DEBUG):
-            command = COMMANDS.get(frame.code)
-            log.debug("%s refused: %s: %s", command.name if command else frame.code, error.name, error.message[:200])
-        self.done(frame)
-        if frame.kind != REQUEST:
-            self.broker.counters.one_way_errors += 1
-            return
-        answer = encode_error(error, frame.request_id)
-        if frame.code == PRODUCE.code:
-            self.send_in_order(answer)
-        else:
-            self.send(answer)
 
     def send_in_order(self, answer: bytes) -> None:
         """Send an encoded PRODUCE response after those that still wait for a flush."""
@@ -155,31 +122,45 @@ class ResponseQueue:
         counted = frame_bytes + len(answer) + WAITING_ANSWER_BYTES
         self.unflushed.append((end_offset, answer, request_id, counted, began))
         self.unflushed_bytes += counted
-        self.broker.in_flight_bytes += counted
+        broker = self._broker
+        broker.in_flight_bytes += counted
+        # The second condition stops a client that keeps sending after SYSTEM_BUSY: refusals wait in their order too.
+        if (
+            self.unflushed_bytes > broker.limits.connection_in_flight_bytes_max
+            or broker.in_flight_bytes > broker.in_flight_bytes_end
+        ):
+            self._on_full()
 
-    def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
+    def send_when_flushed(self, frame: Frame, frame_bytes: int, answer: bytes, end_offset: int) -> None:
         """Send an encoded PRODUCE response, in order, once the log is flushed up to ``end_offset``."""
         if frame.kind != REQUEST:
             answer = b""  # a one-way frame gets no response, but its bytes still count as in flight
-        self._add_unflushed(end_offset, answer, frame.request_id, self.frame_bytes, self.turn_began)
+        self._add_unflushed(end_offset, answer, frame.request_id, frame_bytes, self.turn_began)
         self.flush_offset = end_offset
 
-    def wait_for_flush(self) -> None:
-        """Register ``flushed`` for all messages of this turn at once; called at the end of a turn that appended."""
-        end_offset, self.flush_offset = self.flush_offset, 0
-        self.broker.flush.wait_for(end_offset, self.flushed)
+    def end_turn(self) -> None:
+        """Register ``on_flushed`` for all messages of this turn at once, and write what is due already."""
+        self.running = False
+        if self.flush_offset:
+            end_offset, self.flush_offset = self.flush_offset, 0
+            self._broker.flush.wait_for(end_offset, self._on_flushed)
+        if self.out:
+            self.write_out()
+        if self.written:
+            self._broker.counters.produce_latencies.observe(time.monotonic() - self.turn_began, self.written)
+            self.written = 0
 
     def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
         """Send the responses whose messages are flushed.
 
         If ``error`` is given, responses that have waited since before ``since`` (monotonic seconds) are replaced by it.
         """
-        flushed_offset = self.broker.store.flushed_offset
+        flushed_offset = self._broker.store.flushed_offset
         unflushed = self.unflushed
         done_bytes = 0
         now = time.monotonic()
         turn_began, count = 0.0, 0
-        observe = self.broker.counters.produce_latencies.observe
+        observe = self._broker.counters.produce_latencies.observe
         while unflushed and (unflushed[0][0] <= flushed_offset or (error is not None and unflushed[0][4] < since)):
             end_offset, answer, request_id, counted_bytes, began = unflushed.popleft()
             done_bytes += counted_bytes
@@ -198,9 +179,17 @@ class ResponseQueue:
         if count:
             observe(now - turn_began, count)
         self.unflushed_bytes -= done_bytes
-        self.broker.in_flight_bytes -= done_bytes
+        self._broker.in_flight_bytes -= done_bytes
         if self.out and not self.running:
             self.write_out()
+
+    def discard(self) -> None:
+        """Drop all responses of a closed connection and what was counted for them."""
+        self._broker.in_flight_bytes -= self.unflushed_bytes
+        self.unflushed_bytes = 0
+        self.unflushed.clear()
+        self.out.clear()
+        self._broker.send_memory.note(self, 0)
 
 
 def encode_error(error: BrokerError, request_id: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Requests and one-way frames from the broker to its clients, and the responses of the clients."""
+"""The client at the other end of a connection: its identity and permissions, and the broker's requests to it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.auth.permissions import PUBLISH, TOPIC
+from ...protocol.auth.scram import ServerExchange
 from ...protocol.commands import Command
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import encode_fields
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame, encode_head
+from ...protocol.storage.record import encode_host
 from ..delivery.client_handle import Answered
-from ..handlers.context import Broker
-from ..security.access import UserRights
+from ..security.access import AccessTable, UserRights
 from ..security.users import User
 from .response_queue import ResponseQueue
 
@@ -22,18 +23,29 @@ ASKED_MAX = 1_024
 """Maximum number of unanswered requests to one client; a further request drops the oldest."""
 
 
-class OutboundRequests(ResponseQueue):
-    """A connection that can send requests to its client; it implements ``Remote``."""
+class ConnectedClient:
+    """One client while it is connected; it implements ``ClientHandle``."""
 
-    __slots__ = ("_asked", "_last_request_id", "_user", "_when_lost", "access", "address", "client", "lost")
+    __slots__ = tuple(
+        (
+            "_access_table _asked _last_request_id _responses _user _when_lost access address born_host client "
+            "exchange lost"
+        ).split()
+    )
 
-    def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
-        super().__init__(broker)
+    def __init__(self, address: tuple[str, int], access: AccessTable, responses: ResponseQueue) -> None:
         self.address = address
+        self.born_host = encode_host(*address)
+        """Address and port of the client, encoded as in a record."""
         self.client = ""
+        """The name that it introduced itself with."""
+        self.exchange: ServerExchange | None = None
+        """The authentication in progress."""
         self._user: User | None = None
+        self._access_table = access
         self.access: UserRights | None = None
-        """Permissions of ``user``; None if there is no user."""
+        """Permissions of ``user``; None if there is no user, and then the client has full access."""
+        self._responses = responses
         self.lost = False
         """True once the connection is closed; results that arrive later are dropped."""
         self._asked: dict[int, Answered] = {}
@@ -48,7 +60,7 @@ class OutboundRequests(ResponseQueue):
     @user.setter
     def user(self, user: User | None) -> None:
         self._user = user
-        self.access = self.broker.access.of(user.name, user.permissions) if user is not None else None
+        self.access = self._access_table.of(user.name, user.permissions) if user is not None else None
 
     def may_publish(self, topic: str) -> bool:
         """Return whether the client may publish to ``topic``."""
@@ -57,7 +69,7 @@ class OutboundRequests(ResponseQueue):
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
         """Send a one-way frame to the client."""
         if not self.lost:
-            self.send(encode_head(ONE_WAY, command.code, 0, encode_fields(request), len(body)), body)
+            self._responses.send(encode_head(ONE_WAY, command.code, 0, encode_fields(request), len(body)), body)
 
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
         """Send a request; call ``answered`` with the response, or with None if none can arrive any more."""
@@ -68,9 +80,9 @@ class OutboundRequests(ResponseQueue):
         if len(self._asked) >= ASKED_MAX:
             self._asked.pop(next(iter(self._asked)))(None)
         self._asked[request_id] = answered
-        self.send(encode_head(REQUEST, command.code, request_id, encode_fields(request), len(body)), body)
+        self._responses.send(encode_head(REQUEST, command.code, request_id, encode_fields(request), len(body)), body)
 
-    def asked_answered(self, frame: Frame) -> bool:
+    def response_arrived(self, frame: Frame) -> bool:
         """Pass a response to the caller that waits for it; return False if no caller does."""
         answered = self._asked.pop(frame.request_id, None)
         if answered is None:
@@ -92,7 +104,7 @@ class OutboundRequests(ResponseQueue):
             self._when_lost[token] = call
         return lambda: _take_back(self._when_lost, token)
 
-    def tell_lost(self) -> None:
+    def disconnected(self) -> None:
         """Call all callbacks that wait for a response or for the loss of the connection."""
         asked, self._asked = self._asked, {}
         calls, self._when_lost = self._when_lost, {}

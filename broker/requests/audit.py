@@ -1,4 +1,4 @@
-"""Audit log entries of the handlers: changes, and refused requests of all audited commands."""
+"""Audit log entries of requests: changes, and refused requests of all audited commands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ...protocol.commands import Command
 from ...protocol.errors import BrokerError
 from ...protocol.frames import Frame
 from ..addresses import format_address
-from ..security.audit import Author
+from ..security.audit import AuditLog, Author
 from ..store import TopicConfig
-from .context import Peer
+from .connected_client import ConnectedClient
 
 _AUDITED = {
     command.code: command
@@ -31,19 +31,19 @@ _AUDITED = {
 }
 
 
-def audit(peer: Peer, command: Command, target: str, before: Any = None, after: Any = None) -> None:
-    """Record that ``command`` changed ``target``. ``before``, ``after``: JSON values; None if it did not exist then."""
-    _write(peer, command, target, before=before, after=after)
+def audit(log: AuditLog, peer: ConnectedClient, command: Command, target: str, **others: Any) -> None:
+    """Write an entry about a request of ``peer``. ``others``: see ``AuditLog.write``."""
+    log.write(command.name, target, author=author(peer), **others)
 
 
-def audit_refused(peer: Peer, frame: Frame, error: BrokerError) -> None:
+def audit_refused(log: AuditLog, peer: ConnectedClient, frame: Frame, error: BrokerError) -> None:
     """Record a failed request if its command is audited."""
     command = _AUDITED.get(frame.code)
     if command is None or (command is commands.END_TRANSACTION and not is_by_hand(frame)):
         return
     fields = frame.fields
     names = [f"{kind} {fields[kind]}" for kind in ("group", "topic", "transaction_id", "user") if fields.get(kind)]
-    _write(peer, command, ", ".join(names) or "the broker", outcome=error.name, reason=error.message)
+    audit(log, peer, command, ", ".join(names) or "the broker", outcome=error.name, reason=error.message)
 
 
 def is_by_hand(frame: Frame) -> bool:
@@ -65,11 +65,7 @@ def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
     }
 
 
-def _write(peer: Peer, command: Command, target: str, **others: Any) -> None:
-    peer.broker.audit.write(command.name, target, author=author(peer), **others)
-
-
-def author(peer: Peer) -> Author:
+def author(peer: ConnectedClient) -> Author:
     """Return the client for the audit log."""
     user = peer.user.name if peer.user is not None else ""
     return Author(user, format_address(*peer.address), peer.client)

@@ -1,0 +1,293 @@
+"""One request as its handler sees it: the frame, the client that sent it, and the ways to respond, now or later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from ...protocol.commands import COMMANDS, PRODUCE, Command
+from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure
+from ...protocol.fields import encode_fields
+from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
+from ..security.users import User
+from ..store import WouldBlock
+from .audit import audit, audit_refused
+from .broker import Broker
+from .connected_client import ConnectedClient
+from .deferred_requests import COLD_READS_MAX, DeferredRequests
+from .response_queue import ResponseQueue, encode_error
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Instead: TypeAlias = Callable[[], None] | None
+"""Callback to run instead of waiting for memory, or for the client to read."""
+
+_NO_BODY = bytearray()
+_KEPT_FIELDS = ("group", "topic", "transaction_id", "parked")
+"""Fields of a refused request that the audit log needs."""
+RESPONSE_HEAD_BYTES_MAX = 4096
+"""Upper bound for the part of a response before its body."""
+
+
+class FrameSource(Protocol):
+    """The connection that a request came from. All methods belong to the event loop."""
+
+    broker: Broker
+    peer: ConnectedClient
+    responses: ResponseQueue
+    deferred: DeferredRequests
+    frame_bytes: int
+    """Size of the frame that is being handled, including its length field."""
+
+    def greet(self, client: str) -> None:
+        """Accept all further commands after HELLO, or only AUTH if the broker requires it first."""
+
+    def admit(self, user: User) -> None:
+        """Accept all commands from now on, as ``user``."""
+
+    def turn_away(self, error: BrokerError, request_id: int) -> None:
+        """Respond with an error, accept nothing more and close the connection."""
+
+    def handle(self, frame: Frame) -> None:
+        """Handle a frame, perhaps again: call its command's handler, and respond with the error that it raises."""
+
+    def suspend(self) -> None:
+        """Handle nothing more until ``proceed``; the current frame stays valid."""
+
+    def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
+        """Continue after ``suspend`` with ``call``, which must not raise."""
+
+
+class Request:
+    """One request, on the event loop. Responses to a connection that is closed are dropped.
+
+    ``responses`` and ``deferred`` belong to the connection: a PRODUCE puts its encoded response there itself.
+    """
+
+    __slots__ = ("broker", "deferred", "frame", "peer", "responses", "source")
+
+    def __init__(self, source: FrameSource, frame: Frame) -> None:
+        self.source = source
+        self.frame = frame
+        self.broker = source.broker
+        self.peer = source.peer
+        self.responses = source.responses
+        self.deferred = source.deferred
+
+    # ---- responding ----
+
+    def respond(self, answer: Any, body: bytes | bytearray = b"") -> None:
+        """Respond with SUCCESS, or with an error if ``body`` exceeds the frame limit; a one-way frame gets nothing."""
+        frame = self.frame
+        if frame.kind != REQUEST:
+            self.responses.completed(frame)
+            return
+        limit = self.broker.limits.frame_bytes_max
+        if len(body) > limit - RESPONSE_HEAD_BYTES_MAX:
+            self.fail(BrokerFailure(f"the response has {len(body)} bytes, but limits.frame_bytes_max is {limit}"))
+            return
+        self.respond_encoded(encode_head(RESPONSE, SUCCESS, frame.request_id, encode_fields(answer), len(body)), body)
+
+    def respond_encoded(self, head: bytes, body: bytes | bytearray) -> None:
+        """Send an encoded response and record the request's latency."""
+        self.responses.send(head, body)
+        self.responses.completed(self.frame)
+
+    def fail(self, error: BrokerError) -> None:
+        """Respond with an error, to a PRODUCE in the order of its responses; audit it if its command is audited."""
+        frame, responses = self.frame, self.responses
+        audit_refused(self.broker.audit, self.peer, frame, error)
+        responses.count_error(error)
+        if log.isEnabledFor(logging.DEBUG):
+            command = COMMANDS.get(frame.code)
+            log.debug("%s refused: %s: %s", command.name if command else frame.code, error.name, error.message[:200])
+        responses.completed(frame)
+        if frame.kind != REQUEST:
+            self.broker.counters.one_way_errors += 1
+            return
+        answer = encode_error(error, frame.request_id)
+        if frame.code == PRODUCE.code:
+            responses.send_in_order(answer)
+        else:
+            responses.send(answer)
+
+    def fail_unexpectedly(self, error: Exception) -> None:
+        """Log an unexpected exception with its traceback, and respond with ``BrokerFailure``."""
+        log.error("command %d from %s:%d failed", self.frame.code, *self.peer.address, exc_info=error)
+        of_a_file = isinstance(error, OSError) and error.filename is not None
+        cause = f"{error}. Check the disk" if of_a_file else type(error).__name__
+        self.fail(BrokerFailure(f"the broker failed: {cause}; see its log for details"))
+
+    def refuse(self, error: BrokerError) -> None:
+        """Respond with an error, accept nothing more from the client and close the connection."""
+        self.source.turn_away(error, self.frame.request_id)
+
+    def audit(self, command: Command, target: str, before: Any = None, after: Any = None) -> None:
+        """Record that the client changed ``target``. ``before``, ``after``: JSON values; None if it did not exist."""
+        audit(self.broker.audit, self.peer, command, target, before=before, after=after)
+
+    def attempt(self, call: Callable[[], None]) -> None:
+        """Call ``call``; an error that it raises becomes the response."""
+        try:
+            call()
+        except BrokerError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
+            self.fail_unexpectedly(error)
+
+    # ---- waiting in order: the connection handles nothing else meanwhile ----
+
+    def suspend(self) -> None:
+        """Handle nothing more of this connection until ``resume`` or ``proceed``; the frame stays valid."""
+        self.source.suspend()
+
+    def resume(self, error: BrokerError | None) -> None:
+        """Continue after ``suspend``: handle the frame again, or respond with ``error``."""
+        if error is None:
+            self.source.proceed(self.frame, lambda: self.source.handle(self.frame))
+        else:
+            self.source.proceed(self.frame, lambda: self.fail(error))
+
+    def proceed(self, call: Callable[[], None]) -> None:
+        """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
+        self.source.proceed(self.frame, lambda: self.attempt(call))
+
+    def handle_again(self) -> None:
+        """Handle the frame again, from the beginning."""
+        self.source.handle(self.frame)
+
+    # ---- waiting while later frames of the connection are handled ----
+
+    def release_frame(self) -> None:
+        """Drop the body and all header fields except ``_KEPT_FIELDS``.
+
+        A waiting frame must not keep the receive buffer alive, nor memory for unknown fields that the client sent.
+        """
+        frame = self.frame
+        frame.buffer = _NO_BODY
+        frame.fields = {name: frame.fields[name] for name in _KEPT_FIELDS if name in frame.fields}
+
+    def after_dispatch(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once everything acknowledged by now is visible; an error that it raises becomes the response.
+
+        Dispatch runs after the acknowledgement, but every client must find a message that has been acknowledged.
+        """
+        if self.broker.is_dispatched():
+            call()
+            return
+        self.deferred.check_may_wait()
+        done = self.later(call)
+        self.broker.when_dispatched(lambda: done(None))
+
+    def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
+        """Return a function to be called once, when the request's wait ends.
+
+        Called with None it runs ``call``; called with an error, or if ``call`` raises one, it responds with that error.
+        """
+        self.release_frame()
+        deferred = self.deferred
+        deferred.undispatched += 1
+
+        def done(error: BrokerError | None) -> None:
+            deferred.undispatched -= 1
+            if self.peer.lost:
+                return
+            if error is not None:
+                self.fail(error)
+            else:
+                self.attempt(call)
+            deferred.on_progress()
+
+        return done
+
+    def step(self, call: Callable[[], None], instead: Instead = None) -> None:
+        """Call ``call`` in a later turn of the loop that has time for it; an error that it raises becomes the response.
+
+        If the client does not read, the call waits for it, or ``instead`` is called at once; see ``read``.
+        """
+        self.release_frame()
+        self.deferred.steps += 1
+        self.broker.turns.add(lambda: self._step(call, instead))
+
+    def _step(self, call: Callable[[], None], instead: Instead) -> None:
+        self.deferred.steps -= 1
+        if self.peer.lost:
+            return
+        if not self.responses.paused:
+            self._attempt_late(call)
+        elif instead is not None:
+            self._attempt_late(instead)
+        else:
+            self.deferred.waiting.append(lambda: self._attempt_late(call))
+
+    def _attempt_late(self, call: Callable[[], None]) -> None:
+        """Attempt ``call`` outside of the connection's turn, which may have been all that an ending one waited for."""
+        self.attempt(call)
+        self.deferred.on_progress()
+
+    def read(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead = None) -> None:
+        """Call ``read(True)``; if that would block, ``read(False)`` in a reader thread. Pass the result to ``done``.
+
+        Later frames of the connection are handled meanwhile. Errors of ``read`` and ``done`` become the response. A
+        caller that already has part of a response passes ``instead``: it is called instead of waiting for memory, or
+        for the client to read.
+        """
+        self._attempt_late(lambda: self._read(read, done, instead))
+
+    def _read(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
+        if not self.broker.send_memory.may_read(self.responses):
+            self._read_when_memory(read, done, instead)
+            return
+        try:
+            result = read(True)
+        except WouldBlock:
+            self._read_cold(read, done, instead)
+        else:
+            done(result)
+
+    def _read_when_memory(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
+        """Wait until there is memory for a response."""
+        if instead is not None:
+            instead()
+            return
+        self.deferred.check_may_wait()
+        retry = self.later(lambda: self._read(read, done, None))
+        self.broker.send_memory.wait(lambda: retry(None))
+
+    def _read_cold(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
+        self.release_frame()
+        deferred = self.deferred
+        if deferred.cold_reads < COLD_READS_MAX and not self.responses.paused:
+            self._start_cold(read, done, instead)
+        elif instead is not None:
+            instead()
+        else:
+            deferred.check_may_wait()
+            deferred.waiting.append(lambda: self._start_cold(read, done, None))
+
+    def _start_cold(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
+        self.deferred.cold_reads += 1
+        self.broker.cold_reads.when_free(lambda: self._submit_cold(read, done, instead))
+
+    def _submit_cold(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> bool:
+        """Give the read to a free thread; return False if it does not need the thread now."""
+        if self.peer.lost:
+            return False
+        if not self.broker.send_memory.may_read(self.responses):  # memory became short while it waited for the thread
+            self.deferred.cold_reads -= 1
+            self._attempt_late(lambda: self._read_when_memory(read, done, instead))
+            self.broker.loop.call_soon(self.deferred.run_waiting)
+            return False
+        future = self.broker.loop.run_in_executor(self.broker.readers, read, False)
+        future.add_done_callback(lambda future: self._cold_done(future, done))
+        return True
+
+    def _cold_done(self, future: asyncio.Future[T], done: Callable[[T], None]) -> None:
+        self.deferred.cold_reads -= 1
+        future.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
+        if not self.peer.lost:
+            self._attempt_late(lambda: done(future.result()))
+            self.deferred.run_waiting()
+        self.broker.cold_reads.release()
