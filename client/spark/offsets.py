@@ -218,7 +218,7 @@ def data_loss(queue: Queue, start: int, end: int, why: str) -> DataLoss:
     """Return the error for offsets ``[start, end)`` that are gone."""
     return DataLoss(
         f"the messages [{start}, {end}) of {queue} are not there any more ({why}): retention took them, or the topic "
-        'or the store was made anew. option("failOnDataLoss", "false") goes on behind them'
+        'or the store was created again. option("failOnDataLoss", "false") continues after them'
     )
 
 
@@ -229,7 +229,7 @@ def damage_loss(queue: Queue, queue_offset: int, count: int, why: str) -> DataLo
         if count == 1
         else f"{count} messages of {queue} from {queue_offset} on are"
     )
-    return DataLoss(f'{what} lost to damage ({why}). option("failOnDataLoss", "false") goes on behind')
+    return DataLoss(f'{what} lost to damage ({why}). option("failOnDataLoss", "false") continues after them')
 
 
 def _checked_end(queue: Queue, offset: int, row: QueueStats, start: int) -> int:
