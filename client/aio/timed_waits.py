@@ -33,7 +33,7 @@ class Waits:
         """Return the future's result; raise the error from ``late`` when the time is over. If the wait is cancelled, so
         is the future."""
         self._life.check()
-        waiting: asyncio.Future[object] = future  # type: ignore[assignment]
+        waiting: asyncio.Future[object] = future  # type: ignore[assignment] # Future is invariant
         self._waiting[waiting] = (deadline, late)
         if deadline != inf:
             self._watch.wake(deadline)

@@ -190,7 +190,7 @@ class Caller:
         with contextlib.closing(plan):
             while True:
                 try:
-                    operations = plan.send(results)  # type: ignore[arg-type]
+                    operations = plan.send(results)  # type: ignore[arg-type] # the first send of a generator takes None
                 except StopIteration as stop:
                     result: T = stop.value
                     return result

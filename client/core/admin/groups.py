@@ -13,7 +13,6 @@ from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
 from ..rpc.operation import Operation, nothing, operation, unpack_body
 from ..rpc.session import Answer
-from ..topics import ALL_QUEUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +135,6 @@ def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: boo
         topic=topic,
         to="offset",
         count=len(offsets),
-        force=force,
-    )
-
-
-def reset_to(
-    group: str, topic: str, to: str, timestamp_ms: int, queue: int | None, force: bool
-) -> Operation[dict[int, int]]:
-    """Return the operation that moves a group's committed offsets to ``first``, ``last`` or ``time``."""
-    return operation(
-        commands.INVOKE_BROKER_TO_RESET_OFFSET,
-        _offsets,
-        group=group,
-        topic=topic,
-        to=to,
-        timestamp_ms=timestamp_ms,
-        queue=ALL_QUEUES if queue is None else queue,
         force=force,
     )
 

@@ -105,7 +105,7 @@ Content: TypeAlias = Rows | MessageRows | Columns
 
 def _pack_rows(rows: Sequence[Row], packer: Any) -> bytes | memoryview:
     if len(rows) == 1:
-        return packer.pack(rows[0])  # type: ignore[no-any-return]
+        return packer.pack(rows[0])  # type: ignore[no-any-return] # msgpack is untyped
     # Packing all rows as one array is faster than packing each; PRODUCE wants them without the array's head.
     return memoryview(packer.pack(rows))[_array_head_bytes(len(rows)) :]
 

@@ -151,7 +151,7 @@ class _LazySequence(Sequence[T]):
             return NotImplemented
         return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment] # unhashable, as a list is
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} messages>"
