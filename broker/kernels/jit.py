@@ -24,7 +24,7 @@ from numba.core import config
 from ...protocol.storage import delivery, layout, record, record_crc
 
 INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined] # Numba sets it at run time
-"""Whether kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
+"""Kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
 
 CACHE_VARIABLE = "FLINTMQ_KERNEL_CACHE"
 

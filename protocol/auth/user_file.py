@@ -30,7 +30,7 @@ class UserFile:
         self.path = self.store / USERS_FILE
         self.backup = self.path.with_name(self.path.name + BACKUP_SUFFIX)
         self.damage = ""
-        """What was wrong with the file when the last read had to use its copy; empty: nothing."""
+        """Problem of the file if the last read had to use its copy; empty if there was none."""
         refuse_backup(self.store)
         if not any((self.store / name).is_dir() for name in STORE_FOLDERS):
             raise ConfigurationError(

@@ -134,7 +134,7 @@ def cut_in_recovery(path: Path, source: random.Random, policy: str) -> Path:
     return path
 
 
-def test_the_power_cut_itself_drops_what_was_not_synced(tmp_path: Path) -> None:
+def test_the_power_cut_drops_unsynced_data(tmp_path: Path) -> None:
     """The file layer of these tests drops neither too little nor too much."""
     seen = set()
     for seed in range(80):

@@ -76,7 +76,7 @@ def readiness(running: RunningBroker) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_while_a_flush_hangs_new_messages_are_refused_and_earlier_ones_are_answered_when_it_ends(
+def test_a_hanging_flush_refuses_new_messages_and_delays_responses_to_earlier_ones(
     start: Factory, connect: Connect, disk: Disk, flush: str
 ) -> None:
     running = start(stall_ms=200, flush=flush)

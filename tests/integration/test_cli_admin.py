@@ -97,7 +97,7 @@ class TestTopic:
             (["delete", "{topic}"], EXIT_USAGE, "--yes deletes without asking"),
         ],
     )
-    def test_what_cannot_be_done_is_explained(
+    def test_an_impossible_command_is_explained(
         self, cli: Cli, filled: str, arguments: list[str], code: int, said: str
     ) -> None:
         done = cli.run("topic", *(argument.replace("{topic}", filled) for argument in arguments))

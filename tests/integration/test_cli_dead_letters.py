@@ -245,7 +245,7 @@ class TestResend:
         assert waiting(cli, group) == (0, 4)
         assert bodies(shared_broker, topic)[4:] == [b"2", b"3", b"0", b"1", b"3", b"2", b"3"]
 
-    def test_it_stops_before_a_message_that_cannot_be_sent_and_says_how_to_continue(
+    def test_a_resend_stops_before_an_unsendable_message_and_names_the_way_to_continue(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
     ) -> None:
         group, gone = f"{topic}-g", f"{topic}-gone"
@@ -268,7 +268,7 @@ class TestResend:
         assert cli.run("dlq", "resend", group).code == EXIT_OK
         assert len(stored(shared_broker, topic)) == before + 2
 
-    def test_one_that_no_consumer_sent_back_needs_a_topic(
+    def test_a_dead_letter_that_no_consumer_sent_back_needs_a_topic(
         self, cli: Cli, topic: str, shared_broker: RunningBroker
     ) -> None:
         group = f"{topic}-g"
@@ -294,7 +294,7 @@ class TestResend:
             (["--to-topic", "no-such-topic"], EXIT_ERROR, "its topic no-such-topic does not exist"),
         ],
     )
-    def test_what_cannot_be_done_is_explained(
+    def test_an_impossible_command_is_explained(
         self, cli: Cli, shared_broker: RunningBroker, topic: str, group: str, arguments: list[str], code: int, said: str
     ) -> None:
         elsewhere = stored(shared_broker, topic)[0].offset_id

@@ -48,7 +48,7 @@ def member(shared_broker: RunningBroker, connect: ConnectionFactory, filled: str
 
 
 class TestStatus:
-    def test_what_a_queue_holds_is_ready_or_with_its_member(self, cli: Cli, member: RawMember, filled: str) -> None:
+    def test_messages_of_a_queue_are_ready_or_with_its_member(self, cli: Cli, member: RawMember, filled: str) -> None:
         member.pull(filled, 0, 0, max_count=2).raise_for_error()
         (status,) = cli.run("group", "status", member.group, "-o", "json").rows
         names = described("group status")
@@ -69,7 +69,7 @@ class TestStatus:
         }
         assert queues == {(0, "m-1", 0, 1, 2, 3), (1, "m-1", 0, 3, 0, 3)}
 
-    def test_what_waits_to_be_tried_again_is_delayed(
+    def test_messages_waiting_for_a_retry_are_delayed(
         self, cli: Cli, member: RawMember, filled: str, shared_broker: RunningBroker, connect: ConnectionFactory
     ) -> None:
         with Consumer(shared_broker.address) as consumer:
@@ -117,7 +117,7 @@ class TestStatus:
         assert re.search(r"^TOPIC .* READY ", text, re.MULTILINE), "the queues are a table"
         assert ("FIRST" in terminal.text) == (columns == 200)
 
-    def test_an_unknown_group_is_said_with_the_nearest(self, cli: Cli, member: RawMember) -> None:
+    def test_an_unknown_group_is_reported_with_the_nearest_name(self, cli: Cli, member: RawMember) -> None:
         done = cli.run("group", "status", member.group + "x")
         assert done.code == EXIT_NOT_FOUND
         assert "SUBSCRIPTION_GROUP_NOT_EXIST (26)" in done.err
@@ -178,7 +178,7 @@ class TestReset:
             (["{topic}"], EXIT_USAGE, "--to"),
         ],
     )
-    def test_what_cannot_be_done_is_explained(
+    def test_an_impossible_command_is_explained(
         self, cli: Cli, filled: str, arguments: list[str], code: int, said: str
     ) -> None:
         done = cli.run("group", "reset", "g", *(argument.replace("{topic}", filled) for argument in arguments))
@@ -223,7 +223,7 @@ class TestDelete:
         assert (row["waiting"], row["messages"]) == (1, 2)
 
 
-def test_an_outsider_commits_only_where_no_member_consumes(
+def test_an_outsider_commits_only_if_no_member_consumes(
     shared_broker: RunningBroker, member: RawMember, filled: str
 ) -> None:
     with Consumer(shared_broker.address) as consumer, Admin(shared_broker.address) as admin:
@@ -235,7 +235,7 @@ def test_an_outsider_commits_only_where_no_member_consumes(
             admin.group(f"{filled}-nobody")
 
 
-def test_what_retention_took_is_shown_with_how_much_was_missed(
+def test_messages_expired_by_retention_are_shown_as_missed(
     broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path
 ) -> None:
     running = broker(settings={**SOON, "store.commitlog_file_bytes": 4 * 1024 * 1024})

@@ -243,7 +243,9 @@ def content(command: Command, fields: dict[str, Any]) -> tuple[int, dict[str, An
 
 
 @pytest.mark.parametrize("mode", ["table", "json", "plain"])
-def test_what_it_lists_is_text(hostile: Callable[[Answerer], HostileBroker], tmp_path: Path, mode: str) -> None:
+def test_listings_of_a_hostile_broker_are_text(
+    hostile: Callable[[Answerer], HostileBroker], tmp_path: Path, mode: str
+) -> None:
     printed = run_all(hostile(content), tmp_path, mode)
     escaped = "\\u001b" if mode == "json" else "\\x1b"
     assert sum(escaped in text for text in printed) > len(LINES) // 3

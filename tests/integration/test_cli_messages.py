@@ -91,7 +91,7 @@ class TestSend:
         assert [row["body"] for row in rows] == list("abcdef")
         assert rows[0]["sharding_key"] == "customer"
 
-    def test_receipts_are_shown_where_they_are_asked_for(self, cli: Cli, topic: str) -> None:
+    def test_receipts_are_shown_on_request(self, cli: Cli, topic: str) -> None:
         assert len(cli.run("send", topic, "--receipts", stdin="a\nb\n").lines) == 2
         assert cli.run("send", topic, "--no-receipts", "a").out == ""
         quiet = cli.run("-q", "send", topic, stdin="a\n")
@@ -106,7 +106,7 @@ class TestSend:
             (["rmq_sys_x", "x"], EXIT_ERROR, "NO_PERMISSION (16)"),
         ],
     )
-    def test_what_cannot_be_sent_is_explained(
+    def test_an_unsendable_message_is_explained(
         self, cli: Cli, topic: str, arguments: list[str], code: int, said: str
     ) -> None:
         done = cli.run("send", *(argument.replace("{topic}", topic) for argument in arguments))
@@ -123,7 +123,7 @@ class TestSend:
         assert missing.code == EXIT_USAGE
         assert "not-there" in missing.err
 
-    def test_lines_after_one_that_cannot_be_sent_are_counted(self, cli: Cli, topic: str) -> None:
+    def test_lines_after_an_unsendable_one_are_counted(self, cli: Cli, topic: str) -> None:
         cli.run("topic", "create", topic, "--perm", "r")
         done = cli.run("send", topic, stdin="a\nb\n")
         assert done.code == EXIT_ERROR
@@ -152,7 +152,7 @@ class TestTail:
             ("@+1h", "latest", 0),
         ],
     )
-    def test_positions_bound_what_is_shown(self, cli: Cli, filled: str, from_: str, until: str, shown: int) -> None:
+    def test_positions_limit_the_output(self, cli: Cli, filled: str, from_: str, until: str, shown: int) -> None:
         done = cli.run("tail", filled, "--from", from_, "--until", until)
         assert done.code == 0
         assert len(done.lines) == shown
@@ -190,7 +190,7 @@ class TestTail:
         assert "0 to 5" in done.err
         assert "queues 0 to 1, not 5" in cli.run("tail", filled, "--from", "5:0").err
 
-    def test_a_topic_that_is_not_there_suggests_one_that_is(self, cli: Cli, filled: str) -> None:
+    def test_a_missing_topic_suggests_an_existing_one(self, cli: Cli, filled: str) -> None:
         done = cli.run("tail", filled + "x")
         assert done.code == EXIT_NOT_FOUND
         assert f"TOPIC_NOT_EXIST (17): topic {filled}x does not exist" in done.err
@@ -218,7 +218,7 @@ class TestPull:
         assert sorted(cli.run("pull", filled).lines) == sorted(["b0", "b1", "b2", "b3", "b4"] * 2)
         assert len(cli.run("pull", filled, "-n", "3").lines) == 3
 
-    def test_waiting_ends_where_nothing_comes(self, cli: Cli, filled: str) -> None:
+    def test_waiting_ends_if_no_message_arrives(self, cli: Cli, filled: str) -> None:
         done = cli.run("pull", filled, "--queue", "0", "--offset", "4", "--wait", "200ms")
         assert (done.code, done.lines) == (0, ["b4"])
 
@@ -263,10 +263,10 @@ class TestQuery:
             str(number) for number in reversed(range(150))
         ]
 
-    def test_a_key_that_no_message_has_is_said(self, cli: Cli, filled: str) -> None:
-        done = cli.run("query", "key", filled, "nobody", "--until", "2026-01-01")
+    def test_a_key_without_messages_is_reported(self, cli: Cli, filled: str) -> None:
+        done = cli.run("query", "key", filled, "absent", "--until", "2026-01-01")
         assert (done.code, done.out) == (EXIT_NOT_FOUND, "")
-        assert f"topic {filled} has no message with the key nobody until 2026-01-01" in done.err
+        assert f"topic {filled} has no message with the key absent until 2026-01-01" in done.err
 
     def test_an_id_finds_its_message(self, cli: Cli, filled: str) -> None:
         row = cli.run("query", "key", filled, "k1-2", "-o", "json").rows[0]

@@ -175,7 +175,7 @@ class TestInterrupts:
         assert out == b""
         assert re.fullmatch(rb"10 messages in .*, .*/s\n", err)
 
-    def test_ctrl_c_ends_send_with_what_is_acknowledged(self, cli: Cli, topic: str) -> None:
+    def test_ctrl_c_ends_send_with_the_acknowledged_messages(self, cli: Cli, topic: str) -> None:
         process = cli.start("send", topic, "--receipts", stdin=subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -188,7 +188,7 @@ class TestInterrupts:
         assert process.returncode == EXIT_INTERRUPTED
         assert err.startswith(b"sent 2 messages (6 B)")
 
-    def test_ctrl_c_ends_bench_with_what_was_measured_and_deletes_the_topic(self, cli: Cli) -> None:
+    def test_ctrl_c_ends_bench_with_its_measurements_and_deletes_the_topic(self, cli: Cli) -> None:
         process = cli.start("bench", "produce", "-n", "1000000000", "--batch", "10", "-o", "json")
         with Admin(cli.broker) as admin:
             while not admin.topics() or not _bench_topics_hold(admin):
@@ -287,7 +287,7 @@ class TestCompletion:
         assert self._completed(cli, "dlq", "show", filled) == [f"{filled}-group"]
         assert self._completed(cli, "-o", "js") == ["json"]
 
-    def test_without_a_broker_nothing_is_completed_and_nothing_is_said(self, cli: Cli) -> None:
+    def test_completion_without_a_broker_prints_nothing(self, cli: Cli) -> None:
         assert self._completed(cli, "-b", "127.0.0.1:1", "tail", "x") == []
         assert self._completed(cli, "--context", "nope", "tail", "x") == []
 
@@ -299,7 +299,7 @@ def test_the_console_script_is_installed(cli: Cli) -> None:
     assert "write_offset\t" in done.stdout
 
 
-def test_a_broker_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+def test_a_missing_broker_is_reported_at_once(tmp_path: Path) -> None:
     done = Cli(tmp_path, "127.0.0.1:1").spawn("tail", "orders")
     assert done.code == EXIT_UNREACHED
     assert done.out == ""
@@ -338,7 +338,7 @@ def test_arrows_scroll_top(broker: BrokerFactory, tmp_path: Path) -> None:
         assert terminal.finish() == 0
 
 
-def test_top_says_that_the_broker_went_and_shows_it_when_it_is_back(broker: BrokerFactory, tmp_path: Path) -> None:
+def test_top_reports_a_lost_broker_and_shows_it_when_it_is_back(broker: BrokerFactory, tmp_path: Path) -> None:
     running = broker()
     with Cli(tmp_path, running.address) as cli:
         terminal = Terminal(cli, ["top", "-i", "100ms"], 80)
@@ -353,7 +353,7 @@ def test_top_says_that_the_broker_went_and_shows_it_when_it_is_back(broker: Brok
         assert terminal.finish() == 0
 
 
-def test_a_damaged_message_is_told_and_the_others_are_shown(broker: BrokerFactory, tmp_path: Path) -> None:
+def test_a_damaged_message_is_reported_and_the_others_are_shown(broker: BrokerFactory, tmp_path: Path) -> None:
     running = broker()
     with Cli(tmp_path, running.address) as cli:
         assert cli.run("send", "orders", "first", "to be damaged", "last", "--queue", "0").code == 0

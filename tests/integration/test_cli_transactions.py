@@ -50,7 +50,7 @@ def parked_one(connection: RawConnection, topic: str) -> str:
 
 
 class TestList:
-    def test_open_ones_come_first(self, cli: Cli, connection: RawConnection, topic: str) -> None:
+    def test_open_transactions_come_first(self, cli: Cli, connection: RawConnection, topic: str) -> None:
         parked = parked_one(connection, topic)
         half = send_half(connection, topic, b"paid", next(_numbers))
         rows = [row for row in cli.run("tx", "list", "-o", "json").rows if row["topic"] == topic]
@@ -66,13 +66,15 @@ class TestList:
         assert len(cli.run("tx", "list", "-n", "1", "-o", "plain").lines) == 1
         end(connection, half, commit=False).raise_for_error()
 
-    def test_a_group_without_any_is_said(self, cli: Cli, connection: RawConnection) -> None:
-        done = cli.run("tx", "list", "--group", "nobody", "-o", "table")
-        assert (done.code, done.out) == (0, "no transaction of producer group nobody is open or parked\n")
+    def test_a_group_without_transactions_is_reported(self, cli: Cli, connection: RawConnection) -> None:
+        done = cli.run("tx", "list", "--group", "absent", "-o", "table")
+        assert (done.code, done.out) == (0, "no transaction of producer group absent is open or parked\n")
 
 
 class TestEnds:
-    def test_open_ones_are_committed_or_rolled_back(self, cli: Cli, connection: RawConnection, topic: str) -> None:
+    def test_open_transactions_are_committed_or_rolled_back(
+        self, cli: Cli, connection: RawConnection, topic: str
+    ) -> None:
         answer = connection.produce(
             topic, b"one", b"two", common=common(), unique_prefix="AB" * 10, unique_first=next(_numbers) << 20
         ).raise_for_error()
@@ -102,7 +104,7 @@ class TestEnds:
         assert cli.run("tx", "rollback", parked).code == 0
         assert messages(connection, topic) == []
 
-    def test_one_whose_topic_went_says_so(
+    def test_a_transaction_with_a_deleted_topic_is_marked(
         self, cli: Cli, connection: RawConnection, parking: RunningBroker, topic: str
     ) -> None:
         parked = parked_one(connection, topic)
@@ -112,7 +114,7 @@ class TestEnds:
         assert done.code == EXIT_NOT_FOUND
         assert "TOPIC_NOT_EXIST" in done.err
 
-    def test_an_id_that_is_not_there_ends_none(self, cli: Cli, connection: RawConnection, topic: str) -> None:
+    def test_an_unknown_id_ends_no_transaction(self, cli: Cli, connection: RawConnection, topic: str) -> None:
         half = send_half(connection, topic, b"paid", next(_numbers))
         done = cli.run("tx", "commit", half.transaction_id, "nobodys")
         assert done.code == EXIT_NOT_FOUND

@@ -124,7 +124,7 @@ class TestCopy:
             assert cli.run("copy", topic, target, *options).code == 0
             assert [each.body for each in by_queue(shared_broker, target)[0]] == [b"after"]
 
-    def test_an_interrupted_copy_says_how_to_continue_and_nothing_is_copied_twice(
+    def test_an_interrupted_copy_names_the_way_to_continue_and_copies_nothing_twice(
         self, cli: Cli, shared_broker: RunningBroker, topic: str
     ) -> None:
         with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
@@ -164,7 +164,7 @@ class TestCopy:
 
 
 class TestExportAndImport:
-    def test_what_was_exported_is_imported_in_the_same_order(
+    def test_exported_messages_are_imported_in_the_same_order(
         self, cli: Cli, shared_broker: RunningBroker, filled: str
     ) -> None:
         exported = cli.run("export", filled)
@@ -220,7 +220,7 @@ class TestExportAndImport:
         done = cli.run("import", topic, stdin='{"body": "x"}')
         assert (done.code, f"flintmq topic create {topic}" in done.err) == (EXIT_NOT_FOUND, True)
 
-    def test_an_interrupted_import_acknowledges_what_it_read(
+    def test_an_interrupted_import_acknowledges_the_messages_it_read(
         self, cli: Cli, shared_broker: RunningBroker, topic: str
     ) -> None:
         cli.run("topic", "create", topic, "--queues", "1")

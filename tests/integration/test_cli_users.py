@@ -57,7 +57,7 @@ class TestFile:
         assert cli.run("user", "remove", "billing", "--yes").code == 0
         assert names(store) == ["shop"]
 
-    def test_what_others_wrote_stays(self, cli: Cli, store: Path) -> None:
+    def test_fields_of_other_programs_are_kept(self, cli: Cli, store: Path) -> None:
         set_user(store, "billing")
         text = (store / USERS_FILE).read_text()
         edited = text.replace('"version": 1', '"version": 1, "later": [1]').replace(CHECKSUM_KEY, "note")
@@ -96,7 +96,7 @@ class TestFile:
             (["add", "x", "--password-file", "/nowhere"], "cannot read the password from '/nowhere'"),
         ],
     )
-    def test_what_cannot_be_done_is_said_and_changes_nothing(
+    def test_an_impossible_change_is_reported_and_changes_nothing(
         self, cli: Cli, store: Path, arguments: list[str], why: str
     ) -> None:
         set_user(store, "there")
@@ -116,7 +116,7 @@ class TestFile:
         assert "users.json is not JSON" in done.err
         assert (store / USERS_FILE).read_text() == "{"
 
-    def test_the_copy_of_a_damaged_file_serves_and_a_change_writes_both_anew(self, cli: Cli, store: Path) -> None:
+    def test_the_copy_of_a_damaged_file_serves_and_a_change_rewrites_both(self, cli: Cli, store: Path) -> None:
         set_user(store, "there")
         (store / USERS_FILE).write_text("{")
         listed = cli.run("user", "list", "-o", "json")

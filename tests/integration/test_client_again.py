@@ -30,7 +30,7 @@ def only(address: str, topic: str) -> StoredMessage:
         Message("t", b"later", properties={"a": "b"}, delay=timedelta(milliseconds=1)),
     ],
 )
-def test_it_is_what_was_sent(shared_broker: RunningBroker, topic: str, message: Message) -> None:
+def test_a_resent_message_equals_the_sent_one(shared_broker: RunningBroker, topic: str, message: Message) -> None:
     address, other = shared_broker.address, f"{topic}-other"
     sent = Message(
         topic,
@@ -54,7 +54,7 @@ def test_it_is_what_was_sent(shared_broker: RunningBroker, topic: str, message: 
     assert copy.message_id != original.message_id
 
 
-def test_a_dead_letter_goes_without_what_was_noted_of_its_tries(shared_broker: RunningBroker, topic: str) -> None:
+def test_a_dead_letter_is_resent_without_the_notes_of_its_attempts(shared_broker: RunningBroker, topic: str) -> None:
     address = shared_broker.address
 
     def fail(message: StoredMessage) -> None:

@@ -102,7 +102,7 @@ async def turns(count: int) -> None:
 
 
 class TestBatching:
-    def test_what_is_sent_in_one_turn_of_the_loop_is_one_frame(
+    def test_messages_sent_in_one_turn_of_the_loop_share_a_frame(
         self, run: Run, shared_broker: RunningBroker, topic: str
     ) -> None:
         async def main() -> None:
@@ -153,7 +153,9 @@ class TestBatching:
 
         run(main())
 
-    def test_a_message_that_finds_no_room_in_time_says_so(self, run: Run, running: RunningBroker, topic: str) -> None:
+    def test_a_message_without_room_in_time_fails_with_that_reason(
+        self, run: Run, running: RunningBroker, topic: str
+    ) -> None:
         async def main() -> None:
             async with Producer(running.address, in_flight_bytes_max=1000, compress_over=None) as producer:
                 await producer.send(Message(topic, b"connects"))
@@ -277,7 +279,7 @@ class TestCancellation:
 
 
 class TestBlockedLoop:
-    def test_what_the_broker_answered_meanwhile_is_no_failure(
+    def test_a_response_received_meanwhile_is_no_failure(
         self, run: Run, shared_broker: RunningBroker, topic: str
     ) -> None:
         async def main() -> None:
@@ -309,7 +311,7 @@ class TestBlockedLoop:
 
         run(main())
 
-    def test_silence_is_not_what_the_loop_was_too_busy_to_hear(
+    def test_a_busy_loop_does_not_take_unread_responses_for_silence(
         self, run: Run, running: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("flintmq.client.aio.driver.SILENCE_SECONDS_MAX", 0.3)
@@ -490,7 +492,7 @@ class TestClose:
 
 
 class TestForeignLoops:
-    def test_another_loop_is_told(self, shared_broker: RunningBroker, topic: str) -> None:
+    def test_use_in_another_loop_is_refused(self, shared_broker: RunningBroker, topic: str) -> None:
         producer, consumer = Producer(shared_broker.address), Consumer(shared_broker.address)
 
         async def use() -> None:
@@ -567,7 +569,7 @@ class TestForeignLoops:
         asyncio.run(main())
 
 
-def test_what_a_client_failed_of_survives_copies() -> None:
+def test_the_cause_of_a_clients_failure_survives_copies() -> None:
     error = ClientFailed("why", ValueError("cause"))
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert str(again) == "why"

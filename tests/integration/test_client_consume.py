@@ -86,7 +86,9 @@ class TestPull:
             consumer.pull(topic, queue=0, offset=offset)
         assert (raised.value.min_offset, raised.value.max_offset) == (0, 3)
 
-    def test_at_least_one_message_however_long(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+    def test_a_pull_returns_at_least_one_message_of_any_length(
+        self, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
         producer.send_many([Message(topic, b"x" * 4000), Message(topic, b"y" * 4000)], queue=0)
         assert len(consumer.pull(topic, 0, 0, max_bytes=1)) == 1
         assert len(consumer.pull(topic, 0, 0, max_bytes=10_000)) == 2
@@ -130,7 +132,7 @@ class TestPull:
         producer.send(Message(topic, b"found", tags="Aa"), queue=0)
         assert consumer.pull(topic, 0, 0, tags="Aa").bodies() == [b"found"]
 
-    def test_a_pull_by_tag_finds_what_is_acknowledged_behind_a_backlog(
+    def test_a_pull_by_tag_finds_acknowledged_messages_after_a_backlog(
         self, producer: Producer, consumer: Consumer, topic: str
     ) -> None:
         # Dispatch lags so many messages behind: a pull that does not wait must still find the last message.
@@ -140,7 +142,7 @@ class TestPull:
             end = consumer.pull(topic, queue, 60_000 - 1_000, tags="Aa")
             assert end.bodies() == [b"found"]
 
-    def test_what_is_not_there(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+    def test_missing_objects_raise_errors(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         with pytest.raises(TopicNotExist):
             consumer.pull(topic, 0, 0)
         producer.send(Message(topic, b""))
@@ -264,7 +266,7 @@ class TestIter:
             assert (datetime.now(UTC) - message.stored_at).total_seconds() < 2
             timer.join()
 
-    def test_following_from_the_end_sees_only_what_is_new(
+    def test_following_from_the_end_sees_only_new_messages(
         self, producer: Producer, consumer: Consumer, topic: str
     ) -> None:
         fill(producer, topic, 8)
@@ -368,7 +370,7 @@ class TestSearch:
             consumer.message("F" * 32)
 
     @pytest.mark.parametrize("arguments", [{"key": ""}, {"key": "k", "max_count": 65}, {"key": "k", "max_count": 0}])
-    def test_what_cannot_be_asked(self, consumer: Consumer, arguments: dict[str, Any]) -> None:
+    def test_invalid_requests_are_refused(self, consumer: Consumer, arguments: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument):
             consumer.query("t", **arguments)
 
@@ -401,7 +403,7 @@ class TestAdmin:
         with pytest.raises(TopicNotExist):
             admin.topic_stats(topic)
 
-    def test_what_cannot_be_made(self, admin: Admin) -> None:
+    def test_invalid_topics_are_refused(self, admin: Admin) -> None:
         with pytest.raises(InvalidArgument):
             admin.create_topic("t", queues=0)
         with pytest.raises(FlintError, match="a b"):

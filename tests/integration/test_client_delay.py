@@ -98,7 +98,7 @@ def test_a_delay_that_cannot_be_has_its_error_and_the_others_are_stored(
         assert [message.body for message in receive(consumer, topic, 2)] == [b"a", b"b"]
 
 
-def test_a_message_that_asks_for_itself_alone_is_told_where_it_belongs(
+def test_a_delay_given_to_a_single_call_is_refused_with_its_right_place(
     shared_broker: RunningBroker, connect: Callable[..., Any], topic: str
 ) -> None:
     connection = connect(shared_broker)
@@ -107,7 +107,7 @@ def test_a_message_that_asks_for_itself_alone_is_told_where_it_belongs(
         answer.raise_for_error()
 
 
-def test_what_waits_is_shown_by_level_and_hour(
+def test_waiting_messages_are_shown_by_level_and_hour(
     broker: Callable[..., RunningBroker], clients: Clients, tmp_path: Path
 ) -> None:
     running = broker()

@@ -133,7 +133,7 @@ class TestUnreachable:
         with clients.Admin(addresses, timeout=0.3) as admin, pytest.raises(ConnectionFailed, match=named):
             admin.topics()
 
-    def test_what_listens_is_no_broker(self, clients: Clients) -> None:
+    def test_a_listener_that_is_no_broker_is_refused(self, clients: Clients) -> None:
         def answer_http(connection: socket.socket) -> None:
             connection.recv(1000)
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -145,7 +145,7 @@ class TestUnreachable:
         ):
             admin.topics()
 
-    def test_what_listens_says_nothing(self, clients: Clients) -> None:
+    def test_a_silent_listener_times_out(self, clients: Clients) -> None:
         def listen_only(connection: socket.socket) -> None:
             while connection.recv(1000):
                 pass
@@ -159,7 +159,7 @@ class TestUnreachable:
                 admin.topics()
             assert time.monotonic() - began < 5
 
-    def test_what_listens_closes_at_once(self, clients: Clients) -> None:
+    def test_a_listener_that_closes_at_once_is_an_error(self, clients: Clients) -> None:
         with (
             listener_that(lambda connection: None) as address,
             clients.Producer(address, delivery_timeout=0.4) as producer,
@@ -201,7 +201,7 @@ class TestRestart:
             producer.send(Message("t", b"after"))
             assert {message.body for message in consumer.iter("t", until="latest")} == {b"before", b"after"}
 
-    def test_everything_acknowledged_is_there_whatever_happens(self, clients: Clients, broker: BrokerFactory) -> None:
+    def test_acknowledged_messages_survive_every_failure(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         acknowledged: list[bytes] = []
         stop = threading.Event()

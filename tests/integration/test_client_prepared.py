@@ -126,7 +126,7 @@ def test_an_attempt_without_a_commit_expires(broker: BrokerFactory) -> None:
     assert "expired: a;" in running.log
 
 
-def test_the_shell_shows_and_drops_what_is_prepared(broker: BrokerFactory, tmp_path: Path) -> None:
+def test_the_shell_shows_and_drops_staged_messages(broker: BrokerFactory, tmp_path: Path) -> None:
     running = broker()
     with Producer(running.address) as producer, Cli(tmp_path, running.address) as cli:
         assert cli.run("tx", "prepared").rows == []

@@ -228,7 +228,7 @@ class TestMany:
         assert len(producer.send_many([])) == 0
         assert list(producer.send_bulk(topic, [])) == []
 
-    def test_what_cannot_be_sent_is_refused_before_anything_is(
+    def test_an_unsendable_message_is_refused_before_anything_is_sent(
         self, producer: Producer, consumer: Consumer, topic: str
     ) -> None:
         producer.send(Message(topic, b"only"))
@@ -305,7 +305,7 @@ class TestAsync:
         producer.flush()
         assert [int(message.body) for message in all_messages(consumer, topic)] == list(range(3000))
 
-    def test_what_failed_is_in_its_future_and_in_flush_unless_somebody_looked(
+    def test_a_failure_is_in_its_future_and_in_flush_unless_it_was_retrieved(
         self, clients: Clients, shared_broker: RunningBroker, topic: str
     ) -> None:
         with clients.Producer(shared_broker.address) as producer:

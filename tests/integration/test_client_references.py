@@ -81,7 +81,7 @@ OPERATIONS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("away", [True, False], ids=["away", "refused"])
-def test_what_fails_leaves_no_error_in_a_cycle(broker: BrokerFactory, name: str, away: bool) -> None:
+def test_a_failure_leaves_no_error_in_a_reference_cycle(broker: BrokerFactory, name: str, away: bool) -> None:
     running = broker(settings=QUIET)
     operation = OPERATIONS[name]
     with (
@@ -101,7 +101,9 @@ def test_what_fails_leaves_no_error_in_a_cycle(broker: BrokerFactory, name: str,
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("away", [True, False], ids=["away", "refused"])
-async def test_what_fails_leaves_no_error_in_a_cycle_of_asyncio(broker: BrokerFactory, name: str, away: bool) -> None:
+async def test_a_failure_in_asyncio_leaves_no_error_in_a_reference_cycle(
+    broker: BrokerFactory, name: str, away: bool
+) -> None:
     running = await asyncio.to_thread(broker, settings=QUIET)
     operation = OPERATIONS[name]
     async with (

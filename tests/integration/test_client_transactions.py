@@ -110,7 +110,7 @@ class TestSync:
                 transaction.commit()
         assert bodies(quiet, topic) == []
 
-    def test_what_ended_within_the_block_stays_so(self, quiet: RunningBroker, topic: str) -> None:
+    def test_a_transaction_ended_within_the_block_stays_ended(self, quiet: RunningBroker, topic: str) -> None:
         with flintmq.client.TransactionProducer(quiet.address, "g", no_check) as producer:
             with producer.transaction(Message(topic, b"no")) as transaction:
                 transaction.rollback()
@@ -162,9 +162,7 @@ class TestSync:
             assert producer.health().open == 0
         assert bodies(quiet, topic) == sorted(b"%d" % number for number in range(10) for _ in range(5))
 
-    def test_a_commit_of_which_the_broker_hears_nothing_is_told_when_it_asks(
-        self, asking: RunningBroker, topic: str
-    ) -> None:
+    def test_a_commit_that_does_not_reach_the_broker_answers_its_check(self, asking: RunningBroker, topic: str) -> None:
         checked = Checked(Outcome.ROLLBACK)
         with flintmq.client.TransactionProducer(asking.address, "told", checked) as producer:
             transaction = producer.send_half(Message(topic, b"paid"))
@@ -191,7 +189,7 @@ class TestSync:
         assert checked.asked == []
         assert bodies(asking, topic) == [b"paid"]
 
-    def test_what_goes_on_here_is_not_judged_from_outside(self, asking: RunningBroker, topic: str) -> None:
+    def test_a_transaction_in_progress_is_not_checked(self, asking: RunningBroker, topic: str) -> None:
         checked = Checked(Outcome.ROLLBACK)
         with flintmq.client.TransactionProducer(asking.address, "long", checked) as producer:
             with producer.transaction(Message(topic, b"paid")):
@@ -201,7 +199,9 @@ class TestSync:
         assert checked.asked == []
 
     @pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.ROLLBACK])
-    def test_check_says_how_a_forgotten_one_ended(self, asking: RunningBroker, topic: str, outcome: Outcome) -> None:
+    def test_the_check_decides_a_forgotten_transaction(
+        self, asking: RunningBroker, topic: str, outcome: Outcome
+    ) -> None:
         checked = Checked(Outcome.UNKNOWN, outcome)
         with flintmq.client.TransactionProducer(asking.address, topic, checked) as producer:
             message_id = producer.send_half(Message(topic, b"paid", keys="o-1")).message_id
@@ -222,7 +222,7 @@ class TestSync:
             wait_for_bodies(asking, topic, [b"paid"])
         assert {one.message_id for one in second.asked} == {message_id}
 
-    def test_what_check_raises_is_said_and_asked_again(
+    def test_an_error_of_the_check_is_logged_and_the_check_repeated(
         self, asking: RunningBroker, topic: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         checked = Checked(ZeroDivisionError("no database"), "committed", None, Outcome.COMMIT)
@@ -279,7 +279,7 @@ class TestSync:
         with Admin(quiet.address) as admin:
             admin.end_transaction(transaction.message_id, "g", commit=False)
 
-    def test_one_that_was_never_used_closes(self) -> None:
+    def test_an_unused_producer_closes(self) -> None:
         flintmq.client.TransactionProducer("127.0.0.1:1", "g", no_check).close()
 
 
@@ -376,7 +376,7 @@ class TestArguments:
             (("g", no_check), {"delivery_timeout": -1}, InvalidArgument, "delivery_timeout"),
         ],
     )
-    def test_what_cannot_be_is_refused_at_once(
+    def test_invalid_arguments_are_refused_at_once(
         self, kind: type[Any], arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], match: str
     ) -> None:
         with pytest.raises(error, match=match):

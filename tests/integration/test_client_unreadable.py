@@ -40,7 +40,9 @@ with Consumer({shared_broker.address!r}) as consumer:
     assert done.stdout == "10000\n", done.stderr
 
 
-def test_a_reader_gets_one_error_that_says_what_to_install(shared_broker: RunningBroker, lz4_topic: str) -> None:
+def test_a_reader_gets_one_error_that_names_the_package_to_install(
+    shared_broker: RunningBroker, lz4_topic: str
+) -> None:
     done = run_without_lz4(f"""
 from flintmq.client import CompressionUnavailable, Consumer
 with Consumer({shared_broker.address!r}) as consumer:

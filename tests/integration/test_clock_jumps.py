@@ -201,7 +201,7 @@ def test_a_clock_that_was_an_hour_ahead_and_believed_keeps_nothing_waiting_when_
     assert timed.messages[-1].stored_at.timestamp() < start + HOUR + 2 * HOLD_S + 100
 
 
-def test_while_the_clock_is_set_back_delays_go_on_and_times_of_delivery_are_the_clocks(timed: Timed) -> None:
+def test_delays_continue_while_the_clock_is_set_back(timed: Timed) -> None:
     timed.send("thirty seconds", delay_level=4)
     timed.send("a time", deliver_at=timed.clock.now() + timedelta(seconds=40))
     timed.clock.jump(-HOUR)
@@ -222,7 +222,7 @@ def test_while_the_clock_is_set_back_delays_go_on_and_times_of_delivery_are_the_
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_broker_that_starts_with_a_clock_an_hour_behind_keeps_its_delays(timed: Timed, end: str) -> None:
+def test_a_broker_started_with_a_clock_one_hour_slow_keeps_its_delays(timed: Timed, end: str) -> None:
     timed.send("ten minutes", delay_level=14)
     timed.send("a time", deliver_at=timed.clock.now() + timedelta(minutes=10))
     assert timed.pulse("before") == set()
@@ -243,7 +243,7 @@ def test_a_broker_that_starts_with_a_clock_an_hour_behind_keeps_its_delays(timed
     timed.assert_times_go_on(once=end == "stop")
 
 
-def test_a_group_goes_on_through_a_start_with_a_clock_an_hour_behind(timed: Timed) -> None:
+def test_a_group_continues_after_a_start_with_a_clock_one_hour_slow(timed: Timed) -> None:
     came: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def handle(message: StoredMessage) -> None:

@@ -63,9 +63,7 @@ def test_a_producer_says_that_it_waits_and_that_the_broker_is_back(
     )
 
 
-def test_a_consumer_that_follows_says_so(
-    clients: Clients, broker: BrokerFactory, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_following_consumer_logs_it(clients: Clients, broker: BrokerFactory, log: pytest.LogCaptureFixture) -> None:
     running = broker()
     with (
         clients.Producer(running.address, delivery_timeout=60) as producer,

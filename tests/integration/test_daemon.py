@@ -129,7 +129,7 @@ def test_help_names_every_option() -> None:
 # ---- start ----
 
 
-def test_the_banner_says_where_and_how(broker: Factory) -> None:
+def test_the_banner_shows_address_and_settings(broker: Factory) -> None:
     running = broker("--flush", "async")
     text = "\n".join(running.output)
     assert text.count("listening on ") == 1
@@ -201,7 +201,7 @@ def test_a_stop_is_orderly(broker: Factory, connect: Connect, number: int) -> No
     assert "Traceback" not in running.log
 
 
-def test_what_was_taken_before_a_stop_is_answered(broker: Factory, connect: Connect) -> None:
+def test_requests_received_before_a_stop_get_responses(broker: Factory, connect: Connect) -> None:
     running = broker("--flush", "sync")
     connection = connect(running)
     body = msgpack.packb([b"x", {}])

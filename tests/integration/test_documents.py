@@ -124,7 +124,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     shell.close()
 
 
-def test_the_first_program_prints_what_the_readme_shows(broker: BrokerFactory, tmp_path: Path) -> None:
+def test_the_first_program_prints_the_readmes_output(broker: BrokerFactory, tmp_path: Path) -> None:
     outputs = blocks(README, "text")
     assert run(blocks(README, "python")[0], broker().address, tmp_path) in outputs
 
@@ -156,7 +156,7 @@ def test_every_block_has_a_language_that_is_tested(document: Path) -> None:
     assert set(fences[1::2]) <= {"```"}
 
 
-def test_beyond_loopback_a_send_says_how_topics_are_made_and_that_works(broker: BrokerFactory, tmp_path: Path) -> None:
+def test_a_send_beyond_loopback_explains_how_to_create_topics(broker: BrokerFactory, tmp_path: Path) -> None:
     """A broker that other machines reach has ``topics.auto_create`` off; the error names the command that helps."""
     set_user(tmp_path / "store", "ops")
     running = broker(store=tmp_path / "store", settings=SCRAM | {"topics.auto_create": "false"})

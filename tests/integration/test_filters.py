@@ -103,7 +103,7 @@ class TestPull:
         assert pulled(consumer, topic, tags="even", filter="region = 'eu' AND amount >= 100") == [*range(100, 3000, 4)]
         assert pulled(consumer, topic, tags="odd", filter="region = 'eu'") == []
 
-    def test_limits_hold_for_what_is_answered_and_nothing_is_lost_or_repeated(
+    def test_limits_apply_to_the_response_and_nothing_is_lost_or_repeated(
         self, producer: Producer, consumer: Consumer, topic: str
     ) -> None:
         fill(producer, topic, 5000)
@@ -119,9 +119,7 @@ class TestPull:
         producer.send(Message(topic, b"7", properties={"amount": "7"}), queue=0)
         assert numbers(consumer.pull(topic, 0, 0, filter="amount = 7")) == [7]
 
-    def test_one_that_waits_gets_the_message_that_it_waits_for(
-        self, producer: Producer, consumer: Consumer, topic: str
-    ) -> None:
+    def test_a_held_pull_gets_a_matching_message(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         fill(producer, topic, 10)
         timer = threading.Timer(0.2, producer.send_many, [[order(topic, n) for n in (1, 2, 4)]], {"queue": 0})
         timer.start()
@@ -169,7 +167,9 @@ class TestBadFilters:
         assert raised.value.column == column
         assert numbers(consumer.pull(topic, 0, 0)) == [0, 1, 2]
 
-    def test_what_is_no_text_or_too_long_is_refused_by_the_client(self, consumer: Consumer, topic: str) -> None:
+    def test_a_filter_that_is_no_text_or_too_long_is_refused_by_the_client(
+        self, consumer: Consumer, topic: str
+    ) -> None:
         for wrong, error in ((5, InvalidArgumentType), ("a = 1 OR " * 500, InvalidArgument)):
             with pytest.raises(error, match="filter"):
                 consumer.pull(topic, 0, 0, filter=wrong)  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ class TestFrames:
         assert answer.code == PULL_NOT_FOUND
         assert answer.fields["next_offset"] == answer.fields["max_offset"] == 2
 
-    def test_what_follows_on_the_connection_does_not_wait_for_a_filter(
+    def test_later_requests_of_a_connection_do_not_wait_for_a_filter(
         self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
     ) -> None:
         connection = connect(shared_broker)
@@ -258,7 +258,7 @@ class TestFrames:
         assert [record.body for record in records(answer)] == [b"found"]
         assert answer.fields["next_offset"] == 3004
 
-    def test_what_must_be_read_from_disk_is_filtered_too(
+    def test_messages_read_from_disk_are_filtered_too(
         self, broker: BrokerFactory, connect: ConnectionFactory, topic: str
     ) -> None:
         connection = connect(broker(program=("-c", NOTHING_IN_THE_PAGE_CACHE)))

@@ -124,7 +124,7 @@ def test_a_second_run_in_the_same_folder_is_refused_before_spark_starts(
         run("count", "--topic", topic, "--parquet", str(tmp_path / "out"))
 
 
-def test_without_pyspark_the_error_says_what_to_install(
+def test_the_error_without_pyspark_names_the_package_to_install(
     run: Run, tmp_path: Path, topic: str, shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Admin(shared_broker.address) as admin:

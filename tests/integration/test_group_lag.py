@@ -91,7 +91,7 @@ def test_a_member_gets_as_many_messages_as_the_lag_said(
     member.leave()
 
 
-def test_where_a_group_begins_is_said_once_for_all_queues_of_a_topic(
+def test_the_start_of_a_group_is_reported_once_for_all_queues_of_a_topic(
     broker: BrokerFactory, connect: ConnectionFactory
 ) -> None:
     """Two members that begin at the end get their queues in two heartbeats: the second gets no old messages either."""
@@ -112,7 +112,7 @@ def test_where_a_group_begins_is_said_once_for_all_queues_of_a_topic(
         member.leave()
 
 
-def test_what_only_a_member_can_know_is_unknown_when_it_is_gone(
+def test_figures_of_a_member_are_unknown_after_it_left(
     broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path
 ) -> None:
     """Members of a broadcasting group begin where each of them says, and keep their own progress."""

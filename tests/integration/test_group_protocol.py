@@ -64,7 +64,7 @@ def member(shared_broker: RunningBroker, connect: ConnectionFactory, group: str)
 # ---- joining ----
 
 
-def test_the_first_member_gets_every_queue_from_where_it_wants_to_begin(filled: str, member: Members) -> None:
+def test_the_first_member_gets_every_queue_from_its_start_rule(filled: str, member: Members) -> None:
     first = member("a", start="first")
     first.beat(filled)
     assert {queue: row[0] for queue, row in first.rows.items() if queue[0] == filled} == {
@@ -72,7 +72,7 @@ def test_the_first_member_gets_every_queue_from_where_it_wants_to_begin(filled: 
     }
 
 
-def test_with_last_a_group_begins_behind_what_is_there_and_stays_with_that(filled: str, member: Members) -> None:
+def test_a_group_with_start_last_begins_at_the_end_and_keeps_that_offset(filled: str, member: Members) -> None:
     first = member("a")
     first.beat(filled)
     assert {row[0] for row in first.rows.values()} == {3}
@@ -80,7 +80,7 @@ def test_with_last_a_group_begins_behind_what_is_there_and_stays_with_that(fille
     first.connection.call(commands.UNREGISTER_CLIENT, {"group": first.group, "member": "a"}).raise_for_error()
     second = member("b")
     second.beat(filled)
-    assert second.rows[filled, 0][0] == 3, "the message that came while nobody was there is not lost"
+    assert second.rows[filled, 0][0] == 3, "a message sent while no member was there is not lost"
 
 
 def test_with_time_a_group_begins_at_that_store_time(filled: str, member: Members, peer: RawConnection) -> None:
@@ -194,7 +194,7 @@ def test_a_subscription_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("queue", [float("inf"), float("nan"), 1.0, -1, 2**64 - 1, True, None, "0", [], {}])
-def test_a_member_that_holds_what_is_no_queue_is_refused(peer: RawConnection, group: str, queue: Any) -> None:
+def test_a_member_that_claims_an_unknown_queue_is_refused(peer: RawConnection, group: str, queue: Any) -> None:
     body = msgpack.packb([[["t", "", ""]], [["t", queue]]])
     refused = peer.call(commands.HEART_BEAT, {"group": group, "member": "a"}, body)
     assert refused.code == InvalidParameter.code
@@ -206,7 +206,7 @@ def test_a_heartbeat_with_less_or_more_than_its_body_is_refused(peer: RawConnect
     assert peer.call(commands.HEART_BEAT, {"group": group, "member": "a"}, wrong).code == InvalidParameter.code
 
 
-def test_members_that_do_not_agree_on_what_they_want_cannot_be_in_one_group(filled: str, member: Members) -> None:
+def test_members_with_different_subscriptions_cannot_share_a_group(filled: str, member: Members) -> None:
     first, second = member("a"), member("b")
     first.beat(filled)
     body = msgpack.packb([[[filled, "eu", ""]], []])
@@ -257,7 +257,7 @@ def test_a_member_that_leaves_is_replaced_at_once(filled: str, member: Members) 
     assert first.connection.call(commands.UNREGISTER_CLIENT, left).code == MemberUnknown.code
 
 
-def test_a_member_that_says_nothing_is_replaced_within_its_session(filled: str, member: Members) -> None:
+def test_a_silent_member_is_replaced_within_its_timeout(filled: str, member: Members) -> None:
     first, second = member("a", session_timeout_ms=1_000), member("b", session_timeout_ms=60_000)
     first.beat(filled)
     second.beat(filled)
@@ -485,7 +485,7 @@ def test_an_invalid_send_back_is_refused_as_a_whole(
 # ---- messages deleted by retention ----
 
 
-def test_a_group_that_asks_for_what_retention_took_is_moved_on_and_that_is_kept_as_an_event(
+def test_a_group_at_expired_messages_is_moved_forward_with_an_event(
     broker: BrokerFactory, connect: ConnectionFactory
 ) -> None:
     running = broker(
@@ -525,7 +525,7 @@ def test_a_group_that_asks_for_what_retention_took_is_moved_on_and_that_is_kept_
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_after_a_start_of_the_broker_members_keep_what_they_say_they_hold(
+def test_members_keep_their_queues_after_a_restart_of_the_broker(
     broker: BrokerFactory, connect: ConnectionFactory, crash: bool
 ) -> None:
     running = broker()

@@ -171,7 +171,7 @@ def test_a_topic_table_with_a_name_that_leads_away_is_refused(tmp_path: Path, na
     assert outside(store) == before
 
 
-def test_a_broker_with_such_a_table_says_which_file(tmp_path: Path, broker: BrokerFactory) -> None:
+def test_a_broker_with_an_invalid_table_names_the_file(tmp_path: Path, broker: BrokerFactory) -> None:
     store = tmp_path / "store"
     first = broker(store=store)
     first.stop()

@@ -44,7 +44,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
     brokers.stop_all()
 
 
-def test_the_list_shows_what_can_be_set_and_nothing_of_security(running: RunningBroker, connect: Connect) -> None:
+def test_the_list_shows_hot_settings_without_those_of_security(running: RunningBroker, connect: Connect) -> None:
     rows = shown(connect(running))
     assert {name for name, row in rows.items() if row["hot"]} == HOT_SETTINGS
     assert not any(name.startswith("security.") for name in rows)

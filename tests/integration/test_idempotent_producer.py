@@ -137,7 +137,7 @@ class TestDuplicates:
         first, second = (connection.produce(topic, b"a", queue=0, unique_first=7).raise_for_error() for _ in range(2))
         assert (first.fields["queue_offset"], second.fields["queue_offset"]) == (0, 1)
 
-    def test_it_is_answered_whatever_became_of_the_topic(
+    def test_a_resend_gets_a_response_whatever_became_of_the_topic(
         self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
     ) -> None:
         connection = connect(shared_broker)
@@ -157,7 +157,7 @@ class TestWaitingMessages:
     """Messages to be delivered later, or only after a commit, are stored in topics other than their own."""
 
     @pytest.mark.parametrize("common", DELIVERIES.values(), ids=DELIVERIES)
-    def test_they_are_stored_once_too_also_behind_a_kill(
+    def test_resent_messages_are_stored_once_even_after_a_kill(
         self, broker: BrokerFactory, connect: ConnectionFactory, common: str
     ) -> None:
         running = broker()
@@ -177,7 +177,9 @@ class TestWaitingMessages:
 
 
 class TestPartlyStored:
-    def test_it_says_where_to_cut(self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str) -> None:
+    def test_the_response_names_the_place_to_split(
+        self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
+    ) -> None:
         connection = connect(shared_broker)
         produce(connection, topic, b"a", b"b").raise_for_error()
         for first, count, stored, cut_at in ((7, 3, 2, 2), (8, 5, 1, 1), (5, 3, 0, 2), (5, 9, 0, 2)):
@@ -288,7 +290,7 @@ class TestRestart:
 
 
 class TestBounds:
-    def test_what_is_remembered_is_bounded_and_counted(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    def test_remembered_runs_are_bounded_and_counted(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
         running = broker(settings={"limits.sequence_runs_max": 2 * PRODUCER_RUNS_MAX})
         connection = connect(running)
         producers, frames = 300, PRODUCER_RUNS_MAX + 100

@@ -20,7 +20,7 @@ FILES = ("test_kill9.py", "test_delay_kill9.py")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(INTERPRETED, reason="this is that run")
-def test_a_broker_with_interpreted_kernels_keeps_what_it_acknowledged() -> None:
+def test_a_broker_with_interpreted_kernels_keeps_acknowledged_messages() -> None:
     files = [str(HERE / name) for name in FILES]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}

@@ -218,7 +218,7 @@ def test_the_lag_of_a_group_is_the_sum_over_its_queues(
     assert scrape("flintmq_group_lag_unknown_queues", group="billing", topic=topic) == 0
 
 
-def test_a_group_shows_its_members_what_is_with_them_and_what_failed(
+def test_a_group_shows_its_members_with_their_messages_and_failures(
     broker: BrokerFactory, connect: Connect, topic: str
 ) -> None:
     alone = broker()  # of the shared broker, members of earlier tests may expire between two scrapes
@@ -332,7 +332,7 @@ def test_a_disk_that_is_too_full_shows_as_not_ready_and_still_well(broker: Facto
     assert re.sub(r"[\d,.]+", "#", info["write_refusal"]) in re.sub(r"[\d,.]+", "#", ready[1])
 
 
-def test_the_runway_is_endless_where_nothing_is_written(broker: Factory) -> None:
+def test_the_runway_is_infinite_if_nothing_is_written(broker: Factory) -> None:
     assert Scrape(broker())("flintmq_disk_runway_seconds") == math.inf
 
 
@@ -378,7 +378,7 @@ def test_head_is_answered_without_a_body(shared_broker: RunningBroker) -> None:
         ("DELETE", "/metrics", 405),
     ],
 )
-def test_what_is_not_there_is_said_so(shared_broker: RunningBroker, method: str, path: str, status: int) -> None:
+def test_missing_paths_are_reported(shared_broker: RunningBroker, method: str, path: str, status: int) -> None:
     answer, _ = ask(metrics_port(shared_broker), path, method)
     assert answer.status == status
     if status == 405:
@@ -446,7 +446,7 @@ def test_silent_clients_keep_neither_the_port_nor_the_broker(broker: Factory, co
             with contextlib.suppress(OSError):
                 sock.sendall(b"GET /metrics HTT")
         connect(running).produce("orders", b"x").raise_for_error()
-        assert page(running, "/healthz")[0] == 200, "who asks takes the place of who says nothing"
+        assert page(running, "/healthz")[0] == 200, "a new connection takes the place of a silent one"
         answers = []
         for sock in silent:
             with contextlib.suppress(ConnectionResetError):
@@ -473,7 +473,7 @@ def test_a_client_that_does_not_read_delays_no_other(broker: Factory, connect: C
 # ---- address ----
 
 
-def test_the_port_is_the_one_behind_the_broker_s(broker: Factory) -> None:
+def test_the_metrics_port_follows_the_brokers(broker: Factory) -> None:
     for _ in range(20):
         with socket.socket() as probe, socket.socket() as next_one:
             probe.bind(("127.0.0.1", 0))

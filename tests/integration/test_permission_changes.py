@@ -31,7 +31,7 @@ from tests.security_tools import PASSWORD, SCRAM, authenticate, set_grants
 
 ADMIN = [{"actions": ["admin"], "broker": True}]
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01shop\x02"
-"""What a producer of the group ``shop`` sends as the beginning of a transaction."""
+"""Properties with which a producer of the group ``shop`` begins a transaction."""
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,7 @@ def user(running: RunningBroker, tmp_path: Path, *args: str) -> Done:
     return done
 
 
-def test_a_grant_is_noticed_and_one_that_is_taken_away_ends_what_it_allowed(
-    running: RunningBroker, log_in: LogIn, tmp_path: Path
-) -> None:
+def test_a_new_grant_takes_effect_and_a_removed_one_ends(running: RunningBroker, log_in: LogIn, tmp_path: Path) -> None:
     admin, ann = log_in("admin"), log_in("ann")
     admin.produce("orders", b"m", queue=0).raise_for_error()
     assert ann.pull("orders").code == ann.produce("orders", b"x").code == NoPermission.code
@@ -91,7 +89,7 @@ def test_a_grant_is_noticed_and_one_that_is_taken_away_ends_what_it_allowed(
     until(lambda: ann.produce("orders", b"x", queue=0).code == NoPermission.code, "the revocation")
 
 
-def test_a_user_who_may_not_publish_creates_no_topic(running: RunningBroker, log_in: LogIn) -> None:
+def test_a_user_without_publish_permission_creates_no_topic(running: RunningBroker, log_in: LogIn) -> None:
     assert log_in("bob").produce("made-by-bob", b"x").code == NoPermission.code
     topics = msgpack.unpackb(log_in("admin").call(commands.GET_ALL_TOPIC_CONFIG).body)
     assert "made-by-bob" not in {row["topic"] for row in topics}
@@ -104,7 +102,7 @@ def test_grants_spoiled_by_hand_allow_nothing_and_are_named_in_the_log(running: 
     set_grants(running.store, {"bob": []})
 
 
-def test_the_clients_say_what_is_missing(running: RunningBroker) -> None:
+def test_clients_name_the_missing_permission(running: RunningBroker) -> None:
     with (
         Producer(running.address, user="bob", password=PASSWORD) as producer,
         pytest.raises(NoPermission, match="user bob has no permission: publish on topic orders"),
@@ -134,7 +132,7 @@ def audit_of(running: RunningBroker, action: str, target: str) -> list[dict[str,
     return found
 
 
-def test_changes_of_topics_are_in_the_audit_log_with_what_was_before(running: RunningBroker, log_in: LogIn) -> None:
+def test_changes_of_topics_are_audited_with_the_previous_values(running: RunningBroker, log_in: LogIn) -> None:
     admin, bob = log_in("admin"), log_in("bob")
     create = {"topic": "audited", "read_queues": 4, "write_queues": 4}
     admin.call(commands.UPDATE_AND_CREATE_TOPIC, create).raise_for_error()

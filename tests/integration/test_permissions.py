@@ -356,7 +356,7 @@ SEEING: dict[str, Grants] = {
 
 @pytest.fixture
 def seen(log_in: LogIn) -> RawConnection:
-    """The administrator, who has created objects that the user may see and others."""
+    """Administrator who has created objects, some of which the user may see."""
     admin = log_in("admin")
     for topic in ("seen", "hidden"):
         admin.produce(topic, b"m", queue=0).raise_for_error()
@@ -388,7 +388,7 @@ def test_topics_and_groups_are_listed_for_users_with_any_right_on_them(seen: Raw
     assert {queue[0] for queue in members["queues"]} == {"seen"}
 
 
-def test_of_several_offsets_the_first_is_named_whether_or_not_somebody_elses_message_is_there(
+def test_the_first_forbidden_offset_is_named_whether_or_not_it_holds_a_message(
     seen: RawConnection, log_in: LogIn
 ) -> None:
     case = BY_NAME["CONSUMER_SEND_MSG_BACK"]
@@ -421,7 +421,7 @@ def test_lag_is_shown_of_groups_and_topics_that_one_may_see_both(seen: RawConnec
     assert {(row[0], row[1]) for row in found} >= {("seen-group", "seen"), ("hidden-group", "hidden")}
 
 
-def test_the_broker_shows_little_to_users_who_may_not_query_it(seen: RawConnection, log_in: LogIn) -> None:
+def test_users_without_query_permission_see_little_of_the_broker(seen: RawConnection, log_in: LogIn) -> None:
     def info(name: str) -> dict[str, Any]:
         found: dict[str, Any] = msgpack.unpackb(log_in(name).call(commands.GET_BROKER_RUNTIME_INFO).body)
         return found
@@ -484,7 +484,7 @@ def offset_id_of(admin: RawConnection, sample: Answer, physical_offset: int) -> 
     return offset_id(decode_record(split_answer(pulled.body, pulled.fields["count"])[0]).store_host, physical_offset)
 
 
-def test_a_member_reads_what_its_group_tries_again_and_not_its_dead_letters(seen: RawConnection, log_in: LogIn) -> None:
+def test_a_member_reads_its_groups_retry_topic_but_not_its_dead_letters(seen: RawConnection, log_in: LogIn) -> None:
     member, undertaker, wide = log_in("member"), log_in("undertaker"), log_in("wide")
     sent = seen.produce("seen", b"m", queue=0).raise_for_error()
     for level in (1, -1):
@@ -498,7 +498,7 @@ def test_a_member_reads_what_its_group_tries_again_and_not_its_dead_letters(seen
     undertaker.pull("%DLQ%retrying").raise_for_error()
 
 
-def test_answers_keep_their_order_where_some_frames_are_refused(log_in: LogIn) -> None:
+def test_responses_keep_their_order_if_some_frames_are_refused(log_in: LogIn) -> None:
     peer = log_in("seer")
     fields: Grants = [
         {"topic": topic, "count": 1, "queue": 0} for topic in ("seen", "hidden", "seen", "hidden", "seen")
@@ -509,7 +509,9 @@ def test_answers_keep_their_order_where_some_frames_are_refused(log_in: LogIn) -
     assert [answer.code for answer in answers] == [0, NoPermission.code, 0, NoPermission.code, 0]
 
 
-def test_a_user_who_may_not_read_a_topic_does_not_learn_whether_it_exists(seen: RawConnection, log_in: LogIn) -> None:
+def test_a_user_without_read_permission_does_not_learn_whether_a_topic_exists(
+    seen: RawConnection, log_in: LogIn
+) -> None:
     nobody = log_in("nobody")
     there, not_there = nobody.pull("hidden"), nobody.pull("nowhere")
     assert there.code == not_there.code == NoPermission.code

@@ -113,7 +113,7 @@ class TestCommit:
         assert sorted(answer.get("messages", 0) for answer in answers) == [0, 0, 20_000]
         assert bodies(connection, topic) == [b"%d" % number for number in range(20_000)]
 
-    def test_what_another_try_prepared_is_dropped_where_it_is_committed_already(
+    def test_stages_of_another_attempt_are_dropped_if_the_transaction_is_committed(
         self, connection: RawConnection, topic: str, series: str
     ) -> None:
         prepare(connection, "a/1/0", topic, b"one")
@@ -162,7 +162,7 @@ class TestRefusals:
         commit(connection, 0, {"a": 2, "ab": 1}, series=series).raise_for_error()
         assert sorted(bodies(connection, topic)) == [b"one", b"three", b"two"]
 
-    def test_what_was_aborted_is_not_committed(self, connection: RawConnection, topic: str, series: str) -> None:
+    def test_an_aborted_stage_is_not_committed(self, connection: RawConnection, topic: str, series: str) -> None:
         prepare(connection, "a/0", topic, b"one")
         prepare(connection, "a/1", topic, b"two")
         assert abort(connection, "a/") == 2

@@ -83,7 +83,7 @@ class TestConsuming:
         assert all(len(bodies) <= 50 and set(queues) == {queue} for queue, queues, bodies in batches)
         assert sum(len(bodies) for _, _, bodies in batches) == 300
 
-    def test_where_a_group_begins_is_what_was_asked_for(self, clients: Clients, address: str, topic: str) -> None:
+    def test_a_group_begins_at_the_requested_start(self, clients: Clients, address: str, topic: str) -> None:
         with clients.Producer(address) as producer:
             producer.send(Message(topic, b"before"))
             starts: dict[str, Start] = {
@@ -120,7 +120,7 @@ class TestConsuming:
                 assert waiting.result(60) is True
             assert consumer.wait() is True
 
-    def test_tags_and_filters_choose_and_what_they_pass_over_counts_as_done(
+    def test_tags_and_filters_select_and_skipped_messages_count_as_done(
         self, clients: Clients, address: str, topic: str
     ) -> None:
         seen = Seen()
@@ -394,7 +394,7 @@ class TestMembers:
                 seen.wait(40)
         assert Counter(seen.bodies) == Counter(b"%d" % n for n in range(40))
 
-    def test_what_cannot_join_is_told_why(self, clients: Clients, address: str, topic: str) -> None:
+    def test_a_refused_member_gets_the_reason(self, clients: Clients, address: str, topic: str) -> None:
         seen = Seen()
         with clients.PushConsumer(address, topic, topic, seen, member="me"):
             with pytest.raises(MemberNameTaken, match="live member 'me'"):
@@ -416,9 +416,7 @@ class TestMembers:
 
 
 class TestLife:
-    def test_close_lets_what_runs_come_to_its_end_and_commits_it(
-        self, clients: Clients, address: str, topic: str
-    ) -> None:
+    def test_close_waits_for_running_listeners_and_commits(self, clients: Clients, address: str, topic: str) -> None:
         go_on, began = threading.Event(), threading.Event()
 
         def listener(message: StoredMessage) -> None:
@@ -462,9 +460,7 @@ class TestLife:
             with clients.PushConsumer(address, topic, topic, Seen(seen.messages.append), **options):
                 until(lambda: len(seen.messages) == 2)
 
-    def test_close_says_so_where_a_listener_does_not_come_back(
-        self, clients: Clients, address: str, topic: str
-    ) -> None:
+    def test_close_reports_a_listener_that_does_not_return(self, clients: Clients, address: str, topic: str) -> None:
         go_on, began = threading.Event(), threading.Event()
 
         def listener(message: StoredMessage) -> None:
@@ -531,7 +527,7 @@ class TestLife:
                 consumer.close()
 
 
-def test_a_new_member_does_not_wait_for_what_a_busy_one_has_pulled_ahead(
+def test_a_new_member_does_not_wait_for_messages_prefetched_by_a_busy_one(
     clients: Clients, address: str, topic: str
 ) -> None:
     let_go = threading.Event()

@@ -114,7 +114,7 @@ def programs() -> Iterator[list[Program]]:
 
 
 @pytest.mark.parametrize("kind", ["concurrent", "orderly", "failing"])
-def test_a_member_that_was_frozen_drops_what_others_have_now_and_commits_the_rest(
+def test_a_frozen_member_drops_reassigned_queues_and_commits_the_rest(
     broker: BrokerFactory, programs: list[Program], kind: str
 ) -> None:
     running = broker()

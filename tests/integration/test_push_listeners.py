@@ -75,7 +75,7 @@ async def test_an_asyncio_consumer_calls_a_plain_function_in_threads(address: st
     assert len(seen.messages) == MESSAGES
 
 
-async def test_what_a_plain_function_returns_to_be_awaited_is_awaited_in_the_loop(address: str, topic: str) -> None:
+async def test_an_awaitable_returned_by_a_plain_function_is_awaited_in_the_loop(address: str, topic: str) -> None:
     loop = asyncio.get_running_loop()
     seen = Seen()
 
@@ -89,7 +89,7 @@ async def test_what_a_plain_function_returns_to_be_awaited_is_awaited_in_the_loo
         assert consumer.health().failed == 0
 
 
-async def test_a_plain_function_gets_batches_and_what_it_raises_is_tried_again(address: str, topic: str) -> None:
+async def test_a_plain_function_gets_batches_and_its_errors_cause_retries(address: str, topic: str) -> None:
     seen = Seen()
     failed = threading.Event()
 

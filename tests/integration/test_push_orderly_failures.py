@@ -68,7 +68,7 @@ def test_a_queue_moves_at_once_although_a_failed_message_waits_to_be_tried_again
             assert len(other.wait(2)) == 2
 
 
-def test_what_was_done_before_a_message_failed_does_not_come_again_where_the_member_leaves_then(
+def test_messages_handled_before_a_failure_are_not_redelivered_if_the_member_leaves(
     clients: Clients, address: str, topic: str
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -95,7 +95,7 @@ def test_what_was_done_before_a_message_failed_does_not_come_again_where_the_mem
     assert second.bodies == [b"3", b"4", b"5"]
 
 
-def test_a_message_that_was_given_up_becomes_a_dead_letter_also_where_one_behind_it_fails(
+def test_an_abandoned_message_becomes_a_dead_letter_even_if_a_later_one_fails(
     clients: Clients, address: str, topic: str
 ) -> None:
     failed: list[bytes] = []

@@ -12,7 +12,7 @@ from tests.group_tools import WAIT_SECONDS, until
 NEVER_PERSISTED = {"flush.checkpoint_interval_ms": 3_600_000}
 
 
-def test_progress_that_a_killed_broker_forgot_is_told_again_although_nothing_new_comes(broker: BrokerFactory) -> None:
+def test_offsets_lost_by_a_killed_broker_are_committed_again_without_new_messages(broker: BrokerFactory) -> None:
     running = broker(settings=NEVER_PERSISTED)
     seen: list[StoredMessage] = []
     with Producer(running.address) as producer, Consumer(running.address) as reader:

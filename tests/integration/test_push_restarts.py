@@ -36,7 +36,7 @@ class Member:
         until(lambda: bodies <= set(self.seen.bodies), f"handling the rest by group {self.group}")
 
 
-def test_every_message_is_handled_however_often_the_broker_is_stopped(clients: Clients, broker: BrokerFactory) -> None:
+def test_every_message_is_handled_after_any_number_of_broker_restarts(clients: Clients, broker: BrokerFactory) -> None:
     """Idle members wait in held pulls, busy ones have a stream of messages, full ones have no room for another pull."""
     running = broker()
     groups = ("idle", "busy", "full")
@@ -110,7 +110,7 @@ class Breaking:
 @pytest.mark.parametrize(
     "command", [commands.PULL, commands.UPDATE_CONSUMER_OFFSET, commands.HEART_BEAT, commands.CONSUMER_SEND_MSG_BACK]
 )
-def test_whatever_was_to_be_sent_when_the_connection_broke_is_sent_on_the_next_one(
+def test_messages_pending_at_a_connection_loss_are_sent_on_the_next_connection(
     monkeypatch: pytest.MonkeyPatch, broker: BrokerFactory, command: Command
 ) -> None:
     running = broker()

@@ -59,7 +59,7 @@ def test_old_files_go_and_consumers_get_the_new_minimum(broker: BrokerFactory) -
         assert consumer.max_offset("orders", 0) == count
 
 
-def test_plan_clean_says_beside_a_running_broker_what_would_go(broker: BrokerFactory) -> None:
+def test_plan_clean_lists_files_to_delete_while_a_broker_runs(broker: BrokerFactory) -> None:
     running = broker(settings={"store.commitlog_file_bytes": 4 * 1024 * 1024})
     fill(running, 12)
     kept = tool("plan-clean", running.store)

@@ -25,7 +25,7 @@ def send(address: str, topic: str, count: int = 1) -> None:
         producer.send_many([Message(topic, b"%d" % number, keys=f"o-{number}") for number in range(count)])
 
 
-def test_what_a_listener_raised_comes_with_the_next_try_and_with_the_dead_letter(
+def test_a_listeners_error_comes_with_the_next_attempt_and_the_dead_letter(
     clients: Clients, address: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(message: StoredMessage) -> None:
@@ -89,7 +89,7 @@ def test_each_message_has_its_own_reason(clients: Clients, address: str, topic: 
     }
 
 
-def test_in_orderly_mode_the_last_try_says_why(clients: Clients, address: str, topic: str) -> None:
+def test_the_last_orderly_attempt_carries_the_reason(clients: Clients, address: str, topic: str) -> None:
     def fail(message: StoredMessage) -> None:
         raise ValueError("never")
 

@@ -207,7 +207,7 @@ def the_end_of_the_file(log: bytearray, at: int) -> None:
 
 
 @pytest.mark.parametrize("damage", [zeros, a_bit, the_end_of_the_file])
-def test_rocketmq_reads_on_behind_damage_that_a_start_contained(
+def test_rocketmq_reads_past_contained_damage(
     writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path, damage: Callable[[bytearray, int], None]
 ) -> None:
     store = tmp_path / "store"
@@ -265,7 +265,7 @@ def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
     return appended
 
 
-def test_each_continues_where_the_other_stopped(
+def test_each_broker_continues_after_the_other_stopped(
     writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -340,7 +340,7 @@ def test_while_flintmq_writes_rocketmq_refuses_the_store_and_nothing_is_lost(
     assert_flintmq_has(store, writing.acknowledged)
 
 
-def test_what_is_written_after_rocketmq_refused_the_store_is_there_after_a_stop(
+def test_messages_written_after_rocketmq_refused_the_store_survive_a_stop(
     rocketmq: RocketMQFactory, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"

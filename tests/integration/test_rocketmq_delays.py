@@ -177,7 +177,7 @@ def test_timed_messages_come_once_over_clean_stops(turns: Turns) -> None:
         assert sum(row.messages for _, row in admin.delays().hours) == 3
 
 
-def test_what_a_rocketmq_delivered_before_it_was_killed_comes_once(turns: Turns) -> None:
+def test_messages_delivered_by_rocketmq_before_its_kill_come_once(turns: Turns) -> None:
     """RocketMQ saves its progress every 10 s, so it had not saved any yet."""
     flint = turns.flint()
     flint.create(TOPIC)

@@ -139,14 +139,14 @@ def test_the_same_messages_pass(terms: list[str], messages: list[dict[str, str]]
     assert all(seen[result] > 20 for result in expected), seen
 
 
-def test_both_refuse_what_is_no_filter() -> None:
+def test_both_brokers_refuse_an_invalid_filter() -> None:
     for text, answer in zip(REFUSED_BY_BOTH, rocketmq(REFUSED_BY_BOTH, MISSING), strict=True):
         with pytest.raises(FilterIllegal):
             compile_filter(text)
         assert "refused" in answer, (text, answer)
 
 
-def test_what_lets_nothing_through_there_is_refused_here() -> None:
+def test_filters_that_match_nothing_in_rocketmq_are_refused() -> None:
     for text, answer in zip(NEVER_TRUE_THERE, rocketmq(NEVER_TRUE_THERE, MESSAGES + MISSING), strict=True):
         with pytest.raises(FilterIllegal):
             compile_filter(text)

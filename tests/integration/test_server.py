@@ -135,7 +135,7 @@ def test_offsets_and_times_of_a_queue(shared_broker: Broker, connect: Connect, t
     assert entries == [(0, 0, 2, first), (1, 0, 0, -1), (2, 0, 0, -1), (3, 0, 0, -1)]
 
 
-def test_runtime_info_has_what_the_specification_names(broker: Factory, connect: Connect) -> None:
+def test_runtime_info_has_the_specified_fields(broker: Factory, connect: Connect) -> None:
     running = broker()
     connection = connect(running)
     connection.produce("orders", b"x" * 10)
@@ -204,7 +204,7 @@ def test_a_pull_that_waits_holds_up_nothing(shared_broker: Broker, connect: Conn
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_a_waiting_pull_gets_what_another_connection_produces(broker: Factory, connect: Connect, flush: str) -> None:
+def test_a_held_pull_gets_a_message_of_another_connection(broker: Factory, connect: Connect, flush: str) -> None:
     running = broker("--flush", flush)
     consumer, producer = connect(running), connect(running)
     producer.produce("orders", b"0", queue=2)

@@ -131,7 +131,9 @@ def test_random_bytes_never_stop_the_broker(running: Broker, connect: Connect, t
     assert "Traceback" not in running.log
 
 
-def test_what_came_before_an_untrusted_frame_is_answered_first(running: Broker, connect: Connect, topic: str) -> None:
+def test_requests_before_an_untrusted_frame_get_their_responses_first(
+    running: Broker, connect: Connect, topic: str
+) -> None:
     connection = connect(running)
     produced = connection.send(PRODUCE, {"topic": topic, "count": 1}, rows([b"x", {}]))
     connection.send_bytes(b"\xff" * 100_000)
@@ -177,7 +179,7 @@ def test_another_protocol_version_is_refused_and_hello_may_follow(
     assert connection.produce(topic, b"x").code == 0
 
 
-def test_hello_says_what_the_broker_takes(broker: Callable[..., Broker], connect: Connect) -> None:
+def test_hello_returns_the_brokers_limits(broker: Callable[..., Broker], connect: Connect) -> None:
     running = broker("--flush", "async", settings={"limits.produce_frame_bytes_max": 100_000, "server.name": "here"})
     answer = connect(running, hello=False).call(HELLO, {"protocol": 1})
     assert answer.fields["protocol"] == 1
@@ -332,7 +334,7 @@ def test_a_frame_with_one_bad_message_is_refused_whole_and_nothing_is_written(pe
     assert peer.pull(topic).fields["max_offset"] == 1
 
 
-def test_one_bad_message_among_good_ones_leaves_none(peer: Any, topic: str) -> None:
+def test_one_bad_message_refuses_the_whole_frame(peer: Any, topic: str) -> None:
     good = [[f"good {number}".encode(), {"KEYS": f"k{number}"}] for number in range(100)]
     answer = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 101}, rows(*good, [b"bad", {"KEYS": ""}]))
     assert answer.code == MessageIllegal.code
@@ -481,7 +483,7 @@ def test_half_a_frame_is_closed_after_its_time(broker: Callable[..., Broker], co
     assert connect(running).produce("orders", b"x").code == 0
 
 
-def test_an_idle_connection_is_closed_but_not_one_that_waits(broker: Callable[..., Broker], connect: Connect) -> None:
+def test_an_idle_connection_is_closed_unless_it_waits(broker: Callable[..., Broker], connect: Connect) -> None:
     running = broker(settings={"limits.idle_timeout_ms": 300})
     waiting, idle = connect(running), connect(running)
     waiting.produce("orders", b"x", queue=0)
@@ -501,7 +503,7 @@ def test_a_reader_that_takes_nothing_is_closed(broker: Callable[..., Broker], co
     assert "client did not read" in running.log
 
 
-def test_connections_beyond_the_limit_are_told_so(broker: Callable[..., Broker], connect: Connect) -> None:
+def test_connections_beyond_the_limit_get_an_error(broker: Callable[..., Broker], connect: Connect) -> None:
     running = broker(settings={"limits.connections_max": 3, "limits.connections_per_address_max": 1})
     first, second, third = connect(running), connect(running), connect(running)
     fourth = connect(running, hello=False)
@@ -526,7 +528,7 @@ def test_a_frame_of_too_many_messages_is_refused_with_the_limit(peer: Any, topic
     assert whole.code == 0
 
 
-def test_where_descriptors_run_out_it_is_said_and_who_connected_is_served_later(
+def test_a_lack_of_descriptors_is_logged_and_waiting_clients_are_served_later(
     broker: Callable[..., Broker], connect: Connect
 ) -> None:
     running = broker(settings={"flush.checkpoint_interval_ms": 3_600_000})
@@ -545,7 +547,7 @@ def test_where_descriptors_run_out_it_is_said_and_who_connected_is_served_later(
     assert waiting.call(HELLO, {"protocol": 1}).code == 0
 
 
-def test_too_many_waiting_pulls_are_told_so(broker: Callable[..., Broker], connect: Connect) -> None:
+def test_too_many_held_pulls_get_an_error(broker: Callable[..., Broker], connect: Connect) -> None:
     running = broker(settings={"limits.held_pulls_per_connection_max": 2})
     connection = connect(running)
     connection.produce("orders", b"x", queue=0)

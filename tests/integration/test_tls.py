@@ -96,9 +96,7 @@ class TestClients:
             assert len(consumer.pull(topic, 0, 0, wait_ms=300)) == 0
         consumer.close()
 
-    def test_a_context_of_ones_own_is_taken(
-        self, encrypted: RunningBroker, authority: Authority, clients: Clients
-    ) -> None:
+    def test_a_custom_context_is_used(self, encrypted: RunningBroker, authority: Authority, clients: Clients) -> None:
         context = ssl.create_default_context(cafile=authority.path)
         with clients.Admin(encrypted.address, tls=context) as admin:
             admin.topics()
@@ -225,7 +223,7 @@ class TestMutual:
         with clients.Admin(self.address(strict), **access) as admin:
             admin.topics()
 
-    def test_without_one_it_learns_what_is_missing(
+    def test_a_client_without_tls_learns_that_it_is_required(
         self, strict: RunningBroker, authority: Authority, clients: Clients
     ) -> None:
         def is_refused_and_logged() -> bool:
@@ -271,7 +269,7 @@ class TestMutual:
 
 
 class TestNewCertificates:
-    def test_new_files_are_taken_by_new_connections_and_broken_ones_are_not(
+    def test_new_connections_use_new_files_unless_they_are_broken(
         self, broker: BrokerFactory, authority: Authority, tmp_path: Path
     ) -> None:
         files = authority.issue("renewed")

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_beside_a_running_broker_what_it_has_flushed_is_read_and_the_rest_is_refused(
+def test_tools_read_flushed_data_beside_a_running_broker_and_refuse_the_rest(
     broker: BrokerFactory, connect: ConnectionFactory
 ) -> None:
     running = broker()
@@ -49,7 +49,7 @@ def test_beside_a_running_broker_what_it_has_flushed_is_read_and_the_rest_is_ref
     assert "3 records" in ended.output[1]
 
 
-def test_verify_says_what_is_wrong_and_exits_with_1(store: Path) -> None:
+def test_verify_prints_its_findings_and_exits_with_1(store: Path) -> None:
     overwrite(store / "commitlog" / f"{0:020d}", RECORD_HEAD_BYTES, b"!")
     before = everything(store)
     text, rows = tool("verify", store), tool("verify", store, "-o", "json")
@@ -63,7 +63,7 @@ def test_verify_says_what_is_wrong_and_exits_with_1(store: Path) -> None:
     assert summary["findings"] == {"body-crc": 1}
 
 
-def test_rebuild_says_what_it_made(store: Path) -> None:
+def test_rebuild_prints_the_rebuilt_files(store: Path) -> None:
     ended = tool("rebuild", store)
     assert ended.code == 0, ended.errors
     assert "300 records" in ended.output[0]

@@ -124,7 +124,7 @@ class TestEnds:
         assert [message.body for message in messages(connection, topic)] == [b"another"]
 
     @pytest.mark.parametrize("again", [True, False])
-    def test_what_was_committed_is_committed_once(
+    def test_a_transaction_committed_twice_is_delivered_once(
         self, connection: RawConnection, topic: str, number: int, again: bool
     ) -> None:
         half = send_half(connection, topic, b"pay", number)
@@ -166,7 +166,7 @@ class TestEnds:
                 connection.call(END_TRANSACTION, {**fields, **wrong}).raise_for_error()
         end(connection, half.transaction_id).raise_for_error()
 
-    def test_an_unknown_one_is_said(self, connection: RawConnection) -> None:
+    def test_an_unknown_transaction_is_reported(self, connection: RawConnection) -> None:
         for fields in ({}, {"half_physical_offset": 7}, {"half_physical_offset": 2**62}):
             request = {"group": GROUP, "transaction_id": "nobody's", "commit": True, **fields}
             with pytest.raises(TransactionNotExist, match="there is no transaction nobody's"):
@@ -253,7 +253,7 @@ class TestBadInput:
             ({"topic": HALF_TOPIC}, NoPermission, "system topic"),
         ],
     )
-    def test_what_cannot_be_a_half_message_is_refused(
+    def test_an_invalid_half_message_is_refused(
         self,
         connection: RawConnection,
         topic: str,

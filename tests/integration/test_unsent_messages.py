@@ -60,7 +60,7 @@ def run(program: str, address: str, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("program", [SYNC, AIO], ids=["sync", "aio"])
-def test_a_program_that_ends_without_close_says_how_many_are_left(program: str, free_port: int) -> None:
+def test_a_program_that_ends_without_close_reports_its_unsent_messages(program: str, free_port: int) -> None:
     code, said = run(program.format(end="pass"), f"127.0.0.1:{free_port}")
     assert code == 0
     assert said.count(LOST) == 1, said
@@ -68,7 +68,7 @@ def test_a_program_that_ends_without_close_says_how_many_are_left(program: str, 
     assert "ResourceWarning: the interpreter is exiting, and a producer was not closed" in said
 
 
-def test_a_producer_of_a_loop_that_ended_says_so_when_it_is_collected(
+def test_a_producer_of_an_ended_loop_warns_when_it_is_collected(
     free_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def forget_to_close() -> None:
@@ -91,7 +91,9 @@ def test_a_producer_of_a_loop_that_ended_says_so_when_it_is_collected(
         (AIO, "await producer.flush()"),
     ],
 )
-def test_one_that_waits_for_its_messages_says_nothing(program: str, end: str, shared_broker: RunningBroker) -> None:
+def test_a_producer_that_waits_for_its_messages_warns_of_nothing(
+    program: str, end: str, shared_broker: RunningBroker
+) -> None:
     assert run(program.format(end=end), shared_broker.address) == (0, "")
 
 
@@ -101,7 +103,7 @@ def test_the_child_of_a_fork_leaves_that_to_its_parent(free_port: int) -> None:
     assert (code, said.count(LOST)) == (0, 1), said
 
 
-def test_a_block_that_raises_does_not_hide_what_failed_in_it(
+def test_a_block_that_raises_does_not_hide_earlier_failures(
     clients: Clients, free_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = f"127.0.0.1:{free_port}"
@@ -115,7 +117,7 @@ def test_a_block_that_raises_does_not_hide_what_failed_in_it(
     assert said.getMessage() == f"a producer was closed by ZeroDivisionError: {text}"
 
 
-def test_an_interruption_that_does_not_wait_says_what_it_gives_up(
+def test_an_interruption_without_wait_reports_the_abandoned_messages(
     free_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.suppress(KeyboardInterrupt), Producer(f"127.0.0.1:{free_port}", delivery_timeout=60) as producer:
@@ -125,7 +127,9 @@ def test_an_interruption_that_does_not_wait_says_what_it_gives_up(
     assert "closed by KeyboardInterrupt: 7 messages of send_async failed" in caplog.text
 
 
-async def test_a_cancelled_block_says_what_it_gives_up(free_port: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_block_reports_the_abandoned_messages(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> None:
         async with aio.Producer(f"127.0.0.1:{free_port}", delivery_timeout=60) as producer:
             for _ in range(7):
@@ -140,7 +144,7 @@ async def test_a_cancelled_block_says_what_it_gives_up(free_port: int, caplog: p
     assert "closed by CancelledError: 7 messages of send_async failed" in caplog.text
 
 
-def test_a_producer_that_was_used_and_dropped_with_nothing_left_says_nothing(
+def test_a_dropped_producer_without_unsent_messages_warns_of_nothing(
     clients: Clients, shared_broker: RunningBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with clients.Producer(shared_broker.address) as producer:
@@ -151,7 +155,7 @@ def test_a_producer_that_was_used_and_dropped_with_nothing_left_says_nothing(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_producer_whose_arguments_are_refused_leaves_nothing_behind(recwarn: Any) -> None:
+def test_a_producer_with_refused_arguments_leaves_no_resources(recwarn: Any) -> None:
     for kind in (Producer, aio.Producer):
         with pytest.raises(Exception, match="delivery_timeout"):
             kind(delivery_timeout=-1)

@@ -167,7 +167,7 @@ def test_a_broker_that_serves_everybody_names_the_other_way(broker: BrokerFactor
         (commands.AUTH_LIST_USER, "nobody", b"", "there is no user 'nobody'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_changes_nothing(
+def test_an_impossible_change_is_refused_and_changes_nothing(
     running: RunningBroker, connect: ConnectionFactory, command: commands.Command, user: str, body: Any, why: str
 ) -> None:
     before = (running.store / USERS_FILE).read_bytes()
@@ -189,7 +189,7 @@ def test_a_file_of_users_that_cannot_be_read_is_named(running: RunningBroker, ad
     assert [each.user for each in admin.users()] == ["ops"]
 
 
-def test_the_audit_log_says_who_changed_a_user(running: RunningBroker, admin: Admin, tmp_path: Path) -> None:
+def test_the_audit_log_names_the_changer_of_a_user(running: RunningBroker, admin: Admin, tmp_path: Path) -> None:
     admin.create_user("shop", PASSWORD)
     with Admin(running.address, user="shop", password=PASSWORD) as shop, pytest.raises(NoPermission):
         shop.delete_user("ops")

@@ -277,7 +277,7 @@ def test_a_broker_may_restart_while_it_is_read(spark: Any, broker: BrokerFactory
 # ---- schemas ----
 
 
-def test_the_arrow_schema_is_the_one_that_spark_expects(spark: Any) -> None:
+def test_the_arrow_schema_equals_the_one_that_spark_expects(spark: Any) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 

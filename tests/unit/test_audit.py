@@ -43,7 +43,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_says_when_who_what_to_which_object_and_how_it_went(audit: AuditLog, tmp_path: Path) -> None:
+def test_a_line_has_time_user_action_object_and_result(audit: AuditLog, tmp_path: Path) -> None:
     audit.write(
         "UPDATE_AND_CREATE_TOPIC",
         "topic orders",
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_written_is_refused_by_the_setting(tmp_path: Path)
         AuditLog(str(tmp_path / "nowhere" / "audit"))
 
 
-def test_without_a_file_it_goes_where_the_broker_logs(
+def test_the_audit_log_without_a_file_goes_to_the_brokers_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)  # a quiet broker keeps its audit
@@ -115,13 +115,13 @@ def test_no_content_makes_a_second_line_or_a_long_one_or_drives_a_terminal(
     assert json.loads(line)["action"] == "x"
 
 
-def test_of_many_entries_it_says_how_many_more_there_were() -> None:
+def test_a_line_of_many_entries_counts_the_omitted_ones() -> None:
     entry = json.loads(encode({"before": {str(queue): queue for queue in range(ITEMS_MAX + 5)}}))
     assert len(entry["before"]) == ITEMS_MAX + 1
     assert "5 more" in entry["before"].values()
 
 
-def test_refusals_cannot_fill_a_disk_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_refusals_cannot_fill_a_disk_and_omitted_lines_are_counted(tmp_path: Path) -> None:
     now = [6_000.0]
     audit = AuditLog(str(tmp_path / "audit"), clock=lambda: now[0])
     for _ in range(REFUSED_A_MINUTE_MAX + 40):

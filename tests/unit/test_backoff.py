@@ -95,7 +95,7 @@ def test_the_pause_ends(backoff: LoginBackoff, loop: Loop) -> None:
     assert not backoff.must_wait(HOST)
 
 
-def test_attempts_side_by_side_are_judged_one_behind_the_other(backoff: LoginBackoff, loop: Loop) -> None:
+def test_concurrent_attempts_are_judged_one_after_the_other(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
         backoff.failed(HOST)
     judged: list[float] = []
@@ -110,7 +110,7 @@ def test_attempts_side_by_side_are_judged_one_behind_the_other(backoff: LoginBac
     assert judged == pytest.approx([0.4, 0.4 + 0.8, 0.4 + 0.8 + 1.6])
 
 
-def test_one_that_is_right_lets_all_others_in(backoff: LoginBackoff, loop: Loop) -> None:
+def test_one_right_password_admits_all_waiting_attempts(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
         backoff.failed(HOST)
     judged: list[str] = []
@@ -132,7 +132,7 @@ def test_one_that_is_right_lets_all_others_in(backoff: LoginBackoff, loop: Loop)
     assert not backoff.must_wait(HOST)
 
 
-def test_one_that_is_wrong_among_them_has_the_rest_wait_again(backoff: LoginBackoff, loop: Loop) -> None:
+def test_one_wrong_password_makes_the_others_wait_again(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
         backoff.failed(HOST)
     judged: list[str] = []
@@ -154,7 +154,7 @@ def test_one_that_is_wrong_among_them_has_the_rest_wait_again(backoff: LoginBack
     assert judged == ["right", "wrong", "last"]
 
 
-def test_a_client_that_would_wait_too_long_is_told_how_long(backoff: LoginBackoff) -> None:
+def test_a_client_that_would_wait_too_long_gets_the_time_to_wait(backoff: LoginBackoff) -> None:
     for _ in range(6):
         backoff.failed(HOST)
     backoff.wait(HOST, lambda: None)

@@ -17,7 +17,7 @@ from flintmq.broker.store import RecoveryReport
 
 
 @pytest.mark.parametrize("path", ["./flintmq-store", "flintmq-store", "a/../flintmq-store"])
-def test_the_banner_says_the_whole_path_of_the_store(
+def test_the_banner_shows_the_full_path_of_the_store(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,7 @@ def test_a_message_stays_on_its_line_and_drives_no_terminal(formatter: logging.F
     assert "forged" in line
 
 
-def test_json_says_what_it_was() -> None:
+def test_json_contains_the_original_values() -> None:
     assert json.loads(JsonFormatter().format(record("topic %s", EVIL)))["message"] == f"topic {EVIL}"
 
 

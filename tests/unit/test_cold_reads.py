@@ -39,7 +39,7 @@ def test_a_read_that_is_no_longer_needed_takes_no_thread() -> None:
     assert begun == ["a", "b", "c"]
 
 
-def test_a_read_begun_by_another_does_not_overtake_waiting_ones() -> None:
+def test_a_new_read_does_not_overtake_waiting_ones() -> None:
     reads = ColdReads(1)
     begun: list[str] = []
 

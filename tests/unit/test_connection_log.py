@@ -41,7 +41,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
         yield Said(caplog)
 
 
-def test_an_outage_logs_three_lines_however_many_attempts_fail(said: Said) -> None:
+def test_an_outage_logs_three_lines_for_any_number_of_attempts(said: Said) -> None:
     said.log.connected(THERE)
     said.log.connected(THERE)
     assert said.lines == ["INFO Producer: connected to the broker at 127.0.0.1:10911"]

@@ -110,7 +110,7 @@ def crashed(delayed: DelayedStore) -> None:
     delayed.run(store_ms_of(delayed) + 60_000)
 
 
-def test_what_was_delivered_before_a_crash_is_known_by_its_copies_in_the_log(delayed: DelayedStore) -> None:
+def test_messages_delivered_before_a_crash_are_known_by_their_copies_in_the_log(delayed: DelayedStore) -> None:
     first, second, third = (waiting_record(body) for body in (b"first", b"second", b"third"))
     delayed.append([first, second, third])
     delayed.append([delivered_record(first), delivered_record(second)])
@@ -122,7 +122,7 @@ def test_what_was_delivered_before_a_crash_is_known_by_its_copies_in_the_log(del
     assert delayed.bodies("t") == [b"first", b"second", b"third"]
 
 
-def test_a_hundred_copies_are_found_and_what_waits_behind_them_comes_once(delayed: DelayedStore) -> None:
+def test_a_hundred_copies_are_found_and_later_messages_come_once(delayed: DelayedStore) -> None:
     records = [waiting_record(b"%03d" % number) for number in range(200)]
     delayed.append(records)
     delayed.append([delivered_record(record) for record in records[:100]])
@@ -206,7 +206,7 @@ def test_retention_keeps_a_file_whose_delayed_message_waits(delayed: DelayedStor
     assert next(file.kept_for for file in delayed.store.expiry.old_files()) == ""
 
 
-def test_what_a_rocketmq_left_undelivered_is_delivered_as_it_would_have(tmp_path: Path) -> None:
+def test_messages_left_undelivered_by_rocketmq_are_delivered_as_it_would(tmp_path: Path) -> None:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     path = tmp_path / "store-pristine"

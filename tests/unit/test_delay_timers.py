@@ -238,7 +238,7 @@ def fill(delayed: DelayedStore, files: int) -> None:
     delayed.dispatch()
 
 
-def test_retention_takes_files_whose_timed_messages_are_appended_again_and_loses_none(tmp_path: Path) -> None:
+def test_retention_deletes_files_whose_timed_messages_are_rewritten_and_loses_none(tmp_path: Path) -> None:
     delayed = DelayedStore(tmp_path / "store")
     rolled_ends: list[int] = []
 
@@ -282,7 +282,7 @@ def test_retention_takes_files_whose_timed_messages_are_appended_again_and_loses
     delayed.stop()
 
 
-def test_the_plan_of_a_stopped_store_knows_what_was_appended_again(tmp_path: Path) -> None:
+def test_the_plan_of_a_stopped_store_knows_rewritten_messages(tmp_path: Path) -> None:
     delayed = DelayedStore(tmp_path / "store")
     delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 30 * DAY_MS)
     fill(delayed, 2)
@@ -348,7 +348,7 @@ def test_a_lost_index_is_rebuilt_from_the_queue(tmp_path: Path, damage: str) -> 
     delayed.stop()
 
 
-def test_a_rocketmq_is_told_on_a_clean_stop_what_waits_and_the_rest_does_not_come_again(tmp_path: Path) -> None:
+def test_a_clean_stop_leaves_rocketmq_the_waiting_messages_only(tmp_path: Path) -> None:
     delayed = DelayedStore(tmp_path / "store")
     delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
     delayed.send("t", [b"c", b"d"], TIMER_DELIVER_MS=START_MS + DAY_MS)
@@ -388,7 +388,7 @@ def test_a_rocketmq_is_told_on_a_clean_stop_what_waits_and_the_rest_does_not_com
         assert unit[5] == waiting[body].physical_offset, body
 
 
-def test_a_rocketmq_goes_on_at_a_message_from_which_on_all_wait(tmp_path: Path) -> None:
+def test_rocketmq_continues_at_the_first_of_only_waiting_messages(tmp_path: Path) -> None:
     delayed = DelayedStore(tmp_path / "store")
     delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
     delayed.send("t", [b"c", b"d"], TIMER_DELIVER_MS=START_MS + DAY_MS)
@@ -403,7 +403,7 @@ def test_a_rocketmq_goes_on_at_a_message_from_which_on_all_wait(tmp_path: Path) 
     assert struct.unpack_from(">qqqq", check.read_bytes())[2:] == (4, 4)
 
 
-def test_a_stop_tells_a_rocketmq_what_it_can_where_the_index_is_damaged(
+def test_a_stop_with_a_damaged_index_leaves_rocketmq_the_known_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     delayed = DelayedStore(tmp_path / "store")
@@ -425,7 +425,7 @@ def test_a_stop_tells_a_rocketmq_what_it_can_where_the_index_is_damaged(
     assert struct.unpack_from(">qqqq", check.read_bytes())[2:] == (1, 1)
 
 
-def test_what_a_rocketmq_delivered_meanwhile_is_not_delivered_again(tmp_path: Path) -> None:
+def test_messages_delivered_by_rocketmq_meanwhile_are_not_delivered_again(tmp_path: Path) -> None:
     delayed = DelayedStore(tmp_path / "store")
     delayed.send("t", [b"by the first"], TIMER_DELIVER_MS=START_MS + 1_000)
     delayed.send("t", [b"by RocketMQ"], TIMER_DELIVER_MS=START_MS + 20_000)

@@ -67,7 +67,7 @@ def over_the_wire(error: BrokerError) -> BrokerError:
     return error_from_answer(frame.code, frame.fields)
 
 
-def test_codes_are_rocketmqs_where_it_has_the_result() -> None:
+def test_codes_are_rocketmqs_if_it_has_the_result() -> None:
     ours = {name: code for code, name in every_result().items()}
     shared = {name: code for name, code in ours.items() if name in ROCKETMQ_CODES}
     assert shared == ROCKETMQ_CODES
@@ -100,7 +100,7 @@ def test_every_class_of_the_tree_below_broker_error_has_a_code_of_its_own() -> N
         *ERRORS_BY_CODE.values(),
     ],
 )
-def test_every_error_is_a_flint_error_and_says_what_it_was_given(cls: type[FlintError]) -> None:
+def test_every_error_is_a_flint_error_with_its_message(cls: type[FlintError]) -> None:
     error = cls("what happened")
     assert isinstance(error, FlintError)
     assert str(error) == "what happened"
@@ -149,7 +149,7 @@ def test_details_cannot_replace_the_message() -> None:
     assert over_the_wire(error).message == "what happened"
 
 
-def test_offset_out_of_range_says_what_the_queue_holds() -> None:
+def test_offset_out_of_range_names_the_queues_range() -> None:
     error = over_the_wire(OffsetOutOfRange("beyond", min_offset=5, max_offset=2**40))
     assert isinstance(error, OffsetOutOfRange)
     assert (error.min_offset, error.max_offset) == (5, 2**40)
@@ -167,7 +167,7 @@ def test_offset_out_of_range_bears_an_answer_that_does_not_say_it() -> None:
     [{"message": "m", "retry_after_ms": 5, "min_offset": 1}, {"message": "m", "self": 1, "args": 2, "not a name": 3}],
 )
 @pytest.mark.parametrize("code", [13, 21, 7777])
-def test_an_error_survives_pickle_and_copy_whatever_its_details_are_named(
+def test_an_error_survives_pickle_and_copy_with_any_names_of_details(
     code: int, fields: dict[str, Any], duplicate: Any
 ) -> None:
     error = error_from_answer(code, fields)

@@ -136,7 +136,7 @@ def test_codes_and_names_are_unique() -> None:
     assert all(code == command.code for code, command in COMMANDS.items())
 
 
-def test_codes_are_rocketmqs_where_it_has_the_command() -> None:
+def test_codes_are_rocketmqs_if_it_has_the_command() -> None:
     # org.apache.rocketmq.remoting.protocol.RequestCode, 5.3.3. PRODUCE, PULL and QUERY_BY_KEY are its SEND_MESSAGE,
     # PULL_MESSAGE and QUERY_MESSAGE.
     assert {command.name: command.code for command in COMMANDS.values()} == {

@@ -158,7 +158,7 @@ def passes(condition: str, properties: dict[str, str] = MESSAGE) -> bool:
         ("NOT FALSE", TRUE),
     ],
 )
-def test_what_a_condition_is_of_a_message(condition: str, expected: bool | None) -> None:
+def test_a_condition_has_its_value_for_a_message(condition: str, expected: bool | None) -> None:
     assert says(condition) is expected
 
 
@@ -261,7 +261,7 @@ def test_properties_are_found_as_readers_of_records_find_them(properties: bytes,
         ("e5", None),
     ],
 )
-def test_a_property_is_a_number_where_it_spells_one(text: str, expected: Any) -> None:
+def test_a_property_that_spells_a_number_is_one(text: str, expected: Any) -> None:
     found = number_of(text.encode())
     assert found == expected
     assert type(found) is type(expected)
@@ -343,7 +343,7 @@ def test_a_property_is_a_number_where_it_spells_one(text: str, expected: Any) ->
         (" " * FILTER_CHARS_MAX + " ", FILTER_CHARS_MAX + 1, "4,097 characters"),
     ],
 )
-def test_an_error_says_where_and_what(condition: str, column: int, message: str) -> None:
+def test_an_error_names_position_and_problem(condition: str, column: int, message: str) -> None:
     with pytest.raises(FilterIllegal) as raised:
         compile_filter(condition)
     assert message in str(raised.value)
@@ -352,7 +352,7 @@ def test_an_error_says_where_and_what(condition: str, column: int, message: str)
     assert len(str(raised.value)) < 300
 
 
-def test_what_is_within_the_limits_is_read() -> None:
+def test_a_filter_within_the_limits_is_parsed() -> None:
     assert passes("a = 10 OR " * (TERMS_MAX - 1) + "a = 10")
     assert passes("(" * DEPTH_MAX + "a = 10" + ")" * DEPTH_MAX)
     assert passes("NOT " * DEPTH_MAX + "a = 10")

@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
         list(read_flights(path))
 
 
-def test_a_message_has_null_for_what_is_not_known_and_can_be_found_by_its_aircraft(csv: Path) -> None:
+def test_a_message_has_null_for_unknown_values_and_its_aircraft_as_key(csv: Path) -> None:
     flights = list(read_flights(csv))
     first, cancelled = message_of(flights[0], "flights"), message_of(flights[2], "flights")
     assert json.loads(first.body)["dep_delay"] == 2
@@ -286,6 +286,6 @@ def test_the_reason_of_a_failure_is_one_line(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == reason
 
 
-def test_a_flight_is_told_from_every_other_by_its_number_and_hour() -> None:
+def test_a_flight_is_identified_by_its_number_and_hour() -> None:
     flight = Flight(TEN, {"carrier": "UA", "flight": 1545, "time_hour": "2013-01-01T10:00:00Z"})
     assert flight.identity == "UA1545@2013-01-01T10:00:00Z"

@@ -69,7 +69,7 @@ def test_a_frame_is_two_lengths_a_msgpack_header_and_the_body() -> None:
 
 
 @pytest.mark.parametrize("kind", [REQUEST, RESPONSE, ONE_WAY])
-def test_what_is_encoded_is_parsed(kind: int) -> None:
+def test_an_encoded_frame_is_parsed_unchanged(kind: int) -> None:
     fields = {"text": "заказ", "number": -(2**63), "large": 2**63 - 1, "yes": True, "nothing": None, "list": (1, 2)}
     [frame] = feed(FrameParser(), encode_frame(kind, 1000, 2**31 - 1, fields, b"\x00" * 100))
     assert frame == (kind, 1000, 2**31 - 1, fields, b"\x00" * 100)
@@ -80,7 +80,7 @@ def test_the_head_announces_a_body_that_is_sent_separately() -> None:
     assert feed(FrameParser(), head + b"abc") == [(RESPONSE, 0, 5, {"count": 2}, b"abc")]
 
 
-def test_pipelined_frames_come_out_in_order_whatever_the_pieces() -> None:
+def test_pipelined_frames_come_out_in_order_for_any_split() -> None:
     data = b"".join(encode_frame(REQUEST, 11, number, {"n": number}, b"x" * number * 37) for number in range(100))
     whole = feed(FrameParser(), data)
     assert [frame[2] for frame in whole] == list(range(100))

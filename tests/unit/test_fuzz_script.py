@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_what_fails_is_said_once_with_its_seed_and_what_to_add(folder: Path) -> None:
+def test_a_failure_is_printed_once_with_its_seed_and_the_example_to_add(folder: Path) -> None:
     (folder / "test_broken.py").write_text(BROKEN)
     done = fuzz("0.4", folder)
     assert done.returncode == 1, done.stdout + done.stderr

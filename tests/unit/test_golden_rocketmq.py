@@ -103,7 +103,7 @@ def test_every_record_decodes_and_encodes_to_the_same_bytes(golden: GoldenStore)
     assert not any(golden.log[at:])
 
 
-def test_a_recomputed_checksum_is_the_one_that_rocketmq_stored(golden: GoldenStore) -> None:
+def test_a_recomputed_checksum_equals_rocketmqs(golden: GoldenStore) -> None:
     for record in golden.records:
         stored = record.encode()
         record.body_crc = None
@@ -129,7 +129,7 @@ def _record_of(golden: GoldenStore, sent: dict[str, Any]) -> Record | None:
     return found[0] if found else None
 
 
-def test_every_message_is_what_was_sent(golden: GoldenStore) -> None:
+def test_every_message_equals_the_sent_one(golden: GoldenStore) -> None:
     seen = set()
     for sent in golden.expected:
         record = _record_of(golden, sent)
@@ -154,7 +154,7 @@ def test_every_message_is_what_was_sent(golden: GoldenStore) -> None:
     assert len(seen) == 500
 
 
-def test_offset_ids_are_what_rocketmqs_client_got(golden: GoldenStore) -> None:
+def test_offset_ids_equal_those_of_rocketmqs_client(golden: GoldenStore) -> None:
     ids = [sent["offsetMsgId"] for sent in golden.expected if sent["offsetMsgId"] is not None]
     assert len(ids) == 466
     for message_id in ids:

@@ -103,7 +103,7 @@ def test_a_member_whose_connection_went_has_a_few_seconds_to_come_back(groups: G
     assert list(group.members) == ["b"]
 
 
-def test_a_topic_that_comes_later_is_given_out_and_told(
+def test_a_later_topic_is_assigned_with_a_notification(
     groups: GroupCoordinator, clock: Clock, store: MessageStore
 ) -> None:
     remote = FakeRemote()
@@ -173,7 +173,7 @@ def test_a_group_that_is_new_to_a_store_that_was_closed_does_not_wait(store: Mes
     assert len(group.assignment(member)) == 4
 
 
-def test_groups_and_what_is_set_for_them_survive_in_rocketmqs_file(tmp_path: Path) -> None:
+def test_groups_and_their_settings_survive_in_rocketmqs_file(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.groups.ensure("g")
     store.groups._groups["g"]["retryMaxTimes"] = 3
@@ -246,9 +246,7 @@ def test_an_offset_too_many_is_refused_and_existing_offsets_still_change(
     groups.check_may_commit("b", "t", [0, 1])
 
 
-def test_how_far_its_dead_letters_are_dealt_with_outlives_a_group(
-    groups: GroupCoordinator, store: MessageStore
-) -> None:
+def test_the_offset_of_handled_dead_letters_outlives_a_group(groups: GroupCoordinator, store: MessageStore) -> None:
     offsets = store.consumer_offsets
     offsets.commit("g", "t", 0, 1)
     offsets.commit("g", "%DLQ%g", 0, 5)
@@ -267,7 +265,7 @@ def test_only_the_topics_that_members_consume_are_theirs_alone_to_commit(groups:
     groups.check_idle("g", "stop them", "%DLQ%g")
 
 
-def test_a_rebalance_is_counted_where_queues_move(groups: GroupCoordinator) -> None:
+def test_a_rebalance_is_counted_if_queues_move(groups: GroupCoordinator) -> None:
     first, _ = beat(groups, "a", FakeRemote())
     assert groups.rebalances == 1
     beat(groups, "a", FakeRemote(), epoch=first.epoch)
@@ -319,9 +317,7 @@ def settle(groups: GroupCoordinator, remotes: list[FakeRemote]) -> None:
         beat(groups, f"m-{number}", remote, group.epoch, held, "wide", 300)
 
 
-def test_the_queues_of_a_large_group_are_shared_out_once_for_all_who_come_and_go(
-    store: MessageStore, clock: Clock
-) -> None:
+def test_a_large_group_is_rebalanced_once_for_many_changes(store: MessageStore, clock: Clock) -> None:
     make_topic(store, "wide", 1_000)
     groups = GroupCoordinator(store, clock, clock.call_later)
     remotes = [FakeRemote() for _ in range(300)]

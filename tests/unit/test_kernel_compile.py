@@ -158,7 +158,7 @@ def test_a_folder_of_another_user_or_a_link_to_one_is_not_used(tmp_path: Path, m
         assert jit._cache_folder() is None
 
 
-def test_the_cache_goes_where_the_environment_says_and_is_closed_to_others(tmp_path: Path) -> None:
+def test_the_cache_is_in_the_environments_folder_and_closed_to_others(tmp_path: Path) -> None:
     parent = tmp_path / "cache"
     script = "from flintmq.broker.kernels import crc32, jit; print(jit.CACHE_FOLDER)"
     environment = {jit.CACHE_VARIABLE: str(parent), "HOME": str(tmp_path), "PATH": ""}

@@ -232,7 +232,7 @@ def test_a_call_stops_before_the_record_whose_keys_no_longer_fit(first: int, sec
 # ---- deleted topics ----
 
 
-def test_records_of_a_deleted_topic_are_passed_over_and_those_behind_the_deletion_are_not() -> None:
+def test_records_of_a_deleted_topic_are_skipped_up_to_the_deletion() -> None:
     before, behind = a_record(b"KEYS\x01a\x02", queue_offset=700), a_record(b"KEYS\x01b\x02", queue_offset=3)
     size = len(before.encode())
     answer = run(before, behind, queues={ORDERS: Queue(next=3, deleted_below=size)})
@@ -289,7 +289,7 @@ def test_a_call_stops_without_room_for_units_and_the_next_continues(unit_room: i
         assert next_offsets(table) == {ORDERS: done}
 
 
-def test_a_call_ends_at_the_first_record_that_begins_at_or_behind_its_end() -> None:
+def test_a_call_ends_at_the_first_record_that_begins_at_or_after_its_end() -> None:
     records = [a_record(queue_offset=place) for place in range(3)]
     size = len(records[0].encode())
     log = fenced(write_log(records))
@@ -324,7 +324,7 @@ def test_a_call_ends_at_the_first_record_that_begins_at_or_behind_its_end() -> N
         (RECORD.at["body_crc"], b"\0\0\0\0", kernel.BAD_CRC),
     ],
 )
-def test_what_is_no_sound_record_stops_a_scan_and_says_why(at: int, content: bytes, status: int) -> None:
+def test_an_unsound_record_stops_a_scan_with_the_reason(at: int, content: bytes, status: int) -> None:
     log = bytearray(write_log([a_record(b"A\x01b\x02")]))
     assert len(log) == 105
     log[at : at + len(content)] = content
@@ -370,7 +370,7 @@ def test_an_empty_bodys_checksum_is_not_looked_at() -> None:
     ("size", "status"),
     [(8, kernel.BLANK), (50, kernel.BLANK), (7, kernel.BAD_MAGIC), (51, kernel.BAD_MAGIC), (-1, kernel.BAD_MAGIC)],
 )
-def test_a_blank_record_ends_a_file_where_it_fits_the_file(size: int, status: int) -> None:
+def test_a_blank_ends_a_file_if_it_fits_the_file(size: int, status: int) -> None:
     first = a_record()
     log = write_log([first]) + struct.pack(">ii", size, MAGIC_BLANK) + b"\xee" * 42
     answer = dispatch(fenced(log), 0, len(log), 0, Table([(ORDERS, Queue())]))
@@ -394,7 +394,7 @@ def test_every_reason_to_stop_for_damage_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("slots", [2, 4, 64])
-def test_queues_that_share_a_slot_are_told_apart(slots: int) -> None:
+def test_queues_that_share_a_slot_are_distinguished(slots: int) -> None:
     names: list[QueueName] = [(b"t", queue_id) for queue_id in range(slots - 1)]
     table = Table(((name, Queue()) for name in names), slots)
     assert len(table.slots.array) == slots

@@ -32,7 +32,7 @@ def choose(
     return answer, chosen.values()[kernel.C_QUEUE_OFFSET : answer[1] * kernel.CHOSEN_ROW : kernel.CHOSEN_ROW]
 
 
-def test_all_units_are_chosen_where_no_limit_is_met() -> None:
+def test_all_units_are_chosen_within_the_limits() -> None:
     assert choose([(0, 100, 1), (100, 91, 2), (191, 300, 0)]) == ((3, 3, 491), [50, 51, 52])
 
 
@@ -43,7 +43,7 @@ def test_a_tag_chooses_by_its_hash() -> None:
     assert choose(units, (9,)) == ((4, 0, 0), [])
 
 
-def test_the_first_record_is_taken_however_large() -> None:
+def test_the_first_record_is_chosen_at_any_size() -> None:
     assert choose([(0, 5000, 0), (5000, 100, 0)], bytes_max=1) == ((1, 1, 5000), [50])
     assert choose([(0, 5000, 1), (5000, 7000, 2)], (2,), bytes_max=1) == ((2, 1, 7000), [51])
 
@@ -89,7 +89,7 @@ def finish(
     return int(result), out.bytes()[:4]
 
 
-def test_a_record_is_the_one_that_its_unit_promised_or_it_is_named() -> None:
+def test_a_record_that_its_unit_did_not_promise_is_named_by_its_number() -> None:
     record = Record(b"t", b"body", queue_id=3, queue_offset=8, physical_offset=4096)
     size = len(record.encode())
     sound = (kernel.SOUND, size.to_bytes(4, "big"))
@@ -104,7 +104,7 @@ def test_a_record_is_the_one_that_its_unit_promised_or_it_is_named() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 8, 35, 90])
-def test_a_size_that_is_too_small_for_a_record_is_named_before_anything_behind_it_is_read(size: int) -> None:
+def test_a_size_too_small_for_a_record_is_named_before_later_reads(size: int) -> None:
     record = Record(b"t", b"body", queue_id=3, queue_offset=8, physical_offset=4096)
     body = size.to_bytes(4, "big")[:size] + record.encode()[4:size]
     assert finish(record, (4096, size, 8), body=body) == (0, b"\xee" * 4)
@@ -132,7 +132,7 @@ def test_a_small_gap_is_read_over_and_a_large_one_is_not() -> None:
     assert plan([(0, 1000), (5097, 1000)]) == [(0, 1000, 0, 1), (5097, 1000, 1, 1)]
 
 
-def test_a_read_is_not_much_more_than_what_is_wanted_of_it() -> None:
+def test_a_read_is_little_larger_than_its_wanted_records() -> None:
     sparse = [(at, 100) for at in range(0, 40_000, 2000)]
     reads = plan(sparse)
     assert len(reads) > 1

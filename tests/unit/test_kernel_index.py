@@ -41,7 +41,7 @@ def entries_of(blob: bytes, count: int) -> list[tuple[int, ...]]:
     return [struct.unpack_from(">iqii", blob, entry_at(SLOTS, number)) for number in range(1, count + 1)]
 
 
-def test_entries_slots_and_header_are_what_the_format_says() -> None:
+def test_entries_slots_and_header_follow_the_format() -> None:
     blob, twin = filled(KEYS)
     assert entries_of(blob, 6) == [
         (5, 100, 0, 0),
@@ -74,7 +74,7 @@ def test_the_first_entry_is_found_by_its_time_in_a_file_that_rocketmq_rolled_to(
 
 
 @pytest.mark.parametrize("entries", [2, 3, 6])
-def test_a_full_file_takes_what_fits_and_says_how_much(entries: int) -> None:
+def test_a_full_file_takes_the_entries_that_fit_and_returns_their_number(entries: int) -> None:
     blob, twin = filled(KEYS, entries)
     assert len(twin.keys) == entries - 1
     file = fenced(blob)
@@ -82,7 +82,7 @@ def test_a_full_file_takes_what_fits_and_says_how_much(entries: int) -> None:
     assert file.bytes() == blob
 
 
-def test_a_slot_that_holds_no_number_of_an_entry_holds_none() -> None:
+def test_a_slot_without_a_valid_entry_number_is_empty() -> None:
     for stale in (-1, -(2**31), 100, 2**31 - 1):
         twin = Index(SLOTS, 20)
         blob = bytearray(twin.encode())

@@ -47,7 +47,7 @@ def with_property(name: bytes, value: bytes) -> Batch:
     return rows(SOUND, Packer(0).array([b"\xc4\x01x", Packer(0).map([(b"A", b"b"), (name, value)])]))
 
 
-def test_a_message_becomes_the_record_that_the_format_says() -> None:
+def test_a_message_becomes_the_specified_record() -> None:
     batch = dataclasses.replace(rows(SOUND), common=b"C\x01c\x02", unique_prefix=PREFIX, unique_first=0x4C4B400000)
     call = produce(batch)
     assert (call.status, call.message) == (kernel.OK, 1)
@@ -106,7 +106,7 @@ def test_a_frame_cut_at_any_byte_is_refused_with_nothing_written(frame: Batch) -
 
 
 @pytest.mark.parametrize("frame", [Batch(TWO_ROWS, 2), Batch(TWO_COLUMNS, 2, COLUMNS)], ids=["rows", "columns"])
-def test_whatever_a_byte_of_a_frame_is_changed_to_the_twin_agrees(frame: Batch) -> None:
+def test_the_twin_agrees_on_a_frame_with_any_changed_byte(frame: Batch) -> None:
     for at in range(len(frame.body)):
         for byte in range(at % 16, 256, 16) if INTERPRETED else range(256):
             changed = bytearray(frame.body)
@@ -208,7 +208,7 @@ def test_a_key_that_cannot_be_a_property_is_refused(key: bytes, status: int) -> 
 
 @pytest.mark.parametrize("behind", [b"\x00", b"\xc0", SOUND])
 @pytest.mark.parametrize("frame", [Batch(TWO_ROWS, 2), Batch(TWO_COLUMNS, 2, COLUMNS)], ids=["rows", "columns"])
-def test_bytes_behind_the_last_message_are_refused(frame: Batch, behind: bytes) -> None:
+def test_bytes_after_the_last_message_are_refused(frame: Batch, behind: bytes) -> None:
     call = refused(dataclasses.replace(frame, body=frame.body + behind))
     assert (call.status, call.position) == (kernel.BYTES_LEFT, len(frame.body))
 
@@ -303,7 +303,7 @@ def test_a_length_beyond_the_frame_is_refused_before_anything_is_read(before: by
 
 
 @pytest.mark.parametrize("spare", [0, 1, 8, 100])
-def test_a_record_leaves_room_for_a_blank_record_behind_it(spare: int) -> None:
+def test_a_record_leaves_room_for_a_blank_after_it(spare: int) -> None:
     batch = rows(SOUND)
     size = len(make_records(batch)[0].encode())
     call = produce(batch, file_bytes=50 + size + spare, position=50)
@@ -334,7 +334,7 @@ def test_messages_that_no_longer_fit_are_left_to_the_next_file() -> None:
     assert call.intact
 
 
-def test_a_large_frame_is_what_msgpack_packs() -> None:
+def test_a_large_frame_equals_the_one_that_msgpack_packs() -> None:
     count = 300
     packed = msgpack.packb([b"%d" % number for number in range(count)]) + msgpack.packb(
         [f"k-{n}" for n in range(count)]

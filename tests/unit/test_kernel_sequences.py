@@ -70,7 +70,7 @@ def test_messages_that_follow_each_other_are_one_run() -> None:
         a_record(6, 1, topic=b"orders2"),
     ],
 )
-def test_what_does_not_follow_is_a_run_of_its_own(following: Record) -> None:
+def test_a_message_that_does_not_follow_is_a_separate_run(following: Record) -> None:
     first, second = runs_of(a_record(5, 0), following)
     assert (first.count, second.count) == (1, 1)
     assert second.at > 0
@@ -156,7 +156,7 @@ def test_messages_of_several_topics_that_wait_are_several_runs() -> None:
     assert [run.asked for run in runs] == [b"orders", b"orderz", b"o"]
 
 
-def test_the_topics_where_messages_wait_are_those_of_delivery() -> None:
+def test_the_topics_of_waiting_messages_are_those_of_delivery() -> None:
     assert sequences.WAITING_TOPICS == (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, PREPARED_TOPIC)
     assert tuple(name.encode() for name in sequences.WAITING_TOPICS) == WAITING_TOPICS
 
@@ -170,7 +170,7 @@ def test_without_room_it_stops_in_front_of_the_run_that_does_not_fit() -> None:
     assert call(log, at, len(log), 0, run_room=2)[2] == [Run(at, PREFIX.encode(), 20, 1, b"orders", b"orders", 0, 4)]
 
 
-def test_it_stops_where_there_is_no_record() -> None:
+def test_the_kernel_stops_at_the_end_of_the_records() -> None:
     log = write_log([a_record(5, 0)])
     assert call(log + bytes(200), 0, len(log) + 200, 0)[:2] == (dispatch.NO_RECORD, len(log))
     assert call(log, 0, len(log), 1)[:2] == (dispatch.BAD_PHYSICAL_OFFSET, 0)

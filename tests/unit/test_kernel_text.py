@@ -67,7 +67,7 @@ def hash_of(blob: bytes, before: bytes = b"", behind: bytes = b"") -> int:
 
 
 @pytest.mark.parametrize(("text", "expected"), JAVA_HASHES.items())
-def test_the_hash_is_the_one_that_java_gives(text: str, expected: int) -> None:
+def test_the_hash_equals_javas(text: str, expected: int) -> None:
     assert java_hash(text) == expected
     for before in (b"", b"x", b"\xe9\xff\x80"):
         assert hash_of(text.encode(), before, b"\x80\xbf") == expected

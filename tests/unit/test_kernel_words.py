@@ -130,7 +130,7 @@ def test_the_plain_twins_load_and_store_the_same(load_all: Callable[..., Any]) -
     assert plain.bytes() == machine.bytes()
 
 
-def test_a_fenced_array_notices_what_is_written_beside_it() -> None:
+def test_a_fenced_array_notices_writes_beside_it() -> None:
     for place in (-1, 4, -FENCE_ITEMS, 4 + FENCE_ITEMS - 1):
         array = fenced(b"\x01\x02\x03\x04")
         assert array.intact
@@ -139,7 +139,7 @@ def test_a_fenced_array_notices_what_is_written_beside_it() -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="compiled kernels check no bounds; test_kernel_interpreted runs this")
-def test_an_index_outside_of_an_array_raises_where_kernels_run_interpreted() -> None:
+def test_an_index_outside_an_array_raises_in_interpreted_kernels() -> None:
     array = fenced(b"\x01\x02\x03\x04").array
     for at in (-1, 1, 4):
         with pytest.raises(IndexError):

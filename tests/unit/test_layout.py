@@ -119,7 +119,7 @@ def test_a_producer_may_set_compression_and_multi_tags_only() -> None:
     assert layout.SysFlag.FROM_PRODUCER == 0x703
 
 
-def test_the_checkpoint_mark_is_where_rocketmq_does_not_look() -> None:
+def test_the_checkpoint_mark_is_in_bytes_unused_by_rocketmq() -> None:
     assert CHECKPOINT.size <= layout.CHECKPOINT_MARK_AT
     assert layout.CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size <= layout.CHECKPOINT_FILE_BYTES
     assert layout.CHECKPOINT_MARK_MAGIC.to_bytes(4, "big") == b"FLMQ"

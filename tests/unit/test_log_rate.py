@@ -5,7 +5,7 @@ from __future__ import annotations
 from flintmq.client.log_rate import LogRate
 
 
-def test_a_burst_passes_and_what_was_left_out_is_counted_in_the_next_line() -> None:
+def test_a_burst_passes_and_the_next_line_counts_omitted_ones() -> None:
     now = 0.0
     rate = LogRate(3, 30.0, lambda: now)
     assert [rate.admit() for _ in range(5)] == ["", "", "", None, None]

@@ -32,7 +32,7 @@ class Clock:
         self.now = 0.0
         self.calls: list[Clock.Call] = []
         self.soon: list[Callable[[], None]] = []
-        """What is due in the loop's next turn."""
+        """Calls that are due in the loop's next turn."""
 
     def time(self) -> float:
         return self.now
@@ -336,7 +336,7 @@ def test_a_message_with_another_tag_wakes_no_pull(service: PullRequestHoldServic
 
 
 @pytest.mark.usefixtures("colours")
-def test_a_message_whose_tag_cannot_be_told_wakes_all(service: PullRequestHoldService) -> None:
+def test_a_message_with_an_unknown_tag_wakes_all(service: PullRequestHoldService) -> None:
     log: list[tuple[str, Wake]] = []
     service.hold("t", 0, 0, 10.0, noted(log, "green"), tags=frozenset({33}))
     service.wake("t", 0, 2)
@@ -346,7 +346,7 @@ def test_a_message_whose_tag_cannot_be_told_wakes_all(service: PullRequestHoldSe
 
 
 @pytest.mark.usefixtures("colours")
-def test_a_group_hears_a_second_later_of_what_it_passed_over(service: PullRequestHoldService, clock: Clock) -> None:
+def test_a_group_learns_a_second_later_of_skipped_messages(service: PullRequestHoldService, clock: Clock) -> None:
     log: list[tuple[str, Wake]] = []
     service.hold("t", 0, 0, 600.0, noted(log, "group"), tags=frozenset({BLUE}), grouped=True)
     service.hold("t", 0, 0, 600.0, noted(log, "plain"), tags=frozenset({BLUE}))

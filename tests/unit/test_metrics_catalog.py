@@ -84,7 +84,7 @@ def test_every_metric_has_its_place_on_the_dashboard() -> None:
     assert shown == {metric.name for metric in METRICS} - {"process_virtual_memory_bytes"}
 
 
-def test_the_dashboard_is_one_that_grafana_can_lay_out() -> None:
+def test_grafana_can_lay_out_the_dashboard() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     taken: set[tuple[int, int]] = set()
@@ -120,7 +120,7 @@ def test_every_alert_is_about_series_that_exist() -> None:
     assert set(used(text)) <= SERIES.keys() | {"flintmq_broker"}
 
 
-def test_the_unit_does_not_start_again_what_cannot_succeed() -> None:
+def test_the_unit_does_not_restart_a_hopeless_broker() -> None:
     unit = (CONF / "flintmq-broker.service").read_text(encoding="utf-8")
     assert "\nRestart=on-failure\n" in unit
     (codes,) = re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)

@@ -75,7 +75,7 @@ def test_any_other_name_is_refused_by_the_setting_that_allows_it(host: str) -> N
     assert said.isprintable()
 
 
-def test_a_request_without_a_host_is_none_of_a_browser_and_one_with_two_is_refused() -> None:
+def test_a_request_without_a_host_is_served_and_one_with_two_is_refused() -> None:
     hosts = Hosts("", "")
     assert hosts.refusal(b"GET / HTTP/1.0", HERE) == ""
     assert hosts.refusal(b"GET /?host: evil HTTP/1.1\r\nX-Host: evil.example", HERE) == ""
@@ -83,7 +83,7 @@ def test_a_request_without_a_host_is_none_of_a_browser_and_one_with_two_is_refus
     assert hosts.refusal(b"GET / HTTP/1.1\nHOST : evil.example\n", HERE) != ""
 
 
-def test_the_name_that_is_listened_on_is_served_also_behind_a_mapped_address() -> None:
+def test_the_listening_name_is_served_at_a_mapped_address_too() -> None:
     assert refused("metrics.internal:1", listen="metrics.internal:10912", names="") == ""
     assert refused(HERE, names="", at=f"::ffff:{HERE}") == ""
     assert refused("[fe80::1]", names="", at="fe80::1%eth0") == ""

@@ -41,7 +41,7 @@ def test_valid_names_are_returned(kind: str, name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["topic", "group"])
-def test_other_names_are_refused_and_the_error_says_of_what(kind: str, name: str) -> None:
+def test_other_names_are_refused_with_the_kind_of_name(kind: str, name: str) -> None:
     with pytest.raises(InvalidParameter, match=kind):
         check_name(kind, name)
 
@@ -92,11 +92,11 @@ def test_other_topics_are_the_users(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", [*sorted(PRODUCE_FORBIDDEN_TOPICS), "rmq_sys_wheel_timer"])
-def test_a_producer_may_not_write_what_only_a_broker_writes(topic: str) -> None:
+def test_a_producer_may_not_write_broker_topics(topic: str) -> None:
     assert not may_produce_to(topic)
 
 
 @pytest.mark.parametrize("kind", ["topic", "group"])
-def test_a_name_with_dots_is_refused_with_what_to_call_it(kind: str) -> None:
+def test_a_name_with_dots_is_refused_with_a_suggestion(kind: str) -> None:
     with pytest.raises(InvalidParameter, match=r"use % \| a-z A-Z 0-9 _ -: 'orders-eu-v1' or 'orders_eu_v1', for inst"):
         check_name(kind, "orders.eu.v1")

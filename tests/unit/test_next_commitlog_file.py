@@ -124,7 +124,7 @@ def test_the_name_of_a_new_file_is_on_disk_before_its_bytes_count_as_flushed(
     store.close()
 
 
-def test_only_what_surely_goes_on_in_the_next_file_puts_it_into_the_logs_folder(store: MessageStore) -> None:
+def test_only_a_frame_that_needs_the_next_file_creates_it(store: MessageStore) -> None:
     fill_first_file(store)
     log = store.commitlog
     append_all(store, [bytes(FILE_BYTES - store.write_offset - 40_000)])
@@ -144,7 +144,7 @@ def test_only_what_surely_goes_on_in_the_next_file_puts_it_into_the_logs_folder(
 
 
 @pytest.mark.parametrize("over", [0, 1], ids=["to the last byte", "one byte more"])
-def test_a_record_goes_into_the_file_where_it_leaves_room_for_a_blank(store: MessageStore, over: int) -> None:
+def test_a_record_goes_into_a_file_only_if_it_leaves_room_for_a_blank(store: MessageStore, over: int) -> None:
     fill_first_file(store)
     before = store.write_offset
     append_all(store, [b""])

@@ -19,7 +19,7 @@ def listen(address: str) -> socket.socket:
     return sock
 
 
-def test_ready_and_stopping_are_said(tmp_path: Path) -> None:
+def test_ready_and_stopping_are_notified(tmp_path: Path) -> None:
     with listen(str(tmp_path / "notify")) as sock:
         manager = ServiceManager(str(tmp_path / "notify"))
         manager.ready("127.0.0.1:10911")

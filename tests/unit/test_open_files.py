@@ -54,7 +54,7 @@ def unit(number: int) -> bytes:
     steps=st.lists(st.tuples(st.sampled_from(["append", "read", "sync", "expire"]), st.integers(0, 3)), max_size=60),
     files_max=st.integers(1, 4),
 )
-def test_what_was_written_is_read_however_few_files_are_open(
+def test_written_data_is_read_with_few_open_files(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], files_max: int
 ) -> None:
     files, open_files = CountingFiles(), OpenFiles(files_max)

@@ -61,7 +61,7 @@ def test_a_literal_grant_is_for_that_name_and_that_action_alone(action: str) -> 
     assert not granted.allows(action, BROKER)
 
 
-def test_a_prefix_covers_what_begins_so() -> None:
+def test_a_prefix_covers_names_that_begin_with_it() -> None:
     granted = permissions({"actions": ["publish"], "topicPrefix": "flights-"})
     assert granted.allows(PUBLISH, TOPIC, "flights-")
     assert granted.allows(PUBLISH, TOPIC, "flights-jfk")
@@ -189,7 +189,7 @@ def test_grants_are_added_and_taken_away_by_object() -> None:
 # ---- while the broker runs
 
 
-def test_a_refusal_names_the_action_the_object_the_user_and_what_to_do() -> None:
+def test_a_refusal_names_action_object_user_and_remedy() -> None:
     access = UserRights("ann", permissions())
     with pytest.raises(NoPermission) as refused:
         access.check(Need((CONSUME, QUERY), TOPIC, "orders"))
@@ -200,7 +200,7 @@ def test_a_refusal_names_the_action_the_object_the_user_and_what_to_do() -> None
 
 @pytest.mark.parametrize("kind", [TOPIC, GROUP, BROKER])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_what_a_refusal_says_can_be_typed(action: str, kind: str) -> None:
+def test_the_command_in_a_refusal_can_be_typed(action: str, kind: str) -> None:
     if kind == BROKER and action not in (QUERY, ADMIN):
         return
     with pytest.raises(NoPermission, match="flintmq user grant ann --"):
@@ -236,7 +236,7 @@ def test_grants_that_cannot_be_read_allow_nothing(caplog: pytest.LogCaptureFixtu
     assert "no permissions until this is fixed" in caplog.text
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_cache_is_bounded() -> None:
     access = UserRights("ann", permissions({"actions": ["publish"], "topicPrefix": ""}))
     for number in range(2 * REMEMBERED_MAX + 10):
         access.check_publish(f"t{number}")

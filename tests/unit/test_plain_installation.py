@@ -22,7 +22,7 @@ def run_without(names: tuple[str, ...], program: str, *arguments: str) -> subpro
     "arguments", [["serve", "--listen", "127.0.0.1:0"], ["verify", "."], ["stat", "."], ["backup", ".", "b"], ["warm"]]
 )
 @pytest.mark.parametrize("names", [("numba",), ("numba", "numpy", "pydantic")])
-def test_the_broker_says_which_extra_is_missing(tmp_path: Path, arguments: list[str], names: tuple[str, ...]) -> None:
+def test_the_broker_names_the_missing_extra(tmp_path: Path, arguments: list[str], names: tuple[str, ...]) -> None:
     if arguments[0] == "serve":
         arguments = [*arguments, "--store", str(tmp_path / "store")]
     done = run_without(names, DAEMON, *arguments)

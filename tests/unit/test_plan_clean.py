@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> MessageStore:
     return store
 
 
-def test_it_says_what_goes_and_why_the_rest_stays(store: MessageStore) -> None:
+def test_the_plan_lists_files_to_delete_and_reasons_to_keep_the_rest(store: MessageStore) -> None:
     store.close()
     before = tree(store.path)
     now = time.time() + 2 * 3600
@@ -56,7 +56,7 @@ def test_it_looks_at_the_store_of_a_running_broker(store: MessageStore) -> None:
     store.close()
 
 
-def test_what_it_says_is_what_happens(store: MessageStore) -> None:
+def test_retention_follows_the_plan(store: MessageStore) -> None:
     store.consumer_offsets.commit("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0, 1)
     store.consumer_offsets.persist()
     plan = plan_clean(store.path, EVERY_HOUR, now=time.time() + 7200, disk=ROOMY)

@@ -33,7 +33,7 @@ def parts(ranges: list[Range]) -> list[tuple[int, int]]:
 
 
 class TestTable:
-    def test_messages_behind_each_other_are_one_range(self) -> None:
+    def test_consecutive_messages_are_one_range(self) -> None:
         known = StageTable()
         for name, first, count in (("a", 0, 10), ("a", 10, 10), ("b", 20, 5), ("a", 30, 10), ("a", 40, 10)):
             known.add_messages(name, first, count, TARGET, 0, 0)
@@ -42,7 +42,7 @@ class TestTable:
         known.drop_stages(["a", "unknown"])
         assert (known.ranges, known.messages) == (1, 5)
 
-    def test_the_next_note_says_where_the_one_before_ends(self) -> None:
+    def test_the_next_note_has_the_end_of_the_previous_one(self) -> None:
         known = StageTable()
         known.add_messages("a", 0, 10, TARGET, 0, 0)
         known.add_messages("a", 10, 10, TARGET, 1, 0)
@@ -62,7 +62,7 @@ class TestTable:
         assert parts(commit.ranges_from(8, 1)) == [(6, 7)]
         assert parts(commit.ranges_from(12, 5)) == []
 
-    def test_what_is_needed_reaches_back_to_the_oldest_that_is_not_ended(self) -> None:
+    def test_the_needed_log_begins_at_the_oldest_open_stage(self) -> None:
         known = StageTable()
         assert known.needed_offsets(7, 9) == (7, 9)
         known.add_messages("a", 0, 5, TARGET, 1, 0)
@@ -104,7 +104,7 @@ class TestClock:
         assert made.staged.outcomes == {"commit": 1, "abort": 0, "expire": 1}
 
     @pytest.mark.parametrize("clean", [True, False])
-    def test_what_expired_stays_so_over_a_start(self, made: PreparedStore, clean: bool) -> None:
+    def test_expired_stages_stay_expired_after_a_start(self, made: PreparedStore, clean: bool) -> None:
         made.prepare("early", "orders", [b"one"])
         made.now_ms += TIMEOUT_MS
         made.run()
@@ -172,7 +172,7 @@ class TestStart:
         assert made.counted("orders") == {b"%d" % number: 1 for number in range(10)}
 
     @pytest.mark.parametrize("steps", range(6))
-    def test_copying_continues_where_it_was(self, made: PreparedStore, steps: int) -> None:
+    def test_copying_continues_from_its_saved_position(self, made: PreparedStore, steps: int) -> None:
         bodies = [b"%05d" % number + bytes(600) for number in range(3_000)]
         made.prepare("a", "orders", bodies[:1_000], queue=1)
         made.prepare("b", "others", bodies[1_000:2_000])
@@ -210,7 +210,7 @@ class TestStart:
 
 
 class TestRetention:
-    def test_files_stay_until_what_is_prepared_in_them_is_ended(self, made: PreparedStore) -> None:
+    def test_files_stay_until_the_stages_in_them_have_ended(self, made: PreparedStore) -> None:
         made.prepare("a", "orders", [b"one"])
         topic = make_topic(made.store, "filling")
         while len(made.store.commitlog.queue.files) < 3:

@@ -313,7 +313,7 @@ def _block(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_a_table_is_what_the_code_has(name: str) -> None:
+def test_a_table_equals_the_code(name: str) -> None:
     assert _block(name) == GENERATED[name](), f"replace the block {name!r} of protocol/README.md by what is expected"
 
 
@@ -409,12 +409,12 @@ def _printed(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_what_the_code_sends(name: str) -> None:
+def test_an_example_equals_the_bytes_that_the_code_sends(name: str) -> None:
     assert _printed(name) == EXAMPLES[name]()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_what_the_code_reads(name: str) -> None:
+def test_the_code_reads_an_example(name: str) -> None:
     data = _printed(name)
     parser = FrameParser()
     parser.writable()[: len(data)] = data

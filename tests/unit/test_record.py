@@ -67,11 +67,11 @@ EXAMPLE_BYTES = bytes.fromhex(
 )
 
 
-def test_a_record_is_what_the_format_says() -> None:
+def test_a_record_follows_the_format() -> None:
     assert EXAMPLE.encode() == EXAMPLE_BYTES
 
 
-def test_what_is_encoded_is_decoded() -> None:
+def test_an_encoded_record_is_decoded_unchanged() -> None:
     decoded = decode_record(EXAMPLE_BYTES)
     assert decoded.body_crc == zlib.crc32(b"hello") & 0x7FFFFFFF
     decoded.body_crc = None
@@ -88,7 +88,9 @@ def test_a_record_is_decoded_at_any_place_of_a_buffer(kind: type) -> None:
 @pytest.mark.parametrize("born_host", [V4, V6])
 @pytest.mark.parametrize("store_host", [V4, V6])
 @pytest.mark.parametrize("topic_bytes", [1, 127, 128, 300])
-def test_hosts_and_long_topics_move_what_follows(born_host: bytes, store_host: bytes, topic_bytes: int) -> None:
+def test_hosts_and_long_topics_shift_the_following_fields(
+    born_host: bytes, store_host: bytes, topic_bytes: int
+) -> None:
     record = Record(b"t" * topic_bytes, b"body", b"A\x01b\x02", born_host=born_host, store_host=store_host)
     blob = record.encode()
     v6_hosts = (born_host is V6) + (store_host is V6)
@@ -160,7 +162,7 @@ PROPERTIES_LENGTH_AT = TOPIC_LENGTH_AT + 1 + 6
         pytest.param(patched(88, ">b", ord("H")), "checksum", id="changed body"),
     ],
 )
-def test_damage_is_a_corrupt_record_that_says_what_and_where(blob: bytes, says: str) -> None:
+def test_damage_raises_corrupt_record_with_field_and_place(blob: bytes, says: str) -> None:
     with pytest.raises(CorruptRecord, match=says) as caught:
         decode_record(b"\xee" * 1000 + blob, 1000)
     assert "1000" in str(caught.value)

@@ -42,7 +42,7 @@ def test_it_is_the_last_20_bytes_with_the_least_significant_digit_first() -> Non
     assert record_crc_property(0x7FFFFFFF) == b"__CRC32#\x017463847412\x02"
 
 
-def test_a_record_with_it_is_what_the_format_says() -> None:
+def test_a_record_with_a_checksum_follows_the_format() -> None:
     digits = str(zlib.crc32(EXAMPLE_BEFORE) & 0x7FFFFFFF).zfill(10)[::-1].encode()
     blob = EXAMPLE.encode(checksum=True)
     assert blob == EXAMPLE_BEFORE + b"__CRC32#\x01" + digits + b"\x02"

@@ -58,7 +58,7 @@ def kept_numbers(kept: Kept) -> list[int]:
     return [decode_record(blob).queue_offset for blob in split_answer(kept.body, kept.count)]
 
 
-def test_what_matches_is_kept_as_it_was_in_its_order() -> None:
+def test_matching_records_are_kept_unchanged_in_order() -> None:
     blobs = blobs_of(100)
     kept = keep(blobs, Named(3, 77, 40))
     assert split_answer(kept.body, kept.count) == [blobs[3], blobs[40], blobs[77]]
@@ -70,7 +70,7 @@ def test_what_matches_is_kept_as_it_was_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("max_count", [1, 2, CHUNK_RECORDS - 1, CHUNK_RECORDS, CHUNK_RECORDS + 1, 99, 100, 101])
-def test_looking_ends_behind_the_last_record_that_may_be_kept(max_count: int) -> None:
+def test_the_search_ends_after_the_last_record_that_fits(max_count: int) -> None:
     kept = keep(blobs_of(100), Named(*range(100)), max_count=max_count)
     assert kept_numbers(kept) == list(range(min(max_count, 100)))
     assert kept.looked == min(max_count, 100)
@@ -88,7 +88,7 @@ def test_looking_ends_before_the_record_that_does_not_fit(fitting: int) -> None:
         assert kept.looked == places[fitting]
 
 
-def test_the_first_that_matches_is_kept_however_large_unless_it_need_not_be() -> None:
+def test_the_first_match_is_kept_at_any_size_unless_optional() -> None:
     blobs = blobs_of(10)
     kept = keep(blobs, Named(4, 5), max_bytes=1)
     assert (kept_numbers(kept), kept.looked) == ([4], 5)

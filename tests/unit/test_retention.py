@@ -58,7 +58,7 @@ def test_only_one_young_file_goes_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("disk", [ROOMY, full(99)])
-def test_what_is_to_be_delivered_stays_whatever_happens(disk: Disk) -> None:
+def test_scheduled_messages_always_stay(disk: Disk) -> None:
     verdict = Policy(RetentionSection()).verdict(old_file(999, AT_4, "a message"), AT_4, disk, first=True)
     assert (verdict.goes, verdict.reason) == (False, "kept: it contains a message")
 
@@ -68,7 +68,7 @@ def test_messages_are_refused_while_the_disk_is_nearly_full(percent: int, free_g
     assert Policy(RetentionSection()).refuses(full(percent, free_gib)) is refuses
 
 
-def test_what_is_needed_is_what_makes_it_fit_again() -> None:
+def test_the_needed_bytes_are_those_that_make_space() -> None:
     disk = full(95)
     needed = disk.needed_bytes(90, 8 * GIB)
     after = Disk(disk.used_bytes - needed, disk.free_bytes + needed)
@@ -155,7 +155,7 @@ def test_a_full_disk_takes_young_files_one_by_one_until_it_is_enough(store: Mess
     assert len(store.commitlog.queue.files) == 13
 
 
-def test_messages_are_refused_with_what_helps_and_taken_again_by_themselves(store: MessageStore) -> None:
+def test_messages_are_refused_with_a_remedy_and_accepted_again_automatically(store: MessageStore) -> None:
     world = World(store)
     world.disk = full(92)
     while len(store.commitlog.queue.files) > 1:

@@ -32,7 +32,7 @@ def stored(reconsume_times: int = 0, **properties: str) -> Record:
     )
 
 
-def test_the_first_time_it_waits_at_level_3_and_remembers_where_it_came_from() -> None:
+def test_the_first_retry_waits_at_level_3_and_remembers_its_origin() -> None:
     back = send_back(stored(), "g", 0, 16)
     record, properties = back.record, back.record.property_map()
     assert not back.dead
@@ -57,14 +57,14 @@ def test_each_time_it_waits_longer_unless_a_level_is_asked_for(tried: int, asked
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "%DLQ%g"])
-def test_the_first_topic_and_id_stay_however_often_it_comes_back(topic: str) -> None:
+def test_the_first_topic_and_id_stay_after_any_number_of_retries(topic: str) -> None:
     retried = stored(4, RETRY_TOPIC="payments", ORIGIN_MESSAGE_ID="FIRST", DELAY="6")
     properties = send_back(replace(retried, topic=topic.encode()), "g", 0, 16).record.property_map()
     assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"]) == ("payments", "FIRST")
 
 
 @pytest.mark.parametrize("level", [0, -1])
-def test_what_a_producer_set_does_not_say_where_a_message_came_from(level: int) -> None:
+def test_properties_of_a_producer_do_not_set_a_messages_origin(level: int) -> None:
     chosen = stored(RETRY_TOPIC="payments", ORIGIN_MESSAGE_ID="FIRST", RETRY_REASON="none", RETRY_MEMBER="nobody")
     properties = send_back(chosen, "g", level, 16).record.property_map()
     assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"]) == ("orders", offset_id(HOST, 4711))
@@ -75,7 +75,9 @@ def test_what_a_producer_set_does_not_say_where_a_message_came_from(level: int) 
     ("tried", "level", "most", "dead"),
     [(15, 0, 16, False), (16, 0, 16, True), (0, -1, 16, True), (0, 0, 0, True), (0, 5, 1, False)],
 )
-def test_after_the_last_try_or_when_told_so_it_is_a_dead_letter(tried: int, level: int, most: int, dead: bool) -> None:
+def test_a_message_becomes_a_dead_letter_after_the_last_attempt_or_on_request(
+    tried: int, level: int, most: int, dead: bool
+) -> None:
     back = send_back(stored(tried), "g", level, most)
     assert back.dead == dead
     if dead:
@@ -90,7 +92,7 @@ def test_a_checksum_of_the_record_before_is_dropped() -> None:
     assert "__CRC32#" not in send_back(record, "g", 0, 16).record.property_map()
 
 
-def test_the_newest_try_says_why_and_one_that_does_not_removes_what_the_one_before_said() -> None:
+def test_the_newest_attempt_sets_or_removes_the_reason() -> None:
     first = send_back(stored(), "g", 0, 16, "ValueError: no such account", "host@1").record
     properties = first.property_map()
     assert (properties["RETRY_REASON"], properties["RETRY_MEMBER"]) == ("ValueError: no such account", "host@1")

@@ -34,13 +34,13 @@ def server(verifier: Verifier = VERIFIER) -> ServerExchange:
 
 
 class TestTheExampleOfTheRfc:
-    def test_the_client_says_what_the_rfc_says(self) -> None:
+    def test_the_client_sends_the_rfcs_messages(self) -> None:
         exchange = client()
         assert exchange.first() == CLIENT_FIRST
         assert exchange.final(SERVER_FIRST) == CLIENT_FINAL
         exchange.check(SERVER_FINAL)
 
-    def test_the_server_says_what_the_rfc_says(self) -> None:
+    def test_the_server_sends_the_rfcs_messages(self) -> None:
         exchange = server()
         assert exchange.first(CLIENT_FIRST) == SERVER_FIRST
         assert exchange.name == "user"
@@ -68,7 +68,7 @@ class TestTheExchange:
     def test_passwords_that_look_alike_are_the_same(self) -> None:
         run("I\u00adX \u2168", make_verifier("IX IX", 4096))  # a soft hyphen, the Roman numeral nine
 
-    def test_what_a_server_without_the_verifier_says_is_refused(self) -> None:
+    def test_a_server_without_the_verifier_is_refused(self) -> None:
         exchange = client()
         answer = server(make_verifier("another", 4096, VERIFIER.salt))
         answer.first(CLIENT_FIRST)

@@ -51,7 +51,7 @@ class TestFind:
     def test_a_frame_of_an_unknown_producer_is_new(self, sequences: ProducerSequences) -> None:
         assert find(sequences, 0, 5) is None
 
-    def test_a_duplicate_is_where_the_first_was_stored(self, sequences: ProducerSequences) -> None:
+    def test_a_duplicate_has_the_place_of_the_first(self, sequences: ProducerSequences) -> None:
         store(sequences, 100, 5, 70, queue=3)
         assert find(sequences, 100, 5) == StoredBefore("orders", 3, 70)
         assert find(sequences, 102, 2) == StoredBefore("orders", 3, 72)
@@ -188,7 +188,7 @@ class TestBounds:
 
 
 class TestRestore:
-    def test_what_the_log_holds_is_known_again(self, sequences: ProducerSequences) -> None:
+    def test_runs_in_the_log_are_known_again(self, sequences: ProducerSequences) -> None:
         sequences.restore(
             [
                 StoredRun(PREFIX, "orders", 100, 5, "orders", 1, 7),

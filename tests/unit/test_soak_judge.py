@@ -33,7 +33,7 @@ def problems(judge: Any, *members: list[Any], orderly: bool = True) -> list[str]
     return found
 
 
-def test_failures_and_what_comes_again_from_an_earlier_one_on_are_in_order(judge: Any) -> None:
+def test_failures_and_redeliveries_from_an_earlier_message_are_in_order(judge: Any) -> None:
     killed = lines(judge, (10, 0, True), (20, 1, False), (30, 1, True), (40, 2, True))
     after = lines(judge, (50, 1, True), (60, 2, True))
 
@@ -46,7 +46,7 @@ def test_a_member_that_gets_a_queue_back_continues_after_another_one(judge: Any)
     assert not problems(judge, lines(judge, (10, 0, True), (50, 2, True)), lines(judge, (30, 1, True)))
 
 
-def test_a_message_that_was_never_done_is_missing_also_where_the_order_does_not_matter(judge: Any) -> None:
+def test_a_message_never_handled_is_missing_even_without_order(judge: Any) -> None:
     (problem,) = problems(judge, lines(judge, (10, 0, True), (20, 2, True), (30, 1, False)), orderly=False)
     assert "1 of 3 never handled: [1]" in problem
 
@@ -77,7 +77,7 @@ def test_a_message_that_was_never_sent_is_found(judge: Any) -> None:
     )
 
 
-def test_gaps_orders_queues_and_doubles_among_what_was_sent_are_found(judge: Any) -> None:
+def test_gaps_orders_queues_and_duplicates_of_sent_messages_are_found(judge: Any) -> None:
     def sent(*rows: tuple[int, int, int]) -> list[Any]:
         return [judge.Sent("a", *row) for row in rows]
 

@@ -64,7 +64,7 @@ def test_the_store_its_commitlog_folder_and_their_uris_are_the_same(store: Path,
         ("file://other-host/store", "mounted on the driver"),
     ],
 )
-def test_what_is_no_store_is_refused_saying_what_it_is(
+def test_a_folder_without_a_store_is_refused_with_its_kind(
     tmp_path: Path, store: Path, path: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -206,7 +206,7 @@ def test_a_log_that_ends_before_its_mark_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_the_queues_of_a_store_that_was_stopped_in_order_say_where_its_log_ends(tmp_path: Path, stopped: bool) -> None:
+def test_the_queues_of_a_cleanly_stopped_store_give_the_end_of_its_log(tmp_path: Path, stopped: bool) -> None:
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(10))
     store.close()
@@ -339,7 +339,7 @@ def test_the_readme_lists_every_option() -> None:
 # ---- quarantine of a broker ----
 
 
-def test_tombstones_are_no_rows_also_where_the_index_is_read_from_its_bak(tmp_path: Path) -> None:
+def test_tombstones_are_no_rows_even_if_the_index_is_read_from_its_bak(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(20))
     store.close()

@@ -134,7 +134,7 @@ def test_records_in_a_body_never_become_rows_in_silence(tmp_path: Path) -> None:
     assert read_offsets(tmp_path, partition_bytes=FILE_BYTES) == offsets
 
 
-def test_what_lies_before_the_wanted_range_is_walked_where_the_boundary_is_not_certain(tmp_path: Path) -> None:
+def test_bytes_before_the_range_are_scanned_if_the_boundary_is_uncertain(tmp_path: Path) -> None:
     log = feigning(tmp_path)
     within = log.records[30].physical_offset + 5000
     for partition_bytes in (1000, 2000, 5000):
@@ -146,7 +146,7 @@ def test_what_lies_before_the_wanted_range_is_walked_where_the_boundary_is_not_c
     assert read_offsets(tmp_path, starting_physical_offset=within) == offsets_of(log)[31:]
 
 
-def test_queues_tell_records_from_what_a_body_feigns(tmp_path: Path) -> None:
+def test_queues_distinguish_records_from_forged_ones(tmp_path: Path) -> None:
     """The same with a real store: its queues know where records are, so every cut is right."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(30))
@@ -165,7 +165,7 @@ def test_queues_tell_records_from_what_a_body_feigns(tmp_path: Path) -> None:
     assert expected[60] < first <= expected[70], "what lies before is skipped"
 
 
-def test_a_stretch_that_ends_behind_its_files_records_is_damage(store: Path, log: MadeLog) -> None:
+def test_a_range_that_ends_past_its_files_records_is_damage(store: Path, log: MadeLog) -> None:
     file = find_log(str(store)).files[0]
     reader = PartitionReader([LogRange(file, file.start, file.end - 1)], COLUMNS, ArchiveOptions(str(store)))
     with pytest.raises(CorruptLog, match="records end here"):
@@ -316,7 +316,7 @@ def test_a_record_longer_than_a_window_is_read_whole(tmp_path: Path, monkeypatch
         assert [row["body"] for row in rows] == [record.body for record in made]
 
 
-def test_topics_are_told_apart_by_every_byte(tmp_path: Path) -> None:
+def test_topics_are_distinguished_by_every_byte(tmp_path: Path) -> None:
     names = ["a", "ab", "b", "orders", "orders-1", "orders-2", "orders-11", "x" * 127, "x" * 126 + "y", "x" * 128]
     names += ["%RETRY%group", "TBW102", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"]
     made = [Record(name.encode(), b"1") for name in names for _ in range(3)] + [Record(n.encode(), b"") for n in names]

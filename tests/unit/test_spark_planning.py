@@ -24,7 +24,7 @@ def ranges_of(counts: list[int]) -> list[QueueRange]:
 
 
 @given(lengths, st.none() | st.integers(1, 40))
-def test_what_is_cut_is_read_once_and_in_at_least_so_many_parts(counts: list[int], wanted: int | None) -> None:
+def test_a_split_range_is_read_once_in_at_least_so_many_parts(counts: list[int], wanted: int | None) -> None:
     ranges = ranges_of(counts)
     pieces = split(ranges, wanted)
     offsets = [(piece.queue, offset) for piece in pieces for offset in range(piece.start, piece.end)]
@@ -127,7 +127,7 @@ def test_filters_become_bounds_and_only_times_stay_with_spark() -> None:
         (lambda spark, at: spark.EqualTo(("stored_at",), at), (5, 6)),
     ],
 )
-def test_a_bound_on_time_never_leaves_out_what_passes_the_filter(make: Any, bounded: tuple[Any, Any]) -> None:
+def test_a_time_bound_never_excludes_rows_that_pass_the_filter(make: Any, bounded: tuple[Any, Any]) -> None:
     bounds, _, left = push([make(filters(), datetime(1970, 1, 1, 0, 0, 0, 5000, tzinfo=UTC))], EVERYTHING)
     assert (bounds.since_ms, bounds.until_ms) == bounded
     assert len(left) == 1

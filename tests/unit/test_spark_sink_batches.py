@@ -75,7 +75,7 @@ def test_bodies_are_bytes_or_utf8_of_any_width() -> None:
         (pa.array([[], None, []], pa.list_(pa.string())), None),
     ],
 )
-def test_keys_are_one_or_several_or_none(given: Any, found: Any) -> None:
+def test_a_row_has_one_key_several_or_none(given: Any, found: Any) -> None:
     assert rows(body=bodies(3), keys=given).keys == found
 
 
@@ -159,7 +159,7 @@ def test_large_groups_are_calls_of_columns_and_small_ones_a_call_of_messages() -
     assert flat(small) == expected[:9]
 
 
-def test_each_topic_and_queue_has_its_own_calls_where_they_are_large() -> None:
+def test_each_topic_and_queue_has_its_own_calls_if_large() -> None:
     topics = [f"t{number % 2}" for number in range(LARGE)]
     queues = [None if number % 4 == 3 else number % 4 // 2 for number in range(LARGE)]
     found = sends(rows(None, body=bodies(LARGE), topic=topics, queue=pa.array(queues, pa.int32())))

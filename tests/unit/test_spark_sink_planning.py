@@ -23,7 +23,7 @@ def test_options_not_given_have_their_defaults() -> None:
     assert (options.delivery, options.timeout, options.compress_over) == ("at-least-once", 60, 4096)
 
 
-def test_every_option_is_understood_whatever_its_case() -> None:
+def test_every_option_is_understood_in_any_case() -> None:
     given = {
         "BOOTSTRAP": "east=h:1",
         "Topic": "orders",
@@ -83,7 +83,7 @@ def test_the_broker_must_be_named() -> None:
         write_options({"topic": "orders"})
 
 
-def test_a_stream_may_have_what_spark_hands_on() -> None:
+def test_a_stream_accepts_the_options_that_spark_adds() -> None:
     given = {**LEAST, "checkpointlocation": "/c", "queryName": "q"}
     assert write_options(given, streaming=True) == write_options(LEAST)
     with pytest.raises(InvalidOption, match="no option 'triggers'"):

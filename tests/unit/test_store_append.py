@@ -111,7 +111,7 @@ def test_every_record_is_the_bytes_of_its_message(store: MessageStore) -> None:
     assert began_ms <= sent[0].store_ms <= time.time() * 1000
 
 
-def test_queue_offsets_are_dense_in_every_queue_whatever_the_frames(store: MessageStore) -> None:
+def test_queue_offsets_are_dense_in_every_queue_for_any_frames(store: MessageStore) -> None:
     source = random.Random(1)
     sent = []
     number = 0

@@ -110,7 +110,7 @@ def test_a_jump_that_ends_in_time_has_changed_nothing(log: Log, jump_ms: int) ->
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS, 1_500, -1_500])
-def test_a_clock_that_stays_where_it_jumped_to_is_believed(log: Log, jump_ms: int) -> None:
+def test_a_clock_that_stays_after_a_jump_is_trusted(log: Log, jump_ms: int) -> None:
     log.wall_ms += jump_ms
     log.passes(HOLD_S * 1000 + 500)
     assert log.clock.now_ms() == log.clock.seen_ms() == log.wall_ms
@@ -171,7 +171,7 @@ def test_it_knows_when_each_record_was_stored_through_steps_starts_and_cuts_of_t
     assert max(off) < 2 * PACE * STEPS_MAX
 
 
-def test_a_start_with_a_clock_behind_the_newest_record_is_a_step(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_with_a_clock_before_the_newest_record_is_a_step(log: Log, caplog: pytest.LogCaptureFixture) -> None:
     last = log.append()
     log.wall_ms -= HOUR_MS
     log.open()
@@ -183,7 +183,7 @@ def test_a_start_with_a_clock_behind_the_newest_record_is_a_step(log: Log, caplo
     assert log.stored_ms() == [pytest.approx(log.wall_ms, abs=PACE)] * 2
 
 
-def test_what_another_broker_stored_meanwhile_has_its_own_time(log: Log) -> None:
+def test_records_of_another_broker_keep_their_times(log: Log) -> None:
     log.append()
     log.wall_ms -= HOUR_MS
     log.open()

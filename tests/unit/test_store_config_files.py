@@ -100,7 +100,7 @@ def test_removing_the_checksum_allows_a_change_by_hand(tmp_path: Path) -> None:
     assert file.load(as_it_is) == {"a": 18}
 
 
-def test_a_table_whose_checksum_is_wrong_is_read_from_the_backup_and_the_log_says_so(
+def test_a_table_with_a_wrong_checksum_is_read_from_the_backup_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = config_file(tmp_path, None)
@@ -150,7 +150,7 @@ def test_a_table_of_another_shape_counts_as_broken(tmp_path: Path, kind: Any, te
     kind(UnsyncedFiles(), tmp_path / "table.json").load()
 
 
-def test_topics_keep_what_rocketmq_wrote_beside(tmp_path: Path) -> None:
+def test_topics_keep_rocketmqs_other_fields(tmp_path: Path) -> None:
     (tmp_path / "topics.json").write_text(ROCKETMQ_TOPICS)
     topics = TopicTable(UnsyncedFiles(), tmp_path / "topics.json")
     topics.load()
@@ -190,7 +190,7 @@ def test_topics_keep_what_rocketmq_wrote_beside(tmp_path: Path) -> None:
     ]
 
 
-def test_consumer_offsets_keep_what_rocketmq_wrote_beside(tmp_path: Path) -> None:
+def test_consumer_offsets_keep_rocketmqs_other_fields(tmp_path: Path) -> None:
     (tmp_path / "offsets.json").write_text(ROCKETMQ_OFFSETS)
     offsets = ConsumerOffsetTable(UnsyncedFiles(), tmp_path / "offsets.json")
     offsets.load()

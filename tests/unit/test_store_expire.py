@@ -62,7 +62,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
         store.close()
 
 
-def test_the_oldest_files_go_and_what_is_left_is_served_and_found(store: MessageStore) -> None:
+def test_the_oldest_files_are_deleted_and_the_rest_is_served_and_found(store: MessageStore) -> None:
     sent = fill(store, 5)
     assert store.expire(3) == 3 * FILE_BYTES
     assert sorted(path.name for path in (store.path / "commitlog").iterdir()) == [
@@ -114,7 +114,7 @@ class Overtaken(UnsyncedFiles):
         return count
 
 
-def test_a_pull_that_retention_overtakes_is_answered_as_if_it_came_behind(tmp_path: Path) -> None:
+def test_a_pull_overtaken_by_retention_behaves_like_a_later_one(tmp_path: Path) -> None:
     files = Overtaken()
     store = open_store(tmp_path / "store", files=files)
     sent = fill(store, 3)

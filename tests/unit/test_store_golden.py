@@ -172,7 +172,7 @@ def test_it_is_served_as_it_is_and_left_as_it_was(golden: Path, expected: list[d
 
 @pytest.mark.parametrize("lost", [DERIVED, ("consumequeue",), ("index",), ("checkpoint",), ("index", "checkpoint")])
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
-def test_what_is_lost_is_built_again_byte_for_byte(
+def test_lost_files_are_rebuilt_byte_for_byte(
     golden: Path, expected: list[dict[str, Any]], lost: tuple[str, ...], stopped: bool
 ) -> None:
     before = content(golden)

@@ -57,7 +57,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_fresh_store_has_what_every_store_has(tmp_path: Path) -> None:
+def test_a_new_store_has_all_files_of_a_store(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "store"
     store, report = reopen(path)
     assert (report.clean, report.rebuilt, report.truncated_bytes) == (True, [], 0)
@@ -198,7 +198,7 @@ def test_a_clean_stop_leaves_nothing_to_do(tmp_path: Path) -> None:
         assert {name: digest for name, digest in tree(store.path).items() if name.split("/")[0] in kept} == before
 
 
-def test_a_close_dispatches_what_is_left(tmp_path: Path) -> None:
+def test_a_close_dispatches_the_remaining_records(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     make_topic(store, "orders")
     sent = append(store, "orders", 0, plain(70))
@@ -210,7 +210,7 @@ def test_a_close_dispatches_what_is_left(tmp_path: Path) -> None:
     store.close()
 
 
-def test_progress_is_told_in_bytes_that_only_grow(tmp_path: Path) -> None:
+def test_progress_is_reported_in_growing_bytes(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for queue in range(4):
         put(store, "orders", queue, plain(20, size=200_000))
@@ -228,7 +228,7 @@ def test_progress_is_told_in_bytes_that_only_grow(tmp_path: Path) -> None:
         assert all(0 <= row[1] <= row[2] for row in told if row[0] == stage)
 
 
-def test_only_the_newest_part_of_the_log_is_checked_where_it_is_known_to_be_on_disk(tmp_path: Path) -> None:
+def test_only_the_newest_part_of_a_flushed_log_is_checked(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     sent = [each for number in range(65) for each in put(store, "orders", 0, plain(1, size=400_000, first=number))]
     store.close()

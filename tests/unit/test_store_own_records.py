@@ -16,7 +16,7 @@ from tests.store_tools import BORN_HOST, HOST, SMALL, dispatch, make_topic, open
 COMMITTED = SysFlag.TRANSACTION_COMMIT
 
 
-def test_they_follow_the_producers_records_in_their_queues_and_keep_what_they_say(tmp_path: Path) -> None:
+def test_own_records_follow_the_producers_in_their_queues_unchanged(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     put(store, "orders", 0, plain(3))
     records = [
@@ -70,7 +70,7 @@ def test_they_roll_into_the_next_file_and_survive_a_restart(tmp_path: Path) -> N
         Record(topic=b"orders", body=bytes(SMALL.commitlog_file_bytes)),
     ],
 )
-def test_one_that_cannot_be_stored_keeps_all_of_them_out(tmp_path: Path, record: Record) -> None:
+def test_one_unstorable_record_refuses_all(tmp_path: Path, record: Record) -> None:
     store = open_store(tmp_path)
     make_topic(store, "orders")
     before = store.write_offset

@@ -71,7 +71,7 @@ def run_of(first: int, count: int, queue_offset: int, *, topic: str = "orders", 
 
 
 class TestTail:
-    def test_an_empty_log_has_none(self, store: MessageStore) -> None:
+    def test_an_empty_log_has_no_runs(self, store: MessageStore) -> None:
         assert tail(store) == []
 
     def test_frames_that_follow_each_other_are_one_run(self, store: MessageStore) -> None:
@@ -85,7 +85,7 @@ class TestTail:
             StoredRun(OTHER, "orders", 7, 1, "orders", 0, 10),
         ]
 
-    def test_messages_without_a_counter_have_none(self, store: MessageStore) -> None:
+    def test_messages_without_a_counter_have_no_runs(self, store: MessageStore) -> None:
         store.append(make_topic(store, "orders"), 0, make_batch(plain(5)))
         dispatch(store)
         assert tail(store) == []
@@ -98,7 +98,7 @@ class TestTail:
         assert tail(store) == [run_of(100, 5, 0)]
         store.close()
 
-    def test_of_a_torn_frame_what_is_left_is_there(self, tmp_path: Path) -> None:
+    def test_the_remains_of_a_torn_frame_are_found(self, tmp_path: Path) -> None:
         store = open_store(tmp_path)
         produce(store, 0, plain(1))
         batch = make_batch(plain(5), unique_prefix=PREFIX.encode(), unique_first=1)
@@ -168,7 +168,9 @@ class TestTail:
         dispatch(store)
         assert tail(store) == [StoredRun(PREFIX, "orders", 5, 1, SCHEDULE_TOPIC, 2, 0)]
 
-    def test_a_damaged_record_ends_it_and_is_said(self, store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_damaged_record_ends_the_scan_and_is_reported(
+        self, store: MessageStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
         produce(store, 0, plain(1))
         damaged = produce(store, 2, plain(1))[0].physical_offset
         produce(store, 4, plain(1))
@@ -180,14 +182,14 @@ class TestTail:
 
 class TestPlaces:
     @pytest.mark.parametrize("born_host", [b"", V6])
-    def test_they_are_what_the_producer_was_told(self, store: MessageStore, born_host: bytes) -> None:
+    def test_runs_equal_the_producers_acknowledgements(self, store: MessageStore, born_host: bytes) -> None:
         produce(store, 0, plain(3))
         sent = produce(store, 3, plain(4), born_host=born_host)
         places = store.producer_runs.places("orders", 0, 3, 4, hot=True)
         assert struct.unpack(">4q", places.physical_offsets) == tuple(each.physical_offset for each in sent)
         assert (places.store_ms, places.queue) == (sent[0].store_ms, 0)
 
-    def test_what_retention_took_is_said(self, store: MessageStore) -> None:
+    def test_expired_messages_are_reported(self, store: MessageStore) -> None:
         counters = itertools.count(0, 8)
         while len(store.commitlog.queue.files) < 3:
             produce(store, next(counters), plain(8, size=60_000))
@@ -198,7 +200,7 @@ class TestPlaces:
         assert len(store.producer_runs.places("orders", 0, first, 2, hot=False).physical_offsets) == 16
 
     @pytest.mark.parametrize(("queue", "queue_offset"), [(0, 3), (0, 77), (1, 0)])
-    def test_what_the_queue_does_not_hold_is_not_found(
+    def test_messages_missing_from_the_queue_are_not_found(
         self, store: MessageStore, queue: int, queue_offset: int
     ) -> None:
         produce(store, 0, plain(4))

@@ -86,7 +86,7 @@ def test_units_are_the_place_size_and_tag_of_each_message_and_files_roll(store: 
     assert set(units[120:]) == {(0, 0, 0)}
 
 
-def test_a_pull_returns_what_fits_in_order_and_the_next_offset(store: MessageStore) -> None:
+def test_a_pull_returns_fitting_messages_in_order_and_the_next_offset(store: MessageStore) -> None:
     sent = put(store, "orders", 0, [Message(b"x" * 100)] * 30)
     size = size_of(store, sent[0])
     first = pull(store, 0, max_count=7)
@@ -98,7 +98,7 @@ def test_a_pull_returns_what_fits_in_order_and_the_next_offset(store: MessageSto
 
 
 @pytest.mark.parametrize("max_bytes", [1, 100, 399_999])
-def test_one_message_always_comes_however_few_bytes_are_asked_for(store: MessageStore, max_bytes: int) -> None:
+def test_a_pull_returns_at_least_one_message_for_any_limit(store: MessageStore, max_bytes: int) -> None:
     put(store, "orders", 0, [Message(b"x" * 400_000), Message(b"y")])
     pulled = pull(store, 0, max_bytes=max_bytes)
     assert (pulled.count, pulled.next_offset) == (1, 1)
@@ -122,7 +122,7 @@ def test_at_the_end_there_is_nothing_and_outside_an_error_names_both_ends(store:
         assert (raised.value.min_offset, raised.value.max_offset) == (0, 3)
 
 
-def test_a_queue_without_a_message_is_empty_and_one_that_is_not_there_is_an_error(store: MessageStore) -> None:
+def test_a_queue_without_messages_is_empty_and_an_unknown_queue_is_an_error(store: MessageStore) -> None:
     make_topic(store, "orders", 2)
     assert pull(store, 0).code == PULL_NOT_FOUND
     assert (store.queue_reads.min_offset("orders", 1, hot=False), store.queue_reads.max_offset("orders", 1)) == (0, 0)
@@ -239,7 +239,7 @@ class ColdFiles(UnsyncedFiles):
         return 0 if self.cold and not wait else super().read(fd, buffer, at, wait=wait)
 
 
-def test_what_is_not_in_the_page_cache_is_only_read_where_it_may_be_waited_for(tmp_path: Path) -> None:
+def test_uncached_data_is_read_only_in_a_reader_thread(tmp_path: Path) -> None:
     files = ColdFiles()
     store = open_store(tmp_path / "store", files=files)
     sent = put(store, "orders", 0, plain(30))

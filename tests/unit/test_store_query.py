@@ -127,7 +127,7 @@ def test_pages_follow_each_other_without_a_gap_or_a_repetition(store: MessageSto
         assert seen == [each.physical_offset for each in reversed(sent)]
 
 
-def test_a_page_continues_where_the_last_ended_although_messages_arrived(store: MessageStore) -> None:
+def test_a_page_continues_after_the_last_despite_new_messages(store: MessageStore) -> None:
     sent = put(store, "orders", 0, [Message(b"x", keys=("all",))] * 10)
     first = store.query("orders", "all", 0, FOREVER, 4, "", False)
     put(store, "orders", 0, [Message(b"y", keys=("all",))] * 300)
@@ -172,7 +172,7 @@ def test_a_time_range_is_exact_to_the_millisecond_in_every_index_file(
             assert seen == [time for time in reversed(times) if first <= time <= last]
 
 
-def test_what_is_not_dispatched_is_not_found_yet_and_the_answer_says_how_far_behind(store: MessageStore) -> None:
+def test_undispatched_messages_are_not_found_and_the_response_has_the_backlog(store: MessageStore) -> None:
     put(store, "orders", 0, plain(1))
     appended = append(store, "orders", 0, plain(1, first=1))
     found = store.query("orders", "key-1", 0, FOREVER, 10, "", False)

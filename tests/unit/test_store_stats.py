@@ -72,7 +72,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         (85, 7, 0),  # below the headroom, at 92 %
     ],
 )
-def test_the_room_ends_where_messages_are_refused(bench: Bench, used: int, free: int, room: int) -> None:
+def test_free_space_ends_at_the_limit_that_refuses_messages(bench: Bench, used: int, free: int, room: int) -> None:
     bench.disk = Disk(used * GIB, free * GIB)
     bench.sample()
     settings = RetentionSection()
@@ -112,7 +112,7 @@ def test_the_runway_is_the_room_at_the_rate_of_the_last_minute(bench: Bench) -> 
 # ---- lag ----
 
 
-def test_each_stage_is_behind_by_what_has_not_been_through_it(bench: Bench) -> None:
+def test_each_stage_reports_its_backlog(bench: Bench) -> None:
     bench.checkpoint.do_once()
     begin = bench.store.write_offset
     append(bench.store, "orders", 0, plain(3))

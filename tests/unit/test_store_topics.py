@@ -209,7 +209,7 @@ def test_a_deleted_topic_does_not_come_back_with_an_older_index(tmp_path: Path) 
     store.close()
 
 
-def test_a_deletion_of_messages_that_a_crash_took_does_not_reach_what_comes_next(tmp_path: Path) -> None:
+def test_a_deletion_of_messages_lost_in_a_crash_spares_later_ones(tmp_path: Path) -> None:
     """The crash cuts the log before the end that it had at the deletion; new messages take these offsets."""
     store = open_store(tmp_path / "store")
     kept = put(store, "bills", 0, plain(5))

@@ -111,12 +111,12 @@ def read_all(sock: ssl.SSLSocket) -> bytes:
 async def until(holds: Callable[[], bool]) -> None:
     """Let the loop run until ``holds()`` is true."""
     async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - what is waited for is told to nobody
+        while not holds():  # noqa: ASYNC110 - no event signals the condition
             await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("buffer_bytes", [1_000, 16 * 1024, 300_000])
-def test_all_bytes_come_and_go_whatever_the_buffers_are(contexts: Contexts, buffer_bytes: int) -> None:
+def test_all_bytes_are_transferred_with_any_buffers(contexts: Contexts, buffer_bytes: int) -> None:
     sent = bytes(range(256)) * (3 * MIB // 256) + b"end"
     echoed: list[bytes] = []
 
@@ -134,7 +134,7 @@ def test_all_bytes_come_and_go_whatever_the_buffers_are(contexts: Contexts, buff
     assert echoed == [sent]
 
 
-def test_nothing_is_read_ahead_of_what_the_application_takes(contexts: Contexts) -> None:
+def test_nothing_is_read_before_the_application_needs_it(contexts: Contexts) -> None:
     def client(sock: ssl.SSLSocket) -> None:
         sock.sendall(bytes(2 * MIB))
 
@@ -151,7 +151,7 @@ def test_nothing_is_read_ahead_of_what_the_application_takes(contexts: Contexts)
     talk(contexts, lambda: Application(15_000), client, broker)
 
 
-def test_what_the_client_has_not_taken_is_counted_and_said(contexts: Contexts) -> None:
+def test_bytes_unread_by_the_client_are_counted_and_reported(contexts: Contexts) -> None:
     measured = threading.Event()
 
     def client(sock: ssl.SSLSocket) -> None:
@@ -219,7 +219,7 @@ async def _no_handshake(context: ssl.SSLContext, client: Callable[[socket.socket
     ],
     ids=["says nothing", "goes", "speaks no TLS"],
 )
-def test_a_handshake_that_does_not_come_about_says_why(
+def test_a_failed_handshake_logs_its_reason(
     contexts: Contexts, client: Callable[[socket.socket], None], timeout_s: float, error: type[OSError], says: str
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.raises(error, match=says):

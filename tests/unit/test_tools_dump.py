@@ -103,7 +103,7 @@ def test_a_row_has_the_names_that_a_message_has_on_the_command_line(source: Fill
         ),
     ],
 )
-def test_filters_leave_what_fits(source: Filled, wanted: dict[str, Any], take: Callable[[Sent], bool]) -> None:
+def test_filters_keep_matching_records(source: Filled, wanted: dict[str, Any], take: Callable[[Sent], bool]) -> None:
     path, sent = source
     assert offsets(path, **wanted) == of(sent, take)
 
@@ -161,7 +161,7 @@ def test_a_body_that_cannot_be_unpacked_is_shown_as_it_is_stored() -> None:
     assert (row["body_compression"], base64.b64decode(row["body_base64"])) == ("zlib", b"\xff\xfe")
 
 
-def test_figures_by_queue_are_those_of_what_was_sent(source: Filled) -> None:
+def test_figures_by_queue_match_the_sent_messages(source: Filled) -> None:
     path, sent = source
     with OfflineStore(path, Findings()) as store:
         stat = store_stat(store, find_end(store).offset)

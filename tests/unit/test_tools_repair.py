@@ -43,7 +43,7 @@ def test_a_sound_store_is_left_as_it_is(tmp_path: Path, sent: list[Sent]) -> Non
     assert tree(tmp_path / "store") == before
 
 
-def test_a_dry_run_says_what_apply_then_does(tmp_path: Path, sent: list[Sent]) -> None:
+def test_a_dry_run_lists_the_changes_of_apply(tmp_path: Path, sent: list[Sent]) -> None:
     """The damage is in a file that a start would not read."""
     path = tmp_path / "store"
     lost = sent[2]
@@ -76,7 +76,7 @@ def test_a_dry_run_says_what_apply_then_does(tmp_path: Path, sent: list[Sent]) -
     assert "1 message is lost (orders queue 0: 1)" in result.output
 
 
-def test_what_only_a_person_can_put_right_is_left_and_said(tmp_path: Path, sent: list[Sent]) -> None:
+def test_damage_that_needs_a_person_is_left_and_reported(tmp_path: Path, sent: list[Sent]) -> None:
     path = tmp_path / "store"
     (path / "commitlog" / "notes").write_text("mine")
     result = run(repair, path, "--apply")

@@ -126,7 +126,7 @@ def test_a_store_whose_oldest_files_expired_is_sound(path: Path) -> None:
     assert_sound(path)
 
 
-def test_a_store_that_was_killed_is_sound_and_says_what_is_left_to_do(path: Path) -> None:
+def test_a_killed_store_is_sound_with_its_pending_work_listed(path: Path) -> None:
     store = open_store(path)
     put(store, "orders", 0, plain(100))
     store.sync_derived()
@@ -252,7 +252,7 @@ def test_a_tool_that_reads_can_neither_write_nor_make_a_file(tmp_path: Path) -> 
     assert path.read_bytes() == bytes(4096)
 
 
-def test_every_kind_of_finding_says_why_it_matters_and_what_helps() -> None:
+def test_every_kind_of_finding_has_an_effect_and_a_remedy() -> None:
     for kind in KINDS.values():
         assert kind.title
         assert len(kind.why) > 10

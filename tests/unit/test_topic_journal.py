@@ -61,9 +61,7 @@ def journal_of(path: Path) -> Path:
     return path.with_name("topics.json.journal")
 
 
-def test_what_is_written_grows_with_the_number_of_topics_and_not_with_its_square(
-    files: CountingFiles, path: Path
-) -> None:
+def test_written_bytes_grow_linearly_with_the_number_of_topics(files: CountingFiles, path: Path) -> None:
     table = opened(files, path)
     written = {}
     for number in range(4_000):
@@ -114,7 +112,7 @@ def test_a_line_that_a_crash_cut_off_was_not_confirmed(files: CountingFiles, pat
         assert again.problem == ""
 
 
-def test_a_damaged_line_costs_itself_alone_and_is_said(files: CountingFiles, path: Path) -> None:
+def test_a_damaged_line_costs_only_itself_and_is_logged(files: CountingFiles, path: Path) -> None:
     made(files, path, "first", "second", "third", "fourth")
     journal = journal_of(path)
     for at in range(len(journal.read_bytes())):
@@ -129,7 +127,7 @@ def test_a_damaged_line_costs_itself_alone_and_is_said(files: CountingFiles, pat
         journal.write_bytes(kept)
 
 
-def test_what_could_not_be_written_is_not_there_later_if_it_was_taken_back(files: CountingFiles, path: Path) -> None:
+def test_an_unwritten_change_that_was_undone_stays_undone(files: CountingFiles, path: Path) -> None:
     table = made(files, path, "first", "second")
     table.put(TopicConfig("third"))
     files.failing = True
@@ -142,7 +140,7 @@ def test_what_could_not_be_written_is_not_there_later_if_it_was_taken_back(files
     assert names(opened(files, path)) == {"first", "second", "fourth"}
 
 
-def test_topics_that_rocketmq_did_not_know_are_added_to_what_it_wrote(files: CountingFiles, path: Path) -> None:
+def test_topics_unknown_to_rocketmq_are_added_to_its_table(files: CountingFiles, path: Path) -> None:
     """After a crash RocketMQ reads the table without its journal, and rewrites it."""
     table = made(files, path, "first", "second")
     table.remove("first")

@@ -74,7 +74,7 @@ def test_a_commit_is_the_record_that_rocketmq_makes_of_the_half(records: list[Re
         assert placed.encode() == commit.encode()
 
 
-def test_a_half_says_what_there_is_to_know(records: list[Record]) -> None:
+def test_a_half_message_has_all_its_fields(records: list[Record]) -> None:
     for record in of_topic(records, HALF_TOPIC):
         half = Half.of(record)
         assert half is not None
@@ -106,11 +106,11 @@ def test_long_notes_are_several() -> None:
     ("body", "offsets"),
     [(b"5", [5]), (b"5,7,", [5, 7]), (b" 5 ,x,-1,\xff,", [5]), (b"", []), (b"9" * 30 + b",1,", [1])],
 )
-def test_notes_of_older_releases_and_damaged_ones_are_read(body: bytes, offsets: list[int]) -> None:
+def test_notes_of_older_releases_and_damaged_notes_are_read(body: bytes, offsets: list[int]) -> None:
     assert list(ended_offsets(Record(b"op", body))) == offsets
 
 
-def test_what_is_written_again_keeps_everything_but_a_stale_checksum() -> None:
+def test_a_rewritten_record_keeps_everything_except_a_stale_checksum() -> None:
     properties = encode_properties(
         {"A": "1", "TRANSACTION_CHECK_TIMES": "3", "REAL_TOPIC": "t", "REAL_QID": "2", "__CRC32#": "0123456789"}
     )

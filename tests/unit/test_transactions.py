@@ -54,7 +54,7 @@ class TestEnds:
             }
             assert (note.body, note.property_map()) == (b"0,", {"TAGS": "d"})
 
-    async def test_what_ends_in_one_turn_shares_a_note(self, tmp_path: Path) -> None:
+    async def test_transactions_ended_in_one_turn_share_a_note(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
             halves = made.produce("orders", 0, *(b"%d" % n for n in range(20)), first=1)
             ends = [made.end(half, commit=bool(n % 2)) for n, half in enumerate(halves)]
@@ -85,7 +85,7 @@ class TestEnds:
             made.service.close()
             assert progress(made) == (4, 4)
 
-    async def test_more_than_are_remembered_are_told_from_the_log(
+    async def test_transactions_beyond_the_memory_are_found_in_the_log(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("flintmq.broker.delivery.transactions.table.ENDED_MAX", 2)
@@ -228,7 +228,7 @@ class TestChecks:
             await settled()
             assert len(made.records("orders")) == 1
 
-    async def test_many_are_checked_in_steps_and_none_is_left_out(self, tmp_path: Path) -> None:
+    async def test_many_transactions_are_checked_in_steps_without_omission(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
             producer = made.alive()
             halves = made.produce("orders", 0, *[b"x"] * 300, first=1)
@@ -275,7 +275,7 @@ class TestColdReads:
             producer.answer("commit")
             await until(lambda: made.service.ended["commit"])
 
-    async def test_one_that_ends_while_it_is_read_for_a_check_is_left_alone(
+    async def test_a_transaction_that_ends_while_read_for_a_check_is_not_checked(
         self, tmp_path: Path, disk: threading.Event
     ) -> None:
         disk.clear()
@@ -290,7 +290,7 @@ class TestColdReads:
             assert (producer.asked, len(made.records(HALF_TOPIC))) == ([], 1)
             assert len(made.service.table) == 0
 
-    async def test_a_half_message_that_is_damaged_is_said(self, tmp_path: Path) -> None:
+    async def test_a_damaged_half_message_is_reported(self, tmp_path: Path) -> None:
         async with parts(tmp_path, killed=True) as made:
             (half,) = made.produce("orders", 0, b"paid", first=1)
             assert len(made.records(HALF_TOPIC)) == 1
@@ -304,7 +304,7 @@ class TestColdReads:
 
 class TestStart:
     @pytest.mark.parametrize("killed", [False, True])
-    async def test_what_was_open_is_open_and_asked_about(self, tmp_path: Path, killed: bool) -> None:
+    async def test_open_transactions_stay_open_and_are_checked(self, tmp_path: Path, killed: bool) -> None:
         async with parts(tmp_path, killed=killed) as made:
             halves = made.produce("orders", 1, b"a", b"b", b"c", first=1)
             await made.end(halves[1], commit=True)
@@ -322,7 +322,7 @@ class TestStart:
             assert await made.end(halves[0], commit=True) is None
             assert [each.body for each in made.records("orders", 1)] == [b"b", b"a"]
 
-    async def test_checks_continue_from_where_they_were(self, tmp_path: Path) -> None:
+    async def test_checks_continue_from_their_last_count(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
             made.produce("orders", 0, b"paid", first=1)
             await made.clock.advance(TIMEOUT_S + 4 * INTERVAL_S)
@@ -333,7 +333,7 @@ class TestStart:
             await settled()
             assert len(made.records(TRANSACTION_PARKED_TOPIC)) == 1
 
-    async def test_a_start_reads_only_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_start_reads_only_open_transactions(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async with parts(tmp_path) as made:
             for half in made.produce("orders", 0, *[b"x"] * 50, first=1):
                 await made.end(half, commit=True)
@@ -343,7 +343,7 @@ class TestStart:
             assert (len(found.halves), len(found.notes)) == (1, 0)
             assert (found.next_half_offset, found.next_note_offset) == (51, 50)
 
-    async def test_an_end_may_name_only_what_the_log_has(self, tmp_path: Path) -> None:
+    async def test_an_end_may_name_only_messages_in_the_log(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
             (half,) = made.produce("orders", 0, b"paid", first=1)
             unknown = type(half)(

@@ -52,7 +52,7 @@ def test_steps_that_do_not_fit_continue_in_the_next_turn() -> None:
     assert loop.calls == []
 
 
-def test_a_step_that_follows_another_waits_behind_the_others() -> None:
+def test_a_following_step_waits_after_the_others() -> None:
     loop = FakeLoop()
     loop.turns.add(loop.step("a1", SLICE_S, loop.step("a2", SLICE_S)))
     loop.turns.add(loop.step("b1", SLICE_S, loop.step("b2", SLICE_S)))
@@ -72,7 +72,7 @@ def test_a_step_is_called_although_one_alone_takes_longer_than_a_slice() -> None
     assert loop.done == ["long", "short"]
 
 
-def test_who_is_alone_shares_with_nobody_and_a_second_one_is_remembered_for_a_while() -> None:
+def test_a_single_client_is_not_contended_and_a_second_one_is_remembered() -> None:
     sharing = ContentionTracker()
     one, other = object(), object()
     sharing.turn(one, 10.0)
@@ -86,7 +86,7 @@ def test_who_is_alone_shares_with_nobody_and_a_second_one_is_remembered_for_a_wh
     assert not sharing.is_shared(31.0)
 
 
-def test_nobody_is_kept_who_is_gone() -> None:
+def test_a_departed_client_is_forgotten() -> None:
     sharing = ContentionTracker()
     sharing.turn(one := object(), 1.0)
     sharing.forget(object())

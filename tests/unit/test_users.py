@@ -40,7 +40,7 @@ def table_of(text: str) -> dict[str, Any]:
 
 
 class TestTheFile:
-    def test_what_is_written_is_read_again_with_what_nobody_knows(self) -> None:
+    def test_written_users_are_read_again_with_unknown_fields(self) -> None:
         before = users("billing", "shop")
         assert parse_users(encode_users(before).encode(), "users.json") == before
 
@@ -66,7 +66,7 @@ class TestTheFile:
             (lambda table: table["users"]["billing"].update(permissions=["all"]), "'permissions' of user 'billing'"),
         ],
     )
-    def test_what_is_wrong_in_it_is_said(self, change: Any, why: str) -> None:
+    def test_a_defect_of_the_file_is_named(self, change: Any, why: str) -> None:
         table = table_of(encode_users(users("billing")))
         del table[CHECKSUM_KEY]
         change(table)
@@ -84,7 +84,7 @@ class TestTheFile:
         del table[CHECKSUM_KEY]
         assert "billing" in parse_users(json.dumps(table).encode(), "users.json").by_name
 
-    def test_one_that_was_changed_is_refused_with_both_ways_on(self) -> None:
+    def test_a_changed_file_is_refused_with_both_remedies(self) -> None:
         """The change was made by hand to lock a user out, or by the disk: the backup must not let the user in again."""
         content = encode_users(users("billing", "gone")).encode()
         table = table_of(content.decode())
@@ -115,7 +115,7 @@ class TestTheFile:
         assert "\\x" not in shown
 
 
-def test_a_change_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_a_change_removes_remains_of_a_killed_one(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     file = UserFile(tmp_path)
     file.change(lambda _: users("billing"))
@@ -181,7 +181,7 @@ class TestTheTable:
         assert table.get("shop") is not None
 
     @pytest.mark.parametrize("content", [b"", b"\0" * 300, b"{", b"\xff\xfe"])
-    def test_the_copy_of_a_damaged_file_serves_and_that_is_said(
+    def test_the_copy_of_a_damaged_file_serves_and_is_logged(
         self, tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture, content: bytes
     ) -> None:
         path.write_bytes(content)

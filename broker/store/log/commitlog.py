@@ -251,7 +251,7 @@ class CommitLog:
     def flush(self) -> int:
         """Put everything below the current write offset on disk; publish and return that offset.
 
-        One thread at a time. After an OSError nobody knows which bytes are on disk: the caller must end the process.
+        One thread at a time. After an OSError it is unknown which bytes are on disk: the caller must end the process.
         """
         target = self.write_offset
         begin = self.flushed_offset

@@ -208,7 +208,7 @@ class Pulls:
         raise DamagedRecord(
             f"message {queue_offset:,} of queue {queue.queue_id} of {queue.topic!r} is damaged: no sound record is "
             f"at physical offset {physical_offset:,}, where the queue points. Stop the broker and run `flintmq-broker "
-            f"repair --apply` on its store, which keeps the bytes aside; or go on from offset {queue_offset + 1:,}",
+            f"repair --apply` on its store, which keeps the bytes aside; or continue from offset {queue_offset + 1:,}",
             physical_offset,
             "no sound record where a queue points",
             queue_offset,

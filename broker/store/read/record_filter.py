@@ -146,7 +146,7 @@ def _locate(octets: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[n
     flags = octets[starts + _SYS_FLAG_END_AT]
     v6_hosts = (flags & _BORN_V6 > 0).astype(np.int64) + (flags & _STORE_V6 > 0)
     bodies_at = starts + RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES
-    # A position outside of its record must not be read: the record's start, which always exists, stands in for it.
+    # A position outside of its record must not be read: the record's start, which always exists, is read instead.
     sound = bodies_at + _TAIL_BYTES_MIN <= ends
     topics_at = bodies_at + _big_endian(octets, np.where(sound, bodies_at - 4, starts), 4)
     sound &= topics_at + _TAIL_BYTES_MIN <= ends

@@ -213,7 +213,7 @@ class Writer:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
         self.acknowledged: list[Message] = []
         self.opened: dict[str, Any] = {}
-        """What its store's recovery reported."""
+        """Report of its store's recovery."""
         self.end = -1
         """The log's end, once it has closed the store."""
 
