@@ -18,14 +18,38 @@ from ...protocol.storage.delivery import (
     PROPERTY_RECORD_CRC,
     PROPERTY_TIMER_OUT_MS,
 )
-from ...protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_HEAD_BYTES, TOPIC_BYTES_MAX, SysFlag
+from ...protocol.storage.layout import (
+    BLANK_BYTES_MIN,
+    HOST_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_LENGTH_BYTES,
+    RECORD,
+    RECORD_HEAD_BYTES,
+    TOPIC_BYTES_MAX,
+    TOPIC_LENGTH_BYTES_V1,
+    TOPIC_LENGTH_BYTES_V2,
+    SysFlag,
+)
 from ...protocol.storage.record_crc import PROPERTIES_WITH_CRC_MAX
 from .crc32 import crc32_of
-from .dispatch import DONE, PARTS, R_BODY_AT, R_BODY_END, R_PROPERTIES_AT, R_SIZE, _locate, _queue_hash, _same_bytes
+from .dispatch import (
+    DONE,
+    PARTS,
+    R_BODY_AT,
+    R_BODY_END,
+    R_PROPERTIES_AT,
+    R_SIZE,
+    _is_name,
+    _locate,
+    _queue_hash,
+    _same_bytes,
+)
 from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
 from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
 from .record_crc import record_crc_sound, store_record_crc
-from .text import find_byte
+from .text import find_byte, text_array
 from .words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
 
 # Columns of the plan, one row per record.
@@ -86,13 +110,10 @@ _DROPPED = 6
 _UNENDED = 7
 FOUND = 8
 
-_REAL_TOPIC = np.frombuffer(PROPERTY_REAL_TOPIC.encode(), np.uint8)
-_REAL_QUEUE = np.frombuffer(PROPERTY_REAL_QUEUE.encode(), np.uint8)
-_TIMER_OUT = np.frombuffer(PROPERTY_TIMER_OUT_MS.encode(), np.uint8)
-_RECORD_CRC = np.frombuffer(PROPERTY_RECORD_CRC.encode(), np.uint8)
-_REAL_TOPIC_BYTES = len(_REAL_TOPIC)
-_REAL_QUEUE_BYTES = len(_REAL_QUEUE)
-_TIMER_OUT_BYTES = len(_TIMER_OUT)
+_REAL_TOPIC = text_array(PROPERTY_REAL_TOPIC)
+_REAL_QUEUE = text_array(PROPERTY_REAL_QUEUE)
+_TIMER_OUT = text_array(PROPERTY_TIMER_OUT_MS)
+_RECORD_CRC = text_array(PROPERTY_RECORD_CRC)
 _RECORD_CRC_BYTES = len(_RECORD_CRC)
 _QUEUE_DIGITS_MAX = 9
 _MS_DIGITS_MAX = 15
@@ -108,8 +129,8 @@ _BORN_V6 = SysFlag.BORN_HOST_V6
 _STORE_V6 = SysFlag.STORE_HOST_V6
 _TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
 _COMMITTED = SysFlag.TRANSACTION_COMMIT
-_BEFORE_HOSTS_BYTES = RECORD_HEAD_BYTES - 16
-_BLANK_ROOM = 8
+_WITHOUT_HOSTS_BYTES = RECORD_HEAD_BYTES - 2 * HOST_BYTES
+_BLANK_ROOM = BLANK_BYTES_MIN
 
 
 @inlined
@@ -132,11 +153,11 @@ def _find_values(records: np.ndarray, at: int, end: int, found: np.ndarray) -> N
             separator += 1
         name_bytes = separator - at
         slot = -1
-        if name_bytes == _REAL_TOPIC_BYTES and _same_bytes(records, at, _REAL_TOPIC, 0, name_bytes):
+        if _is_name(records, at, name_bytes, _REAL_TOPIC):
             slot = _TOPIC
-        elif name_bytes == _REAL_QUEUE_BYTES and _same_bytes(records, at, _REAL_QUEUE, 0, name_bytes):
+        elif _is_name(records, at, name_bytes, _REAL_QUEUE):
             slot = _QUEUE
-        elif name_bytes == _TIMER_OUT_BYTES and _same_bytes(records, at, _TIMER_OUT, 0, name_bytes):
+        elif _is_name(records, at, name_bytes, _TIMER_OUT):
             slot = _DUE
         is_dropped = slot < 0 and _is_checksum(records, at, stop)
         if is_dropped:
@@ -316,9 +337,9 @@ def _write_record(
     checksum_bytes = _checksum_bytes(plan, row, numbers)
     topic_bytes = groups[group + G_NAME_END] - groups[group + G_NAME_AT]
     sys_flag = load_be32(records, source + _AT_SYS_FLAG)
-    born_host_bytes = 20 if sys_flag & _BORN_V6 else 8
-    old_store_host_bytes = 20 if sys_flag & _STORE_V6 else 8
-    sys_flag = sys_flag & ~_STORE_V6 | (_STORE_V6 if numbers[N_STORE_HOST_END] == 20 else 0)
+    born_host_bytes = HOST_V6_BYTES if sys_flag & _BORN_V6 else HOST_BYTES
+    old_store_host_bytes = HOST_V6_BYTES if sys_flag & _STORE_V6 else HOST_BYTES
+    sys_flag = sys_flag & ~_STORE_V6 | (_STORE_V6 if numbers[N_STORE_HOST_END] == HOST_V6_BYTES else 0)
     prepared_at = 0
     if numbers[N_COMMITTED] != 0:
         sys_flag = sys_flag & ~_TRANSACTION_MASK | _COMMITTED
@@ -388,14 +409,14 @@ def deliver(
         sys_flag = load_be32(records, plan[row + P_AT] + _AT_SYS_FLAG)
         topic_bytes = groups[group + G_NAME_END] - groups[group + G_NAME_AT]
         size = (
-            _BEFORE_HOSTS_BYTES
-            + (20 if sys_flag & _BORN_V6 else 8)
+            _WITHOUT_HOSTS_BYTES
+            + (HOST_V6_BYTES if sys_flag & _BORN_V6 else HOST_BYTES)
             + numbers[N_STORE_HOST_END]
             + plan[row + P_BODY_END]
             - plan[row + P_BODY_AT]
-            + (2 if topic_bytes > TOPIC_BYTES_MAX else 1)
+            + (TOPIC_LENGTH_BYTES_V2 if topic_bytes > TOPIC_BYTES_MAX else TOPIC_LENGTH_BYTES_V1)
             + topic_bytes
-            + 2
+            + PROPERTIES_LENGTH_BYTES
             + _properties_bytes(plan, row)
             + _checksum_bytes(plan, row, numbers)
         )

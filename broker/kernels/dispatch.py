@@ -11,19 +11,26 @@ from __future__ import annotations
 import numpy as np
 
 from ...protocol.storage.layout import (
+    HOST_BYTES,
+    HOST_V6_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
+    PROPERTIES_LENGTH_BYTES,
     RECORD,
     RECORD_BYTES_MIN,
+    TOPIC_BYTES_MAX,
+    TOPIC_LENGTH_BYTES_V1,
+    TOPIC_LENGTH_BYTES_V2,
     UNIT,
     UNIT_BYTES,
     SysFlag,
 )
+from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_DELAY, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from .crc32 import body_crc_of, crc32_of
 from .jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
 from .record_crc import record_crc_sound
-from .text import find_byte, index_hash, java_hash_on, signed32
+from .text import find_byte, index_hash, java_hash_on, signed32, text_array
 from .words import copy_bytes, load_be16, load_be32, load_be64, store_be32, store_be64
 
 # Reasons why a kernel stopped.
@@ -116,6 +123,7 @@ _AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
 _AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
 _AT_SYS_FLAG = RECORD.at["sys_flag"]
 _AT_BORN_HOST = RECORD.at["born_host"]
+_AFTER_HOSTS_BYTES = RECORD.size - RECORD.at["reconsume_times"]
 _UNIT_SIZE_AT = UNIT.at["size"]
 _UNIT_TAGS_AT = UNIT.at["tags_code"]
 _BORN_V6 = SysFlag.BORN_HOST_V6
@@ -123,12 +131,12 @@ _STORE_V6 = SysFlag.STORE_HOST_V6
 _TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
 _PREPARED = SysFlag.TRANSACTION_PREPARED
 _ROLLBACK = SysFlag.TRANSACTION_ROLLBACK
-_SPACE = 0x20
+_SPACE = ord(KEY_SEPARATOR)
 
-_UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", np.uint8)
-_KEYS = np.frombuffer(b"KEYS", np.uint8)
-_TAGS = np.frombuffer(b"TAGS", np.uint8)
-_DELAY = np.frombuffer(b"DELAY", np.uint8)
+_UNIQ_KEY = text_array(PROPERTY_UNIQ_KEY)
+_KEYS = text_array(PROPERTY_KEYS)
+_TAGS = text_array(PROPERTY_TAGS)
+_DELAY = text_array(PROPERTY_DELAY)
 
 _SECOND, _MINUTE = 1_000, 60_000
 DELAY_LEVELS_MS = np.array(
@@ -158,28 +166,30 @@ def _locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.
         return BAD_PHYSICAL_OFFSET
     record_end = at + size
     sys_flag = load_be32(log, at + _AT_SYS_FLAG)
-    store_ms_at = at + _AT_BORN_HOST + (20 if sys_flag & _BORN_V6 else 8)
-    body_at = store_ms_at + 8 + (20 if sys_flag & _STORE_V6 else 8) + 16
-    topic_length_bytes = 1 if magic == MAGIC_V1 else 2
-    if body_at + topic_length_bytes + 2 > record_end:
+    store_ms_at = at + _AT_BORN_HOST + (HOST_V6_BYTES if sys_flag & _BORN_V6 else HOST_BYTES)
+    body_at = store_ms_at + 8 + (HOST_V6_BYTES if sys_flag & _STORE_V6 else HOST_BYTES) + _AFTER_HOSTS_BYTES
+    topic_length_bytes = TOPIC_LENGTH_BYTES_V1 if magic == MAGIC_V1 else TOPIC_LENGTH_BYTES_V2
+    if body_at + topic_length_bytes + PROPERTIES_LENGTH_BYTES > record_end:
         return BAD_PARTS
     body_bytes = load_be32(log, body_at - 4)
     body_end = body_at + body_bytes
-    if body_bytes < 0 or body_end + topic_length_bytes + 2 > record_end:
+    if body_bytes < 0 or body_end + topic_length_bytes + PROPERTIES_LENGTH_BYTES > record_end:
         return BAD_PARTS
     topic_bytes = np.int64(log[body_end]) if magic == MAGIC_V1 else load_be16(log, body_end)
     topic_at = body_end + topic_length_bytes
-    if topic_bytes < 0 or (topic_bytes > 127 and magic == MAGIC_V1) or topic_at + topic_bytes + 2 > record_end:
+    topic_end = topic_at + topic_bytes
+    properties_at = topic_end + PROPERTIES_LENGTH_BYTES
+    if topic_bytes < 0 or (topic_bytes > TOPIC_BYTES_MAX and magic == MAGIC_V1) or properties_at > record_end:
         return BAD_PARTS
-    properties_bytes = load_be16(log, topic_at + topic_bytes)
-    if properties_bytes < 0 or topic_at + topic_bytes + 2 + properties_bytes != record_end:
+    properties_bytes = load_be16(log, topic_end)
+    if properties_bytes < 0 or properties_at + properties_bytes != record_end:
         return BAD_PARTS
     parts[R_SIZE] = size
     parts[R_BODY_AT] = body_at
     parts[R_BODY_END] = body_end
     parts[R_TOPIC_AT] = topic_at
-    parts[R_TOPIC_END] = topic_at + topic_bytes
-    parts[R_PROPERTIES_AT] = topic_at + topic_bytes + 2
+    parts[R_TOPIC_END] = topic_end
+    parts[R_PROPERTIES_AT] = properties_at
     parts[R_STORE_MS] = load_be64(log, store_ms_at)
     parts[R_SYS_FLAG] = sys_flag
     return DONE
@@ -242,6 +252,11 @@ def _same_bytes(left: np.ndarray, left_at: int, right: np.ndarray, right_at: int
         if left[left_at + step] != right[right_at + step]:
             return False
     return True
+
+
+@inlined
+def _is_name(log: np.ndarray, at: int, length: int, name: np.ndarray) -> bool:
+    return length == len(name) and _same_bytes(log, at, name, 0, length)
 
 
 @inlined
@@ -317,14 +332,13 @@ def _find_properties(log: np.ndarray, at: int, end: int, found: np.ndarray) -> N
         name_bytes = separator - at
         if name_bytes > 0 and separator + 1 < stop:
             slot = -1
-            if name_bytes == 4:
-                if _same_bytes(log, at, _KEYS, 0, 4):
-                    slot = 2
-                elif _same_bytes(log, at, _TAGS, 0, 4):
-                    slot = 4
-            elif name_bytes == 8 and _same_bytes(log, at, _UNIQ_KEY, 0, 8):
+            if _is_name(log, at, name_bytes, _KEYS):
+                slot = 2
+            elif _is_name(log, at, name_bytes, _TAGS):
+                slot = 4
+            elif _is_name(log, at, name_bytes, _UNIQ_KEY):
                 slot = 0
-            elif name_bytes == 5 and _same_bytes(log, at, _DELAY, 0, 5):
+            elif _is_name(log, at, name_bytes, _DELAY):
                 slot = 6
             if slot >= 0:
                 found[slot] = separator + 1

@@ -20,6 +20,7 @@ from ...protocol.storage.layout import (
     RECORD_BYTES_MIN,
     UNIT,
     UNIT_BYTES,
+    SysFlag,
 )
 from .dispatch import (
     BAD_CRC,
@@ -126,7 +127,8 @@ _UNIT_TAGS_AT = UNIT.at["tags_code"]
 _ENTRY_PHYSICAL_AT = INDEX_ENTRY.at["physical_offset"]
 _ENTRY_SECONDS_AT = INDEX_ENTRY.at["seconds"]
 _TIME_MIN = -(2**63)
-_PREPARED, _ROLLBACK, _TRANSACTION_MASK = 0x4, 0xC, 0xC
+_PREPARED, _ROLLBACK = SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK
+_TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
 
 
 @inlined

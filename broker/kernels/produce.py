@@ -12,12 +12,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.storage.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD, RECORD_HEAD_BYTES, SysFlag
-from ...protocol.storage.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX
+from ...protocol.storage.layout import (
+    BLANK_BYTES_MIN,
+    HOST_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_V1,
+    PRODUCED_PROPERTIES_BYTES_MAX,
+    PROPERTIES_LENGTH_BYTES,
+    RECORD,
+    RECORD_HEAD_BYTES,
+    TOPIC_LENGTH_BYTES_V1,
+    SysFlag,
+)
+from ...protocol.storage.record import (
+    COMMON_ONLY_PROPERTIES,
+    FORBIDDEN_PROPERTIES,
+    FORBIDDEN_PROPERTY_PREFIX,
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+)
 from .crc32 import crc32_of
 from .jit import bytes_array, i64, i64_array, inlined, kernel, results
 from .record_crc import store_record_crc
-from .text import TEXT_OK, check_text
+from .text import TEXT_OK, check_text, text_array
 from .words import copy_bytes, load_be16, load_be32, load_be64, store_be16, store_be32, store_be64
 
 # Slots of ``numbers``.
@@ -82,30 +100,23 @@ WRONG_COUNT = 16
 COMMON_ONLY = 17
 RECORDS_TOO_LONG = 18
 
-UNIQUE_PROPERTY_BYTES = len("UNIQ_KEY") + 1 + 32 + 1
-KEYS_PROPERTY_BYTES = len("KEYS") + 2
+UNIQUE_PROPERTY_BYTES = len(PROPERTY_UNIQ_KEY) + 1 + 32 + 1
+KEYS_PROPERTY_BYTES = len(PROPERTY_KEYS) + 2
 
-PRODUCED_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - 1024
-"""Maximum properties of a produced message; the rest is reserved for retry, delay and the checksum."""
-
-COMMON_ONLY_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
-"""Properties that ask for a delayed or transactional delivery: all messages of a frame have them, or none."""
-
-_UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", np.uint8)
-_KEYS = np.frombuffer(b"KEYS", np.uint8)
-_DELAY = np.frombuffer(b"DELAY", np.uint8)
-_HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_UNIQ_KEY = text_array(PROPERTY_UNIQ_KEY)
+_KEYS = text_array(PROPERTY_KEYS)
+_DELAY = text_array(PROPERTY_DELAY)
+_HEX = text_array("0123456789ABCDEF")
 
 
 def _pack_names(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return the concatenated bytes of the names, and their starts (one more than there are names)."""
-    blob = np.frombuffer("".join(names).encode(), np.uint8)
-    return blob, np.cumsum([0] + [len(name) for name in names]).astype(np.int64)
+    return text_array("".join(names)), np.cumsum([0] + [len(name) for name in names]).astype(np.int64)
 
 
 _FORBIDDEN, _FORBIDDEN_AT = _pack_names(FORBIDDEN_PROPERTIES)
 _COMMON_ONLY, _COMMON_ONLY_AT = _pack_names(COMMON_ONLY_PROPERTIES)
-_PREFIX = np.frombuffer(FORBIDDEN_PROPERTY_PREFIX.encode(), np.uint8)
+_PREFIX = text_array(FORBIDDEN_PROPERTY_PREFIX)
 
 _AT_BODY_CRC = RECORD.at["body_crc"]
 _AT_QUEUE_ID = RECORD.at["queue_id"]
@@ -118,7 +129,8 @@ _AT_BORN_HOST = RECORD.at["born_host"]
 _FROM_PRODUCER = SysFlag.FROM_PRODUCER
 _BORN_V6 = SysFlag.BORN_HOST_V6
 _STORE_V6 = SysFlag.STORE_HOST_V6
-_BLANK_ROOM = 8
+_BLANK_ROOM = BLANK_BYTES_MIN
+_FIXED_BYTES = RECORD_HEAD_BYTES - 2 * HOST_BYTES + TOPIC_LENGTH_BYTES_V1 + PROPERTIES_LENGTH_BYTES
 
 
 @inlined
@@ -265,7 +277,7 @@ def _check_property(frame: np.ndarray, name_at: int, name_bytes: int, value_at: 
         return FORBIDDEN_PROPERTY
     if name_bytes >= len(_PREFIX) and _same(frame, name_at, len(_PREFIX), _PREFIX, 0):
         return FORBIDDEN_PROPERTY
-    if name_bytes == 5 and _same(frame, name_at, 5, _DELAY, 0):
+    if name_bytes == len(_DELAY) and _same(frame, name_at, len(_DELAY), _DELAY, 0):
         return _delay_status(frame, value_at, value_bytes)
     if _one_of(frame, name_at, name_bytes, _COMMON_ONLY, _COMMON_ONLY_AT):
         return COMMON_ONLY
@@ -291,7 +303,7 @@ def _plan_properties(frame: np.ndarray, at: int, end: int, plan: np.ndarray, row
         status = _check_property(frame, name_at, name_bytes, value_at, value_bytes)
         if status != OK:
             return status, name_at
-        if name_bytes == 8 and _same(frame, name_at, 8, _UNIQ_KEY, 0):
+        if name_bytes == len(_UNIQ_KEY) and _same(frame, name_at, len(_UNIQ_KEY), _UNIQ_KEY, 0):
             plan[row + P_UNIQUE] = 0  # the message has its own unique key
         stored_bytes += name_bytes + value_bytes + 2
         at = value_at + value_bytes
@@ -376,7 +388,7 @@ def _record_bytes_fixed(numbers: np.ndarray) -> int:
     """Return the size of a record of this frame without its body and the properties that the plan counts."""
     hosts = numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] + numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT]
     topic_bytes = numbers[N_TOPIC_END] - numbers[N_TOPIC_AT]
-    return RECORD_HEAD_BYTES - 16 + hosts + 1 + topic_bytes + 2 + numbers[N_CHECKSUM_BYTES]
+    return _FIXED_BYTES + hosts + topic_bytes + numbers[N_CHECKSUM_BYTES]
 
 
 @inlined
@@ -424,7 +436,7 @@ def _write_pair(
 
 @inlined
 def _write_unique(numbers: np.ndarray, texts: np.ndarray, message: int, log: np.ndarray, at: int) -> int:
-    at = _copy(_UNIQ_KEY, 0, 8, log, at)
+    at = _copy(_UNIQ_KEY, 0, len(_UNIQ_KEY), log, at)
     log[at] = 1
     at = _copy(texts, numbers[N_PREFIX_AT], numbers[N_PREFIX_AT] + 20, log, at + 1)
     counter = numbers[N_UNIQUE_FIRST] + message
@@ -455,7 +467,7 @@ def _write_properties(
             - plan[row + P_UNIQUE] * UNIQUE_PROPERTY_BYTES
             - KEYS_PROPERTY_BYTES
         )
-        at = _copy(_KEYS, 0, 4, log, at)
+        at = _copy(_KEYS, 0, len(_KEYS), log, at)
         log[at] = 1
         at = _copy(frame, source, source + key_bytes, log, at + 1)
         log[at] = 2
@@ -480,9 +492,9 @@ def _write_record(
     body_at = plan[row + P_BODY_AT]
     body_end = body_at + plan[row + P_BODY_BYTES]
     sys_flag = plan[row + P_SYS_FLAG] & _FROM_PRODUCER
-    if numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] == 20:
+    if numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] == HOST_V6_BYTES:
         sys_flag |= _BORN_V6
-    if numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT] == 20:
+    if numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT] == HOST_V6_BYTES:
         sys_flag |= _STORE_V6
     body_crc = crc32_of(frame, body_at, body_end)  # of an empty body: 0
     store_be32(log, position + _AT_BODY_CRC, body_crc & 0x7FFFFFFF)

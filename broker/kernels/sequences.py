@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.storage.delivery import (
+    HALF_TOPIC,
+    PREPARED_TOPIC,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_RETRY_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+)
 from ...protocol.storage.layout import RECORD, SysFlag
+from ...protocol.storage.record import PROPERTY_UNIQ_KEY
 from .dispatch import (
     DONE,
     FULL,
@@ -20,11 +29,12 @@ from .dispatch import (
     R_SYS_FLAG,
     R_TOPIC_AT,
     R_TOPIC_END,
+    _is_name,
     _locate,
     _same_bytes,
 )
 from .jit import bytes_array, i64, i64_array, inlined, kernel, results
-from .text import find_byte
+from .text import find_byte, text_array
 from .words import load_be32, load_be64
 
 # Columns of a run; positions are indexes into the log's array.
@@ -58,13 +68,13 @@ _AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
 _RECONSUME_BEFORE_BODY = RECORD.size - RECORD.at["reconsume_times"]
 _COMMIT = SysFlag.TRANSACTION_COMMIT
 
-_NAME_UNIQUE = np.frombuffer(b"UNIQ_KEY", np.uint8)
-_NAME_REAL_TOPIC = np.frombuffer(b"REAL_TOPIC", np.uint8)
-_NAME_RETRY_TOPIC = np.frombuffer(b"RETRY_TOPIC", np.uint8)
+_NAME_UNIQUE = text_array(PROPERTY_UNIQ_KEY)
+_NAME_REAL_TOPIC = text_array(PROPERTY_REAL_TOPIC)
+_NAME_RETRY_TOPIC = text_array(PROPERTY_RETRY_TOPIC)
 
-WAITING_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_flintmq_prepared")
+WAITING_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, PREPARED_TOPIC)
 """Topics in which delayed, timed and half messages are stored first; REAL_TOPIC is the topic they were sent to."""
-_SCHEDULE, _TIMER, _HALF, _PREPARED = (np.frombuffer(name.encode(), np.uint8) for name in WAITING_TOPICS)
+_SCHEDULE, _TIMER, _HALF, _PREPARED = map(text_array, WAITING_TOPICS)
 
 
 @inlined
@@ -109,23 +119,18 @@ def _find_values(log: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
         while separator < stop and log[separator] != 1:
             separator += 1
         name_bytes = separator - at
-        if name_bytes >= 8 and separator + 1 < stop:
+        if name_bytes > 0 and separator + 1 < stop:
             slot = -1
-            if name_bytes == 8 and _same_bytes(log, at, _NAME_UNIQUE, 0, 8):
+            if _is_name(log, at, name_bytes, _NAME_UNIQUE):
                 slot = _UNIQUE
-            elif name_bytes == 10 and _same_bytes(log, at, _NAME_REAL_TOPIC, 0, 10):
+            elif _is_name(log, at, name_bytes, _NAME_REAL_TOPIC):
                 slot = _REAL_TOPIC
-            elif name_bytes == 11 and _same_bytes(log, at, _NAME_RETRY_TOPIC, 0, 11):
+            elif _is_name(log, at, name_bytes, _NAME_RETRY_TOPIC):
                 slot = _RETRY_TOPIC
             if slot >= 0:
                 found[slot] = separator + 1
                 found[slot + 1] = stop
         at = stop + 1
-
-
-@inlined
-def _is(log: np.ndarray, at: int, end: int, name: np.ndarray) -> bool:
-    return end - at == len(name) and _same_bytes(log, at, name, 0, len(name))
 
 
 @inlined
@@ -138,12 +143,12 @@ def _first_occurrence(log: np.ndarray, parts: np.ndarray) -> bool:
         return False
     if load_be32(log, parts[R_BODY_AT] - _RECONSUME_BEFORE_BODY) != 0:
         return False
-    at, end = parts[R_TOPIC_AT], parts[R_TOPIC_END]
+    at, length = parts[R_TOPIC_AT], parts[R_TOPIC_END] - parts[R_TOPIC_AT]
     waits = (
-        _is(log, at, end, _SCHEDULE)
-        or _is(log, at, end, _TIMER)
-        or _is(log, at, end, _HALF)
-        or _is(log, at, end, _PREPARED)
+        _is_name(log, at, length, _SCHEDULE)
+        or _is_name(log, at, length, _TIMER)
+        or _is_name(log, at, length, _HALF)
+        or _is_name(log, at, length, _PREPARED)
     )
     return waits == (parts[_REAL_TOPIC + 1] > parts[_REAL_TOPIC])
 

@@ -16,6 +16,11 @@ _ONES = 0x0101010101010101
 _TWOS = 0x0202020202020202
 
 
+def text_array(text: str) -> np.ndarray:
+    """Return the bytes of a name that kernels compare with."""
+    return np.frombuffer(text.encode(), np.uint8)
+
+
 @inlined
 def find_byte(array: np.ndarray, at: int, end: int, wanted: int) -> int:
     """Return the position of the first byte of that value (0 to 127) in ``array[at:end]``; ``end`` if there is none."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import produce as kernel
+from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
 from flintmq.protocol.storage.record import Record, check_record_crc, decode_record
 from tests.twins import frames
 from tests.twins.arrays import SENTINELS, examples, fenced
@@ -207,7 +208,7 @@ def test_properties_are_refused_from_the_first_byte_over_their_limit(
 ) -> None:
     batch = Batch(b"", 2, layout, unique_prefix=frames.PREFIX if unique else b"")
     pair = len(b"KEYS") + 2
-    longest = kernel.PRODUCED_PROPERTIES_BYTES_MAX + over - pair - kernel.UNIQUE_PROPERTY_BYTES * unique
+    longest = PRODUCED_PROPERTIES_BYTES_MAX + over - pair - kernel.UNIQUE_PROPERTY_BYTES * unique
     if in_common:
         batch.common = b"A\x01" + b"c" * 1000 + b"\x02"
         longest -= len(batch.common)
@@ -220,10 +221,10 @@ def test_properties_are_refused_from_the_first_byte_over_their_limit(
     if over > 0:
         call = produce(batch)
         assert call.message == 1
-        assert call.position == kernel.PRODUCED_PROPERTIES_BYTES_MAX + over
+        assert call.position == PRODUCED_PROPERTIES_BYTES_MAX + over
     else:
         longest_record = make_records(batch)[1]
-        assert len(longest_record.properties) == kernel.PRODUCED_PROPERTIES_BYTES_MAX + over
+        assert len(longest_record.properties) == PRODUCED_PROPERTIES_BYTES_MAX + over
         assert size_of(batch, b"", longest_record.properties) == len(longest_record.encode(checksum=batch.checksum))
 
 

@@ -11,7 +11,6 @@ from flintmq.broker.kernels import produce as kernel
 from flintmq.broker.kernels.jit import INTERPRETED
 from flintmq.broker.store import common_properties
 from flintmq.protocol.errors import MessageIllegal
-from flintmq.protocol.storage import layout, record
 from flintmq.protocol.storage.record import COMMON_ONLY_PROPERTIES, FORBIDDEN_PROPERTIES, decode_record
 from tests.twins.arrays import SENTINELS, recording
 from tests.twins.frames import PREFIX, pack_columns, pack_row
@@ -368,8 +367,3 @@ def test_a_records_magic_and_then_its_size_are_written_last() -> None:
     assert log.writes[: len(of_first)] == of_first
     assert of_first[-2:] == [(first + 4, first + 8), (first, first + 4)]
     assert log.writes[-2:] == [(second + 4, second + 8), (second, second + 4)]
-
-
-def test_the_kernels_rules_are_those_of_the_protocol() -> None:
-    assert kernel.PRODUCED_PROPERTIES_BYTES_MAX == layout.PRODUCED_PROPERTIES_BYTES_MAX
-    assert kernel.COMMON_ONLY_PROPERTIES == record.COMMON_ONLY_PROPERTIES

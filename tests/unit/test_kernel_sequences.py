@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from flintmq.broker.kernels import dispatch, sequences
-from flintmq.protocol.storage.delivery import HALF_TOPIC, PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from flintmq.protocol.storage.ids import UNIQUE_PREFIX_DIGITS, unique_key
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import Record, encode_host
@@ -157,7 +156,6 @@ def test_messages_of_several_topics_that_wait_are_several_runs() -> None:
 
 
 def test_the_topics_of_waiting_messages_are_those_of_delivery() -> None:
-    assert sequences.WAITING_TOPICS == (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, PREPARED_TOPIC)
     assert tuple(name.encode() for name in sequences.WAITING_TOPICS) == WAITING_TOPICS
 
 

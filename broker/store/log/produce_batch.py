@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....protocol.errors import MessageIllegal
+from ....protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
 from ...kernels import produce as kernel
 from ...memo import remembered
 
@@ -76,7 +77,7 @@ def common_properties(text: str) -> bytes:
     blob = text.encode("utf-8", "surrogatepass")
     if not blob.endswith(b"\x02"):
         blob += b"\x02"
-    limit = kernel.PRODUCED_PROPERTIES_BYTES_MAX
+    limit = PRODUCED_PROPERTIES_BYTES_MAX
     if len(blob) > limit:
         raise MessageIllegal(
             f"the common properties take {len(blob):,} bytes, at most {limit:,} are allowed; nothing of the frame was "
@@ -107,7 +108,7 @@ def refusal(status: int, message: int, detail: int, *, body_at: int, message_byt
     ``body_at``: where the frame's body begins; ``message_bytes_max``: maximum size of a record.
     """
     if status == kernel.PROPERTIES_TOO_LONG:
-        limit = kernel.PRODUCED_PROPERTIES_BYTES_MAX
+        limit = PRODUCED_PROPERTIES_BYTES_MAX
         return MessageIllegal(
             f"message {message}: its properties take {detail:,} bytes, at most {limit:,} are allowed; nothing of "
             "the frame was written",
