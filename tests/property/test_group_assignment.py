@@ -97,6 +97,13 @@ def test_a_member_that_joins_sixteen_takes_four_of_64_queues() -> None:
     assert moves(before, {queue: result[queue] for queue in queues[:64]}, fifteen) == 4
 
 
+def test_a_swap_that_leaves_a_member_poorer_than_another_is_followed_by_a_move() -> None:
+    queues = [("orders", 0), *(("payments", number) for number in range(5))]
+    members = {name: {"orders", "payments"} for name in "abdef"} | {"c": {"orders"}}
+    result = assign(queues, members, {("payments", 3): "a", ("payments", 4): "a"})
+    assert Counter(result.values()) == dict.fromkeys("abcdef", 1)
+
+
 @given(queue_sets, any_wishes, st.data())
 def test_every_subscribed_queue_goes_to_a_subscriber_and_no_member_could_take_one_from_a_richer(
     queues: list[Queue], members: dict[str, set[str]], draws: st.DataObject

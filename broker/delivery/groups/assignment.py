@@ -36,6 +36,10 @@ def assign(
         _even_out(topics, wanting, loads, result)
         if not of_retries:
             _spread_topics(sorted(topics), members, wanting, loads, result)
+            # A swap may give a member a queue that a poorer one wants. Each such move lowers the sum of the squares of
+            # all loads, which swaps leave unchanged, so the loop terminates.
+            while _even_out(topics, wanting, loads, result):
+                _spread_topics(sorted(topics), members, wanting, loads, result)
     return result
 
 
@@ -109,22 +113,25 @@ def _place(
             loads.add(member, queue)
 
 
-def _even_out(topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads, result: dict[Queue, str]) -> None:
-    """Move queues of ``topics`` from the most to the least loaded member, as long as that reduces their difference.
+def _even_out(topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads, result: dict[Queue, str]) -> bool:
+    """Move queues of ``topics`` from the most to the least loaded member, as long as that reduces their difference;
+    return whether a queue moved.
 
     Each move lowers the sum of the squares of all loads, so the loop terminates. If the loads are even, as they nearly
     always are, it checks each member once.
     """
-    counts = loads.counts
+    counts, moved = loads.counts, False
     while counts:
         least = min(counts.values())
         rich = [name for name, count in counts.items() if count - least >= 2]
         for giver in sorted(rich, key=lambda name: (counts[name], name), reverse=True):
             if move := _best_move(giver, topics, wanting, loads):
                 loads.move(move[0], giver, move[1], result)
+                moved = True
                 break
         else:
-            return
+            return moved
+    return moved
 
 
 def _best_move(giver: str, topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads) -> tuple[str, str] | None:
