@@ -72,13 +72,13 @@ class Message:
     # one object less per message is less work for the garbage collector, and there are millions of messages.
     __slots__ = ("_body", "_delay", "_keys", "_sharding_key", "_tags", "_topic", "_wire")
 
-    topic: str = property(attrgetter("_topic"), doc="The destination topic.")  # type: ignore[assignment]
-    body: bytes = property(attrgetter("_body"), doc="The body.")  # type: ignore[assignment]
-    tags: str | None = property(attrgetter("_tags"), doc="The tag, or None.")  # type: ignore[assignment]
-    sharding_key: str | None = property(  # type: ignore[assignment]
+    topic: str = property(attrgetter("_topic"), doc="The destination topic.")  # type: ignore[assignment]  # a property
+    body: bytes = property(attrgetter("_body"), doc="The body.")  # type: ignore[assignment]  # a property
+    tags: str | None = property(attrgetter("_tags"), doc="The tag, or None.")  # type: ignore[assignment]  # a property
+    sharding_key: str | None = property(  # type: ignore[assignment]  # a property
         attrgetter("_sharding_key"), doc="The key that selects the queue, or None."
     )
-    common: str = property(  # type: ignore[assignment]
+    common: str = property(  # type: ignore[assignment]  # a property
         attrgetter("_delay"), doc="The delay in PRODUCE's form; all messages of one frame share it."
     )
 

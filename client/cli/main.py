@@ -130,7 +130,7 @@ class Root(CliGroup):
             return complete_topics(ctx, incomplete)
         return items
 
-    def main(  # type: ignore[override]
+    def main(  # type: ignore[override]  # click's overloads
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run one command line and exit. Errors take one or two lines."""

@@ -75,7 +75,7 @@ def _records(body: bytes, count: int) -> tuple[Ints, Ints]:
 def pull(queue: Queue, offset: int, count: int, tags: TagFilter) -> Operation[PulledRows]:
     """Read up to ``count`` records from ``offset`` on."""
     asked: Operation[Batch] = requests.pull(queue.topic, queue.queue, offset, count, PULL_BYTES, 0, tags)
-    return replace(asked, decode=_pulled)  # type: ignore[arg-type,return-value]
+    return replace(asked, decode=_pulled)  # type: ignore[arg-type,return-value]  # another result
 
 
 def read_range(
@@ -196,7 +196,7 @@ def read_key(topic: str, broker: BrokerAddress, options: ReadOptions, decoder: D
     cursor: str | None = None
     while end_ms >= begin_ms:
         asked = requests.query(topic, options.key, begin_ms, end_ms, _PAGE, cursor)
-        page = _indexed(broker, replace(asked, decode=_page), options.timeout)  # type: ignore[arg-type]
+        page = _indexed(broker, replace(asked, decode=_page), options.timeout)  # type: ignore[arg-type]  # another result
         if page.damaged:
             loss = DataLoss(
                 f"{page.damaged} records that the index of topic {topic!r} of the broker {broker.name} has for the key "

@@ -73,7 +73,7 @@ def _compiled(function: Any) -> Any:
 
 
 @_compiled
-def _i32(data, at):  # type: ignore[no-untyped-def]
+def _i32(data, at):  # type: ignore[no-untyped-def]  # Numba infers the types
     value = (
         np.uint32(data[at]) << np.uint32(24)
         | np.uint32(data[at + 1]) << np.uint32(16)
@@ -84,12 +84,12 @@ def _i32(data, at):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _i64(data, at):  # type: ignore[no-untyped-def]
+def _i64(data, at):  # type: ignore[no-untyped-def]  # Numba infers the types
     return (_i32(data, at) << 32) | (_i32(data, at + 4) & 0xFFFFFFFF)
 
 
 @_compiled
-def _crc32(data, words, at, end, tables):  # type: ignore[no-untyped-def]
+def _crc32(data, words, at, end, tables):  # type: ignore[no-untyped-def]  # Numba infers the types
     crc = np.uint32(0xFFFFFFFF)
     byte = np.uint64(0xFF)
     while at + 16 <= end:
@@ -121,7 +121,7 @@ def _crc32(data, words, at, end, tables):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _find_properties(data, words, at, end, parts, row):  # type: ignore[no-untyped-def]
+def _find_properties(data, words, at, end, parts, row):  # type: ignore[no-untyped-def]  # Numba infers the types
     """Note the positions of the values of TAGS, KEYS and UNIQ_KEY, by the rules of ``decode_properties``."""
     while at < end:
         equals = at
@@ -163,7 +163,7 @@ def _find_properties(data, words, at, end, parts, row):  # type: ignore[no-untyp
 
 
 @_compiled
-def _scan(data, words, starts, sizes, verify, tables, parts):  # type: ignore[no-untyped-def]
+def _scan(data, words, starts, sizes, verify, tables, parts):  # type: ignore[no-untyped-def]  # Numba infers the types
     """Fill ``parts``; return the first unsound row, or −1."""
     for row in range(starts.size):
         start = starts[row]

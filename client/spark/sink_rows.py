@@ -182,7 +182,7 @@ def _keys_of_lists(column: pa.Array, place: Place) -> Keys:
 
 def _checked_keys(keys: Keys, place: Place) -> Keys | None:
     if set(map(type, keys)) == {str}:
-        joined = "".join(keys)  # type: ignore[arg-type]
+        joined = "".join(keys)  # type: ignore[arg-type]  # only str
         if joined.isprintable() and KEY_SEPARATOR not in joined and all(keys):
             return keys
     for row, entry in enumerate(keys):

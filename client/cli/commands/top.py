@@ -129,7 +129,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
         import termios
         import tty
     except ImportError:  # Windows: only Ctrl-C ends the command
-        termios = None  # type: ignore[assignment]
+        termios = None  # type: ignore[assignment]  # a module elsewhere
     if termios is None or not sys.stdin.isatty():
         yield _no_keys
         return

@@ -177,5 +177,5 @@ class _Collected:
         sizes = np.concatenate(self._sizes)
         starts = np.cumsum(sizes) - sizes
         block = RecordBlock(b"".join(self._pieces), starts, sizes, verify=False)
-        self.__init__()  # type: ignore[misc]
+        self.__init__()  # type: ignore[misc]  # resets the block
         return block

@@ -23,7 +23,7 @@ def find_starts(blob: Blob) -> tuple[Ints, int]:
 
 
 @njit(cache=True, nogil=True)
-def _i32(data, at):  # type: ignore[no-untyped-def]
+def _i32(data, at):  # type: ignore[no-untyped-def]  # Numba infers the types
     value = (
         np.uint32(data[at]) << np.uint32(24)
         | np.uint32(data[at + 1]) << np.uint32(16)
@@ -34,7 +34,7 @@ def _i32(data, at):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _find(data, starts):  # type: ignore[no-untyped-def]
+def _find(data, starts):  # type: ignore[no-untyped-def]  # Numba infers the types
     at = np.int64(0)
     count = 0
     while at + _SIZE_MIN <= data.size:

@@ -1,0 +1,212 @@
+"""Shape is a test: lengths of files and functions, numbers of parameters, docstrings, and names without a use.
+
+Each test prints every place that breaks its rule, so that one run shows all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("broker", "client", "protocol", "conf")
+ALL = (*PRODUCT, "scripts", "tests")
+FILE_LINES_MAX = 450
+FUNCTION_LINES_MAX = 70
+PARAMETERS_MAX = 8
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+PAIRED = {"aio", "sync"}
+"""Rooms whose classes have the same name on purpose: one is the asyncio version of the other."""
+ONE_MEANING = {"CorruptLog"}
+"""Names that two packages define with the same meaning, because neither may import the other."""
+LONG_FILES = {
+    "broker/kernels/dispatch.py",
+    "broker/kernels/examine.py",
+    "broker/kernels/produce.py",
+    "tests/fault/test_containment.py",
+    "tests/fault/test_derived_damage.py",
+    "tests/fault/test_log_damage.py",
+    "tests/integration/test_client_aio.py",
+    "tests/integration/test_client_consume.py",
+    "tests/integration/test_client_failures.py",
+    "tests/integration/test_group_protocol.py",
+    "tests/integration/test_metrics.py",
+    "tests/integration/test_permissions.py",
+    "tests/integration/test_push_consumer.py",
+    "tests/integration/test_server_bad_input.py",
+    "tests/unit/test_delay_timers.py",
+}
+"""Files that are still to be divided. A file that has become short must leave the list."""
+WIDE = {
+    "broker/handlers/pull.py: _read",
+    "broker/requests/broker.py: __init__",
+    "broker/store/read/pulls.py: _pull",
+    "broker/store/read/pulls.py: pull",
+    "broker/store/read/queries.py: query",
+    "client/aio/admin.py: create_topic",
+    "client/aio/consumer.py: pull",
+    "client/core/consume/batch.py: __init__",
+    "client/core/consume/pull.py: pull_found",
+    "client/core/produce/accumulator.py: __init__",
+    "client/message.py: __init__",
+    "client/message.py: _rebuild",
+    "client/sync/admin.py: create_topic",
+    "client/sync/consumer.py: pull",
+}
+"""Functions that still take more parameters. A function that has become narrow must leave the list."""
+LONG_FUNCTIONS = {"broker/requests/broker.py: __init__", "tests/integration/test_cli_hostile_broker.py: content"}
+"""Functions that are still to be divided. A function that has become short must leave the list."""
+
+
+@cache
+def parsed(folders: tuple[str, ...]) -> dict[str, tuple[str, ast.Module]]:
+    """Return text and syntax tree of each Python file in ``folders``, by its path within the project."""
+    files = {}
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            files[str(path.relative_to(ROOT))] = text, ast.parse(text)
+    assert files
+    return files
+
+
+def functions(folders: tuple[str, ...]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield each function and method in ``folders`` with the file and line where it begins."""
+    for path, (_, tree) in parsed(folders).items():
+        for node in ast.walk(tree):
+            if isinstance(node, FUNCTIONS):
+                yield f"{path}:{node.lineno}: {node.name}", node
+
+
+def public_definitions(path: str) -> Iterator[tuple[str, ast.AST]]:
+    """Yield name and node of each public class, function, method and constant of one module."""
+    for node in parsed(PRODUCT)[path][1].body:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            if not node.name.startswith("_"):
+                yield node.name, node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and not target.id.startswith("_"):
+                    yield target.id, node
+
+
+def public_functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield each public function of a module and each public method of a public class of the product."""
+    for path in parsed(PRODUCT):
+        for name, node in public_definitions(path):
+            members = node.body if isinstance(node, ast.ClassDef) else [node]
+            for member in members:
+                if isinstance(member, FUNCTIONS) and not member.name.startswith("_"):
+                    owner = f"{name}." if isinstance(node, ast.ClassDef) else ""
+                    yield f"{path}:{member.lineno}: {owner}{member.name}", member
+
+
+def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether Numba compiles the function: arrays of different types cannot travel in one parameter, and a
+    loop that is divided into calls passes its state through memory."""
+    return any(ast.unparse(each).split("(")[0] in {"inlined", "kernel"} for each in node.decorator_list)
+
+
+def test_files_are_short() -> None:
+    assert {path for path, (text, _) in parsed(ALL).items() if text.count("\n") > FILE_LINES_MAX} == LONG_FILES
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{place.split(':')[0]}: {node.name}"
+        for place, node in functions(ALL)
+        if (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX and not is_kernel(node)
+    }
+    assert long == LONG_FUNCTIONS
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of parameters that a caller of ``node`` may pass."""
+    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def test_functions_take_few_parameters() -> None:
+    wide = {
+        f"{place.split(':')[0]}: {node.name}"
+        for place, node in functions(PRODUCT)
+        if parameters(node) > PARAMETERS_MAX and not is_kernel(node)
+    }
+    assert wide == WIDE
+
+
+def test_public_functions_have_a_docstring() -> None:
+    inherited = {"deleter", "override", "overload", "setter"}
+    missing = [
+        place
+        for place, node in public_functions()
+        if not ast.get_docstring(node)
+        and not any(ast.unparse(each).rsplit(".", 1)[-1] in inherited for each in node.decorator_list)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_no_docstring_only_points_elsewhere() -> None:
+    pointers = [
+        f"{place}: {text}"
+        for place, node in functions(PRODUCT)
+        if re.fullmatch(r"See [^\n]{1,80}", text := ast.get_docstring(node) or "")
+    ]
+    assert not pointers, "\n".join(pointers)
+
+
+def test_the_formatter_decides_every_line() -> None:
+    marks = re.compile(r"#\s*fmt:\s*(?:skip|off|on)")
+    assert not [path for path, (text, _) in parsed(ALL).items() if marks.search(text)]
+
+
+def test_every_ignored_type_error_has_a_reason() -> None:
+    """``# type: ignore[code]  # reason``: without one, no reader knows when the mark may go."""
+    bare = re.compile(r"#\s*type:\s*ignore(?:\[[^\]]*\])?\s*$")
+    found = [
+        f"{path}:{number}"
+        for path, (text, _) in parsed((*PRODUCT, "scripts")).items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if bare.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    places = defaultdict(list)
+    for path in parsed(PRODUCT):
+        for name, node in public_definitions(path):
+            if isinstance(node, ast.ClassDef):
+                places[name].append(path)
+    twice = {
+        name: paths
+        for name, paths in places.items()
+        if len(paths) > 1 and name not in ONE_MEANING and not (len(paths) == 2 and is_pair(paths))
+    }
+    assert not twice, "\n".join(f"{name}: {', '.join(paths)}" for name, paths in twice.items())
+
+
+def is_pair(paths: list[str]) -> bool:
+    """Return whether two modules are the blocking and the asyncio version of one thing."""
+    words = [set(re.split(r"[/_.]", path)) for path in paths]
+    return words[0] | words[1] >= PAIRED or sum("aio" in each for each in words) == 1
+
+
+def test_every_public_name_is_used() -> None:
+    """A name counts as used if the product, a script or a document mentions it beside its definition."""
+    words: Counter[str] = Counter()
+    for text, _ in parsed((*PRODUCT, "scripts")).values():
+        words.update(re.findall(r"\w+", text))
+    for document in [ROOT / "pyproject.toml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]:
+        words.update(re.findall(r"\w+", document.read_text(encoding="utf-8")))
+    unused = [
+        f"{path}: {name}"
+        for path in parsed(PRODUCT)
+        for name, node in public_definitions(path)
+        if words[name] < 2 and not (isinstance(node, FUNCTIONS) and node.decorator_list)
+    ]
+    assert not unused, "\n".join(unused)
