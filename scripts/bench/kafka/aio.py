@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..bench import Bench
+from ..environment import clean_environment, install
 from ..load import TOPIC
 from ..measure import BenchFailed, Skipped
 from .jars import ALONE, Jars, get_jars
@@ -20,7 +19,6 @@ from .server import Kafka
 REQUIREMENT = "aiokafka==0.14.0"
 KAFKA = "_kafka"
 """Suffix of the keys of Kafka's figures."""
-INSTALL_SECONDS_MAX = 180.0
 RUN_SECONDS_MAX = 180.0
 
 _PROGRAM = Path(__file__).parent / "aio_group.py"
@@ -54,7 +52,7 @@ class AioKafka:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            env=_clean_environment(),
+            env=clean_environment(),
         )
 
     def run(self, kafka: Kafka, command: str, *arguments: object) -> Any:
@@ -88,43 +86,9 @@ def aiokafka(bench: Bench) -> Iterator[AioKafka]:
             if bench.alone:
                 raise Skipped(ALONE)
             jars = get_jars(None)
-            python = _install(stack.enter_context(bench.store()))
+            python = install(stack.enter_context(bench.store()), REQUIREMENT)
         except Skipped as reason:
             yield AioKafka(bench, None, None, str(reason))
             return
         bench.note(f"Kafka {jars.kafka_version} with {REQUIREMENT}, both with their defaults")
         yield AioKafka(bench, jars, python, "")
-
-
-def _install(folder: Path) -> Path:
-    """Create an environment with aiokafka in ``folder``; return its Python. Raises ``Skipped``."""
-    environment = folder / "aiokafka"
-    python = environment / "bin" / "python"
-    for command in (
-        [sys.executable, "-m", "venv", str(environment)],
-        [
-            str(python),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--only-binary",
-            ":all:",
-            REQUIREMENT,
-        ],
-    ):
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, env=_clean_environment()
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Skipped(f"aiokafka could not be installed: {error}") from None
-        if done.returncode:
-            raise Skipped(f"aiokafka could not be installed; is there a network? {done.stderr.strip()[-300:]}")
-    return python
-
-
-def _clean_environment() -> dict[str, str]:
-    """Return the environment variables without those that point Python to this checkout."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}

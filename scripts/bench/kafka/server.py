@@ -6,7 +6,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -35,15 +35,19 @@ _PORT_IS_TAKEN = re.compile(r"BindException|Address already in use")
 class Kafka:
     """A context manager that starts Kafka and creates ``topic`` with ``partitions``; then it listens on ``address``.
 
-    Its files go to ``folder``. The process ends when its standard input closes, so it also ends if this one is killed.
+    ``settings``: more settings of the broker. Its files go to ``folder``. The process ends when its standard input
+    closes, so it also ends if this one is killed.
     """
 
-    def __init__(self, jars: Jars, folder: Path, topic: str, partitions: int) -> None:
+    def __init__(
+        self, jars: Jars, folder: Path, topic: str, partitions: int, settings: Mapping[str, object] | None = None
+    ) -> None:
         self.address = ""
         self.topic = topic
         self._jars = jars
         self._folder = folder
         self._partitions = partitions
+        self._settings = settings or {}
         self._output = folder / "output"
 
     def __enter__(self) -> Kafka:
@@ -104,6 +108,7 @@ class Kafka:
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
+            **self._settings,
         }
         path = self._folder / "server.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))

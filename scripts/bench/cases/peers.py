@@ -1,0 +1,157 @@
+"""FlintMQ beside Redis, NATS and Kafka in one run: single sends, 64 sends in flight, and end to end at 500/s.
+
+The brokers take turns, so that all of them meet the same state of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..bench import Bench
+from ..environment import clean_environment, install
+from ..load import columns
+from ..machine import cpu_seconds, touch_memory
+from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped, percentile
+from ..paced_sender import MESSAGES_A_SECOND
+from ..peers import servers
+from .aio_sends import send_all
+from .end_to_end import produce_and_pull
+from .single import WARM_UP_MESSAGES, send_one_by_one
+
+SINGLE = {"async": 20_000, "sync": 5_000}
+WINDOW = {"async": 200_000, "sync": 64_000}
+END_TO_END = 5_000
+PROGRAM_SECONDS_MAX = 300.0
+FLUSHES = ("async", "sync")
+_PROGRAMS = Path(__file__).parents[1] / "peers"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another broker: its server, its load program, and what the program needs."""
+
+    name: str
+    start: servers.Start
+    program: str
+    requirement: str
+
+
+PEERS = (
+    Peer("redis", servers.redis, "redis_load.py", "redis[hiredis]==8.1.0"),
+    Peer("nats", servers.nats, "nats_load.py", "nats-py==2.16.0"),
+    Peer("kafka", servers.kafka, "kafka_load.py", "confluent-kafka==2.16.1"),
+)
+
+
+def samples(bench: Bench) -> Samples:
+    """Yield one sample per run. A peer that is not installed is left out, and the reason ends the case."""
+    if bench.alone:
+        raise Skipped("the comparison with other brokers is off (--alone)")
+    left_out: list[str] = []
+    with ExitStack() as stack:
+        pythons: dict[str, Path] = {}
+        for peer in PEERS:
+            try:
+                with bench.store() as folder, peer.start(folder, "async"):
+                    pass
+                pythons[peer.name] = install(stack.enter_context(bench.store()), peer.requirement)
+            except Skipped as reason:
+                left_out.append(f"{peer.name}: {reason}")
+        present = [peer for peer in PEERS if peer.name in pythons]
+        for _ in range(bench.runs):
+            sample: Sample = {}
+            for flush in FLUSHES:
+                sample |= of_flintmq(bench, flush)
+                for peer in present:
+                    sample |= of_peer(bench, peer, pythons[peer.name], flush)
+            yield sample
+    if left_out:
+        raise Skipped("; ".join(left_out))
+
+
+def of_flintmq(bench: Bench, flush: str) -> Sample:
+    """Return FlintMQ's figures of one run."""
+    count = bench.count(SINGLE[flush])
+    with bench.broker(flush) as broker:
+        before = cpu_seconds(broker.pid)
+        taken = send_one_by_one(broker, count)
+        cpu = (cpu_seconds(broker.pid) - before) / (count + WARM_UP_MESSAGES)
+    with bench.broker(flush) as broker:
+        load, warm_up = columns(bench.count(WINDOW[flush]) + bench.count(5_000)), bench.count(5_000)
+        rate = asyncio.run(send_all(broker, load, warm_up))[0]
+    with bench.broker(flush) as broker:
+        arrived = produce_and_pull(broker, bench.count(END_TO_END))
+    single = {"p50": percentile(taken, 0.5) * 1e6, "p99": percentile(taken, 0.99) * 1e6, "rate": count / sum(taken)}
+    end_to_end = {"p50": percentile(arrived, 0.5) * 1e3, "p99": percentile(arrived, 0.99) * 1e3}
+    return figures(flush, "flintmq", single, cpu, {"rate": rate}, end_to_end)
+
+
+def of_peer(bench: Bench, peer: Peer, python: Path, flush: str) -> Sample:
+    """Return a peer's figures of one run, each with an empty server."""
+
+    def measure(command: str, *numbers: int) -> tuple[dict[str, float], float]:
+        with bench.store() as folder, peer.start(folder, flush) as server:
+            touch_memory(bench.touched_gib, bench.folder)
+            before = cpu_seconds(server.pid)
+            found = run(python, peer.program, command, server.address, *numbers)
+            return found, cpu_seconds(server.pid) - before
+
+    count = bench.count(SINGLE[flush])
+    single, cpu = measure("single", count, WARM_UP_MESSAGES)
+    window, _ = measure("window", bench.count(WINDOW[flush]), bench.count(5_000))
+    end_to_end, _ = measure("end_to_end", bench.count(END_TO_END), 250, MESSAGES_A_SECOND)
+    return figures(flush, peer.name, single, cpu / (count + WARM_UP_MESSAGES), window, end_to_end)
+
+
+def figures(
+    flush: str, name: str, single: dict[str, float], cpu: float, window: dict[str, float], end_to_end: dict[str, float]
+) -> Sample:
+    """Return the figures of one broker by the keys of the case's measures."""
+    found = {f"single_{key}": value for key, value in single.items()}
+    found |= {"single_cpu": cpu * 1e6, "window_rate": window["rate"]}
+    found |= {f"end_to_end_{key}": value for key, value in end_to_end.items()}
+    return {f"{flush}_{key}_{name}": value for key, value in found.items()}
+
+
+def run(python: Path, program: str, command: str, address: str, *numbers: int) -> dict[str, float]:
+    """Return the output of a load program. Raises ``BenchFailed`` if it fails."""
+    done = subprocess.run(
+        [str(python), str(_PROGRAMS / program), command, address, *map(str, numbers)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PROGRAM_SECONDS_MAX,
+        env=clean_environment(),
+    )
+    if done.returncode:
+        raise BenchFailed(f"{program} ended with exit {done.returncode}; its error is above")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+ROWS: tuple[tuple[str, str, str], ...] = (
+    ("single_p50", "one send: p50", "µs"),
+    ("single_p99", "one send: p99", "µs"),
+    ("single_rate", "one send at a time", "msg/s"),
+    ("single_cpu", "one send: the broker's CPU", "µs"),
+    ("window_rate", "64 in flight", "msg/s"),
+    ("end_to_end_p50", "end to end at 500/s: p50", "ms"),
+    ("end_to_end_p99", "end to end at 500/s: p99", "ms"),
+)
+
+CASE = Case(
+    "peers",
+    "FlintMQ, Redis, NATS and Kafka in turns",
+    tuple(
+        Measure(f"{flush}_{key}_{name}", f"{flush}: {title}: {name}", unit)
+        for flush in FLUSHES
+        for key, title, unit in ROWS
+        for name in ("flintmq", *(peer.name for peer in PEERS))
+    ),
+    samples,
+)

@@ -1,0 +1,34 @@
+"""Temporary Python environments for clients of other brokers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .measure import Skipped
+
+INSTALL_SECONDS_MAX = 180.0
+
+
+def install(folder: Path, requirement: str) -> Path:
+    """Create an environment with ``requirement`` in ``folder``; return its Python. Raises ``Skipped`` if that fails."""
+    environment = folder / "environment"
+    python = environment / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
+    for command in ([sys.executable, "-m", "venv", str(environment)], [*pip, requirement]):
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, env=clean_environment()
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Skipped(f"{requirement} could not be installed: {error}") from None
+        if done.returncode:
+            raise Skipped(f"{requirement} could not be installed; is there a network? {done.stderr.strip()[-300:]}")
+    return python
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment variables without those that point Python to this checkout."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}

@@ -1,0 +1,92 @@
+"""A producer and a reader of a Redis stream; runs in an environment that has only redis-py.
+
+redis_load.py single ADDRESS COUNT WARM_UP             {"p50": µs, "p99": µs, "rate": messages/s}
+redis_load.py window ADDRESS COUNT WARM_UP             {"rate": messages/s}, 64 messages in a pipeline
+redis_load.py end_to_end ADDRESS COUNT WARM_UP RATE    {"p50": ms, "p99": ms}
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import threading
+import time
+
+import redis
+
+BODY_BYTES = 100
+STREAM = "bench"
+WINDOW = 64
+STAMP = struct.Struct(">d")
+
+
+def connect(address: str) -> redis.Redis:
+    host, port = address.split(":")
+    return redis.Redis(host, int(port))
+
+
+def percentile(taken: list[float], share: float) -> float:
+    return sorted(taken)[min(len(taken) - 1, int(share * len(taken)))]
+
+
+def single(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
+    """Send one message at a time."""
+    body, taken = bytes(BODY_BYTES), []
+    for number in range(count + warm_up):
+        began = time.perf_counter()
+        client.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
+        taken.append(time.perf_counter() - began)
+    del taken[:warm_up]
+    return {"p50": percentile(taken, 0.5) * 1e6, "p99": percentile(taken, 0.99) * 1e6, "rate": count / sum(taken)}
+
+
+def window(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
+    """Send pipelines of 64 messages."""
+    body = bytes(BODY_BYTES)
+
+    def send(messages: int) -> None:
+        for first in range(0, messages, WINDOW):
+            pipeline = client.pipeline(transaction=False)
+            for number in range(first, first + WINDOW):
+                pipeline.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
+            pipeline.execute()
+
+    send(warm_up)
+    began = time.perf_counter()
+    send(count)
+    return {"rate": count / (time.perf_counter() - began)}
+
+
+def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[str, float]:
+    """Send at a steady rate from one thread and read in another."""
+    taken: list[float] = []
+    expected = count + warm_up
+
+    def pace() -> None:
+        client, filler = connect(address), bytes(BODY_BYTES - STAMP.size)
+        begin = time.monotonic()
+        for number in range(expected):
+            time.sleep(max(0.0, begin + number / per_second - time.monotonic()))
+            body = STAMP.pack(time.monotonic()) + filler
+            client.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
+
+    sender = threading.Thread(target=pace, daemon=True)
+    reader, last = connect(address), b"0"
+    sender.start()
+    while len(taken) < expected:
+        for _, entries in reader.xread({STREAM: last}, block=5_000):
+            now = time.monotonic()
+            taken.extend(now - STAMP.unpack_from(fields[b"body"])[0] for _, fields in entries)
+            last = entries[-1][0]
+    sender.join()
+    del taken[:warm_up]
+    return {"p50": percentile(taken, 0.5) * 1e3, "p99": percentile(taken, 0.99) * 1e3}
+
+
+if __name__ == "__main__":
+    command, address, *numbers = sys.argv[1:]
+    if command == "end_to_end":
+        print(json.dumps(end_to_end(address, *map(int, numbers))))
+    else:
+        print(json.dumps({"single": single, "window": window}[command](connect(address), *map(int, numbers))))
