@@ -158,7 +158,7 @@ class Campaign:
     async def _check_fallback_is_logged(self, broker: ForkedBroker) -> None:
         """Raise if a table was damaged and the broker's log never says that it uses the copy."""
         deadline = time.monotonic() + SAID_WITHIN_S  # the scheduled records are read only after the broker serves
-        while self._fell_back is not None and f"{self._fell_back}.bak is taken" not in broker.log.read_text():
+        while self._fell_back is not None and f"{self._fell_back}.bak instead" not in broker.log.read_text():
             if time.monotonic() > deadline:
                 raise PromiseBroken(f"the broker used the .bak of {self._fell_back} without logging it: {broker.log}")
             await asyncio.sleep(0.005)
