@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,11 +31,12 @@ _SPAN_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "": 1, "m": 60, "min
 _PERMISSIONS = {"rw": 6, "wr": 6, "r": 4, "w": 2, "none": 0}
 
 
-class _Checked(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
+class _Checked(click.ParamType, ABC):  # type: ignore[type-arg] # generic since click 8.4
     """Base class of types whose ``parse`` raises ``ValueError``; its message becomes the usage error."""
 
+    @abstractmethod
     def parse(self, text: str) -> Any:
-        raise NotImplementedError
+        """Return the value that ``text`` spells; raise ``ValueError`` with the usage error if it spells none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the parsed value."""

@@ -1,4 +1,4 @@
-"""A producer and a reader of a Kafka topic with the C client; runs in an environment that has only confluent-kafka.
+"""A producer and a reader of a Kafka topic with the C client; runs in an environment of its own with confluent-kafka.
 
 kafka_load.py single ADDRESS COUNT WARM_UP             {"p50": µs, "p99": µs, "rate": messages/s}
 kafka_load.py window ADDRESS COUNT WARM_UP             {"rate": messages/s}, 64 acknowledgements awaited at a time
@@ -8,21 +8,14 @@ kafka_load.py end_to_end ADDRESS COUNT WARM_UP RATE    {"p50": ms, "p99": ms}
 from __future__ import annotations
 
 import json
-import struct
 import sys
 import threading
 import time
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+from figures import BODY_BYTES, WINDOW, end_to_end_figures, seconds_since, seconds_until, single_figures, stamped_body
 
-BODY_BYTES = 100
 TOPIC = "bench"
-WINDOW = 64
-STAMP = struct.Struct(">d")
-
-
-def percentile(taken: list[float], share: float) -> float:
-    return sorted(taken)[min(len(taken) - 1, int(share * len(taken)))]
 
 
 def producer(address: str) -> Producer:
@@ -45,7 +38,7 @@ def single(address: str, count: int, warm_up: int) -> dict[str, float]:
         send(client, 1, number, body)
         taken.append(time.perf_counter() - began)
     del taken[:warm_up]
-    return {"p50": percentile(taken, 0.5) * 1e6, "p99": percentile(taken, 0.99) * 1e6, "rate": count / sum(taken)}
+    return single_figures(taken)
 
 
 def window(address: str, count: int, warm_up: int) -> dict[str, float]:
@@ -63,13 +56,13 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
     """Send at a steady rate from one thread and read in another."""
     taken: list[float] = []
     expected = count + warm_up
-    client, filler = producer(address), bytes(BODY_BYTES - STAMP.size)
+    client = producer(address)
 
     def pace() -> None:
         begin = time.monotonic()
         for number in range(expected):
-            time.sleep(max(0.0, begin + number / per_second - time.monotonic()))
-            send(client, 1, number, STAMP.pack(time.monotonic()) + filler)
+            time.sleep(seconds_until(begin, number, per_second))
+            send(client, 1, number, stamped_body())
 
     reader = Consumer({"bootstrap.servers": address, "group.id": "bench", "enable.auto.commit": False})
     reader.assign([TopicPartition(TOPIC, 0, 0)])
@@ -78,11 +71,11 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
     while len(taken) < expected:
         record = reader.poll(5)
         if record is not None and record.error() is None:
-            taken.append(time.monotonic() - STAMP.unpack_from(record.value())[0])
+            taken.append(seconds_since(record.value()))
     sender.join()
     reader.close()
     del taken[:warm_up]
-    return {"p50": percentile(taken, 0.5) * 1e3, "p99": percentile(taken, 0.99) * 1e3}
+    return end_to_end_figures(taken)
 
 
 if __name__ == "__main__":

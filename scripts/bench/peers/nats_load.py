@@ -1,4 +1,4 @@
-"""A producer and a reader of a NATS JetStream stream; runs in an environment that has only nats-py.
+"""A producer and a reader of a NATS JetStream stream; runs in an environment of its own with nats-py.
 
 nats_load.py single ADDRESS COUNT WARM_UP             {"p50": µs, "p99": µs, "rate": messages/s}
 nats_load.py window ADDRESS COUNT WARM_UP             {"rate": messages/s}, 64 acknowledgements awaited at a time
@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 import sys
 import time
 from typing import Any
 
 import nats
+from figures import BODY_BYTES, WINDOW, end_to_end_figures, seconds_since, seconds_until, single_figures, stamped_body
 
-BODY_BYTES = 100
 SUBJECT = "bench"
-WINDOW = 64
-STAMP = struct.Struct(">d")
-
-
-def percentile(taken: list[float], share: float) -> float:
-    return sorted(taken)[min(len(taken) - 1, int(share * len(taken)))]
 
 
 async def single(stream: Any, count: int, warm_up: int) -> dict[str, float]:
@@ -34,7 +27,7 @@ async def single(stream: Any, count: int, warm_up: int) -> dict[str, float]:
         await stream.publish(SUBJECT, body)
         taken.append(time.perf_counter() - began)
     del taken[:warm_up]
-    return {"p50": percentile(taken, 0.5) * 1e6, "p99": percentile(taken, 0.99) * 1e6, "rate": count / sum(taken)}
+    return single_figures(taken)
 
 
 async def window(stream: Any, count: int, warm_up: int) -> dict[str, float]:
@@ -57,18 +50,18 @@ async def end_to_end(stream: Any, count: int, warm_up: int, per_second: int) -> 
     done = asyncio.Event()
 
     async def receive(message: Any) -> None:
-        taken.append(time.monotonic() - STAMP.unpack_from(message.data)[0])
+        taken.append(seconds_since(message.data))
         if len(taken) == count + warm_up:
             done.set()
 
     await stream.subscribe(SUBJECT, cb=receive)
-    filler, begin = bytes(BODY_BYTES - STAMP.size), time.monotonic()
+    begin = time.monotonic()
     for number in range(count + warm_up):
-        await asyncio.sleep(max(0.0, begin + number / per_second - time.monotonic()))
-        await stream.publish(SUBJECT, STAMP.pack(time.monotonic()) + filler)
+        await asyncio.sleep(seconds_until(begin, number, per_second))
+        await stream.publish(SUBJECT, stamped_body())
     await asyncio.wait_for(done.wait(), 60)
     del taken[:warm_up]
-    return {"p50": percentile(taken, 0.5) * 1e3, "p99": percentile(taken, 0.99) * 1e3}
+    return end_to_end_figures(taken)
 
 
 async def main(command: str, address: str, *numbers: str) -> None:

@@ -1,4 +1,4 @@
-"""A producer and a reader of a Redis stream; runs in an environment that has only redis-py.
+"""A producer and a reader of a Redis stream; runs in an environment of its own with redis-py.
 
 redis_load.py single ADDRESS COUNT WARM_UP             {"p50": µs, "p99": µs, "rate": messages/s}
 redis_load.py window ADDRESS COUNT WARM_UP             {"rate": messages/s}, 64 messages in a pipeline
@@ -8,26 +8,19 @@ redis_load.py end_to_end ADDRESS COUNT WARM_UP RATE    {"p50": ms, "p99": ms}
 from __future__ import annotations
 
 import json
-import struct
 import sys
 import threading
 import time
 
 import redis
+from figures import BODY_BYTES, WINDOW, end_to_end_figures, seconds_since, seconds_until, single_figures, stamped_body
 
-BODY_BYTES = 100
 STREAM = "bench"
-WINDOW = 64
-STAMP = struct.Struct(">d")
 
 
 def connect(address: str) -> redis.Redis:
     host, port = address.split(":")
     return redis.Redis(host, int(port))
-
-
-def percentile(taken: list[float], share: float) -> float:
-    return sorted(taken)[min(len(taken) - 1, int(share * len(taken)))]
 
 
 def single(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
@@ -38,7 +31,7 @@ def single(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
         client.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
         taken.append(time.perf_counter() - began)
     del taken[:warm_up]
-    return {"p50": percentile(taken, 0.5) * 1e6, "p99": percentile(taken, 0.99) * 1e6, "rate": count / sum(taken)}
+    return single_figures(taken)
 
 
 def window(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
@@ -64,11 +57,11 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
     expected = count + warm_up
 
     def pace() -> None:
-        client, filler = connect(address), bytes(BODY_BYTES - STAMP.size)
+        client = connect(address)
         begin = time.monotonic()
         for number in range(expected):
-            time.sleep(max(0.0, begin + number / per_second - time.monotonic()))
-            body = STAMP.pack(time.monotonic()) + filler
+            time.sleep(seconds_until(begin, number, per_second))
+            body = stamped_body()
             client.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
 
     sender = threading.Thread(target=pace, daemon=True)
@@ -76,12 +69,11 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
     sender.start()
     while len(taken) < expected:
         for _, entries in reader.xread({STREAM: last}, block=5_000):
-            now = time.monotonic()
-            taken.extend(now - STAMP.unpack_from(fields[b"body"])[0] for _, fields in entries)
+            taken.extend(seconds_since(fields[b"body"]) for _, fields in entries)
             last = entries[-1][0]
     sender.join()
     del taken[:warm_up]
-    return {"p50": percentile(taken, 0.5) * 1e3, "p99": percentile(taken, 0.99) * 1e3}
+    return end_to_end_figures(taken)
 
 
 if __name__ == "__main__":
