@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from ..connection_log import ConnectionLog
 from ..core.rpc.access import AccessOptions, access_for
 from ..core.rpc.address import parse_addresses
+from ..core.rpc.method import described
+from ..core.rpc.operation import Operation
 from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientClosed
 from .deadlines import Watch
@@ -17,6 +19,9 @@ from .dialer import Dialer
 from .rpc import RpcClient
 from .runtime import ClientRuntime
 from .timed_waits import Waits
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Base:
@@ -81,3 +86,13 @@ class Client(Base):
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def async_method(make: Callable[P, Operation[T]]) -> Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]:
+    """Return the method that performs the operation that ``make`` makes; awaiting it returns the result."""
+
+    async def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        operation = make(*args, **kwargs)
+        return await self._caller.call(operation, self._caller.deadline(operation.timeout))
+
+    return described(method, make)

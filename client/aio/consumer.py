@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable
 from datetime import datetime
 
 from ...protocol.commands import QUERY_COUNT_MAX
-from ...protocol.fields import I64_MAX
 from ..core import topics as topic_operations
 from ..core.consume import requests
-from ..core.consume.batch import Batch, Found
+from ..core.consume.batch import Batch
 from ..core.consume.positions import EARLIEST, Position, check_position
 from ..core.consume.pull import pull_found
 from ..core.consume.stored import StoredMessage
 from ..core.consume.tags import check_filter, parse_tags
 from ..core.rpc.timeouts import check_timeout
-from ..core.times import to_millis
-from ..core.topics import QueueStats
-from .client import Client
+from .client import Client, async_method
 from .iteration import Iteration
 
 
@@ -84,25 +81,7 @@ class Consumer(Client):
         iteration = Iteration(self._caller, self._dialer, self._life, self._watch, self._waits)
         return iteration.messages(topic, from_, until, parse_tags(tags), check_filter(filter), seconds)
 
-    async def query(
-        self,
-        topic: str,
-        key: str,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        max_count: int = 32,
-        cursor: str | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Found:
-        """Return the messages with this key or id, newest first, up to ``max_count`` (at most 64) a page.
-
-        ``since``, ``until``: aware datetimes that limit the store time. ``cursor``: the previous page's.
-        """
-        begin_ms = 0 if since is None else to_millis("since", since)
-        end_ms = I64_MAX if until is None else to_millis("until", until)
-        operation = requests.query(topic, key, begin_ms, end_ms, max_count, cursor)
-        return await self._caller.call(operation, self._caller.deadline(timeout))
+    query = async_method(requests.query)
 
     async def query_iter(
         self,
@@ -124,39 +103,13 @@ class Consumer(Client):
             if cursor is None:
                 return
 
-    async def message(
-        self, message_id: str, topic: str | None = None, *, timeout: float | None = None
-    ) -> StoredMessage:
-        """Return the message with this id, of either form. ``topic``: the only topic to search for a unique key; None:
-        search all.
-
-        Raises ``MessageNotFound``.
-        """
-        return await self._caller.call(requests.view_message(message_id, topic), self._caller.deadline(timeout))
+    message = async_method(requests.message)
 
     # ---- offsets
 
-    async def min_offset(self, topic: str, queue: int = 0, *, timeout: float | None = None) -> int:
-        """Return the first readable offset of a queue."""
-        return await self._caller.call(requests.min_offset(topic, queue), self._caller.deadline(timeout))
-
-    async def max_offset(self, topic: str, queue: int = 0, *, timeout: float | None = None) -> int:
-        """Return the offset that the queue's next message will have."""
-        return await self._caller.call(requests.max_offset(topic, queue), self._caller.deadline(timeout))
-
-    async def offset_at(self, topic: str, queue: int, moment: datetime, *, timeout: float | None = None) -> int:
-        """Return the offset of a queue's first message that was stored at or after ``moment``, an aware datetime."""
-        operation = requests.offset_at(topic, queue, to_millis("moment", moment))
-        return await self._caller.call(operation, self._caller.deadline(timeout))
-
-    async def topic_stats(self, topic: str, *, timeout: float | None = None) -> list[QueueStats]:
-        """Return the offsets and counts of each queue of a topic, in the order of the queues."""
-        return await self._caller.call(topic_operations.topic_stats(topic), self._caller.deadline(timeout))
-
-    async def committed(self, group: str, topic: str, *, timeout: float | None = None) -> dict[int, int]:
-        """Return the offsets that a group has committed, by queue; queues without one are left out."""
-        return await self._caller.call(requests.committed(group, topic), self._caller.deadline(timeout))
-
-    async def commit(self, group: str, topic: str, offsets: Mapping[int, int], *, timeout: float | None = None) -> None:
-        """Commit a group's offsets, by queue: the offset after the last processed message."""
-        await self._caller.call(requests.commit(group, topic, offsets), self._caller.deadline(timeout))
+    min_offset = async_method(requests.min_offset)
+    max_offset = async_method(requests.max_offset)
+    offset_at = async_method(requests.offset_at)
+    topic_stats = async_method(topic_operations.topic_stats)
+    committed = async_method(requests.committed)
+    commit = async_method(requests.commit)

@@ -1,4 +1,7 @@
-"""Topics as the broker describes them, the progress of groups in them, and the operations on them."""
+"""Topics as the broker describes them, the progress of groups in them, and the operations on them.
+
+The clients' methods have the arguments and docstrings of these operations.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ from typing import Any
 
 from ...protocol import commands
 from ...protocol.commands import QUEUE_STATS_STRUCT
-from ...protocol.errors import RemoteProtocolError
 from ...protocol.fields import decode_fields
 from ..errors import InvalidArgument
-from .rpc.operation import Operation, check_body, nothing, operation, unpack_body
+from .rpc.operation import Operation, check_body, nothing, operation, unpack_rows
 from .rpc.session import Answer
 from .times import from_millis
 
@@ -91,32 +93,31 @@ class ConsumeStats:
         return max(0, self.max_offset - max(self.committed, self.min_offset))
 
 
-def topic_stats(topic: str) -> Operation[list[QueueStats]]:
-    """Get the offsets and counts of each queue of a topic, in the order of the queues."""
+def topic_stats(topic: str, *, timeout: float | None = None) -> Operation[list[QueueStats]]:
+    """Return the offsets and counts of each queue of a topic, in the order of the queues."""
 
     def decode(answer: Answer) -> list[QueueStats]:
         head = decode_fields(commands.TopicStatsAnswer, answer.fields)
         check_body(answer, head.count * QUEUE_STATS_STRUCT.size)
         return sorted((QueueStats(*row) for row in QUEUE_STATS_STRUCT.iter_unpack(answer.body)), key=_queue)
 
-    return operation(commands.GET_TOPIC_STATS_INFO, decode, topic=topic)
+    return operation(commands.GET_TOPIC_STATS_INFO, decode, timeout=timeout, topic=topic)
 
 
 def _queue(stats: QueueStats) -> int:
     return stats.queue
 
 
-def topics() -> Operation[list[TopicInfo]]:
-    """Get all topics of the broker, including its own, by name."""
+def topics(*, system: bool = False, timeout: float | None = None) -> Operation[dict[str, TopicInfo]]:
+    """Return the topics by name; ``system``: include the broker's own."""
 
-    def decode(answer: Answer) -> list[TopicInfo]:
-        rows = unpack_body(answer)
-        if not isinstance(rows, list):
-            raise RemoteProtocolError(f"expected topics as a list, got {type(rows).__name__}")
+    def decode(answer: Answer) -> dict[str, TopicInfo]:
         known = TopicInfo.__dataclass_fields__
-        return sorted((TopicInfo(**{name: row[name] for name in known if name in row}) for row in rows), key=_name)
+        rows = unpack_rows(answer, "topics")
+        found = [TopicInfo(**{name: row[name] for name in known if name in row}) for row in rows]
+        return {topic.topic: topic for topic in sorted(found, key=_name) if system or not topic.system}
 
-    return operation(commands.GET_ALL_TOPIC_CONFIG, decode)
+    return operation(commands.GET_ALL_TOPIC_CONFIG, decode, timeout=timeout)
 
 
 def _name(topic: TopicInfo) -> str:
@@ -125,14 +126,23 @@ def _name(topic: TopicInfo) -> str:
 
 def create_topic(
     topic: str,
-    read_queues: int,
-    write_queues: int,
-    perm: int,
-    order: bool,
+    queues: int = 4,
+    *,
+    read_queues: int | None = None,
+    write_queues: int | None = None,
+    perm: int = 6,
+    order: bool = False,
     retention_hours: int | None = None,
     retention_bytes: int | None = None,
+    timeout: float | None = None,
 ) -> Operation[None]:
-    """Create a topic, or change an existing one. Retention: None leaves it unchanged."""
+    """Create a topic, or change an existing one; queues can be added but not removed.
+
+    ``queues``: number of queues for reading and for writing, unless ``read_queues`` or ``write_queues`` is given;
+    ``perm``: 4 (readable) + 2 (writable). ``retention_hours``: how long messages are kept; 0: as long as the broker
+    keeps its log, -1: forever. ``retention_bytes``: maximum bytes of the topic's records, the newest are kept; 0:
+    no limit. For both, None leaves the topic's value unchanged.
+    """
     retention: dict[str, Any] = {}
     for name, value in (("retention_hours", retention_hours), ("retention_bytes", retention_bytes)):
         if value is not None:
@@ -142,18 +152,19 @@ def create_topic(
     return operation(
         commands.UPDATE_AND_CREATE_TOPIC,
         nothing,
+        timeout=timeout,
         topic=topic,
-        read_queues=read_queues,
-        write_queues=write_queues,
+        read_queues=queues if read_queues is None else read_queues,
+        write_queues=queues if write_queues is None else write_queues,
         perm=perm,
         order=order,
         **retention,
     )
 
 
-def delete_topic(topic: str) -> Operation[None]:
-    """Delete a topic and all of its messages."""
-    return operation(commands.DELETE_TOPIC_IN_BROKER, nothing, topic=topic)
+def delete_topic(topic: str, *, timeout: float | None = None) -> Operation[None]:
+    """Delete a topic; its messages can no longer be read."""
+    return operation(commands.DELETE_TOPIC_IN_BROKER, nothing, timeout=timeout, topic=topic)
 
 
 def created_queues(client_name: str) -> Operation[int]:
@@ -167,14 +178,23 @@ def created_queues(client_name: str) -> Operation[int]:
     return operation(commands.HELLO, decode, protocol=commands.PROTOCOL_VERSION, client=client_name)
 
 
-def consume_stats(group: str, topic: str, *, uncommitted: bool = False) -> Operation[list[ConsumeStats]]:
-    """Get the progress of groups by group, topic and queue; an empty name means all. ``uncommitted``: include queues in
-    which a group has not committed an offset."""
+def consume_stats(
+    group: str | None = None, topic: str | None = None, *, uncommitted: bool = False, timeout: float | None = None
+) -> Operation[list[ConsumeStats]]:
+    """Return the progress of groups by group, topic and queue: of one group or (None) all, in one topic or all.
+
+    Queues in which a group has not committed an offset are left out unless ``uncommitted`` is set. Set it to sum up
+    lags.
+    """
 
     def decode(answer: Answer) -> list[ConsumeStats]:
-        rows = unpack_body(answer)
-        if not isinstance(rows, list):
-            raise RemoteProtocolError(f"expected consume stats as a list, got {type(rows).__name__}")
-        return [ConsumeStats(*row) for row in rows]
+        return [ConsumeStats(*row) for row in unpack_rows(answer, "consume stats")]
 
-    return operation(commands.GET_CONSUME_STATS, decode, group=group, topic=topic, uncommitted=uncommitted)
+    return operation(
+        commands.GET_CONSUME_STATS,
+        decode,
+        timeout=timeout,
+        group=group or "",
+        topic=topic or "",
+        uncommitted=uncommitted,
+    )

@@ -166,7 +166,7 @@ class Asker(Generic[T]):
 
 def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:
     """Return the topics of a broker by name."""
-    return {info.topic: info for info in call(broker, topic_operations.topics(), timeout)}
+    return call(broker, topic_operations.topics(system=True), timeout)
 
 
 def topic_stats(broker: BrokerAddress, topic: str, timeout: float) -> list[QueueStats]:

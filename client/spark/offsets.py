@@ -169,7 +169,7 @@ class TopicSubscription:
 
     def offset_at(self, queue: Queue, timestamp_ms: int) -> int:
         """Return the offset of a queue's first message that was stored at or after a time."""
-        operation = requests.offset_at(queue.topic, queue.queue, timestamp_ms)
+        operation = requests.offset_at_ms(queue.topic, queue.queue, timestamp_ms)
         return brokers.call(self.brokers[queue.broker], operation, self._options.timeout)
 
     def _given(self, option: str, offsets: Offsets, stats: Stats) -> dict[Queue, int]:

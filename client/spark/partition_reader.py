@@ -195,7 +195,7 @@ def read_key(topic: str, broker: BrokerAddress, options: ReadOptions, decoder: D
     end_ms = I64_MAX if options.ending_ms is None else options.ending_ms - 1  # the command's end is inclusive
     cursor: str | None = None
     while end_ms >= begin_ms:
-        asked = requests.query(topic, options.key, begin_ms, end_ms, _PAGE, cursor)
+        asked = requests.query_between(topic, options.key, begin_ms, end_ms, _PAGE, cursor)
         page = _indexed(broker, replace(asked, decode=_page), options.timeout)  # type: ignore[arg-type]  # another result
         if page.damaged:
             loss = DataLoss(

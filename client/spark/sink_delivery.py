@@ -124,7 +124,7 @@ class ExactlyOnce(SinkDelivery):
         series, number = prepared[0].series, prepared[0].number
         assert batch_id is None or batch_id == number, "Spark tells its tasks the number of their micro-batch"
         attempts = {each.attempt: each.rows for each in prepared if each.rows}
-        operation = commit_prepared(series, number, attempts, _attempts(series, number), self._options.flush)
+        operation = commit_prepared(series, number, attempts, drop=_attempts(series, number), flush=self._options.flush)
         try:
             committed = brokers.call(self._options.broker, operation, self._options.timeout)
         except (ConnectionFailed, RequestTimeout) as error:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from ..connection_log import ConnectionLog
 from ..core.client_guard import Guard
 from ..core.rpc.access import AccessOptions, access_for
 from ..core.rpc.address import parse_addresses
+from ..core.rpc.method import described
+from ..core.rpc.operation import Operation
 from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from .pool import Caller, Dialer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Client:
@@ -45,3 +50,13 @@ class Client:
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def blocking_method(make: Callable[P, Operation[T]]) -> Callable[Concatenate[Client, P], T]:
+    """Return the method that performs the operation that ``make`` makes, and returns its result."""
+
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        operation = make(*args, **kwargs)
+        return self._caller.call(operation, self._caller.deadline(operation.timeout))
+
+    return described(method, make)

@@ -214,8 +214,8 @@ class TestOperations:
             (topic_operations.topics(), {"count": 1}, msgpack.packb(5)),
             (topic_operations.topics(), {"count": 1}, msgpack.packb([{}])),
             (topic_operations.topics(), {"count": 1}, msgpack.packb([5])),
-            (setting_operations.runtime_info(), {}, msgpack.packb([])),
-            (requests.view_message("x", None), {"count": 0}, b""),
+            (setting_operations.status(), {}, msgpack.packb([])),
+            (requests.message("x", None), {"count": 0}, b""),
             (requests.pull("t", 0, 0, 1, 1, 0), {"count": 1, "next_offset": 0, "min_offset": 0}, b""),
         ],
     )
@@ -236,12 +236,12 @@ class TestOperations:
             lambda: requests.pull("t", 0, 0, 1, 1, -1),
             lambda: requests.pull("t", 0, 0, 1, 1, 1.5),  # type: ignore[arg-type]
             lambda: requests.pull(b"t", 0, 0, 1, 1, 0),  # type: ignore[arg-type]
-            lambda: requests.query("t", "", 0, 1, 1, None),
-            lambda: requests.query("t", "k", 0, 1, 65, None),
+            lambda: requests.query_between("t", "", 0, 1, 1, None),
+            lambda: requests.query_between("t", "k", 0, 1, 65, None),
             lambda: requests.commit("g", "t", {}),
             lambda: requests.commit("g", "t", {0: "1"}),  # type: ignore[dict-item]
-            lambda: topic_operations.create_topic("t", 0, 1, 6, False),
-            lambda: requests.view_message("", None),
+            lambda: topic_operations.create_topic("t", read_queues=0, write_queues=1),
+            lambda: requests.message("", None),
         ],
     )
     def test_an_invalid_argument_is_refused_before_it_is_sent(self, make: Any) -> None:
@@ -258,7 +258,7 @@ class TestOperations:
 
     def test_unknown_fields_of_a_topic_from_a_newer_broker_are_ignored(self) -> None:
         row = {"topic": "t", "read_queues": 1, "write_queues": 2, "perm": 6, "order": False, "system": False, "new": 1}
-        (topic,) = topic_operations.topics().result(Answer(1, 0, {"count": 1}, msgpack.packb([row])))
+        (topic,) = topic_operations.topics().result(Answer(1, 0, {"count": 1}, msgpack.packb([row]))).values()
         assert (topic.name, topic.queues, topic.write_queues) == ("t", 1, 2)
 
     def test_each_operation_carries_its_command(self) -> None:

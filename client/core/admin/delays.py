@@ -41,8 +41,9 @@ class DelayStats:
     parked: int
 
 
-def delay_stats(max_hours: int) -> Operation[DelayStats]:
-    """Return the operation that gets the statistics, with at most ``max_hours`` rows of hours."""
+def delays(*, max_hours: int = 24, timeout: float | None = None) -> Operation[DelayStats]:
+    """Return the number of messages that wait for later delivery, by delay level and by hour. ``max_hours``:
+    maximum number of hours to list."""
 
     def decode(answer: Answer) -> DelayStats:
         head = decode_fields(commands.DelayStatsAnswer, answer.fields)
@@ -57,4 +58,4 @@ def delay_stats(max_hours: int) -> Operation[DelayStats]:
             head.parked,
         )
 
-    return operation(commands.GET_DELAY_STATS, decode, max_hours=max_hours)
+    return operation(commands.GET_DELAY_STATS, decode, timeout=timeout, max_hours=max_hours)

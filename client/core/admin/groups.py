@@ -94,17 +94,17 @@ class GroupStatus:
     partial: bool = False
 
 
-def groups() -> Operation[list[GroupInfo]]:
-    """Return the operation that lists all groups."""
+def groups(*, timeout: float | None = None) -> Operation[list[GroupInfo]]:
+    """Return every consumer group, by name."""
 
     def decode(answer: Answer) -> list[GroupInfo]:
         return [_of(GroupInfo, row) for row in _rows(unpack_body(answer))]
 
-    return operation(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, decode)
+    return operation(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, decode, timeout=timeout)
 
 
-def group_status(group: str) -> Operation[GroupStatus]:
-    """Return the operation that gets one group in full."""
+def group(group: str, *, timeout: float | None = None) -> Operation[GroupStatus]:
+    """Return one group: its members, their assignments and the progress in each queue. Raises ``GroupNotExist``."""
 
     def decode(answer: Answer) -> GroupStatus:
         content = unpack_body(answer)
@@ -116,12 +116,13 @@ def group_status(group: str) -> Operation[GroupStatus]:
         name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
         return GroupStatus(name, mode, state, epoch, members, queues, delayed, bool(content.get("partial")))
 
-    return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, group=group)
+    return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, timeout=timeout, group=group)
 
 
-def delete_group(group: str) -> Operation[None]:
-    """Return the operation that deletes a group without members."""
-    return operation(commands.DELETE_SUBSCRIPTIONGROUP, nothing, group=group)
+def delete_group(group: str, *, timeout: float | None = None) -> Operation[None]:
+    """Delete a group's committed offsets and its retry topic; its dead letters stay. Raises ``GroupRunning`` while
+    the group has members."""
+    return operation(commands.DELETE_SUBSCRIPTIONGROUP, nothing, timeout=timeout, group=group)
 
 
 def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: bool) -> Operation[dict[int, int]]:

@@ -10,7 +10,7 @@ import msgpack
 
 from ....protocol import commands
 from ....protocol.errors import RemoteProtocolError
-from ..rpc.operation import Operation, operation, unpack_body
+from ..rpc.operation import Operation, operation, unpack_body, unpack_rows
 from ..rpc.session import Answer
 
 Value = int | str | bool
@@ -37,28 +37,34 @@ class ChangedSetting:
     after: Value
 
 
-def settings() -> Operation[list[Setting]]:
-    """List the visible settings, in the order of ``broker.toml``."""
+def settings(*, timeout: float | None = None) -> Operation[list[Setting]]:
+    """Return the broker's settings, except those of ``[security]``, in the order of ``broker.toml``."""
 
     def decode(answer: Answer) -> list[Setting]:
         names = Setting.__dataclass_fields__
-        return [Setting(**{name: row[name] for name in names}) for row in _rows(answer)]
+        return [Setting(**{name: row[name] for name in names}) for row in unpack_rows(answer, "settings")]
 
-    return operation(commands.GET_BROKER_CONFIG, decode)
+    return operation(commands.GET_BROKER_CONFIG, decode, timeout=timeout)
 
 
-def change_settings(changes: Mapping[str, Value]) -> Operation[list[ChangedSetting]]:
-    """Change settings, all or none."""
+def change_settings(
+    changes: Mapping[str, int | str | bool], *, timeout: float | None = None
+) -> Operation[list[ChangedSetting]]:
+    """Change settings, by SECTION.NAME, all or none. They apply at once and until the broker restarts.
+
+    Values are as in ``broker.toml`` or as on a command line. Raises ``InvalidParameter`` if a setting does not
+    exist, cannot be changed while the broker runs, or cannot have that value.
+    """
 
     def decode(answer: Answer) -> list[ChangedSetting]:
-        return [ChangedSetting(*row) for row in _rows(answer)]
+        return [ChangedSetting(*row) for row in unpack_rows(answer, "settings")]
 
     body = msgpack.packb(dict(changes))
-    return operation(commands.UPDATE_BROKER_CONFIG, decode, body, count=len(changes))
+    return operation(commands.UPDATE_BROKER_CONFIG, decode, body, timeout=timeout, count=len(changes))
 
 
-def runtime_info() -> Operation[dict[str, Any]]:
-    """Get the broker's runtime status."""
+def status(*, timeout: float | None = None) -> Operation[dict[str, Any]]:
+    """Return the broker's runtime status; ``protocol/README.md`` lists the names."""
 
     def decode(answer: Answer) -> dict[str, Any]:
         info = unpack_body(answer)
@@ -66,11 +72,4 @@ def runtime_info() -> Operation[dict[str, Any]]:
             raise RemoteProtocolError(f"expected runtime info as a map, got {type(info).__name__}")
         return info
 
-    return operation(commands.GET_BROKER_RUNTIME_INFO, decode)
-
-
-def _rows(answer: Answer) -> list[Any]:
-    rows = unpack_body(answer)
-    if not isinstance(rows, list):
-        raise RemoteProtocolError(f"expected settings as a list, got {type(rows).__name__}")
-    return rows
+    return operation(commands.GET_BROKER_RUNTIME_INFO, decode, timeout=timeout)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from ....protocol import commands
 from ....protocol.errors import RemoteProtocolError, TransactionEnded, error_from_answer
 from ....protocol.fields import decode_fields
-from ..rpc.operation import Operation, operation, unpack_body
+from ..rpc.operation import Operation, nothing, operation, unpack_body
 from ..rpc.session import Answer
 from ..times import from_millis
 
@@ -50,8 +50,12 @@ class Transactions:
     parked: int
 
 
-def transactions(parked: bool, from_offset: int, max_count: int) -> Operation[Transactions]:
-    """Get one page of the open or parked transactions, oldest first."""
+def transactions(
+    *, parked: bool = False, from_offset: int = 0, max_count: int = 100, timeout: float | None = None
+) -> Operation[Transactions]:
+    """Return a page of the open transactions, oldest first, or (``parked``) of those whose messages the broker has
+    set aside because no producer could tell how they ended. ``from_offset``: ``next_offset`` of the previous
+    page."""
 
     def decode(answer: Answer) -> Transactions:
         head = decode_fields(commands.TransactionsAnswer, answer.fields)
@@ -60,7 +64,9 @@ def transactions(parked: bool, from_offset: int, max_count: int) -> Operation[Tr
             raise RemoteProtocolError(f"expected {head.count} transactions, got another body")
         return Transactions([_info(row) for row in rows], head.next_offset, head.open, head.parked)
 
-    return operation(commands.GET_TRANSACTIONS, decode, parked=parked, from_offset=from_offset, max_count=max_count)
+    return operation(
+        commands.GET_TRANSACTIONS, decode, timeout=timeout, parked=parked, from_offset=from_offset, max_count=max_count
+    )
 
 
 def _info(row: dict[str, Any]) -> TransactionInfo:
@@ -83,7 +89,14 @@ class EndTransaction(Operation[None]):
         super().result(answer)
 
 
-def end_transaction(
+def end_transaction(transaction_id: str, group: str, *, commit: bool, timeout: float | None = None) -> Operation[None]:
+    """Commit an open transaction of a producer group, or roll it back, in place of its producer; a commit also
+    delivers parked messages. Succeeds if the transaction has already ended that way; otherwise raises
+    ``TransactionEnded``, ``TransactionNotExist`` or ``TransactionGroupWrong``."""
+    return replace(end_half(transaction_id, group, commit=commit, parked=True), timeout=timeout)
+
+
+def end_half(
     transaction_id: str,
     group: str,
     *,
@@ -92,11 +105,11 @@ def end_transaction(
     half_physical_offset: int = -1,
     parked: bool = False,
 ) -> Operation[None]:
-    """Commit a transaction, or roll it back; the broker compares the offsets if they are given. ``parked``: accept also
+    """End the transaction of a half message; the broker compares the offsets if they are given. ``parked``: accept also
     a parked one."""
     made = operation(
         commands.END_TRANSACTION,
-        lambda answer: None,
+        nothing,
         transaction_id=transaction_id,
         group=group,
         commit=commit,

@@ -10,10 +10,9 @@ import msgpack
 
 from ....protocol import commands
 from ....protocol.auth.permissions import Grant, Permissions
-from ....protocol.auth.scram import Verifier
+from ....protocol.auth.scram import make_verifier
 from ....protocol.auth.users import verifier_row
-from ....protocol.errors import RemoteProtocolError
-from ..rpc.operation import Operation, nothing, operation, unpack_body
+from ..rpc.operation import Operation, nothing, operation, unpack_rows
 from ..rpc.session import Answer
 
 
@@ -25,43 +24,51 @@ class UserInfo:
     grants: Sequence[Grant]
 
 
-def users(user: str = "") -> Operation[list[UserInfo]]:
-    """List all users by name, or one."""
+def users(*, timeout: float | None = None) -> Operation[list[UserInfo]]:
+    """Return the users of the broker, by name. This and every change of users needs ``admin`` on the broker."""
 
     def decode(answer: Answer) -> list[UserInfo]:
-        rows = unpack_body(answer)
-        if not isinstance(rows, list):
-            raise RemoteProtocolError(f"expected users as a list, got {type(rows).__name__}")
+        rows = unpack_rows(answer, "users")
         return [UserInfo(row["user"], Permissions.parse(row["grants"], row["user"]).grants) for row in rows]
 
-    return operation(commands.AUTH_LIST_USER, decode, user=user)
+    return operation(commands.AUTH_LIST_USER, decode, timeout=timeout)
 
 
-def create_user(user: str, verifier: Verifier, grants: Iterable[Grant]) -> Operation[None]:
-    """Add a user."""
-    body = {"scram": verifier_row(verifier), "grants": _rows(grants)}
-    return operation(commands.AUTH_CREATE_USER, nothing, msgpack.packb(body), user=user)
-
-
-def update_user(
-    user: str, verifier: Verifier | None = None, grant: Iterable[Grant] = (), revoke: Iterable[Grant] | None = ()
+def create_user(
+    user: str, password: str, grants: Iterable[Grant] = (), *, timeout: float | None = None
 ) -> Operation[None]:
-    """Change the password or the grants of a user. ``revoke``: None revokes all."""
+    """Add a user with these ``grants``. Raises ``UserExistsAlready``."""
+    body = {"scram": verifier_row(make_verifier(password)), "grants": _rows(grants)}
+    return operation(commands.AUTH_CREATE_USER, nothing, msgpack.packb(body), timeout=timeout, user=user)
+
+
+def change_user(
+    user: str,
+    *,
+    password: str | None = None,
+    grant: Iterable[Grant] = (),
+    revoke: Iterable[Grant] | None = (),
+    timeout: float | None = None,
+) -> Operation[None]:
+    """Change a user's password, which closes its connections, or its grants. ``revoke``: None revokes all.
+
+    Raises ``UserNotExist``, and ``InvalidParameter`` for a grant that the user does not have.
+    """
     body: dict[str, Any] = {}
-    if verifier is not None:
-        body["scram"] = verifier_row(verifier)
+    if password is not None:
+        body["scram"] = verifier_row(make_verifier(password))
     if granted := _rows(grant):
         body["grant"] = granted
     if revoke is None:
         body["revoke"] = None
     elif revoked := _rows(revoke):
         body["revoke"] = revoked
-    return operation(commands.AUTH_UPDATE_USER, nothing, msgpack.packb(body), user=user)
+    return operation(commands.AUTH_UPDATE_USER, nothing, msgpack.packb(body), timeout=timeout, user=user)
 
 
-def delete_user(user: str) -> Operation[None]:
-    """Remove a user."""
-    return operation(commands.AUTH_DELETE_USER, nothing, user=user)
+def delete_user(user: str, *, timeout: float | None = None) -> Operation[None]:
+    """Remove a user and close its connections. Raises ``UserNotExist``."""
+    return operation(commands.AUTH_DELETE_USER, nothing, timeout=timeout, user=user)
 
 
 def _rows(grants: Iterable[Grant]) -> list[dict[str, Any]]:

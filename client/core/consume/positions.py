@@ -12,7 +12,7 @@ from ...errors import InvalidArgument, InvalidArgumentType
 from ..rpc.operation import Plan
 from ..times import now_millis, to_millis
 from ..topics import QueueStats, topic_stats
-from .requests import offset_at, pull
+from .requests import offset_at_ms, pull
 
 End: TypeAlias = Literal["earliest", "latest", "first", "last"]
 """An end of a queue; ``"first"`` is a synonym of ``"earliest"``, and ``"last"`` of ``"latest"``."""
@@ -143,7 +143,7 @@ def _offsets(topic: str, what: str, position: Any, stats: list[QueueStats]) -> P
 
 
 def _offsets_at(topic: str, timestamp_ms: int, stats: list[QueueStats]) -> Plan[dict[int, int]]:
-    found = yield [offset_at(topic, queue.queue, timestamp_ms) for queue in stats]
+    found = yield [offset_at_ms(topic, queue.queue, timestamp_ms) for queue in stats]
     return {
         queue.queue: min(max(offset, queue.min_offset), queue.max_offset)
         for queue, offset in zip(stats, found, strict=True)

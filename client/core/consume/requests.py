@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 
 from ....protocol import commands
 from ....protocol.commands import CONSUMER_OFFSET_STRUCT
 from ....protocol.errors import PULL_RETRY_IMMEDIATELY, RemoteProtocolError
-from ....protocol.fields import decode_fields
+from ....protocol.fields import I64_MAX, decode_fields
 from ...errors import InvalidArgument
 from ..rpc.operation import Operation, check_body, nothing, operation
 from ..rpc.session import Answer
+from ..times import to_millis
 from ..topics import ALL_QUEUES
 from .batch import Batch, Found
 from .stored import StoredMessage
@@ -60,8 +63,29 @@ def pull(
     )
 
 
-def query(topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str | None) -> Operation[Found]:
-    """Find messages by a key."""
+def query(
+    topic: str,
+    key: str,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    max_count: int = 32,
+    cursor: str | None = None,
+    *,
+    timeout: float | None = None,
+) -> Operation[Found]:
+    """Return the messages with this key or id, newest first, up to ``max_count`` (at most 64) a page.
+
+    ``since``, ``until``: aware datetimes that limit the store time. ``cursor``: the previous page's.
+    """
+    begin_ms = 0 if since is None else to_millis("since", since)
+    end_ms = I64_MAX if until is None else to_millis("until", until)
+    return replace(query_between(topic, key, begin_ms, end_ms, max_count, cursor), timeout=timeout)
+
+
+def query_between(
+    topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str | None
+) -> Operation[Found]:
+    """Find messages by a key; the store times are in ms since 1970 UTC, the last one included."""
 
     def decode(answer: Answer) -> Found:
         head = decode_fields(commands.QueryByKeyAnswer, answer.fields)
@@ -79,8 +103,12 @@ def query(topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, curs
     )
 
 
-def view_message(message_id: str, topic: str | None) -> Operation[StoredMessage]:
-    """Find one message by either form of id."""
+def message(message_id: str, topic: str | None = None, *, timeout: float | None = None) -> Operation[StoredMessage]:
+    """Return the message with this id, of either form. ``topic``: the only topic to search for a unique key; None:
+    search all.
+
+    Raises ``MessageNotFound``.
+    """
 
     def decode(answer: Answer) -> StoredMessage:
         head = decode_fields(commands.ViewMessageAnswer, answer.fields)
@@ -89,7 +117,7 @@ def view_message(message_id: str, topic: str | None) -> Operation[StoredMessage]
             raise RemoteProtocolError(f"expected one message for an id, got {len(found)}")
         return found[0]
 
-    return operation(commands.VIEW_MESSAGE_BY_ID, decode, id=message_id, topic=topic or "")
+    return operation(commands.VIEW_MESSAGE_BY_ID, decode, timeout=timeout, id=message_id, topic=topic or "")
 
 
 def _offset(answer: Answer) -> int:
@@ -97,38 +125,47 @@ def _offset(answer: Answer) -> int:
     return offset
 
 
-def min_offset(topic: str, queue: int) -> Operation[int]:
-    """Get the first readable offset of a queue."""
-    return operation(commands.GET_MIN_OFFSET, _offset, topic=topic, queue=queue)
+def min_offset(topic: str, queue: int = 0, *, timeout: float | None = None) -> Operation[int]:
+    """Return the first readable offset of a queue."""
+    return operation(commands.GET_MIN_OFFSET, _offset, timeout=timeout, topic=topic, queue=queue)
 
 
-def max_offset(topic: str, queue: int) -> Operation[int]:
-    """Get the offset that the queue's next message will have."""
-    return operation(commands.GET_MAX_OFFSET, _offset, topic=topic, queue=queue)
+def max_offset(topic: str, queue: int = 0, *, timeout: float | None = None) -> Operation[int]:
+    """Return the offset that the queue's next message will have."""
+    return operation(commands.GET_MAX_OFFSET, _offset, timeout=timeout, topic=topic, queue=queue)
 
 
-def offset_at(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
+def offset_at(topic: str, queue: int, moment: datetime, *, timeout: float | None = None) -> Operation[int]:
+    """Return the offset of a queue's first message that was stored at or after ``moment``, an aware datetime."""
+    return replace(offset_at_ms(topic, queue, to_millis("moment", moment)), timeout=timeout)
+
+
+def offset_at_ms(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
     """Get the first offset stored at or after ``timestamp_ms``; the queue's max offset if nothing was."""
     return operation(commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms)
 
 
-def committed(group: str, topic: str, queue: int = ALL_QUEUES) -> Operation[dict[int, int]]:
-    """Get the offsets that a group has committed, by queue; queues without one are left out."""
+def committed(group: str, topic: str, *, timeout: float | None = None) -> Operation[dict[int, int]]:
+    """Return the offsets that a group has committed, by queue; queues without one are left out."""
 
     def decode(answer: Answer) -> dict[int, int]:
         head = decode_fields(commands.ConsumerOffsetsAnswer, answer.fields)
         check_body(answer, head.count * CONSUMER_OFFSET_STRUCT.size)
         return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
 
-    return operation(commands.QUERY_CONSUMER_OFFSET, decode, group=group, topic=topic, queue=queue)
+    return operation(
+        commands.QUERY_CONSUMER_OFFSET, decode, timeout=timeout, group=group, topic=topic, queue=ALL_QUEUES
+    )
 
 
-def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None]:
-    """Commit a group's offsets, by queue."""
+def commit(group: str, topic: str, offsets: Mapping[int, int], *, timeout: float | None = None) -> Operation[None]:
+    """Commit a group's offsets, by queue: the offset after the last processed message."""
     if not isinstance(offsets, Mapping) or not offsets:
         raise InvalidArgument(f"offsets is {offsets!r:.60}; it must map at least one queue to its next offset")
     try:
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
     except struct.error as error:
         raise InvalidArgument(f"offsets must map queues to offsets, both integers: {error}") from None
-    return operation(commands.UPDATE_CONSUMER_OFFSET, nothing, body=body, group=group, topic=topic, count=len(offsets))
+    return operation(
+        commands.UPDATE_CONSUMER_OFFSET, nothing, body, timeout=timeout, group=group, topic=topic, count=len(offsets)
+    )

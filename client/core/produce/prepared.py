@@ -16,7 +16,7 @@ from ...errors import InvalidArgument, InvalidArgumentType
 from ..rpc.operation import Operation, operation, unpack_body
 from ..rpc.session import Answer
 from ..times import from_millis
-from .grouping import check_flush
+from .grouping import Flush, check_flush
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,22 @@ def check_attempt(prepare: Any) -> str:
 
 
 def commit_prepared(
-    series: str, number: int, attempts: Mapping[str, int], drop: str | None, flush: str | None
+    series: str,
+    number: int,
+    attempts: Mapping[str, int],
+    *,
+    drop: str | None = None,
+    flush: Flush | None = None,
+    timeout: float | None = None,
 ) -> Operation[Committed]:
-    """Commit attempts, with the number of messages of each, as transaction ``number`` of ``series``."""
+    """Commit messages that were sent with ``prepare=``, all or none, as transaction ``number`` of ``series``.
 
+    ``attempts``: number of prepared messages by the attempt's name; ``drop``: also drop the other attempts whose
+    names begin with this. A transaction is committed only once, however often this is called: a number that is not
+    above the last committed one of its series counts as already committed. Raises ``PreparedIncomplete`` if an
+    attempt is not complete, and ``TopicNotExist`` or ``QueueNotExist`` if the destination of some messages is
+    missing; nothing is committed then.
+    """
     for name, messages in attempts.items():
         check_attempt(name)
         if type(messages) is not int or messages < 0:
@@ -101,6 +113,7 @@ def commit_prepared(
         decode,
         msgpack.packb(list(attempts.items())),
         hold_seconds=sum(attempts.values()) / COPIED_A_SECOND_MIN,
+        timeout=timeout,
         series=series,
         number=number,
         count=len(attempts),
@@ -109,8 +122,9 @@ def commit_prepared(
     )
 
 
-def prepared(prefix: str, max_count: int) -> Operation[PreparedInfo]:
-    """List the attempts whose names begin with ``prefix``, and the transactions that are being copied."""
+def prepared(prefix: str = "", *, max_count: int = 100, timeout: float | None = None) -> Operation[PreparedInfo]:
+    """Return the uncommitted attempts whose names begin with ``prefix``, those that have been idle longest first,
+    and the committed transactions that are still being copied."""
 
     def decode(answer: Answer) -> PreparedInfo:
         head = decode_fields(commands.PreparedAnswer, answer.fields)
@@ -126,13 +140,13 @@ def prepared(prefix: str, max_count: int) -> Operation[PreparedInfo]:
             [CopyingInfo(row["series"], row["number"], row["messages"], row["copied"]) for row in tables["copying"]],
         )
 
-    return operation(commands.GET_PREPARED, decode, prefix=prefix, max_count=max_count)
+    return operation(commands.GET_PREPARED, decode, timeout=timeout, prefix=prefix, max_count=max_count)
 
 
-def abort_prepared(drop: str) -> Operation[int]:
-    """Drop the attempts whose names begin with ``drop``; the result is their number."""
+def abort_prepared(drop: str, *, timeout: float | None = None) -> Operation[int]:
+    """Drop the attempts whose names begin with ``drop``; returns how many there were."""
 
     def decode(answer: Answer) -> int:
         return decode_fields(commands.AbortPreparedAnswer, answer.fields).count
 
-    return operation(commands.ABORT_PREPARED, decode, drop=drop)
+    return operation(commands.ABORT_PREPARED, decode, timeout=timeout, drop=drop)

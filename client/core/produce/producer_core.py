@@ -174,7 +174,7 @@ class ProducerCore:
         """Find the number of queues of each topic, or the number it will have after its first message creates it."""
         known = self._queue_counts
         if any(known.of(topic, now) is None for topic in topics):
-            known.learned((yield [topic_operations.topics()])[0], now)
+            known.learned((yield [topic_operations.topics(system=True)])[0].values(), now)
         counts: dict[str, int] = {}
         for topic in topics:
             count = known.last_known(topic)

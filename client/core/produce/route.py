@@ -7,7 +7,7 @@ number of queues is, and the same in every language. For all other messages the 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from ..topics import TopicInfo
 
@@ -44,7 +44,7 @@ class QueueCounts:
         """Return the last known number of the topic's write queues, or None."""
         return self._counts.get(topic)
 
-    def learned(self, topics: Sequence[TopicInfo], now: float) -> None:
+    def learned(self, topics: Iterable[TopicInfo], now: float) -> None:
         """Record the topics that the broker reported."""
         self._counts = {topic.topic: topic.write_queues for topic in topics}
         self._fresh_until = now + TOPICS_FRESH_SECONDS

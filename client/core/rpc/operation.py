@@ -34,13 +34,14 @@ Plan: TypeAlias = Generator[list["Operation[Any]"], list[Any], T]
 @dataclass(slots=True)
 class Operation(Generic[T]):
     """One request. ``decode`` makes the result from a successful response; ``hold_seconds``: how long the broker may
-    hold the response because the request asks for it."""
+    hold the response because the request asks for it; ``timeout``: the caller's time limit, None for the client's."""
 
     command: Command
     fields: dict[str, Any]
     decode: Callable[[Answer], T]
     body: bytes = b""
     hold_seconds: float = 0.0
+    timeout: float | None = None
 
     def result(self, answer: Answer) -> T:
         """Return the result of a response, or raise the error that it carries."""
@@ -59,14 +60,20 @@ Request = tuple[Operation[Any], Answered]
 
 
 def operation(
-    command: Command, decode: Callable[[Answer], T], body: bytes = b"", hold_seconds: float = 0.0, **arguments: Any
+    command: Command,
+    decode: Callable[[Answer], T],
+    body: bytes = b"",
+    *,
+    hold_seconds: float = 0.0,
+    timeout: float | None = None,
+    **arguments: Any,
 ) -> Operation[T]:
     """Return an operation after checking the arguments against the command's rules."""
     try:
         fields = encode_fields(decode_fields(command.request, arguments))
     except InvalidParameter as error:
         raise InvalidArgument(str(error).removeprefix(f"{command.request.__name__}.")) from None
-    return Operation(command, fields, decode, body, hold_seconds)
+    return Operation(command, fields, decode, body, hold_seconds, timeout)
 
 
 def nothing(answer: Answer) -> None:
@@ -79,6 +86,14 @@ def unpack_body(answer: Answer) -> Any:
         return msgpack.unpackb(answer.body, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"expected a msgpack body: {error}") from error
+
+
+def unpack_rows(answer: Answer, what: str) -> list[Any]:
+    """Return the list in the body of a response; ``what``: the name of its rows for the error message."""
+    rows = unpack_body(answer)
+    if not isinstance(rows, list):
+        raise RemoteProtocolError(f"expected {what} as a list, got {type(rows).__name__}")
+    return rows
 
 
 def check_body(answer: Answer, body_bytes: int) -> None:

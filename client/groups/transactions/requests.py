@@ -13,7 +13,7 @@ from ....protocol.errors import InvalidParameter
 from ....protocol.fields import decode_fields
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import PROPERTY_HALF, PROPERTY_PRODUCER_GROUP
-from ...core.admin.transactions import end_transaction
+from ...core.admin.transactions import end_half
 from ...core.produce.receipts import Receipt
 from ...core.rpc.operation import Operation, nothing, operation
 from ...core.rpc.session import Answer
@@ -103,7 +103,7 @@ def leave(group: str, member: str) -> Operation[None]:
 
 def end(group: str, receipt: Receipt, outcome: Outcome) -> Operation[None]:
     """Commit or roll back the transaction of a half message; succeeds if it has already ended that way."""
-    return end_transaction(
+    return end_half(
         receipt.message_id,
         group,
         commit=outcome is Outcome.COMMIT,
