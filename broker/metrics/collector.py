@@ -6,15 +6,13 @@ the loop may change; such a copy is atomic under the GIL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ...protocol.commands import COMMANDS, PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID
 from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
 from ..handlers.hello import VERSION
 from ..requests.broker import Broker
 from ..store.sizes import store_sizes
 from . import catalog
-from .exposition import Exposition, Rows, labels
+from .exposition import Exposition, labels
 from .group_figures import add_groups
 from .pace import giving_way
 from .process import process_figures
@@ -67,7 +65,7 @@ def _add_traffic(out: Exposition, broker: Broker) -> None:
 def _add_requests(out: Exposition, broker: Broker) -> None:
     counters = broker.counters
     counted = {code: list(latencies.counts) for code, latencies in counters.latencies.items()}
-    out.add(catalog.REQUESTS, _by("command", {COMMANDS[code].name: sum(counts) for code, counts in counted.items()}))
+    out.add_by(catalog.REQUESTS, ((COMMANDS[code].name, sum(counts)) for code, counts in counted.items()))
     out.add_latencies(
         catalog.REQUEST_SECONDS,
         (
@@ -83,7 +81,7 @@ def _add_requests(out: Exposition, broker: Broker) -> None:
     for code, count in counters.errors.copy().items():
         error = ERRORS_BY_CODE.get(code)
         errors[error.name if error else RESULT_NAMES.get(code, str(code))] = count
-    out.add(catalog.ERRORS, _by("result", errors))
+    out.add_by(catalog.ERRORS, errors.items())
     out.add_one(catalog.ONE_WAY_ERRORS, counters.one_way_errors)
     out.add_one(catalog.DUPLICATE_FRAMES, counters.duplicates)
     out.add_one(catalog.PRODUCER_RUNS, broker.sequences.runs)
@@ -98,7 +96,7 @@ def _add_waiting(out: Exposition, broker: Broker) -> None:
         "success": authenticator.successes if authenticator else 0,
         "failure": authenticator.failures if authenticator else 0,
     }
-    out.add(catalog.AUTHENTICATIONS, _by("outcome", outcomes))
+    out.add_by(catalog.AUTHENTICATIONS, outcomes.items())
     out.add_one(catalog.TLS_FAILURES, broker.counters.tls_failures)
     out.add_one(catalog.IN_FLIGHT, broker.in_flight_bytes)
     out.add_one(catalog.HELD_PULLS, len(broker.holds))
@@ -112,8 +110,8 @@ def _add_delays(out: Exposition, broker: Broker) -> None:
         "time": delays.timers.state.pending,
     }
     figures = {"level": delays.levels.figures, "time": delays.timers.figures}
-    out.add(catalog.DELAYED_MESSAGES, _by("kind", waiting))
-    out.add(catalog.DELAYED_DELIVERED, _by("kind", {kind: each.delivered for kind, each in figures.items()}))
+    out.add_by(catalog.DELAYED_MESSAGES, waiting.items())
+    out.add_by(catalog.DELAYED_DELIVERED, ((kind, each.delivered) for kind, each in figures.items()))
     out.add_latencies(
         catalog.DELAY_LATENESS,
         (((kind,), list(each.lateness.counts), each.lateness.seconds) for kind, each in figures.items()),
@@ -128,24 +126,24 @@ def _add_store(out: Exposition, broker: Broker) -> None:
     out.add_one(catalog.QUEUES, len(store.queues.rows))
     add_groups(out, broker)
     behind = broker.stats.lags()
-    out.add(catalog.BEHIND_BYTES, _by("stage", {stage: count for stage, (count, _) in behind.items()}))
-    out.add(catalog.BEHIND_SECONDS, _by("stage", {stage: seconds for stage, (_, seconds) in behind.items()}))
+    out.add_by(catalog.BEHIND_BYTES, ((stage, count) for stage, (count, _) in behind.items()))
+    out.add_by(catalog.BEHIND_SECONDS, ((stage, seconds) for stage, (_, seconds) in behind.items()))
     sizes = store_sizes(store, giving_way(store.queues))
-    out.add(catalog.SEGMENTS, _by("kind", {kind: size.files for kind, size in sizes.items()}))
-    out.add(catalog.STORE_BYTES, _by("kind", {kind: size.bytes for kind, size in sizes.items()}))
+    out.add_by(catalog.SEGMENTS, ((kind, size.files) for kind, size in sizes.items()))
+    out.add_by(catalog.STORE_BYTES, ((kind, size.bytes) for kind, size in sizes.items()))
 
 
 def _add_transactions(out: Exposition, broker: Broker) -> None:
     transactions, checks = broker.transactions, broker.transaction_checks
     out.add_one(catalog.TRANSACTIONS_OPEN, len(transactions.table))
     out.add_one(catalog.TRANSACTIONS_OPENED, transactions.opened)
-    out.add(catalog.TRANSACTIONS_ENDED, _by("outcome", transactions.ended))
+    out.add_by(catalog.TRANSACTIONS_ENDED, transactions.ended.items())
     out.add_one(catalog.TRANSACTIONS_PARKED, transactions.history.parked_count())
-    out.add(catalog.TRANSACTION_CHECKS, _by("result", {"asked": checks.asked, "nobody": checks.unasked}))
+    out.add_by(catalog.TRANSACTION_CHECKS, {"asked": checks.asked, "nobody": checks.unasked}.items())
     staged = broker.staged
     out.add_one(catalog.PREPARED_MESSAGES, staged.table.messages)
     out.add_one(catalog.PREPARED_ATTEMPTS, len(staged.table.stages))
-    out.add(catalog.PREPARED_ENDED, _by("outcome", staged.outcomes))
+    out.add_by(catalog.PREPARED_ENDED, staged.outcomes.items())
 
 
 def _add_disk(out: Exposition, broker: Broker) -> None:
@@ -166,7 +164,3 @@ def _add_process(out: Exposition) -> None:
     out.add_one(catalog.PROCESS_FDS, figures.open_fds)
     out.add_one(catalog.PROCESS_FDS_MAX, figures.max_fds)
     out.add_one(catalog.PROCESS_STARTED, figures.started_at)
-
-
-def _by(name: str, figures: Mapping[str, float]) -> Rows:
-    return [(labels((name,), (value,)), figure) for value, figure in figures.items()]

@@ -58,6 +58,10 @@ class Exposition:
         """Add a counter or gauge without labels."""
         self.add(metric, (("", value),))
 
+    def add_by(self, metric: Metric, figures: Iterable[tuple[str, float]]) -> None:
+        """Add a counter or gauge with one sample for each value of its only label."""
+        self.add(metric, ((labels(metric.labels, (value,)), figure) for value, figure in figures))
+
     def add_latencies(self, metric: Metric, rows: Iterable[tuple[Sequence[str], Sequence[int], float]]) -> None:
         """Add a histogram; each row has the label values, the count of each bucket, and the sum in seconds."""
         self._head(metric)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, dead_letter_topic
@@ -26,24 +26,20 @@ def add_groups(out: Exposition, broker: Broker) -> None:
     states = Counter(dict.fromkeys(STATES, 0))
     states.update(group.state for group in giving_way(running))
     states[EMPTY] = len(broker.groups.names(giving_way(committed))) - (len(running) - states[EMPTY])
-    out.add(catalog.GROUPS, _by("state", states.items()))
+    out.add_by(catalog.GROUPS, states.items())
     out.add_one(catalog.COMMITTED_OFFSETS, len(broker.store.consumer_offsets))
-    out.add(catalog.GROUP_MEMBERS, _by("group", ((group.name, len(group.members)) for group in running)))
+    out.add_by(catalog.GROUP_MEMBERS, ((group.name, len(group.members)) for group in running))
     lags, unknown = _lags(broker)
     out.add(catalog.GROUP_LAG, _by_topic(catalog.GROUP_LAG, lags))
     out.add(catalog.GROUP_LAG_UNKNOWN, _by_topic(catalog.GROUP_LAG_UNKNOWN, unknown))
     out.add(catalog.GROUP_IN_FLIGHT, _by_topic(catalog.GROUP_IN_FLIGHT, _in_flight(broker, lags)))
-    out.add(catalog.GROUP_DELAYED, _by("group", _delayed(broker).items()))
-    out.add(catalog.DEAD_LETTERS, _by("group", _dead_letters(broker)))
+    out.add_by(catalog.GROUP_DELAYED, _delayed(broker).items())
+    out.add_by(catalog.DEAD_LETTERS, _dead_letters(broker))
     out.add_one(catalog.REBALANCES, broker.groups.rebalances)
     sent_back = broker.counters.sent_back.copy()
-    out.add(catalog.RETRIED_MESSAGES, _by("group", ((group, retried) for group, (retried, _) in sent_back.items())))
-    out.add(catalog.DEAD_MESSAGES, _by("group", ((group, dead) for group, (_, dead) in sent_back.items())))
+    out.add_by(catalog.RETRIED_MESSAGES, ((group, retried) for group, (retried, _) in sent_back.items()))
+    out.add_by(catalog.DEAD_MESSAGES, ((group, dead) for group, (_, dead) in sent_back.items()))
     out.add_one(catalog.OFFSETS_MOVED, broker.groups.offsets_moved)
-
-
-def _by(name: str, figures: Iterable[tuple[str, float]]) -> Rows:
-    return ((labels((name,), (value,)), figure) for value, figure in figures)
 
 
 def _by_topic(metric: Metric, figures: Figures) -> Rows:
