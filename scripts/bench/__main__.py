@@ -39,6 +39,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="few messages: checks that every case works; the figures are meaningless"
     )
+    parser.add_argument(
+        "--full", action="store_true", help="case growth: also 100 M messages (35 GB of disk, several minutes a run)"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="case growth: write a plot to FILE, as SVG")
     parser.add_argument("--alone", action="store_true", help="do not measure Kafka for comparison")
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="folder for temporary stores (default: the system's temporary folder)"
@@ -90,7 +94,9 @@ def main() -> int:
     touched_gib = options.touch_gib if options.touch_gib is not None else 0.0 if options.quick else TOUCHED_GIB
     known = facts(options, folder, touched_gib)
     say(f"{known['machine']}; {known['way']}")
-    bench = Bench(options.runs, folder, quick=options.quick, alone=options.alone, touched_gib=touched_gib)
+    bench = Bench(
+        options.runs, folder, quick=options.quick, alone=options.alone, full=options.full, touched_gib=touched_gib
+    )
     try:
         results = run_cases(cases, bench, options.seconds_max)
     except KeyboardInterrupt:
@@ -100,6 +106,9 @@ def main() -> int:
     print(table)
     if options.markdown:
         options.markdown.write_text(table + "\n")
+    for result in results:
+        if options.plot and result.case.plot is not None and result.samples:
+            result.case.plot(result, options.plot)
     if options.json:
         options.json.write_text(json.dumps(as_json(results, known), indent=2, ensure_ascii=False) + "\n")
     return 1 if any(result.failure for result in results) else 0

@@ -14,12 +14,15 @@ from .raw import RawClient
 
 _QUICK_SHARE = 1 / 500
 _QUICK_COUNT_MIN = 200
+_QUICK_SIZE_SHARE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
     """The environment of all cases: ``runs`` of each case, and stores under ``folder``. ``quick``: only check that
     every case works; ``alone``: without Kafka for comparison.
+
+    ``full``: also measure what takes many gigabytes of disk and many minutes.
 
     ``touched_gib``: memory to touch before each run, see ``touch_memory``. ``notes``: remarks for the reader of the
     table, such as versions.
@@ -29,6 +32,7 @@ class Bench:
     folder: Path
     quick: bool = False
     alone: bool = False
+    full: bool = False
     touched_gib: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -40,6 +44,10 @@ class Bench:
     def count(self, count: int) -> int:
         """Return ``count``, or a fraction of it with ``quick``."""
         return max(_QUICK_COUNT_MIN, int(count * _QUICK_SHARE)) if self.quick else count
+
+    def size(self, size: int) -> int:
+        """Return ``size``, such as a number of topics, or a fraction of it with ``quick``."""
+        return max(1, size // _QUICK_SIZE_SHARE) if self.quick else size
 
     @contextmanager
     def store(self) -> Iterator[Path]:

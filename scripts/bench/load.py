@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -50,9 +50,14 @@ def columns(count: int, body_bytes: int = BODY_BYTES, first: int = 0) -> Columns
 
 
 class FramePacker:
-    """A packer of PRODUCE frames that acts as one producer: unique keys consist of its prefix and a counter."""
+    """A packer of PRODUCE frames that acts as one producer: unique keys consist of its prefix and a counter.
 
-    def __init__(self, seed: str) -> None:
+    Its frames go to ``topics``, and to the queues of each, in turn.
+    """
+
+    def __init__(self, seed: str, topics: Sequence[str] = (TOPIC,), queues: int = QUEUES) -> None:
+        self._topics = topics
+        self._queues = queues
         self._prefix = unique_prefix(_LOOPBACK, 1, seed.encode())
         self._first = self._counter = unique_counter_start(time.time())
         self._number = 0
@@ -62,20 +67,20 @@ class FramePacker:
         return unique_key(self._prefix, self._first + number)
 
     def columns(self, load: Columns) -> bytes:
-        """Return one frame with all of ``load`` as ``send_bulk`` packs it; queues are used in turn."""
+        """Return one frame with all of ``load`` as ``send_bulk`` packs it; topics and queues are used in turn."""
         body = msgpack.packb(load.bodies) + msgpack.packb(load.keys)
         return self._frame(LAYOUT_COLUMNS, len(load), body)
 
     def rows(self, load: Columns) -> bytes:
-        """Return one frame with all of ``load`` as ``send_many`` packs it; queues are used in turn."""
+        """Return one frame with all of ``load`` as ``send_many`` packs it; topics and queues are used in turn."""
         rows = [(body, {PROPERTY_KEYS: key}) for body, key in zip(load.bodies, load.keys, strict=True)]
         return self._frame(LAYOUT_ROWS, len(load), b"".join(map(msgpack.packb, rows)))
 
     def _frame(self, layout: int, count: int, body: bytes) -> bytes:
         self._number += 1
         fields = {
-            "topic": TOPIC,
-            "queue": self._number % QUEUES,
+            "topic": self._topics[self._number % len(self._topics)],
+            "queue": self._number % self._queues,
             "count": count,
             "layout": layout,
             "unique_prefix": self._prefix,
@@ -84,6 +89,13 @@ class FramePacker:
         }
         self._counter += count
         return encode_frame(REQUEST, PRODUCE.code, self._number, fields, body)
+
+
+def single_frames(seed: str, count: int, topics: Sequence[str] = ()) -> list[bytes]:
+    """Return ``count`` frames of one producer with one message each, to queue 0 of each topic in turn; without topics,
+    to all queues of ``TOPIC``."""
+    packer = FramePacker(seed, topics, 1) if topics else FramePacker(seed)
+    return [packer.rows(message) for message in columns(count).chunks(1)]
 
 
 def topic_name(number: int) -> str:

@@ -6,12 +6,15 @@ import mmap
 import os
 import platform
 import re
+import resource
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -129,9 +132,26 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Return the resident memory of a process without pages of files (RssAnon), which the system can take back."""
+    match = re.search(r"^RssAnon:\s*(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(match[1]) * 1024 if match else resident_bytes(pid)
+
+
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of a process (VmRSS)."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@contextmanager
+def many_files(count: int) -> Iterator[None]:
+    """Allow ``count`` open files within the context, as far as the system does."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, min(count, most)), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 class Stopwatch:

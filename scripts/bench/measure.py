@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -80,12 +81,17 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A group of measures. ``samples`` yields ``bench.runs`` samples, one per run."""
+    """A group of measures. ``samples`` yields ``bench.runs`` samples, one per run.
+
+    ``tables`` returns the lines of further tables, ``plot`` writes an image of the result.
+    """
 
     name: str
     title: str
     measures: tuple[Measure, ...]
     samples: Callable[[Bench], Samples]
+    tables: Callable[[Result], list[str]] | None = None
+    plot: Callable[[Result, Path], None] | None = None
 
 
 @dataclass(slots=True)

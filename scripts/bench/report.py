@@ -49,6 +49,9 @@ def as_markdown(results: Sequence[Result], facts: dict[str, Any]) -> str:
             lines.append(f"| *skipped: {result.skipped.splitlines()[0]}* | | | |")
         if result.failure:
             lines.append(f"| *failed: {result.failure.splitlines()[0]}* | | | |")
+    for result in results:
+        if result.case.tables is not None and result.samples:
+            lines += result.case.tables(result)
     lines += ["", f"{'; '.join([facts['machine'], facts['way'], *facts['notes']])}."]
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -73,6 +74,26 @@ def test_every_requested_case_gives_its_figures_and_leaves_nothing_behind(tmp_pa
             assert measure["median"] >= 0
             assert f"| {measure['title']} |" in table_file.read_text()
     assert done.stdout == table_file.read_text()
+    assert list(stores.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_the_growth_case_gives_tables_and_a_plot_and_says_what_it_left_out(tmp_path: Path) -> None:
+    stores, json_file, plot_file = tmp_path / "stores", tmp_path / "figures.json", tmp_path / "growth.svg"
+    files = ["--dir", str(stores), "--json", str(json_file), "--plot", str(plot_file)]
+
+    done = run_bench("--quick", "--runs", "1", "--case", "growth", *files)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (case,) = json.loads(json_file.read_text())["cases"]
+    assert case["skipped"] == "100,000,000 messages: only with --full"
+    names = {measure["name"] for measure in case["measures"]}
+    assert {"messages_10000000_start_killed", "topics_10000_create", "connections_5000_sync_cpu"} <= names
+    for title in ("messages stored", "topics", "connections, one send at a time each"):
+        assert f"\n| {title} | " in done.stdout
+    root = ElementTree.parse(plot_file).getroot()
+    assert len(root.findall(".//{*}circle")) > 60
     assert list(stores.iterdir()) == []
 
 

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import select
-import socket
 import threading
 import time
-from collections import deque
 from contextlib import ExitStack
 
 from flintmq.client import Message, Producer
 
 from ..bench import Bench
 from ..broker import Broker
+from ..closed_loop import closed_loop, connected
 from ..load import TOPIC, Columns, FramePacker, columns
 from ..machine import Stopwatch
 from ..measure import BenchFailed, Case, Measure, Sample, Samples
-from ..raw import TIMEOUT_SECONDS, RawClient
+from ..raw import TIMEOUT_SECONDS
 
 CONNECTIONS = 64
 ASYNC_MESSAGES = 200_000
 SYNC_MESSAGES = 100_000
 SDK_MESSAGES = 20_000
 WARM_UP_MESSAGES = 5_000
-
-_ANSWER_BYTES_MAX = 4096
-_SUCCESS = b"\x94\x01\x00"
-"""First bytes of the header of a successful response: an array of 4, kind 1, code 0."""
 
 
 def samples(bench: Bench) -> Samples:
@@ -35,10 +29,10 @@ def samples(bench: Bench) -> Samples:
         sample: Sample = {}
         for flush, count in (("async", ASYNC_MESSAGES), ("sync", SYNC_MESSAGES)):
             with bench.broker(flush) as broker:
-                closed_loop(broker, packed(bench.count(WARM_UP_MESSAGES), "warm-up"))
+                send_all(broker, packed(bench.count(WARM_UP_MESSAGES), "warm-up"))
                 frames = packed(bench.count(count), flush)
                 watch = Stopwatch(broker.pid)
-                sample[flush] = closed_loop(broker, frames)
+                sample[flush] = send_all(broker, frames)
                 sample[f"{flush}_cpu"] = watch.broker_cpu_seconds() * 1e6 / sum(map(len, frames))
                 sample[f"{flush}_sdk"] = sdk_threads(broker, columns(bench.count(SDK_MESSAGES)), producers=CONNECTIONS)
                 sample[f"{flush}_shared"] = sdk_threads(broker, columns(bench.count(SDK_MESSAGES)), producers=1)
@@ -48,49 +42,17 @@ def samples(bench: Bench) -> Samples:
 # ---- one thread, 64 sockets ----
 
 
-def packed(count: int, seed: str) -> list[deque[bytes]]:
+def packed(count: int, seed: str) -> list[list[bytes]]:
     """Return the frames for each connection, with one message each; about ``count`` in all."""
     packer = FramePacker(seed)
     frames = [packer.columns(message) for message in columns(count).chunks(1)]
-    return [deque(frames[number::CONNECTIONS]) for number in range(CONNECTIONS)]
+    return [frames[number::CONNECTIONS] for number in range(CONNECTIONS)]
 
 
-def closed_loop(broker: Broker, frames: list[deque[bytes]]) -> float:
-    """Return the messages per second if each connection sends its next frame after the acknowledgement of the last.
-
-    It uses one thread, one ``epoll`` and two system calls per message, because the client competes with the broker for
-    the machine's cores.
-    """
-    with ExitStack() as stack:
-        clients = [stack.enter_context(RawClient(broker.address)) for _ in frames]
-        poller = stack.enter_context(select.epoll())
-        waiting: dict[int, tuple[socket.socket, deque[bytes]]] = {}
-        for client, own_frames in zip(clients, frames, strict=True):
-            waiting[client.sock.fileno()] = client.sock, deque(own_frames)
-            poller.register(client.sock, select.EPOLLIN)
-        began = time.perf_counter()
-        for sock, own_frames in waiting.values():
-            sock.send(own_frames.popleft())
-        while waiting:
-            events = poller.poll(TIMEOUT_SECONDS)
-            if not events:
-                raise BenchFailed(f"no answer to a PRODUCE within {TIMEOUT_SECONDS:.0f} s")
-            for descriptor, _ in events:
-                sock, own_frames = waiting[descriptor]
-                check_answer(sock.recv(_ANSWER_BYTES_MAX))
-                if own_frames:
-                    sock.send(own_frames.popleft())
-                else:
-                    poller.unregister(descriptor)
-                    del waiting[descriptor]
-        seconds = time.perf_counter() - began
-    return sum(map(len, frames)) / seconds
-
-
-def check_answer(answer: bytes) -> None:
-    """Raise ``BenchFailed`` unless the bytes are one complete successful response."""
-    if len(answer) != 4 + int.from_bytes(answer[:4], "big") or answer[8:11] != _SUCCESS:
-        raise BenchFailed(f"a PRODUCE was not answered with success: {answer[:200]!r}")
+def send_all(broker: Broker, frames: list[list[bytes]]) -> float:
+    """Return the messages per second of connections that each send one message at a time."""
+    with connected(broker.address, len(frames)) as clients:
+        return closed_loop(clients, frames).rate
 
 
 # ---- the SDK ----
@@ -103,7 +65,7 @@ def sdk_threads(broker: Broker, load: Columns, producers: int) -> float:
         barrier = threading.Barrier(CONNECTIONS + 1)
         failures: list[BaseException] = []
 
-        def send_all(number: int) -> None:
+        def send_share(number: int) -> None:
             producer = open_producers[number % producers]
             try:
                 producer.send(Message(TOPIC, b"connects"))
@@ -114,7 +76,7 @@ def sdk_threads(broker: Broker, load: Columns, producers: int) -> float:
                 failures.append(failure)
                 barrier.abort()
 
-        threads = [threading.Thread(target=send_all, args=(number,), daemon=True) for number in range(CONNECTIONS)]
+        threads = [threading.Thread(target=send_share, args=(number,), daemon=True) for number in range(CONNECTIONS)]
         for thread in threads:
             thread.start()
         barrier.wait(TIMEOUT_SECONDS)

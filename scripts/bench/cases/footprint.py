@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from flintmq.protocol.commands import GET_MAX_OFFSET
 from flintmq.protocol.errors import TopicNotExist
@@ -13,7 +10,7 @@ from flintmq.protocol.errors import TopicNotExist
 from ..bench import Bench
 from ..broker import Broker
 from ..load import fill_topics
-from ..machine import resident_bytes
+from ..machine import many_files, resident_bytes
 from ..measure import BenchFailed, Case, Measure, Sample, Samples
 from ..raw import RawClient
 
@@ -75,17 +72,6 @@ def topic_kib(broker: Broker, count: int) -> float:
     fill_topics(broker.address, count, first=1)
     broker.wait_until_caught_up()
     return (resident_bytes(broker.pid) - before) / 1024 / count
-
-
-@contextmanager
-def many_files(count: int) -> Iterator[None]:
-    """Allow ``count`` open files within the context, as far as the system does."""
-    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, min(count, most)), most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 CASE = Case(
