@@ -4,8 +4,6 @@ Importing a module of this package compiles its kernels or loads them from the c
 With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests use.
 
 =============  ======================================================================================
-``words``      big-endian loads and stores, the only module that depends on the machine's byte order
-``crc32``      CRC-32, sixteen bytes a step
 ``record_crc`` the checksum over a whole record: written at its end, and checked
 ``text``       UTF-8 checks and Java's string hash
 ``produce``    a PRODUCE frame's messages: validate, then write records into the mapped CommitLog
@@ -25,18 +23,7 @@ import importlib
 import time
 from collections.abc import Iterable, Iterator
 
-SERVING_MODULES = (
-    "words",
-    "crc32",
-    "record_crc",
-    "text",
-    "produce",
-    "dispatch",
-    "index",
-    "gather",
-    "sequences",
-    "deliver",
-)
+SERVING_MODULES = ("record_crc", "text", "produce", "dispatch", "index", "gather", "sequences", "deliver")
 MODULES = (*SERVING_MODULES, "search", "examine")
 
 

@@ -12,6 +12,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.storage.arrays.crc32 import crc32_of
+from ...protocol.storage.arrays.jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
+from ...protocol.storage.arrays.octets import find_byte, is_name, same_bytes, text_array
+from ...protocol.storage.arrays.record_parts import (
+    DONE,
+    PARTS,
+    R_BODY_AT,
+    R_BODY_END,
+    R_PROPERTIES_AT,
+    R_SIZE,
+    locate_parts,
+)
+from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
 from ...protocol.storage.delivery import (
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
@@ -33,24 +46,9 @@ from ...protocol.storage.layout import (
     SysFlag,
 )
 from ...protocol.storage.record_crc import PROPERTIES_WITH_CRC_MAX
-from .crc32 import crc32_of
-from .dispatch import (
-    DONE,
-    PARTS,
-    R_BODY_AT,
-    R_BODY_END,
-    R_PROPERTIES_AT,
-    R_SIZE,
-    _is_name,
-    _locate,
-    _queue_hash,
-    _same_bytes,
-)
+from .dispatch import _queue_hash
 from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
-from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
 from .record_crc import record_crc_sound, store_record_crc
-from .text import find_byte, text_array
-from .words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
 
 # Columns of the plan, one row per record.
 P_AT = 0
@@ -136,7 +134,7 @@ _BLANK_ROOM = BLANK_BYTES_MIN
 @inlined
 def _is_checksum(records: np.ndarray, at: int, stop: int) -> bool:
     """Return whether the property ``records[at:stop]`` is a whole-record checksum."""
-    if stop - at < _RECORD_CRC_BYTES or not _same_bytes(records, at, _RECORD_CRC, 0, _RECORD_CRC_BYTES):
+    if stop - at < _RECORD_CRC_BYTES or not same_bytes(records, at, _RECORD_CRC, 0, _RECORD_CRC_BYTES):
         return False
     return stop - at == _RECORD_CRC_BYTES or records[at + _RECORD_CRC_BYTES] == 1
 
@@ -153,11 +151,11 @@ def _find_values(records: np.ndarray, at: int, end: int, found: np.ndarray) -> N
             separator += 1
         name_bytes = separator - at
         slot = -1
-        if _is_name(records, at, name_bytes, _REAL_TOPIC):
+        if is_name(records, at, name_bytes, _REAL_TOPIC):
             slot = _TOPIC
-        elif _is_name(records, at, name_bytes, _REAL_QUEUE):
+        elif is_name(records, at, name_bytes, _REAL_QUEUE):
             slot = _QUEUE
-        elif _is_name(records, at, name_bytes, _TIMER_OUT):
+        elif is_name(records, at, name_bytes, _TIMER_OUT):
             slot = _DUE
         is_dropped = slot < 0 and _is_checksum(records, at, stop)
         if is_dropped:
@@ -197,7 +195,7 @@ def _group_of(
         if (
             groups[row + G_QUEUE_ID] == queue_id
             and groups[row + G_TOPIC_BYTES] == end - at
-            and _same_bytes(records, groups[row + G_TOPIC_AT], records, at, end - at)
+            and same_bytes(records, groups[row + G_TOPIC_AT], records, at, end - at)
         ):
             return group
         slot = (slot + 1) & mask
@@ -254,7 +252,7 @@ def find_targets(
         size = chosen[k * CHOSEN_ROW + C_SIZE]
         physical_offset = chosen[k * CHOSEN_ROW + C_PHYSICAL_OFFSET]
         is_checksummed = checksummed_from <= physical_offset < checksummed_to
-        status = _locate(records, at, at + size, physical_offset, scratch)
+        status = locate_parts(records, at, at + size, physical_offset, scratch)
         plan[row + P_AT] = at
         plan[row + P_GROUP] = UNSOUND
         plan[row + P_DUE_MS] = -1
@@ -276,7 +274,7 @@ def find_targets(
                 last_group == NOWHERE
                 or groups[last_group * GROUP_ROW + G_QUEUE_ID] != queue_id
                 or groups[last_group * GROUP_ROW + G_TOPIC_BYTES] != topic_bytes
-                or not _same_bytes(records, groups[last_group * GROUP_ROW + G_TOPIC_AT], records, topic_at, topic_bytes)
+                or not same_bytes(records, groups[last_group * GROUP_ROW + G_TOPIC_AT], records, topic_at, topic_bytes)
             ):
                 last_group = _group_of(records, topic_at, topic_at + topic_bytes, queue_id, slots, groups, group_count)
                 group_count = max(group_count, last_group + 1)

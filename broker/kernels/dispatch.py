@@ -10,41 +10,45 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.storage.layout import (
-    HOST_BYTES,
-    HOST_V6_BYTES,
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
-    PROPERTIES_LENGTH_BYTES,
-    RECORD,
-    RECORD_BYTES_MIN,
-    TOPIC_BYTES_MAX,
-    TOPIC_LENGTH_BYTES_V1,
-    TOPIC_LENGTH_BYTES_V2,
-    UNIT,
-    UNIT_BYTES,
-    SysFlag,
-)
-from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_DELAY, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
-from .crc32 import body_crc_of, crc32_of
-from .jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
-from .record_crc import record_crc_sound
-from .text import find_byte, index_hash, java_hash_on, signed32, text_array
-from .words import copy_bytes, load_be16, load_be32, load_be64, store_be32, store_be64
+from ...protocol.storage.arrays.crc32 import crc32_of
+from ...protocol.storage.arrays.jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
+from ...protocol.storage.arrays.octets import same_bytes
 
-# Reasons why a kernel stopped.
-DONE = 0
-"""The kernel reached the end of its range."""
-BLANK = 1
-"""A blank: the log continues in the next file."""
-NO_RECORD = 2
-"""Zeros instead of a record's size: the end of the log, or a hole."""
-BAD_LENGTH = 3
-BAD_MAGIC = 4
-BAD_PHYSICAL_OFFSET = 5
-BAD_CRC = 6
-BAD_PARTS = 7
+# ``as``: the callers of these kernels take the results and slots of ``record_parts`` from here too.
+from ...protocol.storage.arrays.record_parts import BAD_LENGTH as BAD_LENGTH
+from ...protocol.storage.arrays.record_parts import BAD_MAGIC as BAD_MAGIC
+from ...protocol.storage.arrays.record_parts import BAD_PARTS as BAD_PARTS
+from ...protocol.storage.arrays.record_parts import BAD_PHYSICAL_OFFSET as BAD_PHYSICAL_OFFSET
+from ...protocol.storage.arrays.record_parts import BLANK as BLANK
+from ...protocol.storage.arrays.record_parts import DONE as DONE
+from ...protocol.storage.arrays.record_parts import NO_RECORD as NO_RECORD
+from ...protocol.storage.arrays.record_parts import PARTS as PARTS
+from ...protocol.storage.arrays.record_parts import R_BODY_AT as R_BODY_AT
+from ...protocol.storage.arrays.record_parts import R_BODY_END as R_BODY_END
+from ...protocol.storage.arrays.record_parts import R_PROPERTIES_AT as R_PROPERTIES_AT
+from ...protocol.storage.arrays.record_parts import R_SIZE as R_SIZE
+from ...protocol.storage.arrays.record_parts import R_STORE_MS as R_STORE_MS
+from ...protocol.storage.arrays.record_parts import R_SYS_FLAG as R_SYS_FLAG
+from ...protocol.storage.arrays.record_parts import R_TOPIC_AT as R_TOPIC_AT
+from ...protocol.storage.arrays.record_parts import R_TOPIC_END as R_TOPIC_END
+from ...protocol.storage.arrays.record_parts import (
+    V_DELAY,
+    V_KEYS,
+    V_TAGS,
+    V_UNIQ_KEY,
+    body_sound,
+    find_properties,
+    locate_parts,
+)
+from ...protocol.storage.arrays.record_parts import VALUES as VALUES
+from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32, store_be64
+from ...protocol.storage.layout import RECORD, UNIT, UNIT_BYTES, SysFlag
+from ...protocol.storage.record import KEY_SEPARATOR
+from .record_crc import record_crc_sound
+from .text import index_hash, java_hash_on, signed32
+
+# Further reasons why a kernel stopped.
+BAD_CRC = 7
 BAD_TIME = 8
 NEW_QUEUE = 9
 """A (topic, queue) without a row; its record begins at the returned position."""
@@ -86,17 +90,6 @@ QUEUE_OFFSET_MAX = (2**63 - 1) // UNIT_BYTES - 1
 KIND_ORDINARY = 0
 KIND_SCHEDULE = 1
 
-# Slots of ``parts``: positions of a record's parts.
-R_SIZE = 0
-R_BODY_AT = 1
-R_BODY_END = 2
-R_TOPIC_AT = 3
-R_TOPIC_END = 4
-R_PROPERTIES_AT = 5
-R_STORE_MS = 6
-R_SYS_FLAG = 7
-PARTS = 8
-
 # Columns of a key.
 K_HASH = 0
 K_PHYSICAL_OFFSET = 1
@@ -116,27 +109,16 @@ S_CHECKSUMMED = 7
 """In: not 0 if every record must have a checksum over the whole record (``__CRC32#``)."""
 STATE = 8
 
-_AT_MAGIC = RECORD.at["magic"]
 _AT_BODY_CRC = RECORD.at["body_crc"]
 _AT_QUEUE_ID = RECORD.at["queue_id"]
 _AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
-_AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
-_AT_SYS_FLAG = RECORD.at["sys_flag"]
-_AT_BORN_HOST = RECORD.at["born_host"]
-_AFTER_HOSTS_BYTES = RECORD.size - RECORD.at["reconsume_times"]
 _UNIT_SIZE_AT = UNIT.at["size"]
 _UNIT_TAGS_AT = UNIT.at["tags_code"]
-_BORN_V6 = SysFlag.BORN_HOST_V6
-_STORE_V6 = SysFlag.STORE_HOST_V6
 _TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
 _PREPARED = SysFlag.TRANSACTION_PREPARED
 _ROLLBACK = SysFlag.TRANSACTION_ROLLBACK
 _SPACE = ord(KEY_SEPARATOR)
 
-_UNIQ_KEY = text_array(PROPERTY_UNIQ_KEY)
-_KEYS = text_array(PROPERTY_KEYS)
-_TAGS = text_array(PROPERTY_TAGS)
-_DELAY = text_array(PROPERTY_DELAY)
 
 _SECOND, _MINUTE = 1_000, 60_000
 DELAY_LEVELS_MS = np.array(
@@ -145,61 +127,6 @@ DELAY_LEVELS_MS = np.array(
     dtype=np.int64,
 )
 """Delay of level n at index n (``messageDelayLevel``)."""
-
-
-@inlined
-def _locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.ndarray) -> int:
-    """Find a record's parts; return DONE, or why there is no sound record at ``at``. The body's CRC is not checked."""
-    if end - at < 8:
-        return NO_RECORD
-    size = load_be32(log, at)
-    magic = load_be32(log, at + _AT_MAGIC)
-    if magic == MAGIC_BLANK and size >= 8 and size <= end - at:
-        return BLANK
-    if size == 0 and magic == 0:
-        return NO_RECORD
-    if magic != MAGIC_V1 and magic != MAGIC_V2:
-        return BAD_MAGIC
-    if size < RECORD_BYTES_MIN or size > end - at:
-        return BAD_LENGTH
-    if load_be64(log, at + _AT_PHYSICAL_OFFSET) != physical_offset:
-        return BAD_PHYSICAL_OFFSET
-    record_end = at + size
-    sys_flag = load_be32(log, at + _AT_SYS_FLAG)
-    store_ms_at = at + _AT_BORN_HOST + (HOST_V6_BYTES if sys_flag & _BORN_V6 else HOST_BYTES)
-    body_at = store_ms_at + 8 + (HOST_V6_BYTES if sys_flag & _STORE_V6 else HOST_BYTES) + _AFTER_HOSTS_BYTES
-    topic_length_bytes = TOPIC_LENGTH_BYTES_V1 if magic == MAGIC_V1 else TOPIC_LENGTH_BYTES_V2
-    if body_at + topic_length_bytes + PROPERTIES_LENGTH_BYTES > record_end:
-        return BAD_PARTS
-    body_bytes = load_be32(log, body_at - 4)
-    body_end = body_at + body_bytes
-    if body_bytes < 0 or body_end + topic_length_bytes + PROPERTIES_LENGTH_BYTES > record_end:
-        return BAD_PARTS
-    topic_bytes = np.int64(log[body_end]) if magic == MAGIC_V1 else load_be16(log, body_end)
-    topic_at = body_end + topic_length_bytes
-    topic_end = topic_at + topic_bytes
-    properties_at = topic_end + PROPERTIES_LENGTH_BYTES
-    if topic_bytes < 0 or (topic_bytes > TOPIC_BYTES_MAX and magic == MAGIC_V1) or properties_at > record_end:
-        return BAD_PARTS
-    properties_bytes = load_be16(log, topic_end)
-    if properties_bytes < 0 or properties_at + properties_bytes != record_end:
-        return BAD_PARTS
-    parts[R_SIZE] = size
-    parts[R_BODY_AT] = body_at
-    parts[R_BODY_END] = body_end
-    parts[R_TOPIC_AT] = topic_at
-    parts[R_TOPIC_END] = topic_end
-    parts[R_PROPERTIES_AT] = properties_at
-    parts[R_STORE_MS] = load_be64(log, store_ms_at)
-    parts[R_SYS_FLAG] = sys_flag
-    return DONE
-
-
-@inlined
-def _body_sound(log: np.ndarray, at: int, parts: np.ndarray) -> bool:
-    if parts[R_BODY_AT] == parts[R_BODY_END]:
-        return True
-    return body_crc_of(log, parts[R_BODY_AT], parts[R_BODY_END]) == load_be32(log, at + _AT_BODY_CRC)
 
 
 @inlined
@@ -226,7 +153,7 @@ def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, 
     or after it.
     """
     while at < end:
-        status = _locate(log, at, len(log), file_base + at, parts)
+        status = locate_parts(log, at, len(log), file_base + at, parts)
         if status == DONE:
             status = _check_sums(log, at, parts, state[S_CHECKSUMMED] != 0)
         if status != DONE:
@@ -240,23 +167,10 @@ def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, 
 @kernel(i64, bytes_array, i64, i64, i64, i64_array)
 def locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.ndarray) -> int:
     """Check one whole record, its body's checksum included; return DONE, with its parts in ``parts``, or the error."""
-    status = _locate(log, at, end, physical_offset, parts)
-    if status == DONE and not _body_sound(log, at, parts):
+    status = locate_parts(log, at, end, physical_offset, parts)
+    if status == DONE and not body_sound(log, at, parts):
         return BAD_CRC
     return status
-
-
-@inlined
-def _same_bytes(left: np.ndarray, left_at: int, right: np.ndarray, right_at: int, length: int) -> bool:
-    for step in range(length):  # noqa: SIM110 - a generator cannot be compiled
-        if left[left_at + step] != right[right_at + step]:
-            return False
-    return True
-
-
-@inlined
-def _is_name(log: np.ndarray, at: int, length: int, name: np.ndarray) -> bool:
-    return length == len(name) and _same_bytes(log, at, name, 0, length)
 
 
 @inlined
@@ -282,7 +196,7 @@ def _find_queue(
         if (
             queues[row, Q_QUEUE_ID] == queue_id
             and queues[row, Q_TOPIC_BYTES] == end - at
-            and _same_bytes(topics, queues[row, Q_TOPIC_AT], array, at, end - at)
+            and same_bytes(topics, queues[row, Q_TOPIC_AT], array, at, end - at)
         ):
             return row
         slot = (slot + 1) & mask
@@ -317,36 +231,6 @@ def _delay_level(log: np.ndarray, at: int, end: int) -> int:
 
 
 @inlined
-def _find_properties(log: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
-    """Find the values of UNIQ_KEY, KEYS, TAGS and DELAY: pairs of (begin, end) in ``found``; begin = end: none.
-
-    The value begins after the first 0x01; pairs without a name or a value are ignored; the last value of a name wins.
-    """
-    for k in range(8):
-        found[k] = 0
-    while at < end:
-        stop = find_byte(log, at, end, 2)
-        separator = at
-        while separator < stop and log[separator] != 1:
-            separator += 1
-        name_bytes = separator - at
-        if name_bytes > 0 and separator + 1 < stop:
-            slot = -1
-            if _is_name(log, at, name_bytes, _KEYS):
-                slot = 2
-            elif _is_name(log, at, name_bytes, _TAGS):
-                slot = 4
-            elif _is_name(log, at, name_bytes, _UNIQ_KEY):
-                slot = 0
-            elif _is_name(log, at, name_bytes, _DELAY):
-                slot = 6
-            if slot >= 0:
-                found[slot] = separator + 1
-                found[slot + 1] = stop
-        at = stop + 1
-
-
-@inlined
 def _put_key(
     log: np.ndarray,
     at: int,
@@ -367,10 +251,10 @@ def _put_key(
 @inlined
 def _key_count(log: np.ndarray, found: np.ndarray) -> int:
     """Return an upper bound of the number of index entries of the record."""
-    count = 1 if found[1] > found[0] else 0
-    if found[3] > found[2]:
+    count = 1 if found[V_UNIQ_KEY + 1] > found[V_UNIQ_KEY] else 0
+    if found[V_KEYS + 1] > found[V_KEYS]:
         count += 1
-        for k in range(found[2], found[3]):
+        for k in range(found[V_KEYS], found[V_KEYS + 1]):
             if log[k] == _SPACE:
                 count += 1
     return count
@@ -387,12 +271,12 @@ def _put_keys(
     state: np.ndarray,
 ) -> None:
     """Put the unique key first, then each of KEYS, as RocketMQ's IndexService does."""
-    if found[1] > found[0]:
-        _put_key(log, found[0], found[1], topic_hash, physical_offset, store_ms, keys, state)
-    at = found[2]
-    while at < found[3]:
+    if found[V_UNIQ_KEY + 1] > found[V_UNIQ_KEY]:
+        _put_key(log, found[V_UNIQ_KEY], found[V_UNIQ_KEY + 1], topic_hash, physical_offset, store_ms, keys, state)
+    at = found[V_KEYS]
+    while at < found[V_KEYS + 1]:
         stop = at
-        while stop < found[3] and log[stop] != _SPACE:
+        while stop < found[V_KEYS + 1] and log[stop] != _SPACE:
             stop += 1
         if stop > at:
             _put_key(log, at, stop, topic_hash, physical_offset, store_ms, keys, state)
@@ -401,12 +285,12 @@ def _put_keys(
 
 @inlined
 def _tags_code(log: np.ndarray, found: np.ndarray, kind: int, store_ms: int) -> int:
-    if kind == KIND_SCHEDULE and found[7] > found[6]:
-        level = _delay_level(log, found[6], found[7])
+    if kind == KIND_SCHEDULE and found[V_DELAY + 1] > found[V_DELAY]:
+        level = _delay_level(log, found[V_DELAY], found[V_DELAY + 1])
         if level > 0:
             return store_ms + DELAY_LEVELS_MS[level]
-    if found[5] > found[4]:
-        return signed32(java_hash_on(log, found[4], found[5], 0))
+    if found[V_TAGS + 1] > found[V_TAGS]:
+        return signed32(java_hash_on(log, found[V_TAGS], found[V_TAGS + 1], 0))
     return 0
 
 
@@ -472,7 +356,7 @@ def dispatch(
 ) -> tuple[int, int]:
     """Turn the records of ``log[at:end]`` into units and keys.
 
-    ``units``, ``unit_rows`` (one integer per unit) and ``scratch`` (``PARTS`` + 8 integers) are work space. Out:
+    ``units``, ``unit_rows`` (one integer per unit) and ``scratch`` (``PARTS + VALUES`` integers) are work space. Out:
     ``grouped``, the units sorted by queue; ``touched``, (row, first unit, units) for each queue that got any; ``keys``;
     and counts in ``state``. A record whose queue offset is below its queue's next one already has its unit; one whose
     queue offset no queue can have ends the call. Returns (why it stopped, where); everything before that is complete.
@@ -487,7 +371,7 @@ def dispatch(
     status = DONE
     row = -1
     while at < end:
-        status = _locate(log, at, len(log), file_base + at, scratch)
+        status = locate_parts(log, at, len(log), file_base + at, scratch)
         if status != DONE:
             break
         queue_id = load_be32(log, at + _AT_QUEUE_ID)
@@ -496,7 +380,7 @@ def dispatch(
         if row < 0 or not (
             queues[row, Q_QUEUE_ID] == queue_id
             and queues[row, Q_TOPIC_BYTES] == topic_bytes
-            and _same_bytes(topics, queues[row, Q_TOPIC_AT], log, topic_at, topic_bytes)
+            and same_bytes(topics, queues[row, Q_TOPIC_AT], log, topic_at, topic_bytes)
         ):
             row = _find_queue(log, topic_at, topic_at + topic_bytes, queue_id, slots, queues, topics)
             if row < 0:
@@ -505,7 +389,7 @@ def dispatch(
         physical_offset = file_base + at
         transaction = scratch[R_SYS_FLAG] & _TRANSACTION_MASK
         if physical_offset >= queues[row, Q_DELETED_BELOW]:
-            _find_properties(log, scratch[R_PROPERTIES_AT], at + scratch[R_SIZE], found)
+            find_properties(log, scratch[R_PROPERTIES_AT], at + scratch[R_SIZE], found)
             wants_unit = transaction != _PREPARED and transaction != _ROLLBACK
             queue_offset = load_be64(log, at + _AT_QUEUE_OFFSET)
             if wants_unit and not 0 <= queue_offset <= QUEUE_OFFSET_MAX:

@@ -10,6 +10,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.storage.arrays.jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
+from ...protocol.storage.arrays.octets import HIGH_BITS, find_byte, same_bytes
+from ...protocol.storage.arrays.record_parts import (
+    DONE,
+    PARTS,
+    R_PROPERTIES_AT,
+    R_SIZE,
+    R_STORE_MS,
+    R_SYS_FLAG,
+    R_TOPIC_AT,
+    R_TOPIC_END,
+    find_properties,
+    locate_parts,
+)
+from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, load_le64, store_be32, store_be64
 from ...protocol.storage.layout import (
     INDEX_ENTRY,
     INDEX_ENTRY_BYTES,
@@ -25,14 +40,12 @@ from ...protocol.storage.layout import (
 from .dispatch import (
     BAD_CRC,
     BAD_RECORD_CRC,
-    DONE,
     FULL,
     K_HASH,
     K_PHYSICAL_OFFSET,
     K_STORE_MS,
     KEY_ROW,
     NEW_QUEUE,
-    PARTS,
     Q_DELETED_BELOW,
     Q_KIND,
     Q_NEXT,
@@ -43,12 +56,6 @@ from .dispatch import (
     Q_TOPIC_HASH,
     QUEUE_OFFSET_MAX,
     QUEUE_ROW,
-    R_PROPERTIES_AT,
-    R_SIZE,
-    R_STORE_MS,
-    R_SYS_FLAG,
-    R_TOPIC_AT,
-    R_TOPIC_END,
     S_CHECKSUMMED,
     S_KEYS,
     S_LAST_STORE_MS,
@@ -57,18 +64,13 @@ from .dispatch import (
     S_UNITS,
     STATE,
     _check_sums,
-    _find_properties,
     _find_queue,
     _key_count,
-    _locate,
     _put_keys,
-    _same_bytes,
     _tags_code,
 )
 from .index import _seconds_since
-from .jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
-from .text import _HIGH_BITS, _sequence, find_byte
-from .words import copy_bytes, load_be32, load_be64, load_le64, store_be32, store_be64
+from .text import _sequence
 
 # Columns that ``examine`` adds to a queue's row.
 Q_OTHER = QUEUE_ROW
@@ -137,7 +139,7 @@ def _properties_sound(log: np.ndarray, at: int, end: int) -> bool:
     stores empty values and ignores them."""
     k = at
     while k < end:
-        if k + 8 <= end and load_le64(log, k) & _HIGH_BITS == 0:
+        if k + 8 <= end and load_le64(log, k) & HIGH_BITS == 0:
             k += 8
         elif log[k] < 0x80:
             k += 1
@@ -315,7 +317,7 @@ def examine(
     status = DONE
     row = -1
     while at < end:
-        status = _locate(log, at, len(log), file_base + at, scratch)
+        status = locate_parts(log, at, len(log), file_base + at, scratch)
         if status != DONE:
             break
         queue_id = load_be32(log, at + _AT_QUEUE_ID)
@@ -324,14 +326,14 @@ def examine(
         if row < 0 or not (
             queues[row, Q_QUEUE_ID] == queue_id
             and queues[row, Q_TOPIC_BYTES] == topic_bytes
-            and _same_bytes(topics, queues[row, Q_TOPIC_AT], log, topic_at, topic_bytes)
+            and same_bytes(topics, queues[row, Q_TOPIC_AT], log, topic_at, topic_bytes)
         ):
             row = _find_queue(log, topic_at, topic_at + topic_bytes, queue_id, slots, queues, topics)
             if row < 0:
                 status = NEW_QUEUE
                 break
         record_end = at + scratch[R_SIZE]
-        _find_properties(log, scratch[R_PROPERTIES_AT], record_end, found)
+        find_properties(log, scratch[R_PROPERTIES_AT], record_end, found)
         key_count = _key_count(log, found)
         keys_held = max(state[S_KEYS], optional_state[S_KEYS])
         if (
@@ -394,7 +396,7 @@ def next_record(log: np.ndarray, at: int, end: int, file_base: int, parts: np.nd
         magic = load_be32(log, at + _AT_MAGIC)
         if magic in (MAGIC_V1, MAGIC_V2):
             # Do not read beyond the array: a record has at least these bytes.
-            if len(log) - at >= RECORD_BYTES_MIN and _locate(log, at, len(log), file_base + at, parts) == DONE:
+            if len(log) - at >= RECORD_BYTES_MIN and locate_parts(log, at, len(log), file_base + at, parts) == DONE:
                 return at
         elif magic == MAGIC_BLANK and load_be32(log, at) == len(log) - at:
             return at
@@ -448,7 +450,7 @@ def pick(
     """
     count = 0
     while at < end:
-        status = _locate(log, at, len(log), file_base + at, parts)
+        status = locate_parts(log, at, len(log), file_base + at, parts)
         if status != DONE:
             return status, at, count
         wanted = (
@@ -458,7 +460,7 @@ def pick(
                 topic_bytes == 0
                 or (
                     parts[R_TOPIC_END] - parts[R_TOPIC_AT] == topic_bytes
-                    and _same_bytes(topic, 0, log, parts[R_TOPIC_AT], topic_bytes)
+                    and same_bytes(topic, 0, log, parts[R_TOPIC_AT], topic_bytes)
                 )
             )
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, kernel, results
+from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32
 from ...protocol.storage.layout import MAGIC_V1, MAGIC_V2, PRE_BLANK_SIZE, RECORD, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
-from .jit import bytes_array, i64, i64_array, kernel, results
-from .words import copy_bytes, load_be32, load_be64, store_be32
 
 _UNIT_SIZE_AT = UNIT.at["size"]
 _UNIT_TAGS_AT = UNIT.at["tags_code"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.storage.arrays.jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
+from ...protocol.storage.arrays.words import load_be32, load_be64, store_be32, store_be64
 from ...protocol.storage.layout import (
     INDEX_ENTRY,
     INDEX_ENTRY_BYTES,
@@ -12,8 +14,6 @@ from ...protocol.storage.layout import (
     INDEX_SLOT_BYTES,
 )
 from .dispatch import K_HASH, K_PHYSICAL_OFFSET, K_STORE_MS, KEY_ROW
-from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
-from .words import load_be32, load_be64, store_be32, store_be64
 
 _AT_BEGIN_TIMESTAMP = INDEX_HEADER.at["begin_timestamp"]
 _AT_END_TIMESTAMP = INDEX_HEADER.at["end_timestamp"]

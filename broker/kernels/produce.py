@@ -12,6 +12,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.storage.arrays.crc32 import crc32_of
+from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, inlined, kernel, results
+from ...protocol.storage.arrays.octets import text_array
+from ...protocol.storage.arrays.words import (
+    copy_bytes,
+    load_be16,
+    load_be32,
+    load_be64,
+    store_be16,
+    store_be32,
+    store_be64,
+)
 from ...protocol.storage.layout import (
     BLANK_BYTES_MIN,
     HOST_BYTES,
@@ -32,11 +44,8 @@ from ...protocol.storage.record import (
     PROPERTY_KEYS,
     PROPERTY_UNIQ_KEY,
 )
-from .crc32 import crc32_of
-from .jit import bytes_array, i64, i64_array, inlined, kernel, results
 from .record_crc import store_record_crc
-from .text import TEXT_OK, check_text, text_array
-from .words import copy_bytes, load_be16, load_be32, load_be64, store_be16, store_be32, store_be64
+from .text import TEXT_OK, check_text
 
 # Slots of ``numbers``.
 N_BODY_AT = 0

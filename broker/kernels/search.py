@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, kernel
+from ...protocol.storage.arrays.record_parts import DONE, PARTS, R_STORE_MS, body_sound, locate_parts
+from ...protocol.storage.arrays.words import load_be32, load_be64
 from ...protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN
-from .dispatch import DONE, PARTS, R_STORE_MS, _body_sound, _locate
-from .jit import bytes_array, i64, i64_array, kernel
-from .words import load_be32, load_be64
 
 _AT_MAGIC = RECORD.at["magic"]
 _AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
@@ -27,9 +27,9 @@ def find_record(log: np.ndarray, at: int, end: int, file_base: int, store_ms_min
         if (
             magic in (MAGIC_V1, MAGIC_V2)
             and load_be64(log, at + _AT_PHYSICAL_OFFSET) == file_base + at
-            and _locate(log, at, len(log), file_base + at, parts) == DONE
+            and locate_parts(log, at, len(log), file_base + at, parts) == DONE
             and parts[R_STORE_MS] >= store_ms_min
-            and _body_sound(log, at, parts)
+            and body_sound(log, at, parts)
         ):
             return at
         at += 1

@@ -9,6 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, inlined, kernel, results
+from ...protocol.storage.arrays.octets import find_byte, is_name, same_bytes, text_array
+from ...protocol.storage.arrays.record_parts import (
+    DONE,
+    PARTS,
+    R_BODY_AT,
+    R_PROPERTIES_AT,
+    R_SIZE,
+    R_SYS_FLAG,
+    R_TOPIC_AT,
+    R_TOPIC_END,
+    locate_parts,
+)
+from ...protocol.storage.arrays.words import load_be32, load_be64
 from ...protocol.storage.delivery import (
     HALF_TOPIC,
     PREPARED_TOPIC,
@@ -19,23 +33,7 @@ from ...protocol.storage.delivery import (
 )
 from ...protocol.storage.layout import RECORD, SysFlag
 from ...protocol.storage.record import PROPERTY_UNIQ_KEY
-from .dispatch import (
-    DONE,
-    FULL,
-    PARTS,
-    R_BODY_AT,
-    R_PROPERTIES_AT,
-    R_SIZE,
-    R_SYS_FLAG,
-    R_TOPIC_AT,
-    R_TOPIC_END,
-    _is_name,
-    _locate,
-    _same_bytes,
-)
-from .jit import bytes_array, i64, i64_array, inlined, kernel, results
-from .text import find_byte, text_array
-from .words import load_be32, load_be64
+from .dispatch import FULL
 
 # Columns of a run; positions are indexes into the log's array.
 U_AT = 0
@@ -121,11 +119,11 @@ def _find_values(log: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
         name_bytes = separator - at
         if name_bytes > 0 and separator + 1 < stop:
             slot = -1
-            if _is_name(log, at, name_bytes, _NAME_UNIQUE):
+            if is_name(log, at, name_bytes, _NAME_UNIQUE):
                 slot = _UNIQUE
-            elif _is_name(log, at, name_bytes, _NAME_REAL_TOPIC):
+            elif is_name(log, at, name_bytes, _NAME_REAL_TOPIC):
                 slot = _REAL_TOPIC
-            elif _is_name(log, at, name_bytes, _NAME_RETRY_TOPIC):
+            elif is_name(log, at, name_bytes, _NAME_RETRY_TOPIC):
                 slot = _RETRY_TOPIC
             if slot >= 0:
                 found[slot] = separator + 1
@@ -145,10 +143,10 @@ def _first_occurrence(log: np.ndarray, parts: np.ndarray) -> bool:
         return False
     at, length = parts[R_TOPIC_AT], parts[R_TOPIC_END] - parts[R_TOPIC_AT]
     waits = (
-        _is_name(log, at, length, _SCHEDULE)
-        or _is_name(log, at, length, _TIMER)
-        or _is_name(log, at, length, _HALF)
-        or _is_name(log, at, length, _PREPARED)
+        is_name(log, at, length, _SCHEDULE)
+        or is_name(log, at, length, _TIMER)
+        or is_name(log, at, length, _HALF)
+        or is_name(log, at, length, _PREPARED)
     )
     return waits == (parts[_REAL_TOPIC + 1] > parts[_REAL_TOPIC])
 
@@ -176,9 +174,9 @@ def _continues(
         and row[run + U_QUEUE_ID] == queue_id
         and row[run + U_TOPIC_BYTES] == topic_bytes
         and row[run + U_ASKED_BYTES] == asked_bytes
-        and _same_bytes(log, row[run + U_PREFIX_AT], log, parts[_UNIQUE], PREFIX_DIGITS)
-        and _same_bytes(log, row[run + U_TOPIC_AT], log, topic_at, topic_bytes)
-        and _same_bytes(log, row[run + U_ASKED_AT], log, asked_at, asked_bytes)
+        and same_bytes(log, row[run + U_PREFIX_AT], log, parts[_UNIQUE], PREFIX_DIGITS)
+        and same_bytes(log, row[run + U_TOPIC_AT], log, topic_at, topic_bytes)
+        and same_bytes(log, row[run + U_ASKED_AT], log, asked_at, asked_bytes)
     )
 
 
@@ -196,7 +194,7 @@ def stored_runs(
     count = 0
     status = DONE
     while at < end:
-        status = _locate(log, at, len(log), file_base + at, scratch)
+        status = locate_parts(log, at, len(log), file_base + at, scratch)
         if status != DONE:
             break
         _find_values(log, scratch[R_PROPERTIES_AT], at + scratch[R_SIZE], scratch)

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import bytes_array, i64, inlined, kernel
-from .words import load_le32, load_le64
+from ...protocol.storage.arrays.jit import bytes_array, i64, inlined, kernel
+from ...protocol.storage.arrays.octets import HIGH_BITS, ONES
+from ...protocol.storage.arrays.words import load_le32, load_le64
 
 TEXT_OK = 0
 TEXT_NOT_UTF8 = 1
 TEXT_SEPARATOR = 2
 
-_HIGH_BITS = -0x7F7F7F7F7F7F7F80  # 0x8080808080808080 as a signed word
-_ONES = 0x0101010101010101
 _TWOS = 0x0202020202020202
-
-
-def text_array(text: str) -> np.ndarray:
-    """Return the bytes of a name that kernels compare with."""
-    return np.frombuffer(text.encode(), np.uint8)
-
-
-@inlined
-def find_byte(array: np.ndarray, at: int, end: int, wanted: int) -> int:
-    """Return the position of the first byte of that value (0 to 127) in ``array[at:end]``; ``end`` if there is none."""
-    pattern = wanted * _ONES
-    while at + 8 <= end:
-        word = load_le64(array, at) ^ pattern
-        if (word - _ONES) & ~word & _HIGH_BITS != 0:
-            break  # one of the eight is zero: compare one by one
-        at += 8
-    while at < end and array[at] != wanted:
-        at += 1
-    return at
 
 
 @inlined
@@ -74,10 +54,10 @@ def check_text(array: np.ndarray, at: int, end: int) -> int:
     while at < end:
         if at + 8 <= end:
             word = load_le64(array, at)
-            ones = word ^ _ONES
+            ones = word ^ ONES
             twos = word ^ _TWOS
             # A byte of x is zero if (x - 0x01…) & ~x has its high bit; only exact while no byte is >= 0x80.
-            if (word | (ones - _ONES) & ~ones | (twos - _ONES) & ~twos) & _HIGH_BITS == 0:
+            if (word | (ones - ONES) & ~ones | (twos - ONES) & ~twos) & HIGH_BITS == 0:
                 at += 8
                 continue
         byte = np.int64(array[at])

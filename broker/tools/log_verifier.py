@@ -79,7 +79,7 @@ class Examiner:
         self._keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
         self._optional_keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
         self._flaws = np.zeros(FLAWS_MAX * examine.FLAW_ROW, np.int64)
-        self._scratch = np.zeros(kernel.PARTS + 8, np.int64)
+        self._scratch = np.zeros(kernel.PARTS + kernel.VALUES, np.int64)
         self._state = np.zeros(examine.EXAMINED_STATE, np.int64)
         self._optional_state = np.zeros(kernel.STATE, np.int64)
         self._rows = np.zeros((0, examine.EXAMINED_ROW), np.int64)

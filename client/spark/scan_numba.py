@@ -1,217 +1,105 @@
-"""The scan of stored records as one loop, compiled by Numba on first use.
-
-Compiling takes some seconds once; Numba caches the code beside this file, or in the user's cache folder.
-"""
+"""The scan of stored records as one compiled loop. ``arrays.jit`` caches the compiled code."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from ...protocol.storage.layout import (
-    IPV6_EXTRA_BYTES,
-    MAGIC_V1,
-    MAGIC_V2,
-    RECORD,
-    RECORD_BYTES_MIN,
-    RECORD_HEAD_BYTES,
-    SysFlag,
+from ...protocol.storage.arrays.jit import i64, i64_array, i64_table, kernel, read_only_bytes, results
+from ...protocol.storage.arrays.record_parts import (
+    DONE,
+    PARTS,
+    R_BODY_AT,
+    R_BODY_END,
+    R_PROPERTIES_AT,
+    R_SIZE,
+    R_STORE_MS,
+    R_SYS_FLAG,
+    R_TOPIC_AT,
+    R_TOPIC_END,
+    V_KEYS,
+    V_TAGS,
+    V_UNIQ_KEY,
+    VALUES,
+    body_sound,
+    find_properties,
+    locate_parts,
 )
-from .scan import SOUND, Blob, Ints, Part, words_of
+from ...protocol.storage.arrays.words import load_be32, load_be64
+from ...protocol.storage.layout import MAGIC_BLANK, RECORD, RECORD_BYTES_MIN, RECORD_HEAD_BYTES
+from .scan import SOUND, Blob, Ints, Part
 
-# Literals, because Numba's cache does not notice a change in another module; the asserts compare them with the source.
-_HEAD = 88
-_SIZE_MIN = 91
-_V6_EXTRA = 12
-_BORN_V6 = 0x10
-_STORE_V6 = 0x20
-_V1 = -626843481
-_V2 = -626843477
-assert (_HEAD, _SIZE_MIN, _V6_EXTRA) == (RECORD_HEAD_BYTES, RECORD_BYTES_MIN, IPV6_EXTRA_BYTES)
-assert (_BORN_V6, _STORE_V6, _V1, _V2) == (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6, MAGIC_V1, MAGIC_V2)
-assert list(RECORD.at.values()) == [0, 4, 8, 12, 16, 20, 28, 36, 40, 48, 56, 64, 72, 76, 84]
-assert [part.value for part in Part] == list(range(19))
+_AT_MAGIC = RECORD.at["magic"]
+_AT_QUEUE_ID = RECORD.at["queue_id"]
+_AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
+_AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
+_AT_BORN_MS = RECORD.at["born_timestamp"]
+_RECONSUME_TIMES_BEFORE_BODY = RECORD_HEAD_BYTES - RECORD.at["reconsume_times"]
 
-_TAGS = np.uint64(int.from_bytes(b"TAGS", "little"))
-_KEYS = np.uint64(int.from_bytes(b"KEYS", "little"))
-_UNIQ_KEY = np.uint64(int.from_bytes(b"UNIQ_KEY", "little"))
-_ONES = np.uint64(0x0101010101010101)
-_TWOS = np.uint64(0x0202020202020202)
-_HIGHS = np.uint64(0x8080808080808080)
-
-
-def _crc_tables() -> npt.NDArray[np.uint32]:
-    """Return ``tables[k][b]``: the effect of byte b on a CRC-32 if k bytes follow it, for sixteen bytes at a time."""
-    tables = np.zeros((16, 256), np.uint32)
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0xEDB88320 if crc & 1 else 0)
-        tables[0, byte] = crc
-    for k in range(1, 16):
-        tables[k] = (tables[k - 1] >> 8) ^ tables[0][tables[k - 1] & 0xFF]
-    return tables
-
-
-_TABLES = _crc_tables()
+_VALUES = ((V_TAGS, Part.TAGS_AT), (V_KEYS, Part.KEYS_AT), (V_UNIQ_KEY, Part.UNIQ_KEY_AT))
 
 
 def scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool) -> tuple[npt.NDArray[np.int64], int]:
     """Scan records as ``scan_records`` describes."""
     parts = np.full((len(Part), len(starts)), -1, np.int64)
-    data = np.frombuffer(blob, np.uint8)
-    words = words_of(blob)
-    damaged = _scan(data, words, starts, sizes, verify, _TABLES, parts)
-    return parts, int(damaged)
+    scratch = np.empty(PARTS + VALUES, np.int64)
+    damaged = _scan(np.frombuffer(blob, np.uint8), starts, sizes, int(verify), scratch, parts)
+    return parts, damaged
 
 
-def _compiled(function: Any) -> Any:
-    return njit(cache=True, nogil=True)(function)
-
-
-@_compiled
-def _i32(data, at):  # type: ignore[no-untyped-def]  # Numba infers the types
-    value = (
-        np.uint32(data[at]) << np.uint32(24)
-        | np.uint32(data[at + 1]) << np.uint32(16)
-        | np.uint32(data[at + 2]) << np.uint32(8)
-        | np.uint32(data[at + 3])
-    )
-    return np.int64(np.int32(value))
-
-
-@_compiled
-def _i64(data, at):  # type: ignore[no-untyped-def]  # Numba infers the types
-    return (_i32(data, at) << 32) | (_i32(data, at + 4) & 0xFFFFFFFF)
-
-
-@_compiled
-def _crc32(data, words, at, end, tables):  # type: ignore[no-untyped-def]  # Numba infers the types
-    crc = np.uint32(0xFFFFFFFF)
-    byte = np.uint64(0xFF)
-    while at + 16 <= end:
-        a = words[at] ^ np.uint64(crc)
-        b = words[at + 8]
-        crc = (
-            tables[15, a & byte]
-            ^ tables[14, (a >> np.uint64(8)) & byte]
-            ^ tables[13, (a >> np.uint64(16)) & byte]
-            ^ tables[12, (a >> np.uint64(24)) & byte]
-            ^ tables[11, (a >> np.uint64(32)) & byte]
-            ^ tables[10, (a >> np.uint64(40)) & byte]
-            ^ tables[9, (a >> np.uint64(48)) & byte]
-            ^ tables[8, a >> np.uint64(56)]
-            ^ tables[7, b & byte]
-            ^ tables[6, (b >> np.uint64(8)) & byte]
-            ^ tables[5, (b >> np.uint64(16)) & byte]
-            ^ tables[4, (b >> np.uint64(24)) & byte]
-            ^ tables[3, (b >> np.uint64(32)) & byte]
-            ^ tables[2, (b >> np.uint64(40)) & byte]
-            ^ tables[1, (b >> np.uint64(48)) & byte]
-            ^ tables[0, b >> np.uint64(56)]
-        )
-        at += 16
-    while at < end:
-        crc = tables[0, (crc ^ np.uint32(data[at])) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
-        at += 1
-    return np.int64(~crc & np.uint32(0x7FFFFFFF))
-
-
-@_compiled
-def _find_properties(data, words, at, end, parts, row):  # type: ignore[no-untyped-def]  # Numba infers the types
-    """Note the positions of the values of TAGS, KEYS and UNIQ_KEY, by the rules of ``decode_properties``."""
-    while at < end:
-        equals = at
-        while equals < end and data[equals] != 1 and data[equals] != 2:
-            equals += 1
-        if equals == end or data[equals] == 2:  # no value
-            at = equals + 1
-            continue
-        stop = equals + 1
-        # Eight bytes at a time while none of them is \x02: then no byte of `word` below is zero.
-        while stop + 8 <= end:
-            word = words[stop] ^ _TWOS
-            if (word - _ONES) & ~word & _HIGHS:
-                break
-            stop += 8
-        while stop < end and data[stop] != 2:
-            stop += 1
-        length = equals - at
-        if stop > equals + 1 and (length == 4 or length == 8):
-            if length == 8:
-                if words[at] == _UNIQ_KEY:
-                    parts[17, row] = equals + 1
-                    parts[18, row] = stop
-            else:
-                # Only \x01 and one byte of a value must follow a four-byte name: a word might cross the buffer's end.
-                name = (
-                    np.uint64(data[at])
-                    | np.uint64(data[at + 1]) << np.uint64(8)
-                    | np.uint64(data[at + 2]) << np.uint64(16)
-                    | np.uint64(data[at + 3]) << np.uint64(24)
-                )
-                if name == _TAGS:
-                    parts[13, row] = equals + 1
-                    parts[14, row] = stop
-                elif name == _KEYS:
-                    parts[15, row] = equals + 1
-                    parts[16, row] = stop
-        at = stop + 1
-
-
-@_compiled
-def _scan(data, words, starts, sizes, verify, tables, parts):  # type: ignore[no-untyped-def]  # Numba infers the types
+@kernel(i64, read_only_bytes, i64_array, i64_array, i64, i64_array, i64_table)
+def _scan(
+    data: np.ndarray, starts: np.ndarray, sizes: np.ndarray, verify: int, scratch: np.ndarray, parts: np.ndarray
+) -> int:
     """Fill ``parts``; return the first unsound row, or −1."""
-    for row in range(starts.size):
-        start = starts[row]
-        size = sizes[row]
-        if size < _SIZE_MIN or _i32(data, start) != size:
+    found = scratch[PARTS:]
+    for row in range(len(starts)):
+        at, end = starts[row], starts[row] + sizes[row]
+        if (
+            sizes[row] < RECORD_BYTES_MIN
+            # The caller compares the physical offset: only an archive's reader knows what it must be.
+            or locate_parts(data, at, end, load_be64(data, at + _AT_PHYSICAL_OFFSET), scratch) != DONE
+            or scratch[R_SIZE] != sizes[row]
+            or (verify and not body_sound(data, at, scratch))
+        ):
             return row
-        magic = _i32(data, start + 4)
-        if magic != _V1 and magic != _V2:
-            return row
-        sys_flag = _i32(data, start + 36)
-        born_shift = _V6_EXTRA if sys_flag & _BORN_V6 else 0
-        shift = born_shift + (_V6_EXTRA if sys_flag & _STORE_V6 else 0)
-        end = start + size
-        if size < _SIZE_MIN + shift:
-            return row
-        body_length = _i32(data, start + 84 + shift)
-        body_at = start + _HEAD + shift
-        body_end = body_at + body_length
-        topic_at = body_end + (1 if magic == _V1 else 2)
-        if body_length < 0 or topic_at + 2 > end:
-            return row
-        if magic == _V1:
-            topic_length = np.int64(np.int8(data[body_end]))
-        else:
-            topic_length = np.int64(np.int16(np.uint16(data[body_end]) << np.uint16(8) | np.uint16(data[body_end + 1])))
-        topic_end = topic_at + topic_length
-        if topic_length < 0 or topic_end + 2 > end:
-            return row
-        properties_length = np.int64(
-            np.int16(np.uint16(data[topic_end]) << np.uint16(8) | np.uint16(data[topic_end + 1]))
-        )
-        properties_at = topic_end + 2
-        if properties_length < 0 or properties_at + properties_length != end:
-            return row
-        if verify and body_length and _crc32(data, words, body_at, body_end, tables) != _i32(data, start + 8):
-            return row
-        parts[0, row] = _i32(data, start + 12)
-        parts[1, row] = _i64(data, start + 20)
-        parts[2, row] = _i64(data, start + 28)
-        parts[3, row] = sys_flag
-        parts[4, row] = _i64(data, start + 40)
-        parts[5, row] = _i64(data, start + 56 + born_shift)
-        parts[6, row] = _i32(data, start + 72 + shift)
-        parts[7, row] = body_at
-        parts[8, row] = body_end
-        parts[9, row] = topic_at
-        parts[10, row] = topic_end
-        parts[11, row] = properties_at
-        parts[12, row] = end
-        _find_properties(data, words, properties_at, end, parts, row)
+        parts[Part.QUEUE, row] = load_be32(data, at + _AT_QUEUE_ID)
+        parts[Part.QUEUE_OFFSET, row] = load_be64(data, at + _AT_QUEUE_OFFSET)
+        parts[Part.PHYSICAL_OFFSET, row] = load_be64(data, at + _AT_PHYSICAL_OFFSET)
+        parts[Part.SYS_FLAG, row] = scratch[R_SYS_FLAG]
+        parts[Part.BORN_MS, row] = load_be64(data, at + _AT_BORN_MS)
+        parts[Part.STORED_MS, row] = scratch[R_STORE_MS]
+        parts[Part.RECONSUME_TIMES, row] = load_be32(data, scratch[R_BODY_AT] - _RECONSUME_TIMES_BEFORE_BODY)
+        parts[Part.BODY_AT, row] = scratch[R_BODY_AT]
+        parts[Part.BODY_END, row] = scratch[R_BODY_END]
+        parts[Part.TOPIC_AT, row] = scratch[R_TOPIC_AT]
+        parts[Part.TOPIC_END, row] = scratch[R_TOPIC_END]
+        parts[Part.PROPERTIES_AT, row] = scratch[R_PROPERTIES_AT]
+        parts[Part.PROPERTIES_END, row] = end
+        find_properties(data, scratch[R_PROPERTIES_AT], end, found)
+        for slot, part in _VALUES:
+            if found[slot]:
+                parts[part, row] = found[slot]
+                parts[part + 1, row] = found[slot + 1]
     return SOUND
+
+
+def find_starts(blob: Blob) -> tuple[Ints, int]:
+    """Find records as ``archive.starts.find_starts_plain`` does."""
+    starts = np.empty(len(blob) // RECORD_BYTES_MIN + 1, np.int64)
+    count, end = _find_starts(np.frombuffer(blob, np.uint8), starts)
+    return starts[:count].copy(), end
+
+
+@kernel(results(i64, i64), read_only_bytes, i64_array)
+def _find_starts(data: np.ndarray, starts: np.ndarray) -> tuple[int, int]:
+    at = 0
+    count = 0
+    while at + RECORD_BYTES_MIN <= len(data):
+        size = load_be32(data, at)
+        if size < RECORD_BYTES_MIN or at + size > len(data) or load_be32(data, at + _AT_MAGIC) == MAGIC_BLANK:
+            break
+        starts[count] = at
+        count += 1
+        at += size
+    return count, at

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.kernels.jit import INTERPRETED
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 
 HERE = Path(__file__).parent
 FILES = ("test_kill9.py", "test_delay_kill9.py")

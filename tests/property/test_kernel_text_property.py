@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import produce, text
-from flintmq.broker.kernels.crc32 import crc32
+from flintmq.protocol.storage.arrays.crc32 import crc32
 from flintmq.protocol.storage.javahash import java_hash
 from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.produce import text_problem

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from hypothesis import settings
 
-from flintmq.broker.kernels.jit import INTERPRETED
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 
 FENCE_ITEMS = 64
 SENTINELS = (0x00, 0x02, 0x20, 0x80, 0xC4, 0xFF)

@@ -91,7 +91,7 @@ class Work:
         self.unit_rows = room(self.unit_room, np.int64, self.sentinel)
         self.touched = room(3 * self.unit_room, np.int64, self.sentinel)
         self.keys = room(self.key_room * kernel.KEY_ROW, np.int64, self.sentinel)
-        self.scratch = room(kernel.PARTS + 8, np.int64, self.sentinel)
+        self.scratch = room(kernel.PARTS + kernel.VALUES, np.int64, self.sentinel)
         self.state = room(kernel.STATE, np.int64, self.sentinel)
 
     @property

@@ -176,7 +176,7 @@ class Work:
         self.keys = room(key_room * dispatch.KEY_ROW, np.int64, sentinel)
         self.optional_keys = room(key_room * dispatch.KEY_ROW, np.int64, sentinel)
         self.flaws = room(flaw_room * examine.FLAW_ROW, np.int64, sentinel)
-        self.scratch = room(dispatch.PARTS + 8, np.int64, sentinel)
+        self.scratch = room(dispatch.PARTS + dispatch.VALUES, np.int64, sentinel)
         self.state = fenced([0] * examine.EXAMINED_STATE, np.int64, sentinel)
         self.optional_state = room(dispatch.STATE, np.int64, sentinel)
         self.state.array[examine.S_CLOCK_MARGIN_MS] = margin_ms

@@ -14,20 +14,10 @@ import numpy as np
 import pytest
 
 from flintmq.broker import kernels
-from flintmq.broker.kernels import (
-    crc32,
-    deliver,
-    dispatch,
-    examine,
-    gather,
-    index,
-    jit,
-    produce,
-    search,
-    sequences,
-    text,
-)
+from flintmq.broker.kernels import deliver, dispatch, examine, gather, index, produce, search, sequences, text
+from flintmq.protocol.storage.arrays import crc32, jit
 
+PACKAGE = Path(kernels.__file__).parent
 pytestmark = pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled")
 
 KERNELS = {
@@ -112,8 +102,7 @@ def test_an_array_of_another_type_is_an_error_and_compiles_nothing(name: str, wr
 
 
 def test_warm_goes_through_every_module_of_the_package() -> None:
-    folder = Path(kernels.__file__).parent
-    assert set(kernels.MODULES) == {path.stem for path in folder.glob("*.py")} - {"__init__", "jit"}
+    assert set(kernels.MODULES) == {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     warmed = [name for name, seconds in kernels.warm() if seconds >= 0]
     assert tuple(warmed) == kernels.MODULES
     for name in kernels.MODULES:
@@ -121,10 +110,10 @@ def test_warm_goes_through_every_module_of_the_package() -> None:
 
 
 def test_compiled_code_is_kept_in_a_folder_of_the_users_own_that_is_named_by_the_sources() -> None:
-    folder = jit.CACHE_FOLDER
+    folder = jit.cache_folder(PACKAGE)
     if folder is None:
         pytest.skip("no folder can be written here")
-    assert folder.name == jit._digest()
+    assert folder.name == jit._digest(PACKAGE)
     assert not folder.stat().st_mode & 0o022
 
 
@@ -133,13 +122,13 @@ def test_a_folder_that_others_could_have_filled_is_not_used(
     tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
-    folder = tmp_path / jit._digest()
+    folder = tmp_path / jit._digest(PACKAGE)
     folder.mkdir()
     folder.chmod(mode)
-    assert jit._cache_folder() is None
+    assert jit._usable_folder(PACKAGE) is None
     assert f"other users can write to {folder}" in caplog.text
     folder.chmod(0o755)
-    assert jit._cache_folder() == folder
+    assert jit._usable_folder(PACKAGE) == folder
 
 
 def test_a_folder_of_another_user_or_a_link_to_one_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,20 +136,22 @@ def test_a_folder_of_another_user_or_a_link_to_one_is_not_used(tmp_path: Path, m
     (tmp_path / "linked").mkdir()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    (tmp_path / "linked" / jit._digest()).symlink_to(elsewhere)
-    assert jit._cache_folder() is None
+    (tmp_path / "linked" / jit._digest(PACKAGE)).symlink_to(elsewhere)
+    assert jit._usable_folder(PACKAGE) is None
 
     monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path / "others"))
-    (tmp_path / "others" / jit._digest()).mkdir(parents=True, mode=0o700)
+    (tmp_path / "others" / jit._digest(PACKAGE)).mkdir(parents=True, mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert jit._is_trusted(tmp_path / "others" / jit._digest(), {os.geteuid()}) is False
+    assert jit._is_trusted(tmp_path / "others" / jit._digest(PACKAGE), {os.geteuid()}) is False
     if os.getuid() != 0:  # root's files are trusted: an image is built by root and run by another user
-        assert jit._cache_folder() is None
+        assert jit._usable_folder(PACKAGE) is None
 
 
 def test_the_cache_is_in_the_environments_folder_and_closed_to_others(tmp_path: Path) -> None:
     parent = tmp_path / "cache"
-    script = "from flintmq.broker.kernels import crc32, jit; print(jit.CACHE_FOLDER)"
+    script = (
+        "from flintmq.protocol.storage.arrays import crc32, jit; print(jit.cache_folder(jit.Path(jit.__file__).parent))"
+    )
     environment = {jit.CACHE_VARIABLE: str(parent), "HOME": str(tmp_path), "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=100

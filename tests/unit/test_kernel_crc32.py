@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from flintmq.broker.kernels.crc32 import FRESH, crc32, crc32_behind, crc32_words
+from flintmq.protocol.storage.arrays.crc32 import FRESH, crc32, crc32_behind, crc32_words
 from tests.twins.arrays import SENTINELS, fenced
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from flintmq.broker.kernels import dispatch as kernel
 from flintmq.broker.kernels import index
-from flintmq.broker.kernels.jit import INTERPRETED
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from tests.twins.arrays import fenced
 from tests.twins.dispatch_call import Answer, Table, Work, dispatch

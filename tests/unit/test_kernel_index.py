@@ -7,9 +7,9 @@ import struct
 import pytest
 
 from flintmq.broker.kernels import index as kernel
-from flintmq.broker.kernels.jit import INTERPRETED
 from flintmq.broker.store.read.queries import parse_cursor
 from flintmq.protocol.errors import InvalidParameter
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.layout import INDEX_HEADER
 from tests.twins.arrays import fenced, recording
 from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at

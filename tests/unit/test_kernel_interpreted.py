@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.kernels.jit import INTERPRETED
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 
 TESTS = Path(__file__).parents[1]
 

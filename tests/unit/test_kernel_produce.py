@@ -8,9 +8,9 @@ import msgpack
 import pytest
 
 from flintmq.broker.kernels import produce as kernel
-from flintmq.broker.kernels.jit import INTERPRETED
 from flintmq.broker.store import common_properties
 from flintmq.protocol.errors import MessageIllegal
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.record import COMMON_ONLY_PROPERTIES, FORBIDDEN_PROPERTIES, decode_record
 from tests.twins.arrays import SENTINELS, recording
 from tests.twins.frames import PREFIX, pack_columns, pack_row

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import numpy as np
-from flintmq.broker.kernels import crc32, dispatch, sequences
+from flintmq.broker.kernels import dispatch, sequences
+from flintmq.protocol.storage.arrays import crc32
 from flintmq.protocol.storage.record import Record
 
 log = np.frombuffer(bytearray(Record(b"orders", b"body").encode()), np.uint8)

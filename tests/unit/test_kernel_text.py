@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from flintmq.broker.kernels import text as kernel
-from flintmq.broker.kernels.jit import INTERPRETED
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.javahash import java_hash
 from tests.twins.arrays import SENTINELS, fenced
 from tests.twins.produce import text_problem

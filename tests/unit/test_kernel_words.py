@@ -9,8 +9,8 @@ import numba
 import numpy as np
 import pytest
 
-from flintmq.broker.kernels import words
-from flintmq.broker.kernels.jit import INTERPRETED
+from flintmq.protocol.storage.arrays import words
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from tests.twins.arrays import FENCE_ITEMS, fenced
 
 VALUES = (

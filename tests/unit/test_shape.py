@@ -24,7 +24,6 @@ PAIRED = {"aio", "sync"}
 ONE_MEANING = {"CorruptLog"}
 """Names that two packages define with the same meaning, because neither may import the other."""
 LONG_FILES = {
-    "broker/kernels/dispatch.py",
     "broker/kernels/examine.py",
     "broker/kernels/produce.py",
     "tests/fault/test_containment.py",

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flintmq.broker.kernels.jit import INTERPRETED
 from flintmq.broker.store import MessageStore, QueryResult
 from flintmq.protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
+from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.javahash import index_key_hash, java_hash
 from flintmq.protocol.storage.layout import INDEX_HEADER

@@ -58,7 +58,7 @@ class Dispatcher:
         self._grouped_view = memoryview(self._grouped.data)
         self._touched = np.zeros(3 * UNITS_MAX, np.int64)
         self._keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
-        self._scratch = np.zeros(kernel.PARTS + 8, np.int64)
+        self._scratch = np.zeros(kernel.PARTS + kernel.VALUES, np.int64)
         self._state = np.zeros(kernel.STATE, np.int64)
         self._counts = memoryview(self._state.data)
         """View of ``_state`` that returns Python integers: cheaper than NumPy scalars."""

@@ -21,7 +21,7 @@ def find_records(blob: Blob) -> tuple[Ints, Ints]:
     A blank record, or a size that is invalid or too large, ends them.
     """
     if importlib.util.find_spec("numba") is not None:
-        from .starts_numba import find_starts
+        from ..scan_numba import find_starts
     else:
         find_starts = find_starts_plain
     starts, end = find_starts(blob)

@@ -1,14 +1,15 @@
 """Compilation of kernels, and the cache of the compiled code.
 
 Every kernel has an explicit signature: it is compiled once, at import, and a call with another array type is an error
-instead of a compilation on the event loop. Numba's cache does not notice a changed constant in another module, so the
-cache folder's name contains a digest of every source file that kernels take constants from.
+instead of a compilation on the event loop. Numba's cache does not notice a change in another module, so the cache
+folder's name contains a digest of every source file that the kernels of a package take constants and functions from.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import logging
 import os
 import stat
@@ -21,8 +22,6 @@ import numba
 from numba import types
 from numba.core import config
 
-from ...protocol.storage import delivery, layout, record, record_crc
-
 INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined] # Numba sets it at run time
 """Kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
 
@@ -31,6 +30,8 @@ CACHE_VARIABLE = "FLINTMQ_KERNEL_CACHE"
 i64 = types.int64
 void = types.void
 bytes_array = types.Array(types.uint8, 1, "C")
+read_only_bytes = types.Array(types.uint8, 1, "C", readonly=True)
+"""Bytes that a kernel does not write; it takes writable arrays too."""
 i64_array = types.Array(types.int64, 1, "C")
 i32_array = types.Array(types.int32, 1, "C")
 i64_table = types.Array(types.int64, 2, "C")
@@ -40,12 +41,13 @@ log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _digest() -> str:
+def _digest(package: Path) -> str:
+    """Return a digest of what the compiled kernels in the folder ``package`` depend on."""
     digest = hashlib.sha256(f"{numba.__version__} {sys.version_info[:2]}".encode())
     here = Path(__file__).parent
-    constants = [Path(module.__file__) for module in (delivery, layout, record, record_crc)]
-    for path in [*sorted(here.glob("*.py")), *constants]:
-        digest.update(path.read_bytes())
+    for folder in (here.parent, here, package):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -70,15 +72,15 @@ def _is_trusted(path: Path, owners: Set[int]) -> bool:
     return True
 
 
-def _cache_folder() -> Path | None:
-    """Return the cache folder: in ``FLINTMQ_KERNEL_CACHE``, else beside this package, else in the XDG cache; None if
-    none is usable. The folder in it is named by the digest.
+def _usable_folder(package: Path) -> Path | None:
+    """Return the folder for the kernels in ``package``: in ``FLINTMQ_KERNEL_CACHE``, else beside this module, else in
+    the XDG cache; None if none is usable. Its name is the digest.
     """
     xdg = os.environ.get("XDG_CACHE_HOME")
     user = Path(xdg) if xdg else Path("~/.cache").expanduser()
     chosen = os.environ.get(CACHE_VARIABLE)
     parents = [Path(chosen)] if chosen else [Path(__file__).parent / "__kernelcache__", user / "flintmq" / "kernels"]
-    name = _digest()
+    name = _digest(package)
     # Prefer a folder that is already filled, even if it is read-only (a container image run by another user).
     for parent in parents:
         folder = parent / name
@@ -90,11 +92,15 @@ def _cache_folder() -> Path | None:
     return None
 
 
-CACHE_FOLDER = None if INTERPRETED else _cache_folder()
-if CACHE_FOLDER is not None:
-    config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined] # Numba sets it at run time
-elif not INTERPRETED:
-    log.warning("no folder for compiled kernels is writable: they are compiled at every start; set %s", CACHE_VARIABLE)
+@functools.cache
+def cache_folder(package: Path) -> Path | None:
+    """Return the folder for the compiled kernels in ``package``; log a warning if none is usable."""
+    folder = _usable_folder(package)
+    if folder is None:
+        log.warning(
+            "no folder for compiled kernels is writable: they are compiled at every start; set %s", CACHE_VARIABLE
+        )
+    return folder
 
 
 _COMPILE: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "_nrt": False}
@@ -108,7 +114,14 @@ def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         if INTERPRETED:
             return _with_plain_results(function)
-        compiled: F = numba.njit(result(*arguments), cache=CACHE_FOLDER is not None, **_COMPILE)(function)
+        folder = cache_folder(Path(inspect.getfile(function)).parent)
+        before = config.CACHE_DIR  # type: ignore[attr-defined] # Numba sets it at run time
+        # Only for this function: in a Spark worker, the user's own compiled functions keep their cache.
+        config.CACHE_DIR = str(folder or before)  # type: ignore[attr-defined] # as above
+        try:
+            compiled: F = numba.njit(result(*arguments), cache=folder is not None, **_COMPILE)(function)
+        finally:
+            config.CACHE_DIR = before  # type: ignore[attr-defined] # as above
         return compiled
 
     return decorate

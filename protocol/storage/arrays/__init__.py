@@ -1,0 +1,13 @@
+"""The record's format in NumPy arrays: what the broker's kernels and the scans of ``client.spark`` share.
+
+Only these two import it: everything else in ``protocol``, and the rest of the client, works without NumPy and Numba.
+Read first: ``record_parts``.
+
+================  ===================================================================================
+``jit``           how kernels are compiled, and the cache of the compiled code
+``words``         big-endian loads and stores, the only module that depends on the machine's byte order
+``octets``        search and comparison of bytes
+``crc32``         CRC-32, sixteen bytes a step
+``record_parts``  where a record's parts and the values of its properties are
+================  ===================================================================================
+"""
