@@ -39,12 +39,12 @@ class PreparedStore:
         flush, made = InlineFlushService(store), ImmediateTopicChanges(store)
         sync = self.settings.flush_policy == "sync"
         writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)  # type: ignore[arg-type]
-        mover = Redeliverer(store, writer, self.loop, InlineExecutor(), lambda: None)  # type: ignore[arg-type]
+        redeliverer = Redeliverer(store, writer, self.loop, InlineExecutor(), lambda: None)  # type: ignore[arg-type]
         self.staged = StagedTransactions(
-            writer, mover, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
+            writer, redeliverer, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
         )
         self.work = CommitCopier(self.staged)
-        self.staged.start(table_at_start(store))
+        self.staged.restore(table_at_start(store))
 
     def prepare(self, attempt: str, topic: str, bodies: Iterable[bytes], *, queue: int = 0) -> None:
         """Append messages as a PRODUCE frame would, without flush or dispatch."""

@@ -173,7 +173,7 @@ class Parts:
         self.service.on_open = self.checks.opened
         for config in (*TOPICS,):
             make_topic(store, config.name, config.write_queues)
-        self.service.start(self.service.history.at_start())
+        self.service.restore(self.service.history.read_at_start())
         _open.append(self)
 
     async def on_disk(self) -> None:
@@ -212,14 +212,14 @@ class Parts:
                 zip(made.transaction_ids, PHYSICAL_OFFSET_STRUCT.iter_unpack(appended.physical_offsets), strict=True)
             )
         ]
-        self.service.add(halves)
+        self.service.add_halves(halves)
         return halves
 
     async def end(self, half: Half, *, commit: bool, group: str = GROUP) -> BrokerError | None:
         """End a transaction by its id; return the error of the response."""
         done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
         request = EndTransactionRequest(group=group, transaction_id=half.transaction_id, commit=commit)
-        self.service.end(request, done.set_result)
+        self.service.end_transaction(request, done.set_result)
         return await done
 
     def alive(self, group: str = GROUP, member: str = "p", seconds: float = 1e9) -> Producer:

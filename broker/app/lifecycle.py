@@ -115,12 +115,12 @@ class Lifecycle:
             runs = await self._loop.run_in_executor(
                 None, store.producer_runs.tail, SEQUENCE_RECOVERY_BYTES, limits.sequence_runs_max
             )
-            transactions = await self._loop.run_in_executor(None, History(store).at_start)
+            transactions = await self._loop.run_in_executor(None, History(store).read_at_start)
             staged = await self._loop.run_in_executor(None, table_at_start, store)
             self._start_services(store, report)
             assert self._broker is not None
-            self._broker.transactions.start(transactions)
-            self._broker.staged.start(staged)
+            self._broker.transactions.restore(transactions)
+            self._broker.staged.restore(staged)
             self._broker.sequences.restore(runs, time.monotonic())
             self._server = Server(self._broker, sockets)
             self._server.start()

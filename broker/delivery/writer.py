@@ -62,7 +62,7 @@ class RecordWriter:
             return
         done(None)
 
-    def append(self, records: Sequence[Record]) -> int:
+    def append_records(self, records: Sequence[Record]) -> int:
         """Append records to existing topics; return the end of the log after them. Raises as
         ``MessageStore.append_records``."""
         end_offset = self.store.append_records(records)

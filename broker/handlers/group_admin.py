@@ -42,7 +42,7 @@ def get_all_groups(request: Request) -> None:
     decode_fields(EmptyRequest, request.frame.fields)
     broker = request.broker
     rows = []
-    for name, topics in sorted(broker.groups.known().items()):
+    for name, topics in sorted(broker.groups.known_topics().items()):
         partial = False
         if request.peer.access is not None:
             if not request.peer.access.sees(GROUP, name):
@@ -73,7 +73,7 @@ def get_group_members(request: Request) -> None:
     group = broker.groups.groups.get(name)
     queues = _queues(request, name)
     from_first = {topic for topic, _ in queues if broker.groups.begins_at_first(name, topic)}
-    partial = not all(_sees(request, topic) for topic in broker.groups.known()[name])
+    partial = not all(_sees(request, topic) for topic in broker.groups.known_topics()[name])
 
     def done(ends: dict[Queue, tuple[int, int]]) -> None:
         content = {
@@ -125,7 +125,7 @@ def _or_none(committed: int | None) -> int:
 
 def _existing(broker: Broker, name: str) -> str:
     check_client_group(name)
-    if name not in broker.groups.known():
+    if name not in broker.groups.known_topics():
         raise GroupNotExist(f"group {name} does not exist: no client has consumed or committed under that name")
     return name
 
@@ -133,7 +133,7 @@ def _existing(broker: Broker, name: str) -> str:
 def _queues(request: Request, name: str) -> list[Queue]:
     """Return the queues of all of the group's topics that exist and that the user may see."""
     queues = []
-    for topic in sorted(request.broker.groups.known()[name] | {retry_topic(name)}):
+    for topic in sorted(request.broker.groups.known_topics()[name] | {retry_topic(name)}):
         config = request.broker.store.topics.get(topic)
         if config is not None and _sees(request, topic):
             queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
@@ -185,8 +185,8 @@ def delete_group(request: Request) -> None:
     broker.groups.check_idle(name, "stop them, then delete it")
     if group is not None:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
         raise InvalidParameter(f"group {name} has {len(group.members)} live members; stop them, then delete it")
-    was_known = sorted(broker.groups.known().get(name, ()))
-    broker.groups.forget(name)
+    was_known = sorted(broker.groups.known_topics().get(name, ()))
+    broker.groups.delete_progress(name)
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     broker.counters.forget_group(name)
     own = retry_topic(name)
@@ -226,8 +226,8 @@ def reset_offset(request: Request) -> None:
     def done(offsets: dict[int, int]) -> None:
         before = broker.store.consumer_offsets.committed(params.group, params.topic)
         broker.groups.check_may_commit(params.group, params.topic, offsets)
-        broker.groups.enter(params.group)
-        broker.groups.reset(params.group, params.topic, offsets)
+        broker.groups.ensure_group(params.group)
+        broker.groups.reset_offsets(params.group, params.topic, offsets)
         request.audit(
             INVOKE_BROKER_TO_RESET_OFFSET,
             f"group {params.group}, topic {params.topic}",

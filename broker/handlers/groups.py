@@ -192,5 +192,5 @@ def unregister_client(request: Request) -> None:
     if params.kind == "producer":
         broker.producer_groups.leave(params.group, params.member)
     else:
-        broker.groups.leave(params.group, params.member, params.epoch)
+        broker.groups.remove_member(params.group, params.member, params.epoch)
     request.respond(EmptyAnswer())

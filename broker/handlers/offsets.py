@@ -119,7 +119,7 @@ def update_consumer_offset(request: Request) -> None:
         _check_commit(request.broker, params.topic, held)
         request.broker.groups.check_may_commit(name, params.topic, (queue for queue, _ in held))
         if not params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-            request.broker.groups.enter(params.group)
+            request.broker.groups.ensure_group(params.group)
         table = request.broker.store.consumer_offsets
         # An operator has purged the dead letters or sent them again, so the audit log records it.
         if params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
@@ -231,7 +231,7 @@ def _all_queues(broker: Broker, *, uncommitted: bool) -> list[tuple[str, str, in
     if not uncommitted:
         return [(*row, True) for row in broker.store.consumer_offsets.all_committed()]
     rows = []
-    for name, topic, committed, from_first in broker.groups.progress():
+    for name, topic, committed, from_first in broker.groups.all_progress():
         rows += [(name, topic, queue, offset, True) for queue, offset in committed.items()]
         config = broker.store.topics.get(topic)
         if config is not None and not topic.startswith(DEAD_LETTER_TOPIC_PREFIX):

@@ -72,7 +72,7 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
         "write_refusal": refusal,
         "metrics_address": broker.metrics_address,
         "topics": len(store.topics),
-        "known_groups": len(broker.groups.names(store.consumer_offsets.rows())),
+        "known_groups": len(broker.groups.group_names(store.consumer_offsets.rows())),
         "groups": len(broker.groups.groups),
         "group_members": sum(len(group.members) for group in broker.groups.groups.values()),
         "group_rebalances": broker.groups.rebalances,

@@ -76,7 +76,7 @@ def _append(request: Request, params: SendMessageBackRequest, records: list[Reco
         send_back(record, params.group, params.delay_level, times_max, reason, params.member)
         for record, reason in zip(records, reasons, strict=True)
     ]
-    end_offset = broker.writer.append([each.record for each in sent_back])
+    end_offset = broker.writer.append_records([each.record for each in sent_back])
     dead = sum(each.dead for each in sent_back)
     broker.counters.count_sent_back(params.group, len(sent_back) - dead, dead)
     answer = SendMessageBackAnswer(retried=len(sent_back) - dead, dead=dead)

@@ -50,7 +50,7 @@ def append_half_messages(request: Request, params: ProduceRequest, half: HalfReq
         broker.writer.with_topics(TOPICS, lambda error: request.resume(error))
         return
     made = half_frame(params, half, queue, request.frame.body)
-    broker.transactions.check_new(made.transaction_ids)
+    broker.transactions.check_new_ids(made.transaction_ids)
     born_ms = params.born_ms
     appended = broker.store.append(
         topic,
@@ -70,7 +70,7 @@ def append_half_messages(request: Request, params: ProduceRequest, half: HalfReq
         ),
     )
     physical_offsets = struct.unpack(f">{params.count}q", appended.physical_offsets)
-    broker.transactions.add(
+    broker.transactions.add_halves(
         Half(
             transaction_id,
             half.group,
@@ -101,7 +101,7 @@ def end_transaction(request: Request) -> None:
             request.audit(END_TRANSACTION, f"group {params.group}, transaction {params.transaction_id}", None, outcome)
         request.respond(EmptyAnswer())
 
-    request.broker.transactions.end(params, request.later(ended), check_topic)
+    request.broker.transactions.end_transaction(params, request.later(ended), check_topic)
 
 
 def _check_publish(access: UserRights, topic: str) -> None:
@@ -161,7 +161,7 @@ def _open_page(table: OpenTransactions, params: GetTransactionsRequest, sees: Ca
 
 
 def _parked_page(history: History, params: GetTransactionsRequest) -> Page:
-    records, next_offset, more = history.parked(params.from_offset, params.max_count)
+    records, next_offset, more = history.read_parked(params.from_offset, params.max_count)
     halves = [half for record in records if (half := Half.of(record, TRANSACTION_PARKED_TOPIC)) is not None]
     return [_row(half, delivered=history.is_delivered(half)) for half in halves], next_offset if more else -1
 

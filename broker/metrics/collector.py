@@ -116,8 +116,8 @@ def _add_delays(out: Exposition, broker: Broker) -> None:
         catalog.DELAY_LATENESS,
         (((kind,), list(each.lateness.counts), each.lateness.seconds) for kind, each in figures.items()),
     )
-    out.add_one(catalog.DELAYED_PARKED, delays.mover.parked)
-    out.add_one(catalog.DELAYED_UNREADABLE, delays.mover.unreadable)
+    out.add_one(catalog.DELAYED_PARKED, delays.redeliverer.parked)
+    out.add_one(catalog.DELAYED_UNREADABLE, delays.redeliverer.unreadable)
 
 
 def _add_store(out: Exposition, broker: Broker) -> None:

@@ -25,7 +25,7 @@ def add_groups(out: Exposition, broker: Broker) -> None:
     running = list(broker.groups.groups.values())
     states = Counter(dict.fromkeys(STATES, 0))
     states.update(group.state for group in giving_way(running))
-    states[EMPTY] = len(broker.groups.names(giving_way(committed))) - (len(running) - states[EMPTY])
+    states[EMPTY] = len(broker.groups.group_names(giving_way(committed))) - (len(running) - states[EMPTY])
     out.add_by(catalog.GROUPS, states.items())
     out.add_one(catalog.COMMITTED_OFFSETS, len(broker.store.consumer_offsets))
     out.add_by(catalog.GROUP_MEMBERS, ((group.name, len(group.members)) for group in running))
@@ -55,7 +55,7 @@ def _lags(broker: Broker) -> tuple[Figures, Figures]:
     store = broker.store
     lags: Figures = {}
     unknown: Figures = {}
-    for group, topic, offsets, from_first in giving_way(broker.groups.progress()):
+    for group, topic, offsets, from_first in giving_way(broker.groups.all_progress()):
         config = store.topics.get(topic)
         if config is None or topic == dead_letter_topic(group):
             continue

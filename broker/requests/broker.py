@@ -141,7 +141,7 @@ class Broker:
         )
         self.staged = StagedTransactions(
             self.writer,
-            self.delays.mover,
+            self.delays.redeliverer,
             timeout_ms=rules.prepared_timeout_ms,
             stages_max=rules.prepared_attempts_max,
             now_ms=self.delays.now_ms,
@@ -284,7 +284,7 @@ class Broker:
             try:
                 if error is not None:
                     raise error
-                self.writer.append([record])
+                self.writer.append_records([record])
             except BrokerError as failure:
                 log.error("cannot store the event that group %s was moved: %s", group, failure)
 

@@ -107,7 +107,7 @@ async def finish_and_check(path: Path, stored: set[int]) -> None:
         assert made.records(TRANSACTION_PARKED_TOPIC) == []
         made.service.close()
         # Even if notes were written twice or late, the start after this one has nothing to do.
-        assert made.service.history.at_start().halves == []
+        assert made.service.history.read_at_start().halves == []
         assert made.records(OP_HALF_TOPIC) or not stored
 
 

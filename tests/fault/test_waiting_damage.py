@@ -129,7 +129,7 @@ async def end_all(path: Path, hit: Record) -> None:
         assert len(made.service.table) == 0
         await settled()
     async with parts(path) as made:
-        assert made.service.history.at_start().halves == []
+        assert made.service.history.read_at_start().halves == []
 
 
 # Staged messages.
@@ -277,6 +277,6 @@ def test_delayed_messages_damaged_meanwhile_are_skipped_and_reported(
             overwrite(log_of(path), record.physical_offset, bytes(60))
     delayed.run(start_ms + 60_000)
     assert delayed.counted("t") == Counter(LEVEL + TIMED) - Counter([LEVEL[1], TIMED[2]])
-    assert delayed.delays.levels._mover.unreadable == 2
+    assert delayed.delays.levels._redeliverer.unreadable == 2
     assert "delayed messages cannot be delivered: they are damaged or no longer in the log" in caplog.text
     delayed.stop()

@@ -107,7 +107,7 @@ class GroupMachine(RuleBasedStateMachine):
         except MemberUnknown:
             del self.clients[client.name]  # it forgets what it had
             return
-        if self.group.heard(member, list(client.working), self.now):
+        if self.group.take_heartbeat(member, list(client.working), self.now):
             self.group.grant(not self.settling)  # like the broker: a heartbeat changes no assignment
             self.epochs.append(self.group.epoch)
         self.told(client)
@@ -199,7 +199,7 @@ class GroupMachine(RuleBasedStateMachine):
         except MemberUnknown:
             del self.clients[client.name]
             return
-        self.group.heard(member, list(client.working), self.now)
+        self.group.take_heartbeat(member, list(client.working), self.now)
         self.settle()
         self.told(client)
 

@@ -215,7 +215,7 @@ def test_an_undeliverable_message_is_parked_and_logged_and_stalls_no_other(
     delayed.run(START_MS + 1_000)
     assert delayed.bodies("t") == [b"first", b"last"]
     assert delayed.bodies(PARKED_TOPIC) == [name.encode() for name in POISON]
-    assert delayed.delays.mover.parked == len(POISON)
+    assert delayed.delays.redeliverer.parked == len(POISON)
     assert "for topic 'gone', which does not exist" in caplog.text
     assert "for queue 4 of topic t, which has only 4 queues" in caplog.text
     assert delayed.delays.pending_of("t") == delayed.delays.timers.state.pending == 0
@@ -467,7 +467,7 @@ def test_messages_for_many_hours_are_put_on_disk_together(delayed: DelayedStore)
         delayed.send("t", [b"%d" % hour], TIMER_DELIVER_MS=START_MS + hour * HOUR_MS)
     delayed.run()
     folder = delayed.path / "flintmq" / "timers"
-    delayed.delays.timers.files._synced_at = time.monotonic()
+    delayed.delays.timers.timer_files._synced_at = time.monotonic()
     delayed.delays.persist()
     assert not list(folder.iterdir())
     delayed.restart()

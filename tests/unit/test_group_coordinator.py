@@ -130,7 +130,7 @@ def test_a_topic_that_is_deleted_leaves_its_members_alone(
 def test_epochs_continue_after_a_group_was_empty(groups: GroupCoordinator) -> None:
     group, member = beat(groups, "a", FakeRemote())
     before = group.epoch
-    groups.leave("g", "a", group.epoch)
+    groups.remove_member("g", "a", group.epoch)
     assert "g" not in groups.groups
     again, _ = beat(groups, "a", FakeRemote())
     assert again.epoch > before
@@ -194,12 +194,12 @@ def test_a_member_that_keeps_its_own_progress_makes_no_group_and_goes_with_its_g
     for name in ("g", "g:m-1", "g:m:2", "g:m|3", "a|b", "a|b:m", "plain|one"):
         offsets.commit(name, "t", 0, 1)
     known = {"g": {"t"}, "a|b": {"t"}, "plain|one": {"t"}}
-    assert groups.known() == known
-    assert groups.names(offsets.rows()) == known.keys()
-    groups.forget("g")
+    assert groups.known_topics() == known
+    assert groups.group_names(offsets.rows()) == known.keys()
+    groups.delete_progress("g")
     assert {name for name, _, _ in offsets.rows()} == {"a|b", "a|b:m", "plain|one"}
-    groups.forget("a|b")
-    assert groups.known() == {"plain|one": {"t"}}
+    groups.delete_progress("a|b")
+    assert groups.known_topics() == {"plain|one": {"t"}}
 
 
 def test_progress_that_an_earlier_release_kept_of_a_member_is_shown_as_its_groups_and_not_deleted_with_it(
@@ -210,22 +210,22 @@ def test_progress_that_an_earlier_release_kept_of_a_member_is_shown_as_its_group
         store.groups.ensure(group)
     for name in ("g|m", "g|m|2", "g|other"):
         offsets.commit(name, "t", 0, 1)
-    assert groups.known() == {"g": {"t"}, "g|other": {"t"}}
-    groups.forget("g")
-    assert groups.known() == {name: {"t"} for name in ("g|m", "g|m|2", "g|other")}
+    assert groups.known_topics() == {"g": {"t"}, "g|other": {"t"}}
+    groups.delete_progress("g")
+    assert groups.known_topics() == {name: {"t"} for name in ("g|m", "g|m|2", "g|other")}
 
 
 def test_a_group_too_many_is_refused_and_existing_groups_continue(
     groups: GroupCoordinator, store: MessageStore
 ) -> None:
     groups.groups_max = 2
-    groups.enter("a")
-    groups.enter("b")
+    groups.ensure_group("a")
+    groups.ensure_group("b")
     with pytest.raises(LimitReached, match=r"limits\.groups_max is 2"):
-        groups.enter("c")
-    groups.enter("a")
-    groups.forget("a")
-    groups.enter("c")
+        groups.ensure_group("c")
+    groups.ensure_group("a")
+    groups.delete_progress("a")
+    groups.ensure_group("c")
     assert store.groups.names() == ["b", "c"]
 
 
@@ -251,10 +251,10 @@ def test_the_offset_of_handled_dead_letters_outlives_a_group(groups: GroupCoordi
     offsets.commit("g", "t", 0, 1)
     offsets.commit("g", "%DLQ%g", 0, 5)
     offsets.commit("other", "%DLQ%g", 0, 2)
-    groups.forget("g")
+    groups.delete_progress("g")
     assert offsets.committed("g", "%DLQ%g") == {0: 5}
-    assert groups.known() == {"other": {"%DLQ%g"}}
-    assert groups.names(offsets.rows()) == {"other"}
+    assert groups.known_topics() == {"other": {"%DLQ%g"}}
+    assert groups.group_names(offsets.rows()) == {"other"}
 
 
 def test_only_the_topics_that_members_consume_are_theirs_alone_to_commit(groups: GroupCoordinator) -> None:
@@ -333,7 +333,7 @@ def test_a_large_group_is_rebalanced_once_for_many_changes(store: MessageStore, 
     counts = [len(member.granted) for member in group.members.values()]
     assert (min(counts), max(counts), sum(counts)) == (3, 4, 1_000)
     for number in range(100):
-        groups.leave("g", f"m-{number}", group.epoch)
+        groups.remove_member("g", f"m-{number}", group.epoch)
     clock.advance(SWEEP_SECONDS)
     assert groups.rebalances <= MEMBERS_AT_ONCE_MAX + 2
     assert sum(len(member.granted) for member in group.members.values()) == 1_000
@@ -350,7 +350,7 @@ def test_a_queue_that_is_meant_for_a_member_that_just_left_waits_for_the_next_sh
     clock.advance(SWEEP_SECONDS)
     group = groups.groups["g"]
     taker = next(name for queue, name in group.meant.items() if group.held[queue] != name)
-    groups.leave("g", taker, group.epoch)
+    groups.remove_member("g", taker, group.epoch)
     giver = next(name for queue, name in group.held.items() if group.meant[queue] == taker)
     held = list(group.assignment(group.members[giver]))
     beat(groups, giver, remotes[int(giver.removeprefix("m-"))], group.epoch, held, "wide", 300)

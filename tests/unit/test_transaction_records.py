@@ -135,7 +135,7 @@ def test_a_half_message_without_a_destination_is_invalid(properties: dict[str, s
 
 def test_rocketmqs_store_has_nothing_open(pristine: Path, tmp_path: Path) -> None:
     store, _ = serve(copy_sparse(pristine / "store-pristine", tmp_path / "store"))
-    found = History(store).at_start()
+    found = History(store).read_at_start()
     assert (found.halves, found.next_half_offset, found.next_note_offset) == ([], 34, 1)
     store.close()
 
@@ -155,7 +155,7 @@ def test_a_rocketmq_that_was_killed_before_its_note_has_committed_once(
     (path / "checkpoint").unlink()
     (path / "abort").touch()
     store, _ = serve(path)
-    found = History(store).at_start()
+    found = History(store).read_at_start()
     sent = [json.loads(line) for line in (pristine / "expected.jsonl").read_text().splitlines()]
     done = {record.queue_offset: record.property_map()["KEYS"] for record in of_topic(records, HALF_TOPIC)}
     assert len(found.halves) == 34

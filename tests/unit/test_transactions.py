@@ -244,7 +244,7 @@ class TestColdReads:
     @pytest.fixture(autouse=True)
     def disk(self, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         """Return an event; reads from disk proceed while it is set."""
-        read = History.record
+        read = History.read_half
         disk = threading.Event()
         disk.set()
 
@@ -254,7 +254,7 @@ class TestColdReads:
             assert disk.wait(60)
             return read(self, half, hot=hot)
 
-        monkeypatch.setattr(History, "record", record)
+        monkeypatch.setattr(History, "read_half", record)
         return disk
 
     async def test_a_commit_waits_and_so_do_later_requests(self, tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ class TestStart:
                 await made.end(half, commit=True)
             made.produce("orders", 0, b"open", first=1000)
         async with parts(tmp_path) as made:
-            found = made.service.history.at_start()
+            found = made.service.history.read_at_start()
             assert (len(found.halves), len(found.notes)) == (1, 0)
             assert (found.next_half_offset, found.next_note_offset) == (51, 50)
 

@@ -93,7 +93,7 @@ class GroupCoordinator:
             member = group.find(request.member, request.epoch)
             if member.remote is not remote:
                 self._connect(group, member, remote)
-            if group.heard(member, held, now):
+            if group.take_heartbeat(member, held, now):
                 self._grant(group, asking=member)
         else:
             group, member = self._join(remote, request, subscriptions, held, now)
@@ -124,7 +124,7 @@ class GroupCoordinator:
         )
         before = group.members.get(request.member)
         if before is not None:
-            before.forget()
+            before.cancel_lost()
         self._connect(group, member, remote)
         self.groups[request.group] = group
         self._store.groups.ensure(request.group)
@@ -141,25 +141,25 @@ class GroupCoordinator:
         return self.groups.get(name) or ConsumerGroup(name, CLUSTERING, self._first_epoch)
 
     def _connect(self, group: ConsumerGroup, member: Member, remote: ClientHandle) -> None:
-        forget = remote.when_lost(lambda: self._lost(group, member, remote))
-        member.forget()
-        member.remote, member.forget = remote, forget
+        cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote))
+        member.cancel_lost()
+        member.remote, member.cancel_lost = remote, cancel_lost
 
     def _lost(self, group: ConsumerGroup, member: Member, remote: ClientHandle) -> None:
         if group.members.get(member.name) is member and member.remote is remote:
             member.deadline = min(member.deadline, self._clock() + min(LOST_SECONDS, member.session_seconds))
             self._sweep_soon()
 
-    def leave(self, name: str, member_name: str, epoch: int) -> None:
+    def remove_member(self, name: str, member_name: str, epoch: int) -> None:
         """Remove a member; others get its queues at once. Raises ``MemberUnknown`` or ``EpochFenced``."""
         group = self._group(name)
         member = group.find(member_name, epoch or I64_MAX)
         log.info("group %s: %s left", name, member.name)
-        self._gone(group, member.name)
+        self._drop_member(group, member.name)
         self._rebalance_soon(group)
 
-    def _gone(self, group: ConsumerGroup, member_name: str) -> None:
-        group.members[member_name].forget()
+    def _drop_member(self, group: ConsumerGroup, member_name: str) -> None:
+        group.members[member_name].cancel_lost()
         group.leave(member_name)
         if not group.members:
             self._first_epoch = max(self._first_epoch, group.epoch)
@@ -229,7 +229,7 @@ class GroupCoordinator:
             expired = group.expired(now)
             for name in expired:
                 log.warning("group %s: removed %s: it sent no heartbeat in time", group.name, name)
-                self._gone(group, name)
+                self._drop_member(group, name)
             if expired or changed:
                 self._rebalance(group)
         if self.groups:
@@ -237,7 +237,7 @@ class GroupCoordinator:
 
     # ---- existing groups
 
-    def names(self, committed: Iterable[tuple[str, str, object]]) -> set[str]:
+    def group_names(self, committed: Iterable[tuple[str, str, object]]) -> set[str]:
         """Return the names of all groups. ``committed``: all rows of the offset table. Any thread."""
         found = {*self._store.groups.names(), *list(self.groups)}
         for name, topic, _ in committed:
@@ -246,7 +246,7 @@ class GroupCoordinator:
                 found.add(group)
         return found
 
-    def known(self) -> dict[str, set[str]]:
+    def known_topics(self) -> dict[str, set[str]]:
         """Return, for every group that has not been deleted, the topics that it has committed or its members want.
 
         A committed offset in a group's dead letters alone does not make a group.
@@ -316,7 +316,7 @@ class GroupCoordinator:
                 groups_max=self.groups_max,
             )
 
-    def enter(self, group_name: str) -> None:
+    def ensure_group(self, group_name: str) -> None:
         """Create the group unless it exists. Raises ``LimitReached``."""
         self.check_may_be(group_name)
         self._store.groups.ensure(group_name)
@@ -353,7 +353,7 @@ class GroupCoordinator:
             or bool(self._store.consumer_offsets.committed(group, topic))
         )
 
-    def progress(self) -> Iterator[tuple[str, str, dict[int, int], bool]]:
+    def all_progress(self) -> Iterator[tuple[str, str, dict[int, int], bool]]:
         """Yield (name of the progress, topic, committed offset by queue, from first) for each topic that a group reads.
 
         ``from first``: other queues are read from their first message; if false, the start rule of the first member
@@ -398,7 +398,7 @@ class GroupCoordinator:
                 members=len(group.members),
             )
 
-    def reset(self, group_name: str, topic: str, offsets: Mapping[int, int]) -> None:
+    def reset_offsets(self, group_name: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Move a group's progress back or forward; members that hold the queues start again there."""
         group = self.groups.get(group_name)
         for queue_id, next_offset in offsets.items():
@@ -409,7 +409,7 @@ class GroupCoordinator:
         if group is not None:
             self._rebalance(group)
 
-    def forget(self, group_name: str) -> None:
+    def delete_progress(self, group_name: str) -> None:
         """Delete a group's progress, except in its dead letters, which stay."""
         own = dead_letter_topic(group_name)
         for name in {name for name, _, _ in self._store.consumer_offsets.rows()}:

@@ -55,7 +55,7 @@ class Member:
     """In a broadcasting group: start offsets that it was given for queues of which it had committed nothing."""
     told_epoch: int = 0
     """Epoch of the last response to it, or of the last notification of a newer epoch."""
-    forget: Callable[[], None] = field(default=lambda: None)
+    cancel_lost: Callable[[], None] = field(default=lambda: None)
     """Cancels the callback for the loss of its connection."""
     topics: frozenset[str] = field(init=False)
     """Topics that it subscribes to, for ``assign``."""
@@ -194,7 +194,7 @@ class ConsumerGroup:
 
     # ---- assignment
 
-    def heard(self, member: Member, held: Collection[Queue], now: float) -> bool:
+    def take_heartbeat(self, member: Member, held: Collection[Queue], now: float) -> bool:
         """Process a heartbeat; return whether a queue was released. ``held``: queues it still has messages of."""
         member.heard_at = now
         member.deadline = now + member.session_seconds

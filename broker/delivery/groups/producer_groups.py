@@ -11,7 +11,7 @@ from ..client_handle import ClientHandle
 class _Producer(NamedTuple):
     remote: ClientHandle
     until: float
-    forget: Callable[[], None]
+    cancel_lost: Callable[[], None]
     """Cancels the callback for the loss of its connection."""
 
 
@@ -27,19 +27,19 @@ class ProducerGroups:
         """Register a producer as alive; from now on the broker asks it over ``remote``."""
         before = self._groups.get(group, {}).get(member)
         if before is None or before.remote is not remote:
-            forget = remote.when_lost(lambda: self._lost(group, member, remote))
+            cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote))
             if before is not None:
-                before.forget()
+                before.cancel_lost()
         else:
-            forget = before.forget
-        self._groups.setdefault(group, {})[member] = _Producer(remote, self._clock() + session_seconds, forget)
+            cancel_lost = before.cancel_lost
+        self._groups.setdefault(group, {})[member] = _Producer(remote, self._clock() + session_seconds, cancel_lost)
 
     def leave(self, group: str, member: str) -> None:
         """Remove a producer."""
         members = self._groups.get(group, {})
         gone = members.pop(member, None)
         if gone is not None:
-            gone.forget()
+            gone.cancel_lost()
         if not members:
             self._groups.pop(group, None)
 

@@ -15,8 +15,8 @@ from ....protocol.storage.delivery import DELAY_LEVEL_MAX, SCHEDULE_TOPIC
 from ...kernels.dispatch import DELAY_LEVELS_MS
 from ...store.queue.consume_queue import ConsumeQueue
 from ...store.timers.timer_state import add_counts
-from .delivered_copies import Copies
-from .redelivery import RECORDS_A_STEP, Figures, Redeliverer, Settling, choose, topics_of
+from .delivered_copies import CopyFinder
+from .redelivery import RECORDS_A_STEP, DeliveryFigures, Redeliverer, UnflushedEvents, choose, topics_of
 
 COPIES_A_STEP = 64
 """Number of messages whose copies one step looks for in the log after a crash."""
@@ -53,16 +53,16 @@ class DelayLevels:
     copies in the log: a message that has one is not delivered again. A message without a unique key may be.
     """
 
-    def __init__(self, mover: Redeliverer) -> None:
-        self.figures = Figures()
+    def __init__(self, redeliverer: Redeliverer) -> None:
+        self.figures = DeliveryFigures()
         self.topics: Counter[str] = Counter()
         """Number of messages that wait for each topic."""
         self.levels: dict[int, Level] = {}
-        self._mover = mover
-        self._store = mover.store
-        self._progress: Settling[tuple[int, int]] = Settling()
+        self._redeliverer = redeliverer
+        self._store = redeliverer.store
+        self._progress: UnflushedEvents[tuple[int, int]] = UnflushedEvents()
         self._turn = 0
-        self._copies = Copies(mover.store)
+        self._copies = CopyFinder(redeliverer.store)
         self._started = False
         self._moved_ms = self._store.clock.moved_ms
 
@@ -102,7 +102,7 @@ class DelayLevels:
             number = queue_id + 1
             if number in self.levels or number > DELAY_LEVEL_MAX or queue.max_offset == queue.start_offset:
                 continue
-            first = await self._mover.first_offset(queue)
+            first = await self._redeliverer.first_offset(queue)
             delivered = min(self._store.delay_offsets.delivered(number), queue.max_offset)
             at = max(first, delivered)
             found = queue.max_offset, now_ms - self._moved_ms
@@ -118,8 +118,8 @@ class DelayLevels:
         count = min(COPIES_A_STEP, level.found[0] - first)
         delivered = 0
         if count > 0:
-            units = await self._mover.units(level.queue, first, count)
-            delivered = await self._mover.in_reader(lambda: self._copies.count(units))
+            units = await self._redeliverer.read_units(level.queue, first, count)
+            delivered = await self._redeliverer.in_reader(lambda: self._copies.count_delivered(units))
         level.crashed = 0 < count == delivered
         if delivered:
             level.next_offset = level.counted = first + delivered
@@ -127,7 +127,7 @@ class DelayLevels:
 
     async def _deliver(self, level: Level, now_ms: int) -> bool:
         first = level.next_offset
-        units = await self._mover.units(level.queue, first, min(RECORDS_A_STEP, level.counted - first))
+        units = await self._redeliverer.read_units(level.queue, first, min(RECORDS_A_STEP, level.counted - first))
         due_ms = self.due_ms(level, units, first)
         later = due_ms > now_ms
         count = int(later.argmax()) if later.any() else len(units)
@@ -135,7 +135,7 @@ class DelayLevels:
             level.due_ms = int(due_ms[0])
             return False
         chosen, count = choose(units[:count], first)
-        waiting, end_offset = await self._mover.deliver(chosen)
+        waiting, end_offset = await self._redeliverer.deliver(chosen)
         level.next_offset += count
         level.due_ms = 0
         self._progress.add(end_offset, (level.number, level.next_offset))
@@ -163,13 +163,15 @@ class DelayLevels:
         first = level.counted
         if first >= level.queue.max_offset:
             return False
-        units = await self._mover.units(level.queue, first, min(RECORDS_A_STEP, level.queue.max_offset - first))
+        units = await self._redeliverer.read_units(
+            level.queue, first, min(RECORDS_A_STEP, level.queue.max_offset - first)
+        )
         chosen, count = choose(units, first)
-        add_counts(self.topics, topics_of(await self._mover.read(chosen), 1))
+        add_counts(self.topics, topics_of(await self._redeliverer.read_records(chosen), 1))
         level.counted += count
         return True
 
-    def settle(self, flushed_offset: int) -> None:
+    def record_flushed(self, flushed_offset: int) -> None:
         """Record in ``delay_offsets`` the deliveries whose copies are on disk. For one thread at a time."""
-        for number, next_offset in self._progress.settled(flushed_offset):
+        for number, next_offset in self._progress.take_flushed(flushed_offset):
             self._store.delay_offsets.deliver(number, next_offset)

@@ -42,7 +42,7 @@ class DelayedCounts:
 
 def delayed_counts(delays: Delays, *, hot: bool) -> DelayedCounts:
     """Return the statistics. Any thread; with ``hot`` raises ``WouldBlock`` if it would have to read from disk."""
-    store, timers = delays.mover.store, delays.timers
+    store, timers = delays.redeliverer.store, delays.timers
     ahead_ms = timers.state.shift * SECOND_MS
     by_hour = [
         (number * HOUR_SECONDS * SECOND_MS - ahead_ms, hour.count, hour.first_due_second * SECOND_MS - ahead_ms)

@@ -16,14 +16,14 @@ PAGE = 64
 FOREVER_MS = (1 << 62) - 1
 
 
-class Copies:
+class CopyFinder:
     """A finder of delivered copies, by the index. Each copy counts for one message only. For one thread at a time."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._taken: set[int] = set()
 
-    def count(self, units: np.ndarray) -> int:
+    def count_delivered(self, units: np.ndarray) -> int:
         """Return how many messages of these units were delivered, up to the first that was not. Reads from disk."""
         return sum(1 for _ in takewhile(self._is_delivered, units.tolist()))
 

@@ -53,7 +53,7 @@ def choose(units: np.ndarray, first_queue_offset: int) -> tuple[np.ndarray, int]
     return chosen[chosen[:, C_SIZE] > 0].reshape(-1), count
 
 
-class Settling(Generic[T]):
+class UnflushedEvents(Generic[T]):
     """Events in their order, each held back until the log is on disk up to it: none may be recorded as done before."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Settling(Generic[T]):
         with self.lock:
             self.waiting.append((end_offset, event))
 
-    def settled(self, flushed_offset: int) -> list[T]:
+    def take_flushed(self, flushed_offset: int) -> list[T]:
         """Remove and return the events that hold now. An event never overtakes an earlier one."""
         events = []
         with self.lock:
@@ -85,7 +85,7 @@ def topics_of(waiting: WaitingRecords, sign: int, wanted: np.ndarray | None = No
     return topics
 
 
-class Figures:
+class DeliveryFigures:
     """Statistics of one kind of delivery: the number of delivered messages and their lateness."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Redeliverer:
         self._appended = appended
         self._said: dict[str, float] = {}
 
-    async def call(self, read: Callable[[bool], T]) -> T:
+    async def read_hot_or_cold(self, read: Callable[[bool], T]) -> T:
         """Call ``read(True)``; if that would wait for the disk, call ``read(False)`` in a reader thread."""
         try:
             return read(True)
@@ -133,18 +133,18 @@ class Redeliverer:
 
     async def first_offset(self, queue: ConsumeQueue) -> int:
         """Return the first offset of a queue whose message is still in the log."""
-        return await self.call(lambda hot: self.store.queue_reads.first_offset(queue, hot=hot))
+        return await self.read_hot_or_cold(lambda hot: self.store.queue_reads.first_offset(queue, hot=hot))
 
-    async def units(self, queue: ConsumeQueue, first: int, count: int) -> np.ndarray:
+    async def read_units(self, queue: ConsumeQueue, first: int, count: int) -> np.ndarray:
         """Return at most ``count`` units of a queue, at least one."""
-        blob = await self.call(lambda hot: queue.read_units(first, count, hot=hot))
+        blob = await self.read_hot_or_cold(lambda hot: queue.read_units(first, count, hot=hot))
         if not blob:
             raise CorruptLog(f"{queue.folder} has no unit {first:,} although it should extend to {queue.max_offset:,}")
         return np.frombuffer(blob, UNIT_DTYPE)
 
-    async def read(self, chosen: np.ndarray) -> WaitingRecords:
+    async def read_records(self, chosen: np.ndarray) -> WaitingRecords:
         """Read the records of these units."""
-        return await self.call(lambda hot: self.store.rewriter.read(chosen, hot=hot))
+        return await self.read_hot_or_cold(lambda hot: self.store.rewriter.read(chosen, hot=hot))
 
     async def deliver(
         self, chosen: np.ndarray, *, timed: bool = False, committed_by: Callable[[], object] | None = None
@@ -156,12 +156,12 @@ class Redeliverer:
 
         Raises ``ServiceNotAvailable`` if the store cannot be written at the moment; then nothing is written.
         """
-        waiting = await self.read(chosen)
-        return waiting, await self.deliver_read(
+        waiting = await self.read_records(chosen)
+        return waiting, await self.deliver_records(
             waiting, len(chosen) // CHOSEN_ROW, timed=timed, committed_by=committed_by
         )
 
-    async def deliver_read(
+    async def deliver_records(
         self,
         waiting: WaitingRecords,
         asked: int,
@@ -180,18 +180,18 @@ class Redeliverer:
         )
         if parked and self.store.topics.get(PARKED_TOPIC) is None:
             await self._writer.topics_exist([TopicConfig(PARKED_TOPIC, read_queues=1, write_queues=1)])
-        end_offset = await self.write(waiting, places, committed_by)
+        end_offset = await self.append_copies(waiting, places, committed_by)
         self.parked += parked
-        self.lost(asked - waiting.count + waiting.unsound)
+        self.count_unreadable(asked - waiting.count + waiting.unsound)
         return end_offset
 
-    def lost(self, count: int) -> None:
+    def count_unreadable(self, count: int) -> None:
         """Count and log waiting messages that cannot be read."""
         if count:
             self.unreadable += count
             self._say(f"{count} delayed messages cannot be delivered: they are damaged or no longer in the log")
 
-    async def write(
+    async def append_copies(
         self, waiting: WaitingRecords, places: list[Place | None], committed_by: Callable[[], object] | None = None
     ) -> int:
         """Append what was read, each group to its place, after the disk has caught up. Return the log's end."""

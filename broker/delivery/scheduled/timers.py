@@ -29,7 +29,7 @@ from ...store.timers.timer_state import (
     TimerState,
     by_hour,
 )
-from .redelivery import BYTES_A_STEP, RECORDS_A_STEP, Figures, Redeliverer, choose, topics_of
+from .redelivery import BYTES_A_STEP, RECORDS_A_STEP, DeliveryFigures, Redeliverer, choose, topics_of
 
 SECOND_MS = 1_000
 _QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
@@ -41,16 +41,16 @@ _PLACES = np.dtype([("physical_offset", "i8"), ("size", "i4")])
 class Timers:
     """Indexing and delivery of the timer queue, and the rolling of messages that retention would delete.
 
-    ``state``: the progress of all three. Its changes go to ``files``, which persist each one after the records that it
-    refers to are on disk. After a crash some messages may be delivered again, but none is skipped.
+    ``state``: the progress of all three. Its changes go to ``timer_files``, which persist each one after the records
+    that it refers to are on disk. After a crash some messages may be delivered again, but none is skipped.
     """
 
-    def __init__(self, mover: Redeliverer, files: TimerFiles) -> None:
-        self.figures = Figures()
+    def __init__(self, redeliverer: Redeliverer, timer_files: TimerFiles) -> None:
+        self.figures = DeliveryFigures()
         self.state = TimerState()
-        self.files = files
-        self._mover = mover
-        self._store = mover.store
+        self.timer_files = timer_files
+        self._redeliverer = redeliverer
+        self._store = redeliverer.store
         self.opened = False
         self._loaded_hour = -1
         self._seconds: dict[int, bytearray] = {}
@@ -86,9 +86,9 @@ class Timers:
 
     async def _open(self, now: int) -> None:
         queue = self._store.queues.get(TIMER_TOPIC, 0)
-        first = await self._mover.first_offset(queue) if queue is not None else 0
+        first = await self._redeliverer.first_offset(queue) if queue is not None else 0
         end = queue.max_offset if queue is not None else 0
-        self.state = await self._mover.in_reader(lambda: self.files.open(first, end, now))
+        self.state = await self._redeliverer.in_reader(lambda: self.timer_files.open(first, end, now))
         self.opened = True
 
     def _stay_ahead(self, now: int) -> None:
@@ -100,7 +100,7 @@ class Timers:
 
     def _happened(self, end_offset: int, event: Event) -> None:
         event.apply(self.state)
-        self.files.add(end_offset, event)
+        self.timer_files.add(end_offset, event)
 
     # Delivering.
 
@@ -136,16 +136,16 @@ class Timers:
         rolled_below = state.hours[number].rolled_below
         rows = rows[:count]
         rows = rows[rows["physical_offset"] >= rolled_below]
-        waiting = await self._mover.read(_chosen(rows))
+        waiting = await self._redeliverer.read_records(_chosen(rows))
         early = waiting.due_ms // SECOND_MS + 1 > now_ms // SECOND_MS
         early &= (waiting.due_ms >= 0) & (waiting.group_of != UNSOUND)
         if early.any():
             await self._put_off(waiting, early)
             due = ~np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
-            waiting = await self._mover.read(_chosen(rows[due]))
+            waiting = await self._redeliverer.read_records(_chosen(rows[due]))
         else:
             due = np.ones(len(rows), bool)
-        end_offset = await self._mover.deliver_read(waiting, int(due.sum()), timed=True)
+        end_offset = await self._redeliverer.deliver_records(waiting, int(due.sum()), timed=True)
         due_ms = (state.second - state.shift) * SECOND_MS
         self._happened(
             end_offset, Reached(state.second, state.position + count, number, len(rows), topics_of(waiting, -1))
@@ -172,8 +172,8 @@ class Timers:
         if below_rolled.any():
             # In their new hour, messages below ``rolled_below`` count as already appended again, so they would be lost:
             # append them again now, for a new physical offset.
-            appended = await self._mover.read(_chosen(rows[below_rolled]))
-            await self._mover.write(appended, [(TIMER_TOPIC, 0)] * len(appended.counts))
+            appended = await self._redeliverer.read_records(_chosen(rows[below_rolled]))
+            await self._redeliverer.append_copies(appended, [(TIMER_TOPIC, 0)] * len(appended.counts))
             rows, topics = rows[~below_rolled], topics_of(appended, -1)
         self._keep(self._store.write_offset, Indexed(self.state.indexed, rows, topics))
 
@@ -186,7 +186,7 @@ class Timers:
         hour = state.hours.get(state.hour)
         if hour is not None:
             number, second = state.hour, state.second
-            self._seconds = await self._mover.in_reader(lambda: _by_second(self.files.rows(number), second))
+            self._seconds = await self._redeliverer.in_reader(lambda: _by_second(self.timer_files.rows(number), second))
         self._loaded_hour = state.hour
 
     # Indexing.
@@ -197,11 +197,11 @@ class Timers:
         first = state.indexed
         if queue is None or first >= queue.max_offset:
             return False
-        units = await self._mover.units(queue, first, min(RECORDS_A_STEP, queue.max_offset - first))
+        units = await self._redeliverer.read_units(queue, first, min(RECORDS_A_STEP, queue.max_offset - first))
         chosen, count = choose(units, first)
-        waiting = await self._mover.read(chosen)
+        waiting = await self._redeliverer.read_records(chosen)
         rows, end_offset, wanted = self._rows(waiting)
-        self._mover.lost(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
+        self._redeliverer.count_unreadable(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
         self._keep(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted)))
         return True
 
@@ -254,9 +254,9 @@ class Timers:
         while at < len(rows):
             part = rows[at : at + RECORDS_A_STEP]
             part = part[: int(np.searchsorted(np.cumsum(part["size"]), BYTES_A_STEP)) + 1]
-            waiting = await self._mover.read(_chosen(part))
-            end_offset = await self._mover.write(waiting, [(TIMER_TOPIC, 0)] * len(waiting.counts))
-            self._mover.lost(len(part) - waiting.count + waiting.unsound)
+            waiting = await self._redeliverer.read_records(_chosen(part))
+            end_offset = await self._redeliverer.append_copies(waiting, [(TIMER_TOPIC, 0)] * len(waiting.counts))
+            self._redeliverer.count_unreadable(len(part) - waiting.count + waiting.unsound)
             at += len(part)
             rolled_below = int(part["physical_offset"][-1]) + 1
             self._happened(end_offset, Rolled(number, rolled_below, len(part), topics_of(waiting, -1)))
@@ -273,7 +273,7 @@ class Timers:
                 bytes(blob[skipped:] if second == state.second else blob) for second, blob in self._seconds.items()
             ]
             return np.frombuffer(b"".join(blobs), _PLACES)
-        rows = await self._mover.in_reader(lambda: self.files.rows(number))
+        rows = await self._redeliverer.in_reader(lambda: self.timer_files.rows(number))
         return rows[["physical_offset", "size"]].astype(_PLACES)
 
 

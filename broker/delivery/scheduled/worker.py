@@ -38,9 +38,9 @@ class Delays:
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.now_ms = now_ms
-        self.mover = Redeliverer(store, writer, loop, readers, appended)
-        self.levels = DelayLevels(self.mover)
-        self.timers = Timers(self.mover, TimerFiles(store.files, store.own_folder / "timers", store.path))
+        self.redeliverer = Redeliverer(store, writer, loop, readers, appended)
+        self.levels = DelayLevels(self.redeliverer)
+        self.timers = Timers(self.redeliverer, TimerFiles(store.files, store.own_folder / "timers", store.path))
         self._store = store
         self._workers = {
             SCHEDULE_TOPIC: LoopWorker("delivery by level", self.levels, loop, now_ms, fatal),
@@ -74,9 +74,9 @@ class Delays:
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return None
-        if self.timers.files.state is None:
+        if self.timers.timer_files.state is None:
             return self._store.min_physical_offset  # the timer files are not open yet: assume the whole log
-        return self.timers.files.oldest_offset(queue)
+        return self.timers.timer_files.oldest_offset(queue)
 
     def roll_below(self, physical_offset: int) -> None:
         """Append again the timed messages that wait below this offset: retention is about to delete their log file."""
@@ -91,13 +91,13 @@ class Delays:
         store = self._store
         if store.failed is not None:
             return
-        self.levels.settle(store.flushed_offset)
+        self.levels.record_flushed(store.flushed_offset)
         try:
             if store.delay_offsets.dirty:
                 store.delay_offsets.persist()
-            self.timers.files.sync(store.flushed_offset, last=last)
+            self.timers.timer_files.sync(store.flushed_offset, last=last)
             if last:
-                self.timers.files.tell_rocketmq(store.queues.get(TIMER_TOPIC, 0))
+                self.timers.timer_files.tell_rocketmq(store.queues.get(TIMER_TOPIC, 0))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -28,8 +28,8 @@ class CommitCopier:
 
     def __init__(self, staged: StagedTransactions) -> None:
         self._staged = staged
-        self._mover = staged.mover
-        self._store = staged.mover.store
+        self._redeliverer = staged.redeliverer
+        self._store = staged.redeliverer.store
 
     def next_due_ms(self) -> int | None:
         """Return when the next stage expires, or None."""
@@ -72,13 +72,13 @@ class CommitCopier:
     async def _copy_part(self, commit: Commit, queue: ConsumeQueue) -> None:
         chosen, count = await self._choose(commit, queue)
         note = [COPY, commit.scope, commit.sequence, commit.position]
-        await self._mover.deliver(chosen, committed_by=lambda: self._staged.append_note(note))
+        await self._redeliverer.deliver(chosen, committed_by=lambda: self._staged.append_note(note))
         commit.position += count
 
     async def _choose(self, commit: Commit, queue: ConsumeQueue) -> tuple[np.ndarray, int]:
         """Return (rows of the next step's messages, number of the transaction's messages that they cover)."""
         units = [
-            await self._mover.units(queue, part.first, part.end - part.first)
+            await self._redeliverer.read_units(queue, part.first, part.end - part.first)
             for part in commit.ranges_from(commit.position, RECORDS_A_STEP)
         ]
         return choose(np.concatenate(units), 0)

@@ -17,7 +17,7 @@ from ....protocol.errors import BrokerError, PreparedIncomplete, QueueNotExist, 
 from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from ...store import StagedSnapshot
 from ..scheduled.redelivery import Redeliverer
-from ..writer import RecordWriter
+from ..writer import Done, RecordWriter
 from .notes import COMMIT, STAGE, Note, drop_notes, note_record
 from .table import Commit, Stage, StageTable
 
@@ -28,7 +28,6 @@ RANGES_MAX = 1_000_000
 BUSY_RETRY_MS = 1_000
 SAVE_AFTER_S = 1.0
 
-Done = Callable[[BrokerError | None], None]
 MayDrop = Callable[[Stage], bool]
 """Predicate: may the caller drop this stage? None instead of a predicate allows all."""
 
@@ -52,7 +51,7 @@ class PendingCommit:
         else:
             self._waiting.append(done)
 
-    def finish(self, error: BrokerError | None) -> None:
+    def report(self, error: BrokerError | None) -> None:
         """Report success (None) or the error to all callers that wait."""
         self._finished, self._error = True, error
         for done in self._waiting:
@@ -75,7 +74,13 @@ class StagedTransactions:
     """
 
     def __init__(
-        self, writer: RecordWriter, mover: Redeliverer, *, timeout_ms: int, stages_max: int, now_ms: Callable[[], int]
+        self,
+        writer: RecordWriter,
+        redeliverer: Redeliverer,
+        *,
+        timeout_ms: int,
+        stages_max: int,
+        now_ms: Callable[[], int],
     ) -> None:
         self.table = StageTable()
         self.wake: Callable[[], None] = lambda: None
@@ -84,7 +89,7 @@ class StagedTransactions:
         self.outcomes = {"commit": 0, "abort": 0, "expire": 0}
         """Number of stages that ended since the start, by outcome."""
         self.timeout_ms = timeout_ms
-        self.mover = mover
+        self.redeliverer = redeliverer
         self.writer = writer
         self._store = writer.store
         self._loop: asyncio.AbstractEventLoop = writer.loop
@@ -92,7 +97,7 @@ class StagedTransactions:
         self._now_ms = now_ms
         self._save_due = False
 
-    def start(self, table: StageTable) -> None:
+    def restore(self, table: StageTable) -> None:
         """Take over the state restored from the log."""
         self.table = table
         for scope, commit in table.commits.items():
@@ -142,7 +147,7 @@ class StagedTransactions:
 
     def append_note(self, note: Note) -> int:
         """Append a note; return the end of the log after it."""
-        return self.writer.append([note_record(note, self._now_ms(), self._store.commitlog.store_host)])
+        return self.writer.append_records([note_record(note, self._now_ms(), self._store.commitlog.store_host)])
 
     # ---- ending
 
@@ -226,7 +231,7 @@ class StagedTransactions:
 
     def _decided(self, pending: PendingCommit, error: BrokerError | None) -> None:
         if error is not None:  # the disk failed, and the broker is about to end
-            pending.finish(error)
+            pending.report(error)
             return
         pending.decided = True
         self.wake()
@@ -239,7 +244,7 @@ class StagedTransactions:
         """Finish a transaction whose copies and final note are in the log below ``end_offset``."""
         self.table.remove_commit(pending.commit)
         del self.pending[pending.commit.scope]
-        self._when_safe(pending, end_offset, pending.finish)
+        self._when_safe(pending, end_offset, pending.report)
         self.schedule_snapshot()
 
     def _to_drop(self, prefix: str, may_drop: MayDrop | None) -> list[str]:

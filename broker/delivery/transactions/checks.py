@@ -24,7 +24,7 @@ from ..groups.producer_groups import ProducerGroups
 from ..writer import RecordWriter
 from .records import Half, checked_again, shown_as_real
 from .service import TransactionalMessageService
-from .table import COMMIT, PARKED, ROLLBACK, Open
+from .table import COMMIT, PARKED, ROLLBACK, OpenTransaction
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ CHECKED_A_STEP_MAX = 32
 """Maximum number of half messages that one step appends again."""
 BODIES_A_STEP_MAX = 1024 * 1024
 
-Due = tuple[float, Open]
+Due = tuple[float, OpenTransaction]
 
 
 class TransactionalMessageCheckService:
@@ -63,13 +63,13 @@ class TransactionalMessageCheckService:
         self._times_max = check_times_max
         self._clock = clock
         self._call_at = call_at
-        # Both are in the order of time, because all entries of a queue wait equally long.
+        # Both are in the order of time, because all entries of one wait equally long.
         self._first: deque[Due] = deque()
         self._again: deque[Due] = deque()
         self._timer: LoopTimer | None = None
         self._stopped = False
 
-    def opened(self, transaction: Open) -> None:
+    def opened(self, transaction: OpenTransaction) -> None:
         """Schedule the first check of a transaction that has opened, or that was open at the start."""
         self._first.append((self._clock() + self._timeout_s, transaction))
         self._arm()
@@ -81,9 +81,9 @@ class TransactionalMessageCheckService:
             self._timer.cancel()
 
     def _arm(self) -> None:
-        dues = [queue[0][0] for queue in (self._first, self._again) if queue]
-        if self._timer is None and dues and not self._stopped:
-            self._timer = self._call_at(min(dues), self._step)
+        due_times = [checks[0][0] for checks in (self._first, self._again) if checks]
+        if self._timer is None and due_times and not self._stopped:
+            self._timer = self._call_at(min(due_times), self._step)
 
     def _step(self) -> None:
         """Check the transactions that are due, and schedule the next step."""
@@ -91,13 +91,13 @@ class TransactionalMessageCheckService:
         if self._stopped:
             return
         now = self._clock()
-        hot: list[tuple[Open, Record]] = []
+        hot: list[tuple[OpenTransaction, Record]] = []
         size = 0
-        for queue in (self._first, self._again):
-            while queue and (queue[0][0] <= now or self._is_over(queue[0][1])):
+        for checks in (self._first, self._again):
+            while checks and (checks[0][0] <= now or self._is_over(checks[0][1])):
                 if len(hot) == CHECKED_A_STEP_MAX or size > BODIES_A_STEP_MAX:
                     break
-                transaction = queue.popleft()[1]
+                transaction = checks.popleft()[1]
                 if self._is_over(transaction):
                     continue
                 self._again.append((now + self._interval_s, transaction))
@@ -107,12 +107,12 @@ class TransactionalMessageCheckService:
         self._append_again(hot)
         self._arm()
 
-    def _is_over(self, transaction: Open) -> bool:
+    def _is_over(self, transaction: OpenTransaction) -> bool:
         return not self._transactions.table.is_open(transaction)
 
     # ---- one round
 
-    def _check(self, transaction: Open) -> Record | None:
+    def _check(self, transaction: OpenTransaction) -> Record | None:
         """Park the transaction after its last check. Otherwise return the half message, to be appended again; None if
         it has to be read from disk first."""
         half = transaction.half
@@ -120,20 +120,20 @@ class TransactionalMessageCheckService:
             self._park(transaction)
             return None
         try:
-            return self._transactions.history.record(half, hot=True)
+            return self._transactions.history.read_half(half, hot=True)
         except WouldBlock:
-            self._transactions.run(self._check_cold(transaction, half), _log_failure)
+            self._transactions.run_in_task(self._check_cold(transaction, half), _log_failure)
         except BrokerError as error:
             log.error("%s", error.message)
         return None
 
-    async def _check_cold(self, transaction: Open, half: Half) -> None:
-        record = await self._transactions.in_reader(lambda: self._transactions.history.record(half, hot=False))
+    async def _check_cold(self, transaction: OpenTransaction, half: Half) -> None:
+        record = await self._transactions.in_reader(lambda: self._transactions.history.read_half(half, hot=False))
         # The transaction may have been ended or replaced during the read.
         if transaction.half is half and transaction.ending is None and not self._is_over(transaction):
             self._append_again([(transaction, record)])
 
-    def _park(self, transaction: Open) -> None:
+    def _park(self, transaction: OpenTransaction) -> None:
         half = transaction.half
 
         def parked(error: BrokerError | None) -> None:
@@ -148,30 +148,30 @@ class TransactionalMessageCheckService:
             else:
                 log.error("could not park transaction %s: %s", half.transaction_id, error.message)
 
-        self._transactions.finish(transaction, PARKED, parked)
+        self._transactions.finish_transaction(transaction, PARKED, parked)
 
-    def _append_again(self, checked: list[tuple[Open, Record]]) -> None:
+    def _append_again(self, checked: list[tuple[OpenTransaction, Record]]) -> None:
         if not checked or self._stopped:
             return
         ends = self._transactions.ends
         records = [checked_again(record, transaction.half.check_times + 1) for transaction, record in checked]
         notes = ends.notes_for([transaction.half.queue_offset for transaction, _ in checked])
         try:
-            self._writer.append([*records, *notes])
+            self._writer.append_records([*records, *notes])
         except FlintError as error:
             log.warning("postponed the check of %d transactions: %s", len(checked), error)
             return
         for (transaction, _), record in zip(checked, records, strict=True):
             half = Half.of(record)
             assert half is not None, "the record is a copy of a half message"
-            self._transactions.table.move(transaction, half)
+            self._transactions.table.move_half(transaction, half)
             self._ask(transaction, half, shown_as_real(half, record))
         ends.enter_notes(notes)
         ends.schedule_save()
 
     # ---- asking
 
-    def _ask(self, transaction: Open, half: Half, message: Record) -> None:
+    def _ask(self, transaction: OpenTransaction, half: Half, message: Record) -> None:
         """Ask one producer of the group, and another one if its connection is lost before it responds."""
         producer = self._producers.one_of(half.group, half.topic)
         if producer is None:
@@ -200,7 +200,7 @@ class TransactionalMessageCheckService:
 
         producer.ask(CHECK_TRANSACTION_STATE, request, message.encode(), answered)
 
-    def _answered(self, transaction: Open, half: Half, frame: Frame) -> None:
+    def _answered(self, transaction: OpenTransaction, half: Half, frame: Frame) -> None:
         try:
             if frame.code != SUCCESS:
                 raise InvalidParameter(str(frame.fields.get("message", f"result {frame.code}"))[:500])
@@ -216,7 +216,7 @@ class TransactionalMessageCheckService:
             )
             return
         if outcome != "unknown":
-            self._transactions.finish(transaction, outcome, lambda error: self._finished(half, error))
+            self._transactions.finish_transaction(transaction, outcome, lambda error: self._finished(half, error))
 
     def _finished(self, half: Half, error: BrokerError | None) -> None:
         if error is not None and not isinstance(error, TransactionEnded):  # the producer may have ended it meanwhile

@@ -54,7 +54,7 @@ class EndWriter:
         self.stopped = False
         """True when nothing may be written any longer."""
 
-    def add(self, ending: Ending) -> None:
+    def add_end(self, ending: Ending) -> None:
         """Write this end at the end of this turn of the loop. It must have its record, if its outcome needs one."""
         self._batch.append(ending)
         self._soon()
@@ -82,11 +82,11 @@ class EndWriter:
 
     def _topics_are_there(self, error: BrokerError | None) -> None:
         if error is None:
-            self._loop.call_soon(self._write)
+            self._loop.call_soon(self._write_step)
             return
         batch, self._batch = self._batch, []
         for ending in batch:
-            ending.failed(error)
+            ending.report_failure(error)
         self._again_later()
 
     def _again_later(self) -> None:
@@ -95,7 +95,7 @@ class EndWriter:
         if self._due:
             self._loop.call_later(RETRY_AFTER_S, self._topics_are_there, None)
 
-    def _write(self) -> None:
+    def _write_step(self) -> None:
         if self.stopped:
             return
         self._due = False
@@ -107,7 +107,7 @@ class EndWriter:
                 break
         del self._batch[: len(step)]
         ready = [ending for ending in step if self._is_ready(ending)]
-        self._append(ready)
+        self._append_ends(ready)
         if self._batch:
             self._soon()
 
@@ -117,36 +117,36 @@ class EndWriter:
             return True
         half = ending.transaction.half
         if half.topic in self._topic_changes.pending:
-            self._topic_changes.when_done(half.topic, lambda _: self.add(ending))
+            self._topic_changes.when_done(half.topic, lambda _: self.add_end(ending))
             return False
         try:
             check_destination(half, self._store.topics.get(half.topic))
         except BrokerError as error:
-            ending.failed(error)
+            ending.report_failure(error)
             return False
         return True
 
-    def _append(self, endings: list[Ending]) -> None:
+    def _append_ends(self, endings: list[Ending]) -> None:
         replaced, self._notes = self._notes, []
         messages = [message for ending in endings if (message := _message_of(ending)) is not None]
         notes = self.notes_for([*replaced, *(ending.transaction.half.queue_offset for ending in endings)])
         if not notes:
             return
         try:
-            end_offset = self._writer.append([*messages, *notes])
+            end_offset = self._writer.append_records([*messages, *notes])
         except MessageIllegal as error:
             self._notes = replaced
             if len(endings) == 1:
-                endings[0].failed(error)
+                endings[0].report_failure(error)
             for ending in endings if len(endings) > 1 else ():
-                self._append([ending])  # one of them cannot be stored: each alone, so that only that one fails
+                self._append_ends([ending])  # one of them cannot be stored: each alone, so that only that one fails
             return
         except Exception as error:  # noqa: BLE001 - the waiting producers must learn of any error
             self._notes = replaced
             self._not_written(endings, error)
             return
         self.enter_notes(notes)
-        ended = [(ending, self._end(ending, end_offset)) for ending in endings]
+        ended = [(ending, self._enter_end(ending, end_offset)) for ending in endings]
         self._writer.when_acknowledged(end_offset, lambda error: _tell(ended, error))
         self.schedule_save()
 
@@ -155,10 +155,10 @@ class EndWriter:
             log.error("could not write the end of %d transactions", len(endings), exc_info=error)
             error = BrokerFailure(f"could not write the end of the transaction: {type(error).__name__}: {error}")
         for ending in endings:
-            ending.failed(error)
+            ending.report_failure(error)
         self._again_later()
 
-    def _end(self, ending: Ending, end_offset: int) -> Ended:
+    def _enter_end(self, ending: Ending, end_offset: int) -> Ended:
         self._count_end(ending.outcome)
         return self._table.end_transaction(ending.transaction, ending.outcome, end_offset)
 
@@ -210,6 +210,6 @@ def _message_of(ending: Ending) -> Record | None:
 def _tell(ended: Sequence[tuple[Ending, Ended]], error: BrokerError | None) -> None:
     for ending, result in ended:
         if error is None:
-            ending.succeeded(result)
+            ending.report_success(result)
         else:
-            ending.failed(error)
+            ending.report_failure(error)

@@ -28,10 +28,10 @@ class ParkedMessages:
         if transaction_id in self._writing:
             raise SystemBusy(f"transaction {transaction_id} is being committed already", retry_after_ms=RETRY_AFTER_MS)
         check_destination(half, self._writer.store.topics.get(half.topic))
-        end_offset = self._writer.append([committed(half, record)])
+        end_offset = self._writer.append_records([committed(half, record)])
         self._writing.add(transaction_id)
         try:
             await self._writer.acknowledged(end_offset)
         finally:
             self._writing.discard(transaction_id)
-        self._table.remember(Ended(transaction_id, half.group, COMMIT, end_offset))
+        self._table.remember_end(Ended(transaction_id, half.group, COMMIT, end_offset))

@@ -13,12 +13,12 @@ from ....protocol.commands import EndTransactionRequest
 from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal, SystemBusy
 from ...store import WouldBlock
 from ..topic_changes import TopicChanges
-from ..writer import RecordWriter
+from ..writer import Done, RecordWriter
 from .end_writer import EndWriter
 from .parked import ParkedMessages
 from .records import Half
 from .startup_scan import AtStart, History
-from .table import COMMIT, PARKED, ROLLBACK, Done, Ending, Open, OpenTransactions, check_group
+from .table import COMMIT, PARKED, ROLLBACK, Ending, OpenTransaction, OpenTransactions, check_group
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class TransactionalMessageService:
     ) -> None:
         self.table = OpenTransactions()
         self.history = History(writer.store)
-        self.on_open: Callable[[Open], None] = lambda transaction: None
+        self.on_open: Callable[[OpenTransaction], None] = lambda transaction: None
         self.opened = 0
         """Number of transactions opened since the start."""
         self.ended = {COMMIT: 0, ROLLBACK: 0, PARKED: 0}
@@ -69,7 +69,7 @@ class TransactionalMessageService:
 
     # ---- opening
 
-    def start(self, found: AtStart) -> None:
+    def restore(self, found: AtStart) -> None:
         """Take over the transactions in the log; write the missing notes of those that a crash interrupted."""
         table = self.table
         table.next_half_offset, table.next_note_offset = found.next_half_offset, found.next_note_offset
@@ -88,7 +88,7 @@ class TransactionalMessageService:
             )
         self.ends.schedule_save()
 
-    def check_new(self, transaction_ids: Sequence[str]) -> None:
+    def check_new_ids(self, transaction_ids: Sequence[str]) -> None:
         """Raise if half messages with these ids cannot be appended: ``MessageIllegal`` for an id that is in use,
         ``SystemBusy`` if too many transactions are open."""
         for index, transaction_id in enumerate(transaction_ids):
@@ -109,14 +109,14 @@ class TransactionalMessageService:
                 open_max=self.open_max,
             )
 
-    def add(self, halves: Iterable[Half]) -> None:
+    def add_halves(self, halves: Iterable[Half]) -> None:
         """Enter appended half messages."""
         for half in halves:
             self.opened += 1
             self._open(half)
 
-    def _open(self, half: Half) -> Open:
-        transaction, replaced = self.table.add(half)
+    def _open(self, half: Half) -> OpenTransaction:
+        transaction, replaced = self.table.add_half(half)
         if replaced is not None:
             self.ends.note_finished(replaced.queue_offset)
         else:
@@ -125,7 +125,9 @@ class TransactionalMessageService:
 
     # ---- ending
 
-    def end(self, request: EndTransactionRequest, done: Done, check_topic: Callable[[str], None] | None = None) -> None:
+    def end_transaction(
+        self, request: EndTransactionRequest, done: Done, check_topic: Callable[[str], None] | None = None
+    ) -> None:
         """End a transaction; call ``done`` with None when the end may be acknowledged, or with the error.
 
         ``check_topic``: raises if the caller may not send to the topic of the transaction's message.
@@ -138,50 +140,52 @@ class TransactionalMessageService:
             check_group(request.transaction_id, transaction.half.group, request.group)
             if check_topic is not None:
                 check_topic(transaction.half.topic)
-            transaction.check(request.group, request.half_queue_offset, request.half_physical_offset)
+            transaction.check_request(request.group, request.half_queue_offset, request.half_physical_offset)
         except BrokerError as error:
             done(error)
             return
-        self.finish(transaction, COMMIT if request.commit else ROLLBACK, done)
+        self.finish_transaction(transaction, COMMIT if request.commit else ROLLBACK, done)
 
-    def finish(self, transaction: Open, outcome: str, done: Done) -> None:
+    def finish_transaction(self, transaction: OpenTransaction, outcome: str, done: Done) -> None:
         """End an open transaction with one of the three outcomes. The first caller decides the outcome."""
         if transaction.ending is not None:
-            transaction.ending.done.append(done)
+            transaction.ending.callbacks.append(done)
             return
         ending = transaction.ending = Ending(transaction, outcome, done)
         if outcome == ROLLBACK:
-            self.ends.add(ending)
+            self.ends.add_end(ending)
             return
         try:
-            ending.record = self.history.record(transaction.half, hot=True)
+            ending.record = self.history.read_half(transaction.half, hot=True)
         except WouldBlock:
-            self.run(self._finish_cold(ending), lambda error: ending.failed(error) if error is not None else None)
+            self.run_in_task(
+                self._finish_cold(ending), lambda error: ending.report_failure(error) if error is not None else None
+            )
         except BrokerError as error:
-            ending.failed(error)
+            ending.report_failure(error)
         else:
-            self.ends.add(ending)
+            self.ends.add_end(ending)
 
     async def _finish_cold(self, ending: Ending) -> None:
         half = ending.transaction.half
-        ending.record = await self.in_reader(lambda: self.history.record(half, hot=False))
-        self.ends.add(ending)
+        ending.record = await self.in_reader(lambda: self.history.read_half(half, hot=False))
+        self.ends.add_end(ending)
 
     def _end_past(self, request: EndTransactionRequest, done: Done, check_topic: Callable[[str], None] | None) -> None:
         """End a transaction that is not open: find out how it ended, from memory or from the log."""
-        ended = self.table.ended(request.transaction_id)
+        ended = self.table.find_ended(request.transaction_id)
         if ended is not None and not (request.parked and ended.outcome == PARKED):
-            ended.check(request.group)
+            ended.check_group(request.group)
             self._writer.when_acknowledged(ended.end_offset, lambda error: done(error or ended.error()))
             return
 
-        self.run(self._end_logged(request, check_topic), done)
+        self.run_in_task(self._end_logged(request, check_topic), done)
 
     async def _end_logged(self, request: EndTransactionRequest, check_topic: Callable[[str], None] | None) -> None:
         """Find out from the log how a transaction ended, and raise that. Deliver it if it was parked and is committed
         by hand."""
         past = await self.in_reader(
-            lambda: self.history.past(request.transaction_id, request.group, request.half_physical_offset)
+            lambda: self.history.find_end(request.transaction_id, request.group, request.half_physical_offset)
         )
         if past.half is None or past.record is None or not request.parked:
             raise past.ended.error()
@@ -189,7 +193,7 @@ class TransactionalMessageService:
             return  # a rollback of a parked message: there is nothing to deliver
         if check_topic is not None:
             check_topic(past.half.topic)
-        ended = self.table.ended(past.half.transaction_id)
+        ended = self.table.find_ended(past.half.transaction_id)
         if ended is not None and ended.outcome == COMMIT:  # another request delivered it while this one read
             raise ended.error()
         await self._parked.deliver(past.half, past.record)
@@ -201,7 +205,7 @@ class TransactionalMessageService:
         """Call ``read`` in a reader thread; return its result."""
         return await self._loop.run_in_executor(self._readers, read)
 
-    def run(self, work: Coroutine[Any, Any, None], done: Done) -> None:
+    def run_in_task(self, work: Coroutine[Any, Any, None], done: Done) -> None:
         """Run work that waits for the disk; call ``done`` with None after it, or with the error that it raises.
 
         Only such work is a task: an end that needs no cold read would pay more for the task than for itself.

@@ -1,6 +1,6 @@
 """Transactions in the log: the open ones when the broker starts, and how an old one ended.
 
-Everything reads from disk and must not run on the event loop, except ``record``.
+Everything reads from disk and must not run on the event loop, except ``read_half``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class History:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
-    def at_start(self) -> AtStart:
+    def read_at_start(self) -> AtStart:
         """Read both topics from their saved progress. Blocks."""
         found = AtStart()
         ended: set[int] = set()
@@ -82,7 +82,7 @@ class History:
         found.next_note_offset = queue_reads.next_offset(OP_HALF_TOPIC, 0)
         return found
 
-    def record(self, half: Half, *, hot: bool) -> Record:
+    def read_half(self, half: Half, *, hot: bool) -> Record:
         """Read the half message itself. Raises ``BrokerFailure`` if it is damaged; with ``hot`` also ``WouldBlock``."""
         record = self._store.log_reads.record_at(half.physical_offset, 0, hot=hot)
         if record is None:
@@ -92,7 +92,7 @@ class History:
             )
         return record
 
-    def past(self, transaction_id: str, group: str, physical_offset: int) -> Past:
+    def find_end(self, transaction_id: str, group: str, physical_offset: int) -> Past:
         """Return how a transaction ended. ``physical_offset``: of its half message, -1 if unknown.
 
         Raises ``TransactionNotExist`` if it is not in the log, ``TransactionGroupWrong`` if it is another group's.
@@ -120,7 +120,7 @@ class History:
         """Return whether the message of a transaction is in its topic. Blocks."""
         return any(map(is_committed, self._with_key(half.topic, half.transaction_id)))
 
-    def parked(self, first: int, count: int) -> tuple[list[Record], int, bool]:
+    def read_parked(self, first: int, count: int) -> tuple[list[Record], int, bool]:
         """Return (messages of the parked topic from queue offset ``first`` on, next offset, whether there are more).
         Blocks."""
         queue = self._store.queues.get(TRANSACTION_PARKED_TOPIC, 0)

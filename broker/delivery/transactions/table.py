@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ....protocol.errors import BrokerError, TransactionEnded, TransactionGroupWrong, TransactionNotExist
 from ....protocol.storage.record import Record
+from ..writer import Done
 from .records import Half
-
-Done = Callable[[BrokerError | None], None]
 
 ENDED_MAX = 10_000
 """Maximum number of ended transactions in memory; the log has the others."""
@@ -35,7 +34,7 @@ class Ended:
             f"transaction {self.transaction_id} was already {ends[self.outcome]}", outcome=self.outcome
         )
 
-    def check(self, group: str) -> None:
+    def check_group(self, group: str) -> None:
         """Raise if it belongs to another producer group."""
         check_group(self.transaction_id, self.group, group)
 
@@ -43,28 +42,28 @@ class Ended:
 class Ending:
     """A transaction whose end is being written. ``record``: its half message, if the outcome needs it."""
 
-    __slots__ = ("done", "outcome", "record", "transaction")
+    __slots__ = ("callbacks", "outcome", "record", "transaction")
 
-    def __init__(self, transaction: Open, outcome: str, done: Done) -> None:
+    def __init__(self, transaction: OpenTransaction, outcome: str, done: Done) -> None:
         self.transaction = transaction
         self.outcome = outcome
-        self.done = [done]
+        self.callbacks = [done]
         """Callbacks of all callers that tried to end it; the first one decided the outcome."""
         self.record: Record | None = None
 
-    def failed(self, error: BrokerError) -> None:
+    def report_failure(self, error: BrokerError) -> None:
         """Report the error to all callers; the transaction stays open."""
         self.transaction.ending = None
-        for done in self.done:
+        for done in self.callbacks:
             done(error)
 
-    def succeeded(self, ended: Ended) -> None:
+    def report_success(self, ended: Ended) -> None:
         """Report success to the first caller; the others learn that the transaction was already ended."""
-        for number, done in enumerate(self.done):
+        for number, done in enumerate(self.callbacks):
             done(ended.error() if number else None)
 
 
-class Open:
+class OpenTransaction:
     """An open transaction. ``half``: the newest copy of its half message, since each check appends it again;
     ``ending``: set while its end is being written."""
 
@@ -74,7 +73,7 @@ class Open:
         self.half = half
         self.ending: Ending | None = None
 
-    def check(self, group: str, half_queue_offset: int, half_physical_offset: int) -> None:
+    def check_request(self, group: str, half_queue_offset: int, half_physical_offset: int) -> None:
         """Raise if the caller's group or offsets do not match; offsets of -1 are not compared.
 
         If a check appended the half message again, its earlier offsets match too.
@@ -110,8 +109,8 @@ class OpenTransactions:
     """
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Open] = {}
-        self._by_queue_offset: dict[int, Open] = {}
+        self._by_id: dict[str, OpenTransaction] = {}
+        self._by_queue_offset: dict[int, OpenTransaction] = {}
         self._ended: dict[str, Ended] = {}
         self._notes: deque[tuple[int, int]] = deque()
         """Op records that are still needed: their queue offset, and the largest half queue offset in them."""
@@ -123,23 +122,23 @@ class OpenTransactions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Open]:
+    def __iter__(self) -> Iterator[OpenTransaction]:
         """Iterate over a copy of the open transactions, the oldest half message first."""
         return iter(list(self._by_queue_offset.values()))
 
-    def get(self, transaction_id: str) -> Open | None:
+    def get(self, transaction_id: str) -> OpenTransaction | None:
         """Return the open transaction with this id, or None."""
         return self._by_id.get(transaction_id)
 
-    def is_open(self, transaction: Open) -> bool:
+    def is_open(self, transaction: OpenTransaction) -> bool:
         """Return whether the transaction is still open."""
         return self._by_id.get(transaction.half.transaction_id) is transaction
 
-    def ended(self, transaction_id: str) -> Ended | None:
+    def find_ended(self, transaction_id: str) -> Ended | None:
         """Return how the transaction with this id ended, if that is still in memory."""
         return self._ended.get(transaction_id)
 
-    def add(self, half: Half) -> tuple[Open, Half | None]:
+    def add_half(self, half: Half) -> tuple[OpenTransaction, Half | None]:
         """Enter a new half message. Return (its transaction, the half message that it replaces).
 
         The caller must write a note for a replaced half message.
@@ -148,29 +147,29 @@ class OpenTransactions:
         before = self._by_id.get(half.transaction_id)
         if before is not None:
             replaced = before.half
-            self.move(before, half)
+            self.move_half(before, half)
             return before, replaced
-        transaction = self._by_id[half.transaction_id] = Open(half)
+        transaction = self._by_id[half.transaction_id] = OpenTransaction(half)
         self._by_queue_offset[half.queue_offset] = transaction
         return transaction, None
 
-    def move(self, transaction: Open, half: Half) -> None:
+    def move_half(self, transaction: OpenTransaction, half: Half) -> None:
         """Enter the new offsets of a half message that was appended again."""
         self.next_half_offset = max(self.next_half_offset, half.queue_offset + 1)
         del self._by_queue_offset[transaction.half.queue_offset]
         transaction.half = half
         self._by_queue_offset[half.queue_offset] = transaction
 
-    def end_transaction(self, transaction: Open, outcome: str, end_offset: int) -> Ended:
+    def end_transaction(self, transaction: OpenTransaction, outcome: str, end_offset: int) -> Ended:
         """Enter the end of a transaction."""
         half = transaction.half
         del self._by_id[half.transaction_id]
         del self._by_queue_offset[half.queue_offset]
         ended = Ended(half.transaction_id, half.group, outcome, end_offset)
-        self.remember(ended)
+        self.remember_end(ended)
         return ended
 
-    def remember(self, ended: Ended) -> None:
+    def remember_end(self, ended: Ended) -> None:
         """Remember how a transaction ended; forget the oldest one if there are too many."""
         self._ended[ended.transaction_id] = ended
         if len(self._ended) > ENDED_MAX:
