@@ -65,7 +65,7 @@ def _finish(request: Request, authenticator: Authenticator, exchange: ServerExch
             return
         request.source.admit(user)
         request.respond(AuthAnswer(message=answer, done=True))
-        authenticator.backoff.succeeded(host)
+        authenticator.backoff.record_success(host)
 
     # Right and wrong proofs wait alike, so that the time to the response does not tell them apart.
     if authenticator.backoff.must_wait(host):

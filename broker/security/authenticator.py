@@ -48,7 +48,7 @@ class Authenticator:
             user, answer = self._judge(exchange, client_final)
         except AuthenticationFailed as error:
             self.failures += 1
-            pause_s = self.backoff.failed(host)
+            pause_s = self.backoff.record_failure(host)
             log.warning(
                 "%s failed to authenticate as %s: %s; the next attempt from this address waits %.1f s",
                 host,

@@ -90,7 +90,7 @@ class LoginBackoff:
         if address.waiting and self._addresses.get(network) is address:
             address.timer = self._call_at(max(address.next_at, self._clock()), self._turn, network)
 
-    def failed(self, host: str) -> float:
+    def record_failure(self, host: str) -> float:
         """Note a failed attempt. Return the seconds that the next one from this address has to wait."""
         network = network_of(host)
         now = self._clock()
@@ -107,7 +107,7 @@ class LoginBackoff:
             self._forget_oldest()
         return pause
 
-    def succeeded(self, host: str) -> None:
+    def record_success(self, host: str) -> None:
         """Note a successful attempt: forget the address's failures and check its waiting attempts."""
         address = self._addresses.pop(network_of(host), None)
         if address is None:

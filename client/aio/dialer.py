@@ -34,9 +34,9 @@ class Dialer:
         self._watch = watch
         self._waits = waits
 
-    def failed(self, address: Address) -> None:
+    def mark_failed(self, address: Address) -> None:
         """Mark an address whose connection failed, so that the next address is tried first."""
-        self._addresses.failed(address)
+        self._addresses.mark_failed(address)
 
     async def dial(self, timeout: float) -> Connection:
         """Return a new connection, made within ``timeout`` seconds.
@@ -55,7 +55,7 @@ class Dialer:
             except (ConnectionFailed, BrokerError) as error:
                 failures.append(detached(error))
             else:
-                self._addresses.answered(address)
+                self._addresses.mark_answered(address)
                 self.log.connected(address)
                 return connection
         raise self._unreachable(failures)

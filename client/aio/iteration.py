@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 
 from ...protocol.errors import FlintError
 from ..core.consume.positions import Position, resolve_span
-from ..core.consume.queue_reader import TopicReading
+from ..core.consume.queue_reader import TopicReader
 from ..core.consume.stored import StoredMessage
 from ..core.consume.tags import TagFilter
-from ..core.consume.topic_iterator import Iterating
+from ..core.consume.topic_iterator import TopicIterator
 from ..core.rpc.session import Answer
 from .connection import Connection
 from .deadlines import Watch
@@ -33,7 +33,7 @@ class Iteration:
         self._life = life
         self._watch = watch
         self._waits = waits
-        self._iterating: Iterating
+        self._iterating: TopicIterator
         self._connection: Connection | None = None
         self._error: FlintError | None = None
         """Reason why the connection is no longer usable."""
@@ -45,8 +45,8 @@ class Iteration:
     ) -> AsyncGenerator[StoredMessage, None]:
         """Yield the messages, for ``Consumer.iter``. ``seconds``: for which the broker may be away."""
         span = await self._caller.run(resolve_span(topic, from_, until), self._caller.deadline(seconds))
-        reading = TopicReading(topic, span, tags, condition)
-        self._iterating = Iterating(reading, span.until_ms, seconds, self._watch.now())
+        reading = TopicReader(topic, span, tags, condition)
+        self._iterating = TopicIterator(reading, span.until_ms, seconds, self._watch.now())
         passed = 0
         try:
             while not reading.finished:
@@ -71,7 +71,7 @@ class Iteration:
         except FlintError as error:
             self._life.check()
             self._disconnect()
-            pause = self._iterating.failed(error, self._watch.now())
+            pause = self._iterating.pause_after(error, self._watch.now())
             self._dialer.log.retried("PULL", error)
             await self._waits.pause(pause)
 
@@ -141,6 +141,6 @@ class Iteration:
         self._error = None
         if connection is not None:
             if connection.gone:
-                self._dialer.failed(connection.address)
+                self._dialer.mark_failed(connection.address)
             connection.abort()
         self._iterating.disconnected()

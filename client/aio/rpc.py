@@ -55,7 +55,7 @@ class Line:
             )
         except RequestTimeout:
             if connection.reads == reads_before and not self.retired:  # the broker has sent nothing at all
-                self._dialer.failed(connection.address)
+                self._dialer.mark_failed(connection.address)
                 self.retired = True
             raise
         finally:
@@ -80,7 +80,7 @@ class Line:
         """Fail all outstanding requests."""
         self.retired = True
         if self._asked:  # a close while idle does not count against the address
-            self._dialer.failed(self.connection.address)
+            self._dialer.mark_failed(self.connection.address)
         for future in self._asked.values():
             if not future.done():
                 # A copy for each caller: an exception object has only one traceback.

@@ -171,14 +171,14 @@ class ConnectionThread(ABC):
     def _disconnect(self, error: FlintError) -> None:
         with self._lock:
             connection, self._connection = self._connection, None
-            self._backoff.failed(error, time.monotonic())
+            self._backoff.record_failure(error, time.monotonic())
             requests, self._requests = self._requests, {}
             self._disconnected()
             self._lose(list(requests.values()), error)
         if connection is not None:
             self._dialer.log.lost(error)
             self._waiter.watch(None)
-            self._dialer.failed(connection.address)
+            self._dialer.mark_failed(connection.address)
             connection.close()
 
     @staticmethod

@@ -11,10 +11,10 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from .brokers import BrokerAddress
 from .columns import Column
 from .filter_pushdown import Bounds, push
-from .gc_freeze import settling
+from .gc_freeze import freeze_gc
 from .offsets import Queue, QueueRange, TopicSubscription, split
 from .options import ReadOptions
-from .plain_errors import plainly, plainly_each
+from .plain_errors import hide_traceback, hide_traceback_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +51,7 @@ class BatchReader(DataSourceReader):
         self.columns = columns
         self.bounds = Bounds()
 
-    @plainly
+    @hide_traceback
     def partitions(self) -> list[InputPartition]:
         """Return the ranges to read as of now, one for each queue, split further to reach ``minPartitions``."""
         subscription = TopicSubscription(self.options)
@@ -71,7 +71,7 @@ class BatchReader(DataSourceReader):
         ranges = self.bounds.within(ranges, subscription)
         return range_partitions(split(ranges, self.options.min_partitions), subscription)
 
-    @plainly_each
+    @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         # Imported here because only tasks need them: planning runs in its own process, for whose start the query waits.
@@ -79,7 +79,7 @@ class BatchReader(DataSourceReader):
         from .partition_reader import read_key, read_range
 
         decoder = Decoder(self.columns)
-        with settling():
+        with freeze_gc():
             if isinstance(partition, RangePartition):
                 start, end = partition.start, partition.end
                 yield from read_range(partition.queue, partition.broker, start, end, self.options, decoder)
@@ -91,7 +91,7 @@ class BatchReader(DataSourceReader):
 class PushingReader(BatchReader):
     """A ``BatchReader`` that accepts filters; Spark rejects such a reader while its setting for pushdown is off."""
 
-    @plainly
+    @hide_traceback
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Narrow the read by the filters; return those that Spark still has to apply."""
         self.bounds, tags, left = push(filters, self.options.tag_filter)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def settling() -> Iterator[None]:
+def freeze_gc() -> Iterator[None]:
     """Run a task's work; after the first one in a process, exclude everything imported from garbage collections.
 
     PySpark's workers collect garbage after every task. With pandas, PyArrow and Numba in memory that takes 40 to 50 ms,

@@ -143,7 +143,7 @@ def _refusal(program: Path, environment: Mapping[str, str]) -> str:
 
 
 def major_version(version: str) -> int | None:
-    """17 for ``17.0.15``, ``17-ea`` and ``17``, 8 for ``1.8.0_412``; None if ``version`` is not a version."""
+    """Return 17 for ``17.0.15``, ``17-ea`` and ``17``, 8 for ``1.8.0_412``; None if ``version`` is not a version."""
     numbers = re.match(r"(?:1\.(?=\d))?(\d+)", version)
     return int(numbers[1]) if numbers else None
 

@@ -262,7 +262,7 @@ class ReadOptions:
 
     @property
     def tag_filter(self) -> TagFilter:
-        """Tag filter that ``tags`` describes."""
+        """The tag filter that ``tags`` describes."""
         return parse_tags(self.tags)
 
 

@@ -106,18 +106,18 @@ def _pulls(asker: Asker[PulledRows], queue: Queue, start: int, end: int, options
         try:
             pulled = asker.answer()
         except OffsetOutOfRange as error:
-            offset = _behind_loss(queue, offset, end, error.min_offset, error.max_offset, options)
+            offset = _after_loss(queue, offset, end, error.min_offset, error.max_offset, options)
             continue
         except TopicNotExist:
-            offset = _behind_loss(queue, offset, end, end, end, options)
+            offset = _after_loss(queue, offset, end, end, end, options)
             continue
         except MessageDamaged as error:
-            offset = _behind_damage(queue, error.queue_offset, 1, options, str(error)) + 1
+            offset = _after_damage(queue, error.queue_offset, 1, options, str(error)) + 1
             continue
         if pulled.lost and pulled.lost_from < end:
-            _behind_damage(queue, pulled.lost_from, pulled.lost, options, "its log was damaged there")
+            _after_damage(queue, pulled.lost_from, pulled.lost, options, "its log was damaged there")
         if pulled.next_offset <= offset:  # the queue ends here, before the planned end
-            offset = _behind_loss(queue, offset, end, pulled.min_offset, pulled.max_offset, options)
+            offset = _after_loss(queue, offset, end, pulled.min_offset, pulled.max_offset, options)
             continue
         offset = pulled.next_offset
         if offset < end:
@@ -135,7 +135,7 @@ def _with_tag(block: RecordBlock, tags: TagFilter) -> RecordBlock:
     return block.select(found.to_numpy(zero_copy_only=False))
 
 
-def _behind_loss(queue: Queue, offset: int, end: int, first: int, last: int, options: ReadOptions) -> int:
+def _after_loss(queue: Queue, offset: int, end: int, first: int, last: int, options: ReadOptions) -> int:
     """Return the offset to continue from after ``offset`` was found to be gone; the queue holds ``[first, last)``."""
     next_offset = min(end, first) if first > offset else end
     why = f"the queue holds [{first}, {last})" if last > first else "the queue is gone or empty"
@@ -145,7 +145,7 @@ def _behind_loss(queue: Queue, offset: int, end: int, first: int, last: int, opt
     return next_offset
 
 
-def _behind_damage(queue: Queue, queue_offset: int, count: int, options: ReadOptions, why: str) -> int:
+def _after_damage(queue: Queue, queue_offset: int, count: int, options: ReadOptions, why: str) -> int:
     """Return ``queue_offset`` after logging that ``count`` messages from it on are lost to damage of the broker's log.
 
     Raises ``DataLoss`` unless the options accept that.

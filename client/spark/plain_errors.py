@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def plainly(function: Callable[P, T]) -> Callable[P, T]:
+def hide_traceback(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that Spark calls in a worker: hide the stack of a ``FlintError``, and of no other error."""
 
     @functools.wraps(function)
@@ -27,8 +27,8 @@ def plainly(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def plainly_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Decorate a generator function in the same way as ``plainly``."""
+def hide_traceback_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """Decorate a generator function in the same way as ``hide_traceback``."""
 
     @functools.wraps(function)
     def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

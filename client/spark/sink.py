@@ -14,8 +14,8 @@ from ..core import topics as topic_operations
 from ..endpoint import client_name
 from . import brokers
 from .errors import InvalidOption
-from .gc_freeze import settling
-from .plain_errors import plainly
+from .gc_freeze import freeze_gc
+from .plain_errors import hide_traceback
 from .sink_columns import check_columns
 from .sink_delivery import SinkDelivery, Written, check_broker, delivery_of
 from .sink_options import WriteOptions, write_options
@@ -27,13 +27,13 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, delivery: SinkDelivery) -> None:
         self._delivery = delivery
 
-    @plainly
+    @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of a task."""
-        with settling():
+        with freeze_gc():
             return self._delivery.write(iterator, _partition())
 
-    @plainly
+    @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the write after all tasks have finished."""
         self._delivery.commit(_written(messages), None)
@@ -49,13 +49,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, delivery: SinkDelivery) -> None:
         self._delivery = delivery
 
-    @plainly
+    @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of a task."""
-        with settling():
+        with freeze_gc():
             return self._delivery.write(iterator, _partition())
 
-    @plainly
+    @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commit the micro-batch after all tasks have finished."""
         self._delivery.commit(_written(messages), batchId)

@@ -46,15 +46,16 @@ class SinkDelivery(ABC):
 
     @abstractmethod
     def write(self, batches: Iterator[pa.RecordBatch], partition: int) -> Written:
-        """In a task: send its rows. ``partition``: the task's number, for errors."""
+        """Send the rows of a task, in the task's process. ``partition``: the task's number, for errors."""
 
     @abstractmethod
     def commit(self, written: Sequence[Written | None], batch_id: int | None) -> None:
-        """On the driver, after all tasks finished. ``batch_id``: a streaming query's; Spark may repeat the call."""
+        """Finish the write, on the driver, after all tasks have finished. ``batch_id``: number of a streaming query's
+        micro-batch; Spark may repeat the call for it."""
 
     @abstractmethod
     def abort(self, written: Sequence[Written | None], batch_id: int | None) -> None:
-        """On the driver, after the write failed; ``written`` has None for failed tasks."""
+        """Undo what can be undone, on the driver, after the write failed. ``written`` has None for failed tasks."""
 
 
 class AtLeastOnce(SinkDelivery):

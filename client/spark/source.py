@@ -12,7 +12,7 @@ from .batch import BatchReader, PushingReader
 from .columns import Column, columns_of, ddl, offered
 from .offsets import TopicSubscription
 from .options import ReadOptions, read_options, refuse
-from .plain_errors import plainly
+from .plain_errors import hide_traceback
 from .stream import RefusedStream, StreamReader
 
 if TYPE_CHECKING:
@@ -39,21 +39,21 @@ class FlintSource(DataSource):
         """Return the name for ``format``."""
         return "flintmq"
 
-    @plainly
+    @hide_traceback
     def schema(self) -> str:
         """Return all columns that the options offer. Raises if an option is wrong, a broker away or a topic missing."""
         options = read_options(self.options)
         TopicSubscription(options).check()
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
-    @plainly
+    @hide_traceback
     def reader(self, schema: StructType) -> BatchReader:
         """Return the reader of a batch."""
         refuse(self.options, ["maxOffsetsPerTrigger"], "is for streaming queries")
         options, columns = self._checked(schema)
         return (PushingReader if options.push_filters else BatchReader)(options, columns)
 
-    @plainly
+    @hide_traceback
     def streamReader(self, schema: StructType) -> StreamReader | RefusedStream:  # noqa: N802 - Spark's name
         """Return the reader of a stream."""
         try:
@@ -62,14 +62,14 @@ class FlintSource(DataSource):
         except FlintError as error:
             return RefusedStream(error)
 
-    @plainly
+    @hide_traceback
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of a batch."""
         from .sink import batch_writer  # only writes need it
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
-    @plainly
+    @hide_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         """Return the writer of a stream. ``overwrite``: output mode ``complete``; each batch sends the whole result."""
         from .sink import stream_writer

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from ...protocol.errors import FlintError
 from .brokers import BrokerAddress
 from .columns import Column
-from .gc_freeze import settling
+from .gc_freeze import freeze_gc
 from .offsets import Queue, QueueRange, Stats, TopicSubscription, limited, split, together
 from .options import ReadOptions
-from .plain_errors import plainly, plainly_each
+from .plain_errors import hide_traceback, hide_traceback_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- offsets ----
 
-    @plainly
+    @hide_traceback
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's names, here and below
         """Return the offsets at which a query without a checkpoint begins."""
         subscription = TopicSubscription(self.options)
@@ -68,13 +68,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = self.options.max_offsets_per_trigger
         return ReadMaxRows(rows_max) if rows_max is not None else ReadAllAvailable()
 
-    @plainly
+    @hide_traceback
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the query's end at the current end of the queues."""
         subscription = TopicSubscription(self.options)
         self._target = {queue: row.max_offset for queue, row in self._ask(subscription, anew=True).items()}
 
-    @plainly
+    @hide_traceback
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Return the end of the next micro-batch."""
         subscription = TopicSubscription(self.options)
@@ -121,7 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- micro-batches ----
 
-    @plainly
+    @hide_traceback
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """Return the parts of a micro-batch: one for each queue, fewer if there is little to read, more if
         ``minPartitions`` asks for them."""
@@ -143,7 +143,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stats = self._stats if queue in self._stats else self._ask(subscription, anew=True)
         return stats[queue].min_offset if queue in stats else 0
 
-    @plainly_each
+    @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         assert isinstance(partition, RangesPartition)
@@ -151,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from .partition_reader import read_range
 
         decoder = Decoder(self.columns)
-        with settling():
+        with freeze_gc():
             for (queue, start, end), broker in partition.ranges:
                 yield from read_range(queue, broker, start, end, self.options, decoder)
 
@@ -165,27 +165,27 @@ class RefusedStream(DataSourceStreamReader):
     def __init__(self, why: FlintError) -> None:
         self._why = why
 
-    @plainly
+    @hide_traceback
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Raise the error."""
         raise self._why
 
-    @plainly
+    @hide_traceback
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Raise the error."""
         raise self._why
 
-    @plainly
+    @hide_traceback
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Raise the error."""
         raise self._why
 
-    @plainly
+    @hide_traceback
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """Raise the error."""
         raise self._why
 
-    @plainly_each
+    @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Raise the error."""
         raise self._why

@@ -259,7 +259,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Interrupt the user of the connection; close it if it is not in use. Callable from any thread."""
         self.interrupt()
         if self.in_use.acquire(blocking=False):

@@ -299,7 +299,7 @@ class DeliveryDriver:
 
     def _close_connection(self) -> None:
         if self._connection is not None:
-            self._dialer.failed(self._connection.address)
+            self._dialer.mark_failed(self._connection.address)
             self._connection.close()
             self._connection = None
 

@@ -8,10 +8,10 @@ from collections.abc import Generator, Iterator
 
 from ...protocol.errors import FlintError
 from ..core.consume.positions import Position, resolve_span
-from ..core.consume.queue_reader import TopicReading
+from ..core.consume.queue_reader import TopicReader
 from ..core.consume.stored import StoredMessage
 from ..core.consume.tags import TagFilter
-from ..core.consume.topic_iterator import Iterating
+from ..core.consume.topic_iterator import TopicIterator
 from .connection import Connection
 from .pool import Caller
 
@@ -29,15 +29,15 @@ def iterate(
     deadline = caller.deadline(timeout)
     span = caller.run(resolve_span(topic, from_, until), deadline)
     away_seconds = caller.timeout if timeout is None else timeout
-    reading = TopicReading(topic, span, tags, condition)
-    iterating = Iterating(reading, span.until_ms, away_seconds, time.monotonic())
+    reading = TopicReader(topic, span, tags, condition)
+    iterating = TopicIterator(reading, span.until_ms, away_seconds, time.monotonic())
     return _Iteration(caller, iterating).messages()
 
 
 class _Iteration:
-    """Drives one ``Iterating``."""
+    """Drives one ``TopicIterator``."""
 
-    def __init__(self, caller: Caller, iterating: Iterating) -> None:
+    def __init__(self, caller: Caller, iterating: TopicIterator) -> None:
         self._caller = caller
         self._iterating = iterating
         self._connection: Connection | None = None
@@ -61,7 +61,7 @@ class _Iteration:
         except FlintError as error:
             self._caller.check()
             self._disconnect()
-            pause = self._iterating.failed(error, time.monotonic())
+            pause = self._iterating.pause_after(error, time.monotonic())
             self._caller.log.retried("PULL", error)
             time.sleep(pause)
 

@@ -32,9 +32,9 @@ class Dialer:
         self._addresses = AddressBook(addresses)
         self._access = access
 
-    def failed(self, address: Address) -> None:
+    def mark_failed(self, address: Address) -> None:
         """Mark an address whose connection failed, so that the next address is tried first."""
-        self._addresses.failed(address)
+        self._addresses.mark_failed(address)
 
     def dial(self, timeout: float) -> Connection:
         """Return a new connection, made within ``timeout`` seconds.
@@ -52,7 +52,7 @@ class Dialer:
             except (ConnectionFailed, BrokerError) as error:
                 failures.append(detached(error))
             else:
-                self._addresses.answered(address)
+                self._addresses.mark_answered(address)
                 self.log.connected(address)
                 return connection
         raise self._unreachable(failures)
@@ -111,7 +111,7 @@ class ConnectionPool:
         with self._lock:
             self._busy.discard(connection)
             if failed:
-                self._dialer.failed(connection.address)
+                self._dialer.mark_failed(connection.address)
         connection.close()
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class ConnectionPool:
             if self._guard.forked:
                 connection.close()  # a shutdown would also end the parent's connection
             else:
-                connection.end()
+                connection.shut_down()
 
 
 class Caller:

@@ -76,7 +76,7 @@ def backoff(loop: Loop) -> LoginBackoff:
 
 
 def test_pauses_double_up_to_a_bound(backoff: LoginBackoff) -> None:
-    pauses = [backoff.failed(HOST) for _ in range(100)]
+    pauses = [backoff.record_failure(HOST) for _ in range(100)]
     assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.0])
     assert set(pauses[5:]) == {PAUSE_S_MAX}
     assert pause_after(10**9) == PAUSE_S_MAX
@@ -84,25 +84,25 @@ def test_pauses_double_up_to_a_bound(backoff: LoginBackoff) -> None:
 
 def test_a_client_that_never_failed_does_not_wait(backoff: LoginBackoff) -> None:
     assert not backoff.must_wait(HOST)
-    backoff.failed(HOST)
+    backoff.record_failure(HOST)
     assert backoff.must_wait(HOST)
     assert not backoff.must_wait("192.0.2.8")
 
 
 def test_the_pause_ends(backoff: LoginBackoff, loop: Loop) -> None:
-    backoff.failed(HOST)
+    backoff.record_failure(HOST)
     loop.pass_time(0.11)
     assert not backoff.must_wait(HOST)
 
 
 def test_concurrent_attempts_are_judged_one_after_the_other(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
-        backoff.failed(HOST)
+        backoff.record_failure(HOST)
     judged: list[float] = []
 
     def judge() -> None:
         judged.append(loop.now - 1000.0)
-        backoff.failed(HOST)
+        backoff.record_failure(HOST)
 
     for _ in range(3):
         backoff.wait(HOST, judge)
@@ -112,13 +112,13 @@ def test_concurrent_attempts_are_judged_one_after_the_other(backoff: LoginBackof
 
 def test_one_right_password_admits_all_waiting_attempts(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
-        backoff.failed(HOST)
+        backoff.record_failure(HOST)
     judged: list[str] = []
 
     def right(name: str) -> Callable[[], None]:
         def judge() -> None:
             judged.append(name)
-            backoff.succeeded(HOST)
+            backoff.record_success(HOST)
 
         return judge
 
@@ -134,16 +134,16 @@ def test_one_right_password_admits_all_waiting_attempts(backoff: LoginBackoff, l
 
 def test_one_wrong_password_makes_the_others_wait_again(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
-        backoff.failed(HOST)
+        backoff.record_failure(HOST)
     judged: list[str] = []
 
     def right() -> None:
         judged.append("right")
-        backoff.succeeded(HOST)
+        backoff.record_success(HOST)
 
     def wrong() -> None:
         judged.append("wrong")
-        backoff.failed(HOST)
+        backoff.record_failure(HOST)
 
     backoff.wait(HOST, right)
     backoff.wait(HOST, wrong)
@@ -156,7 +156,7 @@ def test_one_wrong_password_makes_the_others_wait_again(backoff: LoginBackoff, l
 
 def test_a_client_that_would_wait_too_long_gets_the_time_to_wait(backoff: LoginBackoff) -> None:
     for _ in range(6):
-        backoff.failed(HOST)
+        backoff.record_failure(HOST)
     backoff.wait(HOST, lambda: None)
     with pytest.raises(SystemBusy, match=r"^6 attempts .* have failed, and 1 wait") as raised:
         backoff.wait(HOST, lambda: None)
@@ -164,7 +164,7 @@ def test_a_client_that_would_wait_too_long_gets_the_time_to_wait(backoff: LoginB
 
 
 def test_a_withdrawn_attempt_costs_no_one_time(backoff: LoginBackoff, loop: Loop) -> None:
-    backoff.failed(HOST)
+    backoff.record_failure(HOST)
     judged: list[str] = []
     take_back = backoff.wait(HOST, lambda: judged.append("gone"))
     backoff.wait(HOST, lambda: judged.append("stays"))
@@ -176,15 +176,15 @@ def test_a_withdrawn_attempt_costs_no_one_time(backoff: LoginBackoff, loop: Loop
 
 def test_failures_are_forgotten_after_a_while(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(10):
-        backoff.failed(HOST)
+        backoff.record_failure(HOST)
     loop.pass_time(FORGET_S + 10)
-    assert backoff.failed(HOST) == pytest.approx(0.1)
+    assert backoff.record_failure(HOST) == pytest.approx(0.1)
 
 
 def test_the_table_is_bounded_and_forgets_the_oldest(backoff: LoginBackoff, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff_module, "ADDRESSES_MAX", 50)
     for number in range(200):
-        backoff.failed(f"192.0.2.{number}")
+        backoff.record_failure(f"192.0.2.{number}")
     assert len(backoff) == 50
     assert not backoff.must_wait("192.0.2.149")
     assert backoff.must_wait("192.0.2.150")

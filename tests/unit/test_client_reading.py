@@ -11,7 +11,7 @@ import pytest
 
 from flintmq.client import InvalidArgument, InvalidArgumentType, OffsetOutOfRange
 from flintmq.client.core.consume.positions import Span, ends_at, resolve_span
-from flintmq.client.core.consume.queue_reader import HOLD_MS, TURN, TopicReading
+from flintmq.client.core.consume.queue_reader import HOLD_MS, TURN, TopicReader
 from flintmq.client.core.consume.tags import EVERYTHING, parse_tags
 from flintmq.client.core.rpc.operation import Operation, Plan
 from flintmq.client.core.rpc.session import Answer
@@ -86,12 +86,12 @@ class MemoryTopic:
 
     def read(self, span: Span, tags: Any = EVERYTHING) -> list[int]:
         """Return the places of all messages that a bounded reading returns."""
-        reading = TopicReading("t", span, tags)
+        reading = TopicReader("t", span, tags)
         places = []
         while not reading.finished:
             for queue, operation in reading.pulls():
                 assert operation.hold_seconds == 0, "a bounded reading must not wait"
-                reading.answered(queue, operation.result(self.answer(operation)))
+                reading.take_batch(queue, operation.result(self.answer(operation)))
             places += [int(message.body) for message in reading.turn()]
         return places
 
@@ -214,8 +214,8 @@ class TestTurns:
 
 
 class TestFollowing:
-    def following(self, topic: MemoryTopic, **more: Any) -> TopicReading:
-        return TopicReading("t", topic.span(more.get("from_", "latest")), more.get("tags", EVERYTHING))
+    def following(self, topic: MemoryTopic, **more: Any) -> TopicReader:
+        return TopicReader("t", topic.span(more.get("from_", "latest")), more.get("tags", EVERYTHING))
 
     def test_every_followed_queue_has_one_held_pull(self, topic: MemoryTopic) -> None:
         reading = self.following(topic)
@@ -233,14 +233,14 @@ class TestFollowing:
         answer = topic.answer(operation)
         answer.fields["next_offset"] = 25  # no message before this offset matches the tags
         answer.fields["max_offset"] = 25
-        reading.answered(queue, operation.result(answer))
+        reading.take_batch(queue, operation.result(answer))
         ((again, operation),) = reading.pulls()
         assert (again, operation.fields["offset"]) == (queue, 25)
 
     def test_after_a_lost_connection_every_queue_is_pulled_again(self, topic: MemoryTopic) -> None:
         reading = self.following(topic)
         first = [(queue, operation.fields) for queue, operation in reading.pulls()]
-        reading.lost()
+        reading.forget_pulls()
         assert [(queue, operation.fields) for queue, operation in reading.pulls()] == first
 
     def test_new_queues_are_read_from_their_beginning(self, topic: MemoryTopic) -> None:
@@ -255,30 +255,30 @@ class TestFollowing:
         reading.end_at({0: 7, 1: 5})
         assert not reading.finished
         ((queue, operation),) = reading.pulls()
-        reading.answered(queue, operation.result(topic.answer(operation)))
+        reading.take_batch(queue, operation.result(topic.answer(operation)))
         assert [message.queue_offset for message in reading.turn()] == [5, 6]
         assert reading.turn() == []
         assert reading.finished
 
     def test_reading_waits_for_an_end_that_is_not_reached_yet(self, topic: MemoryTopic) -> None:
-        reading = TopicReading("t", topic.span("latest", {0: 20, 1: 12}), EVERYTHING)
+        reading = TopicReader("t", topic.span("latest", {0: 20, 1: 12}), EVERYTHING)
         ((queue, operation),) = reading.pulls()
         assert operation.hold_seconds == 0
-        reading.answered(queue, operation.result(topic.answer(operation)))
+        reading.take_batch(queue, operation.result(topic.answer(operation)))
         ((_, operation),) = reading.pulls()
         assert operation.hold_seconds > 0
 
     def test_an_implicit_start_moves_after_retention_expired_it(self, topic: MemoryTopic) -> None:
-        reading = TopicReading("t", topic.span("earliest", "latest"), EVERYTHING)
+        reading = TopicReader("t", topic.span("earliest", "latest"), EVERYTHING)
         (queue, _), _ = reading.pulls()
-        assert reading.failed(queue, OffsetOutOfRange("gone", min_offset=9, max_offset=18))
+        assert reading.pull_refused(queue, OffsetOutOfRange("gone", min_offset=9, max_offset=18))
         ((_, operation),) = reading.pulls()
         assert operation.fields["offset"] == 9
 
     def test_an_explicit_start_does_not_move(self, topic: MemoryTopic) -> None:
-        reading = TopicReading("t", topic.span({0: 6, 1: 6}, "latest"), EVERYTHING)
+        reading = TopicReader("t", topic.span({0: 6, 1: 6}, "latest"), EVERYTHING)
         (queue, _), _ = reading.pulls()
-        assert not reading.failed(queue, OffsetOutOfRange("gone", min_offset=9, max_offset=18))
+        assert not reading.pull_refused(queue, OffsetOutOfRange("gone", min_offset=9, max_offset=18))
 
     def test_tags_are_sent_to_the_broker(self, topic: MemoryTopic) -> None:
         (_, operation), _ = self.following(topic, tags=parse_tags("b||a")).pulls()

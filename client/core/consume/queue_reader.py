@@ -29,7 +29,7 @@ _PULL_BYTES_MAX = 1 << 20
 _PULL_BYTES_MIN = 64 << 10
 
 
-class QueueReading:
+class QueueReader:
     """The reading state of one queue.
 
     ``position``: offset of the next pull; ``end``: where reading stops, or None; ``caught_up``: the last response
@@ -58,8 +58,9 @@ class QueueReading:
         return not self.messages and self.end is not None and self.position >= self.end
 
 
-class TopicReading:
-    """Reads ``span`` of ``topic``; a driver sends ``pulls`` and reports ``answered``, ``failed`` and ``lost``."""
+class TopicReader:
+    """Reads ``span`` of ``topic``; a driver sends ``pulls`` and reports with ``take_batch``, ``pull_refused`` and
+    ``forget_pulls``."""
 
     def __init__(self, topic: str, span: Span, tags: TagFilter, condition: str = "") -> None:
         self.topic = topic
@@ -67,14 +68,14 @@ class TopicReading:
         """True if new queues and new messages are to be read too."""
         self._tags = tags
         self._condition = condition
-        self._queues: dict[int, QueueReading] = {}
-        self._turns: list[QueueReading] = []
+        self._queues: dict[int, QueueReader] = {}
+        self._turns: list[QueueReader] = []
         ends = span.ends or {}
         for queue, start in span.starts.items():
             end = ends.get(queue, start) if span.ends is not None else None
-            self._add(QueueReading(queue, start, end, may_move=not span.explicit))
+            self._add(QueueReader(queue, start, end, may_move=not span.explicit))
 
-    def _add(self, queue: QueueReading) -> None:
+    def _add(self, queue: QueueReader) -> None:
         self._queues[queue.queue] = queue
         self._turns.append(queue)
 
@@ -102,14 +103,14 @@ class TopicReading:
                 pulls.append((queue.queue, self._pull(queue)))
         return pulls
 
-    def _pull(self, queue: QueueReading) -> Operation[Batch]:
+    def _pull(self, queue: QueueReader) -> Operation[Batch]:
         bytes_max = min(_PULL_BYTES_MAX, max(_PULL_BYTES_MIN, _PULL_BYTES_TOTAL // len(self._turns)))
         count = PULL_COUNT if queue.end is None else min(PULL_COUNT, queue.end - queue.position)
         # Do not let the broker hold a pull for an existing range: a filter may let none of the rest through.
         hold_ms = HOLD_MS if queue.end is None or queue.caught_up else 0
         return pull(self.topic, queue.queue, queue.position, count, bytes_max, hold_ms, self._tags, self._condition)
 
-    def answered(self, number: int, batch: Batch) -> None:
+    def take_batch(self, number: int, batch: Batch) -> None:
         """Take the response to a queue's pull."""
         queue = self._queues[number]
         queue.asked = False
@@ -122,7 +123,7 @@ class TopicReading:
         if messages:
             queue.messages.append(iter(messages))
 
-    def failed(self, number: int, error: FlintError) -> bool:
+    def pull_refused(self, number: int, error: FlintError) -> bool:
         """Handle a refused pull. Returns whether reading can continue: if the start was not explicit and has
         expired."""
         queue = self._queues[number]
@@ -132,7 +133,7 @@ class TopicReading:
             return True
         return False
 
-    def lost(self) -> None:
+    def forget_pulls(self) -> None:
         """Mark all pulls as not outstanding, because the connection was lost."""
         for queue in self._turns:
             queue.asked = False
@@ -162,4 +163,4 @@ class TopicReading:
         """Add the topic's new queues, which are read from their beginning."""
         for queue in stats:
             if queue.queue not in self._queues:
-                self._add(QueueReading(queue.queue, queue.min_offset, None, may_move=True))
+                self._add(QueueReader(queue.queue, queue.min_offset, None, may_move=True))

@@ -1,7 +1,7 @@
 """One iteration over a topic, without its connection: what to request, how to handle responses, and when to retry.
 
 A driver sends what ``requests`` returns on a connection that belongs to the iteration, reports ``asked`` and
-``answered``, takes the messages from ``reading``, and calls ``disconnected`` and ``failed`` when the connection is
+``answered``, takes the messages from ``reading``, and calls ``disconnected`` and ``pause_after`` when the connection is
 lost. All times are monotonic seconds that the driver passes in.
 """
 
@@ -17,7 +17,7 @@ from ..rpc.retry import backoff_seconds, is_retriable
 from ..rpc.session import Answer
 from ..times import now_millis
 from .positions import ends_at
-from .queue_reader import HOLD_MS, TopicReading
+from .queue_reader import HOLD_MS, TopicReader
 
 QUEUES_ASKED_SECONDS = 5.0
 """Interval at which a followed topic is checked for new queues."""
@@ -25,11 +25,11 @@ _STATS = -1
 """Key of the request for the list of queues, among the pulls, whose keys are queues."""
 
 
-class Iterating:
+class TopicIterator:
     """Sends the requests for one ``reading``. ``until_ms``: a future time (ms since 1970 UTC) at which it ends, or
     None; ``timeout``: seconds for which the broker may be away before the iteration fails; ``now``: when it begins."""
 
-    def __init__(self, reading: TopicReading, until_ms: int | None, timeout: float, now: float) -> None:
+    def __init__(self, reading: TopicReader, until_ms: int | None, timeout: float, now: float) -> None:
         self.reading = reading
         self._until_ms = until_ms
         self._timeout = timeout
@@ -80,13 +80,13 @@ class Iterating:
         try:
             result = operation.result(answer)
         except FlintError as error:
-            if queue != _STATS and self.reading.failed(queue, error):
+            if queue != _STATS and self.reading.pull_refused(queue, error):
                 return
             raise
         if queue == _STATS:
             self.reading.found_queues(result)
         else:
-            self.reading.answered(queue, result)
+            self.reading.take_batch(queue, result)
 
     def check_silence(self, address: Address, now: float) -> None:
         """Raise ``RequestTimeout`` if the broker has been silent for longer than it may hold a pull."""
@@ -109,9 +109,9 @@ class Iterating:
     def disconnected(self) -> None:
         """Forget the outstanding requests: the connection was lost or given back."""
         self._asked.clear()
-        self.reading.lost()
+        self.reading.forget_pulls()
 
-    def failed(self, error: FlintError, now: float) -> float:
+    def pause_after(self, error: FlintError, now: float) -> float:
         """Return the seconds to wait before retrying after ``error``; raise ``error`` if retrying cannot help."""
         if not is_retriable(error):
             raise error

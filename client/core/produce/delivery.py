@@ -117,7 +117,7 @@ class Delivery:
     def connected(self, limits: HelloAnswer) -> None:
         """Start sending on a new connection; ``limits`` is the broker's response to HELLO."""
         self.frames.frame_bytes_max = limits.produce_frame_bytes_max
-        self._backoff.end()
+        self._backoff.end_pause()
 
     def next_request(self, now: float, request_id: int) -> tuple[bytes, bytes | memoryview] | None:
         """Return the head and body of the next frame, with this request id; None if nothing can be sent now."""
@@ -153,7 +153,7 @@ class Delivery:
         if answer.code == SUCCESS:
             self._acknowledge(frame, answer)
             self._progressed_at = now
-            self._backoff.succeeded()
+            self._backoff.record_success()
         else:
             self._refused(frame, error_from_answer(answer.code, answer.fields), now)
         del self.in_flight[answer.request_id]
@@ -173,7 +173,7 @@ class Delivery:
         self.in_flight.clear()
         # Frames that may already be stored go first, while the broker still remembers their unique keys.
         self.offered = deque(sorted(self.offered, key=lambda lane: not lane.retries))
-        self._backoff.failed(error, now)
+        self._backoff.record_failure(error, now)
 
     def fail_all(self, error: FlintError) -> None:
         """Fail everything that was added."""
@@ -343,7 +343,7 @@ class Delivery:
                 frame.lane.retries.appendleft(frame)  # before the part that was cut off after it
             else:
                 frame.lane.retries.append(frame)
-            self._backoff.failed(error, now)
+            self._backoff.record_failure(error, now)
             self.on_retry(error)
         elif isinstance(error, MessageIllegal) and frame.count > 1:
             self._cut(frame, frame.count // 2)

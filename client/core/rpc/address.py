@@ -35,11 +35,11 @@ class AddressBook:
         """Return all addresses, in the order in which to try them now."""
         return [*self._addresses[self._first :], *self._addresses[: self._first]]
 
-    def answered(self, address: Address) -> None:
+    def mark_answered(self, address: Address) -> None:
         """Begin with this address next time: a connection to it succeeded."""
         self._first = self._addresses.index(address)
 
-    def failed(self, address: Address) -> None:
+    def mark_failed(self, address: Address) -> None:
         """Begin with the next address: a connection to this one failed."""
         if self._addresses[self._first] == address:
             self._first = (self._first + 1) % len(self._addresses)

@@ -46,7 +46,7 @@ class Backoff:
         """Return the seconds left to wait. ``now``: monotonic seconds."""
         return max(0.0, self.until - now)
 
-    def failed(self, error: FlintError, now: float) -> None:
+    def record_failure(self, error: FlintError, now: float) -> None:
         """Record a retriable failure. After the first loss of a connection, the client reconnects without a pause."""
         if now >= self.until:  # count requests that failed together only once
             self._failures += 1
@@ -54,12 +54,12 @@ class Backoff:
         at_once = isinstance(error, ConnectionFailed) and self._failures == 1
         self.until = now if at_once else now + backoff_seconds(self._failures, error)
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record a success."""
         self._failures = 0
         self.trouble = None
 
-    def end(self) -> None:
+    def end_pause(self) -> None:
         """End the pause."""
         self.until = 0.0
 

@@ -30,7 +30,7 @@ REASONS_BYTES_MAX = 24 * 1024
 """Maximum bytes of different reasons in one such request."""
 
 
-class Handling:
+class AckTracker:
     """The works of one member. ``to_begin``: works for a listener now. ``stuck``: called with a work whose listener
     does not return."""
 
@@ -60,7 +60,7 @@ class Handling:
 
     # ---- results of listeners
 
-    def finished(self, work: WorkItem, failed: Failed, handled: int) -> None:
+    def finish_work(self, work: WorkItem, failed: Failed, handled: int) -> None:
         """Record that all messages were handled except ``failed``, which are to be sent back."""
         if work.given_up:
             return

@@ -287,7 +287,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
         if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
             self._engine.keep_back(work, 0, [], failed[0].reason)
         else:
-            self._engine.finished(work, failed, len(work.messages) - len(failed))
+            self._engine.finish_work(work, failed, len(work.messages) - len(failed))
 
     async def _handle_each(self, work: WorkItem) -> None:
         failed: Failed = []
@@ -301,7 +301,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
                 return
             failed += outcome
             work.begun_at = time.monotonic()  # each message has its own time
-        self._engine.finished(work, failed, len(work.messages) - len(failed))
+        self._engine.finish_work(work, failed, len(work.messages) - len(failed))
 
     async def _failed(self, handed: Any, work: WorkItem) -> Failed:
         """Await the listener; returns the messages to redeliver, with their delay levels."""

@@ -1,6 +1,6 @@
 """The engine of a push consumer: the thread that talks to the broker for one member of a group.
 
-One lock guards the state that it shares with other threads (claims, membership, progress, handling, reading).
+One lock guards the state that it shares with other threads (claims, membership, progress, acks, prefetch).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...errors import ClientClosed, ClientFailed
 from ...sync.connection import Connection
 from ...sync.pool import Dialer
 from ..connection_thread import ConnectionThread
-from .ack_tracker import Handling
+from .ack_tracker import AckTracker
 from .assignments import Claim, WorkItem, claims_for
 from .health import Health
 from .membership import Membership
 from .options import Options
 from .outcome import Failed
-from .prefetch import Reading
+from .prefetch import Prefetch
 from .progress import Progress, Told
 from .requests import HOLD_MS
 
@@ -61,8 +61,8 @@ class Engine(ConnectionThread):
         self._claims = claims_for(options)
         self._membership = Membership(options, self._claims, clock, self._assigned)
         self._progress = Progress(options, self._claims, self._membership, clock)
-        self._handling = Handling(options, self._claims, self._membership, self._progress, clock, stuck)
-        self._reading = Reading(options, self._claims, self._membership, self._progress, self._handling, clock)
+        self._acks = AckTracker(options, self._claims, self._membership, self._progress, clock, stuck)
+        self._prefetch = Prefetch(options, self._claims, self._membership, self._progress, self._acks, clock)
 
     # ---- its lifetime, for other threads
 
@@ -85,15 +85,15 @@ class Engine(ConnectionThread):
         with self._lock:
             self._membership.leaving = True
             self._claims.revoke_all()
-            self._handling.abandon()
+            self._acks.abandon()
         self._waiter.wake()
 
     # ---- results of listeners
 
-    def finished(self, work: WorkItem, failed: Failed, handled: int) -> None:
+    def finish_work(self, work: WorkItem, failed: Failed, handled: int) -> None:
         """Record that a listener is done with a work: ``failed`` are the messages to send back."""
         with self._lock:
-            self._handling.finished(work, failed, handled)
+            self._acks.finish_work(work, failed, handled)
             self._wake_for(work.claim)
 
     def keep_back(self, work: WorkItem, handled: int, failed: Failed, reason: str) -> None:
@@ -102,19 +102,19 @@ class Engine(ConnectionThread):
         ``failed``: messages before it that are to be sent back anyway; ``reason``: why this one failed.
         """
         with self._lock:
-            self._handling.keep_back(work, handled, failed, reason)
+            self._acks.keep_back(work, handled, failed, reason)
             self._waiter.wake()
 
     def give_back(self, work: WorkItem) -> None:
         """Return a work that was not begun, because its queue is being released."""
         with self._lock:
-            self._handling.give_back(work)
+            self._acks.give_back(work)
             self._wake_for(work.claim)
 
     def _wake_for(self, claim: Claim) -> None:
         """Wake the thread if there is something to do now. Waking it for every finished work would cost too much."""
-        handling = self._handling
-        if handling.to_begin or handling.sending_back or claim.stopped or not claim.asked:
+        acks = self._acks
+        if acks.to_begin or acks.sending_back or claim.stopped or not claim.asked:
             self._waiter.wake()
 
     # ---- state and control
@@ -122,13 +122,13 @@ class Engine(ConnectionThread):
     def set_paused(self, topics: frozenset[str]) -> None:
         """Stop pulling these topics, and only these."""
         with self._lock:
-            self._reading.paused = topics
+            self._prefetch.paused = topics
         self._waiter.wake()
 
     @property
     def paused(self) -> frozenset[str]:
         """Topics that are not pulled."""
-        return self._reading.paused
+        return self._prefetch.paused
 
     def commit(self, told: Told) -> None:
         """Commit progress now; ``told`` is called with the outcome."""
@@ -145,7 +145,7 @@ class Engine(ConnectionThread):
         with self._lock:
             works = [work for claim in self._claims for work in claim.works if not work.done]
             oldest = min((work.begun_at for work in works), default=inf)
-            counts = self._handling.counts
+            counts = self._acks.counts
             return Health(
                 alive=self.running and self.failure is None,
                 joined=self._membership.last_epoch > 0 and not self._membership.parting,
@@ -182,7 +182,7 @@ class Engine(ConnectionThread):
     def _may_connect(self, now: float) -> bool:
         membership = self._membership
         with self._lock:
-            self._handling.look_after(now)
+            self._acks.look_after(now)
             if membership.leaving and self._backoff.trouble is not None and not self._claims.handling:
                 membership.left = True  # the broker is unreachable and no listener is busy: let the session expire
         return not membership.left
@@ -198,27 +198,27 @@ class Engine(ConnectionThread):
 
     def _send_due(self, connection: Connection, now: float) -> float:
         self._look_after(now)
-        handling, progress = self._handling, self._progress
-        due = handling.due(now) + progress.due(now)
-        may_leave = not (handling.sending_back or progress.committing)
+        acks, progress = self._acks, self._progress
+        due = acks.due(now) + progress.due(now)
+        may_leave = not (acks.sending_back or progress.committing)
         due += self._membership.due(now, may_leave=may_leave)
-        due += self._reading.due(now)
+        due += self._prefetch.due(now)
         self._send(connection, due)
-        if handling.to_begin:
+        if acks.to_begin:
             return 0.0
-        at = min(self._membership.due_at(), progress.due_at(), handling.due_at(), self._reading.due_at(now))
+        at = min(self._membership.due_at(), progress.due_at(), acks.due_at(), self._prefetch.due_at(now))
         return max(0.0, min(at - now, LOOK_SECONDS_MAX))
 
     def _look_after(self, now: float) -> None:
         """Handle the effects of time: works that are due, listeners that take too long, queues to release."""
-        self._handling.look_after(now)
+        self._acks.look_after(now)
         self._progress.look_after(now)
         if self._claims.release(commit_first=self._progress.by_itself):
             self._membership.beat_soon()
 
     def _assigned(self, rejoined: bool) -> None:
         """Handle the response to a heartbeat."""
-        self._backoff.succeeded()
+        self._backoff.record_success()
         if rejoined:
             self._progress.moved_anything()
         if self._claims.recalls:
@@ -228,7 +228,7 @@ class Engine(ConnectionThread):
 
     def _pass_on(self) -> None:
         with self._lock:
-            works, self._handling.to_begin = self._handling.to_begin, []
+            works, self._acks.to_begin = self._acks.to_begin, []
         if works:
             self._begin(works)
 

@@ -18,7 +18,7 @@ from ....protocol.storage.delivery import PROPERTY_RETRY_TOPIC, RETRY_TOPIC_PREF
 from ...core.consume.batch import Batch
 from ...core.rpc.operation import Request
 from . import requests
-from .ack_tracker import Handling
+from .ack_tracker import AckTracker
 from .assignments import Claim, Claims
 from .membership import Membership
 from .options import Options
@@ -30,7 +30,7 @@ REFUSED_PAUSE_SECONDS = 1.0
 """Pause before pulling a queue again that the broker refused to read."""
 
 
-class Reading:
+class Prefetch:
     """The pulls of one member. ``paused``: topics that are not pulled."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Reading:
         claims: Claims,
         membership: Membership,
         progress: Progress,
-        handling: Handling,
+        acks: AckTracker,
         clock: Callable[[], float],
     ) -> None:
         self.paused: frozenset[str] = frozenset()
@@ -47,7 +47,7 @@ class Reading:
         self._claims = claims
         self._membership = membership
         self._progress = progress
-        self._handling = handling
+        self._acks = acks
         self._clock = clock
 
     def due(self, now: float) -> list[Request]:
@@ -77,7 +77,7 @@ class Reading:
             if claim.topic.startswith(RETRY_TOPIC_PREFIX):
                 for message in messages:
                     message.shown_in(message.properties.get(PROPERTY_RETRY_TOPIC, claim.topic))
-            self._handling.to_begin += self._claims.arrived(claim, batch, messages)
+            self._acks.to_begin += self._claims.arrived(claim, batch, messages)
             self._progress.moved(claim)
         elif isinstance(error, OffsetOutOfRange) and not claim.stopped:
             self._moved(claim, error)
@@ -112,6 +112,6 @@ class Reading:
             before,
             claim.position,
         )
-        self._handling.counts.skipped += max(claim.position - before, 0)
+        self._acks.counts.skipped += max(claim.position - before, 0)
         if not claim.works:
             claim.commit_offset = claim.position

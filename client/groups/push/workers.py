@@ -94,7 +94,7 @@ class Workers:
         if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
             self.engine.keep_back(work, 0, [], failed[0].reason)
         else:
-            self.engine.finished(work, failed, len(work.messages) - len(failed))
+            self.engine.finish_work(work, failed, len(work.messages) - len(failed))
 
     def _handle_each(self, work: WorkItem) -> None:
         failed: Failed = []
@@ -109,7 +109,7 @@ class Workers:
             failed += outcome
             if len(work.messages) > 1:
                 work.begun_at = time.monotonic()  # the timeout applies to each message
-        self.engine.finished(work, failed, len(work.messages) - len(failed))
+        self.engine.finish_work(work, failed, len(work.messages) - len(failed))
 
     def _failed(self, handed: Any, messages: Sequence[StoredMessage], work: WorkItem) -> Failed:
         """Call the listener; returns the messages to redeliver, with their delay levels."""

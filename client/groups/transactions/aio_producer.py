@@ -50,9 +50,9 @@ class _Halves(Producer):
         """Return the loop; raises if the producer cannot be used."""
         return self._life.enter()
 
-    async def end(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
+    async def end_transaction(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
         """Tell the broker the outcome; retry while that can help and time is left."""
-        await self._caller.call(requests.end(group, receipt, outcome), self._caller.deadline(timeout))
+        await self._caller.call(requests.end_transaction(group, receipt, outcome), self._caller.deadline(timeout))
 
 
 class Transaction(TransactionShell["TransactionProducer"]):
@@ -147,7 +147,7 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
         message_id = transaction.message_id
         decide(self._decisions, message_id, outcome)
         try:
-            await self._halves.end(self._group, transaction.receipt, outcome, timeout)
+            await self._halves.end_transaction(self._group, transaction.receipt, outcome, timeout)
         except FlintError as error:
             raise not_ended(self._decisions, message_id, outcome, error) from error.__cause__
         self._decisions.confirmed(message_id)
@@ -160,7 +160,7 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
         try:
             self._loop.call_soon_threadsafe(self._start_check, question)
         except RuntimeError as error:  # the loop was closed without closing the producer
-            self._registration.fail(error)
+            self._registration.fail_checks(error)
 
     def _start_check(self, question: Question) -> None:
         assert self._loop is not None
@@ -175,12 +175,12 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
             except asyncio.CancelledError as error:
-                self._questions.failed(question, error)
+                self._questions.check_failed(question, error)
                 raise
             except Exception as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
-                self._questions.failed(question, error)
+                self._questions.check_failed(question, error)
             else:
-                self._questions.checked(question, outcome)
+                self._questions.check_returned(question, outcome)
 
     # ---- end
 

@@ -48,9 +48,9 @@ class _Halves(Producer):
         """Raise if the producer cannot be used."""
         self._guard.check()
 
-    def end(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
+    def end_transaction(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
         """Tell the broker the outcome; retry while that can help and time is left."""
-        self._caller.call(requests.end(group, receipt, outcome), self._caller.deadline(timeout))
+        self._caller.call(requests.end_transaction(group, receipt, outcome), self._caller.deadline(timeout))
 
 
 class Transaction(TransactionShell["TransactionProducer"]):
@@ -156,7 +156,7 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
         message_id = transaction.message_id
         decide(self._decisions, message_id, outcome)
         try:
-            self._halves.end(self._group, transaction.receipt, outcome, timeout)
+            self._halves.end_transaction(self._group, transaction.receipt, outcome, timeout)
         except FlintError as error:
             raise not_ended(self._decisions, message_id, outcome, error) from error.__cause__
         self._decisions.confirmed(message_id)
@@ -175,13 +175,13 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
             try:
                 outcome = self._check(question.message)
             except Exception as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
-                self._questions.failed(question, error)
+                self._questions.check_failed(question, error)
             except BaseException as error:  # noqa: BLE001
-                self._questions.failed(question, error)
-                self._registration.fail(error)  # every later call raises it
+                self._questions.check_failed(question, error)
+                self._registration.fail_checks(error)  # every later call raises it
                 return
             else:
-                self._questions.checked(question, outcome)
+                self._questions.check_returned(question, outcome)
 
     # ---- end
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 class Questions:
     """Counts and answers the broker's checks. ``check_later`` calls the application's ``check``, once at a time for
-    each transaction, and then ``checked`` or ``failed``. Thread-safe."""
+    each transaction, and then ``check_returned`` or ``check_failed``. Thread-safe."""
 
     def __init__(self, decisions: Decisions, check_later: Callable[[Question], None]) -> None:
         self.checked_count = 0
@@ -50,10 +50,10 @@ class Questions:
             self._waiting[question.transaction_id] = [question]
         self._check_later(question)
 
-    def checked(self, question: Question, outcome: object) -> None:
+    def check_returned(self, question: Question, outcome: object) -> None:
         """Answer with the result of ``check``."""
         if not isinstance(outcome, Outcome):
-            self.failed(
+            self.check_failed(
                 question,
                 InvalidArgumentType(f"check must return an Outcome, not {type(outcome).__name__} ({outcome!r:.60})"),
             )
@@ -64,7 +64,7 @@ class Questions:
         for each in waiting:
             self.registration.answer(each, outcome)
 
-    def failed(self, question: Question, error: BaseException) -> None:
+    def check_failed(self, question: Question, error: BaseException) -> None:
         """Answer that ``check`` failed, so that the broker asks again later."""
         log.error(
             "producer group %s: check failed for transaction %s; the broker will ask again",

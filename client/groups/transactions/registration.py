@@ -83,7 +83,7 @@ class Registration(ConnectionThread):
         self._answers.append((question, outcome))
         self._waiter.wake()
 
-    def fail(self, error: BaseException) -> None:
+    def fail_checks(self, error: BaseException) -> None:
         """End after an error because of which checks can no longer be answered."""
         self.failure = ClientFailed(f"check ended its thread with {type(error).__name__}: {error}", error)
         self.die(self.failure)
@@ -147,7 +147,7 @@ class Registration(ConnectionThread):
             raise error
         if interval is None:
             return
-        self._backoff.succeeded()
+        self._backoff.record_success()
         self._beat_at = time.monotonic() + interval
         if not self.registered.is_set():
             log.info("producer %s of group %s is registered for the broker's checks", self.member, self.group)

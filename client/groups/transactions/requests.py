@@ -101,7 +101,7 @@ def leave(group: str, member: str) -> Operation[None]:
     return operation(commands.UNREGISTER_CLIENT, nothing, group=group, member=member, kind=PRODUCER)
 
 
-def end(group: str, receipt: Receipt, outcome: Outcome) -> Operation[None]:
+def end_transaction(group: str, receipt: Receipt, outcome: Outcome) -> Operation[None]:
     """Commit or roll back the transaction of a half message; succeeds if it has already ended that way."""
     return end_half(
         receipt.message_id,

@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 
 from ..columns import Column, columns_of, ddl, offered
 from ..errors import InvalidOption
-from ..gc_freeze import settling
-from ..plain_errors import plainly, plainly_each
+from ..gc_freeze import freeze_gc
+from ..plain_errors import hide_traceback, hide_traceback_each
 from ..stream import RefusedStream
 from .log_end import find_end
 from .log_files import find_log
@@ -36,7 +36,7 @@ class ArchiveSource(DataSource):
         """Return the name for ``format``."""
         return "flintmq-store"
 
-    @plainly
+    @hide_traceback
     def schema(self) -> str:
         """Return the columns; ``load`` calls this, so options and path are checked here."""
         options = self._options()
@@ -44,7 +44,7 @@ class ArchiveSource(DataSource):
         check_topics(options.topics or (), log)
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
-    @plainly
+    @hide_traceback
     def reader(self, schema: StructType) -> ArchiveReader:
         """Return a reader of the columns in ``schema``."""
         return ArchiveReader(columns_of(schema), self._options())
@@ -58,7 +58,7 @@ class ArchiveSource(DataSource):
             )
         )
 
-    @plainly
+    @hide_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Refuse writes: only a broker writes to a store."""
         raise InvalidOption("the source 'flintmq-store' is only read. To send messages: write.format(\"flintmq\")")
@@ -81,18 +81,18 @@ class ArchiveReader(DataSourceReader):
         self._columns = columns
         self._options = options
 
-    @plainly
+    @hide_traceback
     def partitions(self) -> Sequence[InputPartition]:
         """Return the log as of now, cut at record boundaries."""
         fail = self._options.fail_on_corruption
         log = find_end(find_log(self._options.path, fail_on_corruption=fail), fail_on_corruption=fail)
         return [LogPartition(tuple(stretches)) for stretches in plan(log, self._options)]
 
-    @plainly_each
+    @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         if isinstance(partition, LogPartition):  # otherwise it is Spark's placeholder for an empty plan
             from .log_reader import PartitionReader  # only tasks need it
 
-            with settling():
+            with freeze_gc():
                 yield from PartitionReader(partition.stretches, self._columns, self._options).batches()
