@@ -60,17 +60,17 @@ class ConnectionLog:
             self._away_since = self._clock()
         self._say(LOST, f"lost the connection: {error}; connecting again", self._trouble_level)
 
-    def unreachable(self, error: FlintError) -> None:
-        """Record a failed connection attempt. Logs only the first of a series, and only if a retry can help."""
-        if not is_retriable(error):
-            return
-        with self._lock:
-            if self._away_since is None:
-                self._away_since = self._clock()
-            if self._waiting:
-                return
-            self._waiting = True
-        self._say(WAITING, f"waiting for the broker: {error}")
+    def unreachable(self, error: FlintError) -> FlintError:
+        """Record a failed connection attempt; return its error. Logs only the first of a series, and only if a retry
+        can help."""
+        if is_retriable(error):
+            with self._lock:
+                if self._away_since is None:
+                    self._away_since = self._clock()
+                first, self._waiting = not self._waiting, True
+            if first:
+                self._say(WAITING, f"waiting for the broker: {error}")
+        return error
 
     def retried(self, what: str, error: FlintError) -> None:
         """Record that a request failed and is being resent."""

@@ -41,7 +41,7 @@ class UserRights:
     def meets(self, need: Need) -> bool:
         """Return whether the user has the permission."""
         met = self._met.get(need)
-        if met is None and len(need.name) > NAME_CHARS_MAX:
+        if met is None and len(need.name) > NAME_CHARS_MAX:  # a client could fill the cache with long names
             return self.permissions.meets(need)
         if met is None:
             if len(self._met) >= REMEMBERED_MAX:

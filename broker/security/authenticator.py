@@ -48,6 +48,7 @@ class Authenticator:
             user, answer = self._judge(exchange, client_final)
         except AuthenticationFailed as error:
             self.failures += 1
+            # Before the connection hears of it: its next attempt must already meet the pause.
             pause_s = self.backoff.record_failure(host)
             log.warning(
                 "%s failed to authenticate as %s: %s; the next attempt from this address waits %.1f s",

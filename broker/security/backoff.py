@@ -36,8 +36,8 @@ class _Address:
 class LoginBackoff:
     """The pauses by address. Runs on the event loop, whose ``clock`` and ``call_at`` it uses.
 
-    The code that checks an attempt must call ``failed`` or ``succeeded`` at once. Correct attempts wait too: the
-    response time must not tell a correct guess from a wrong one.
+    The code that checks an attempt must call ``record_failure`` or ``record_success`` at once. Correct attempts wait
+    too: the response time must not tell a correct guess from a wrong one.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LoginBackoff:
         pause = pause_after(address.failures)
         address.next_at = now + pause
         self._addresses.move_to_end(network)
-        if len(self._addresses) > ADDRESSES_MAX:
+        if len(self._addresses) > ADDRESSES_MAX:  # an attacker with many addresses must not fill the memory
             self._forget_oldest()
         return pause
 

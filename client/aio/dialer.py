@@ -58,12 +58,4 @@ class Dialer:
                 self._addresses.mark_answered(address)
                 self.log.connected(address)
                 return connection
-        raise self._unreachable(failures)
-
-    def _unreachable(self, failures: list[FlintError]) -> FlintError:
-        """Return the error for no usable address. Empties ``failures`` to avoid a reference cycle, like the synchronous
-        dialer."""
-        failure = no_address_answered(failures)
-        failures.clear()
-        self.log.unreachable(failure)
-        return failure
+        raise self.log.unreachable(no_address_answered(failures))

@@ -161,6 +161,7 @@ class ConnectionThread(ABC):
         if pause > 0:
             self._waiter.wait(None, pause)
             return
+        # Without the lock: this can take seconds, and other threads must not wait for it.
         connection = self._dialer.dial(CONNECT_SECONDS_MAX)
         with self._lock:
             self._connection = connection

@@ -48,6 +48,7 @@ class _Iteration:
             while not reading.finished:
                 if not reading.has_messages:
                     self._guarded(wait=True)
+                # Take what has arrived without waiting: a queue without messages may have some by now.
                 elif reading.someone_waits or not self._iterating.outstanding:
                     self._guarded(wait=False)
                 yield from reading.turn()

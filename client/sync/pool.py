@@ -55,15 +55,7 @@ class Dialer:
                 self._addresses.mark_answered(address)
                 self.log.connected(address)
                 return connection
-        raise self._unreachable(failures)
-
-    def _unreachable(self, failures: list[FlintError]) -> FlintError:
-        """Return the error for no usable address. Empties ``failures``: otherwise the raised error would be a local of
-        a frame in its own traceback, a reference cycle."""
-        failure = no_address_answered(failures)
-        failures.clear()
-        self.log.unreachable(failure)
-        return failure
+        raise self.log.unreachable(no_address_answered(failures))
 
 
 class ConnectionPool:

@@ -97,7 +97,7 @@ class GroupCoordinator:
                 self._grant(group, asking=member)
         else:
             group, member = self._join(remote, request, subscriptions, held, now)
-        member.told_epoch = group.epoch
+        member.told_epoch = group.epoch  # by the response to this heartbeat
         self._sweep_soon()
         return group, member
 
@@ -141,6 +141,7 @@ class GroupCoordinator:
         return self.groups.get(name) or ConsumerGroup(name, CLUSTERING, self._first_epoch)
 
     def _connect(self, group: ConsumerGroup, member: Member, remote: ClientHandle) -> None:
+        # Registered first, because that can be refused; then the member must keep its old connection.
         cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote))
         member.cancel_lost()
         member.remote, member.cancel_lost = remote, cancel_lost
@@ -162,6 +163,7 @@ class GroupCoordinator:
         group.members[member_name].cancel_lost()
         group.leave(member_name)
         if not group.members:
+            # A later group of this name must not reuse an epoch that a former member may still send.
             self._first_epoch = max(self._first_epoch, group.epoch)
             del self.groups[group.name]
             self._awaited.pop(group.name, None)
@@ -223,6 +225,7 @@ class GroupCoordinator:
     def _sweep(self) -> None:
         self._sweep_due = False
         now = self._clock()
+        # Queues that were withheld while the broker settled become free without any change: rebalance once after that.
         changed = self._store.topics.version != self._topics_version or now < self._settling_until + 2 * SWEEP_SECONDS
         self._topics_version = self._store.topics.version
         for group in list(self.groups.values()):
@@ -360,6 +363,7 @@ class GroupCoordinator:
         that gets one decides. Any thread.
         """
         wanted: dict[tuple[str, str], dict[int, int]] = {}
+        # Copies, because the loop may change these while another thread iterates.
         for group in list(self.groups.values()):
             if group.clustering:
                 wanted |= {(group.name, topic): {} for topic in group.topics()}

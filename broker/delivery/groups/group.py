@@ -161,6 +161,7 @@ class ConsumerGroup:
         for topic, subscription in member.subscriptions.items():
             self._wanted[topic] = (subscription, self._wanted.get(topic, (subscription, 0))[1] + 1)
         if self.clustering:
+            # It still has messages of these. If they went to another member, both would handle them.
             for queue in held:
                 if queue not in self.held and queue[0] in member.subscriptions:
                     self.held[queue] = member.name
@@ -292,6 +293,7 @@ class ConsumerGroup:
         """Return the members to notify of a changed assignment, each once."""
         found = []
         for member in [self.members[name] for name in self._changed]:
+            # Its last response may have shown all that concerns it: its newest grant, and nothing to give up.
             newest = max(member.granted.values(), default=0)
             if member.told_epoch < newest or (member.told_epoch < self.epoch and self.to_give_up(member)):
                 member.told_epoch = self.epoch

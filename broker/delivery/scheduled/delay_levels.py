@@ -85,7 +85,7 @@ class DelayLevels:
             else:
                 worked = False
             if worked or await self._count(level):
-                self._turn += turn + 1
+                self._turn += turn + 1  # the next step begins with another level: a busy one must not delay the rest
                 return True
         return False
 
@@ -104,7 +104,7 @@ class DelayLevels:
                 continue
             first = await self._redeliverer.first_offset(queue)
             delivered = min(self._store.delay_offsets.delivered(number), queue.max_offset)
-            at = max(first, delivered)
+            at = max(first, delivered)  # retention may have deleted messages that were still waiting
             found = queue.max_offset, now_ms - self._moved_ms
             crashed = not self._store.ended_clean and not self._started
             self.levels[number] = Level(

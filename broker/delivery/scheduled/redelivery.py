@@ -57,7 +57,7 @@ class UnflushedEvents(Generic[T]):
     """Events in their order, each held back until the log is on disk up to it: none may be recorded as done before."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock = Lock()  # the event loop adds events, the thread that persists progress takes them
         self.waiting: deque[tuple[int, T]] = deque()
         """Pairs of (end of the log that must be on disk first, event)."""
 
@@ -201,7 +201,7 @@ class Redeliverer:
         if not any(waiting.counts):
             return store.write_offset
         if committed_by is not None:
-            committed_by()
+            committed_by()  # nothing is awaited from here on: the copies must directly follow the note
         end_offset = store.deliver(waiting, places, committed=committed_by is not None)
         self._appended()
         return end_offset

@@ -56,6 +56,7 @@ class CommitCopier:
         return False
 
     async def _copy(self) -> bool:
+        # A commit whose note is not acknowledged yet can still fail, and then no consumer may see its messages.
         pending = next((each for each in self._staged.pending.values() if each.decided), None)
         if pending is None:
             return False

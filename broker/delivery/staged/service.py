@@ -190,6 +190,7 @@ class StagedTransactions:
         chosen = set(names)
         dropped = [name for name in self._to_drop(drop, may_drop) if name not in chosen] if drop else []
         note_offset = self._store.next_append_offset(OP_PREPARED_TOPIC, 0)
+        # This note commits the transaction, so every reason to refuse it was checked before.
         end_offset = self.append_note([COMMIT, scope, sequence, names, dropped, [messages for _, messages in wanted]])
         commit = self.table.commit_stages(scope, sequence, names, note_offset)
         self.table.drop_stages(dropped)
@@ -287,6 +288,7 @@ class StagedTransactions:
         next_note = store.next_append_offset(OP_PREPARED_TOPIC, 0)
         next_message = store.next_append_offset(PREPARED_TOPIC, 0)
         needed = self.table.needed_offsets(next_note, next_message)
+        # It counts the notes in the log so far, so it is persisted only after these are on disk.
         store.staged_state.offer(store.write_offset, StagedSnapshot(*needed, dict(self.table.sequences)))
 
     def persist(self) -> None:

@@ -100,6 +100,7 @@ class TransactionalMessageCheckService:
                 transaction = checks.popleft()[1]
                 if self._is_over(transaction):
                     continue
+                # Scheduled before it is known whether the check succeeds: a failed one is repeated after the interval.
                 self._again.append((now + self._interval_s, transaction))
                 if transaction.ending is None and (record := self._check(transaction)) is not None:
                     hot.append((transaction, record))
@@ -155,6 +156,8 @@ class TransactionalMessageCheckService:
             return
         ends = self._transactions.ends
         records = [checked_again(record, transaction.half.check_times + 1) for transaction, record in checked]
+        # If the broker is killed between the copies and the notes on the originals, the next start finds both, and the
+        # newer one replaces the older (``OpenTransactions.add_half``).
         notes = ends.notes_for([transaction.half.queue_offset for transaction, _ in checked])
         try:
             self._writer.append_records([*records, *notes])

@@ -82,6 +82,7 @@ class EndWriter:
 
     def _topics_are_there(self, error: BrokerError | None) -> None:
         if error is None:
+            # Not at once: all other ends of this turn of the loop join the same append.
             self._loop.call_soon(self._write_step)
             return
         batch, self._batch = self._batch, []
@@ -146,6 +147,7 @@ class EndWriter:
             self._not_written(endings, error)
             return
         self.enter_notes(notes)
+        # In the table before the flush: a second request for the same transaction must find it ended, not open.
         ended = [(ending, self._enter_end(ending, end_offset)) for ending in endings]
         self._writer.when_acknowledged(end_offset, lambda error: _tell(ended, error))
         self.schedule_save()
@@ -185,6 +187,8 @@ class EndWriter:
             offsets.commit(TRANSACTION_GROUP, OP_HALF_TOPIC, 0, note_offset)
             self._unsaved = None
         done = self._table.finished_offsets()
+        # Not saved before the log is on disk up to here: after a power cut the ends below it could be lost, and a start
+        # would not read their half messages any more.
         if self._unsaved is None and done != self._saved():
             self._unsaved = (self._store.write_offset, *done)
         return self._unsaved is not None

@@ -104,6 +104,7 @@ def committed(half: Half, record: Record) -> Record:
         queue_id=half.queue,
         properties=_with(record.properties, PROPERTY_RECORD_CRC),
         sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT,
+        # As in RocketMQ. By this offset a start finds out that a half message without an op record is committed.
         prepared_transaction_offset=half.physical_offset,
     )
 

@@ -78,6 +78,7 @@ class TransactionalMessageService:
         for half in found.halves:
             transaction = self._open(half)
             if half.queue_offset in found.committed:
+                # Its message is in its topic already; only the op record is missing.
                 table.end_transaction(transaction, COMMIT, 0)
                 self.ends.note_finished(half.queue_offset)
         if found.halves:
@@ -152,7 +153,7 @@ class TransactionalMessageService:
             transaction.ending.callbacks.append(done)
             return
         ending = transaction.ending = Ending(transaction, outcome, done)
-        if outcome == ROLLBACK:
+        if outcome == ROLLBACK:  # its end is an op record alone, so the half message need not be read
             self.ends.add_end(ending)
             return
         try:
@@ -176,6 +177,7 @@ class TransactionalMessageService:
         ended = self.table.find_ended(request.transaction_id)
         if ended is not None and not (request.parked and ended.outcome == PARKED):
             ended.check_group(request.group)
+            # The end may still wait for its flush, and until then no caller may rely on it.
             self._writer.when_acknowledged(ended.end_offset, lambda error: done(error or ended.error()))
             return
 

@@ -182,6 +182,7 @@ class OpenTransactions:
 
     def finished_offsets(self) -> tuple[int, int]:
         """Return the next offsets of the half and of the op topic: records below them are no longer needed."""
+        # Half messages enter with growing queue offsets, so the first key belongs to the oldest open transaction.
         half_offset = next(iter(self._by_queue_offset), self.next_half_offset)
         notes = self._notes
         while notes and notes[0][1] < half_offset:

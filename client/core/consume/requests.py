@@ -34,19 +34,7 @@ def pull(
     """Read stored messages of one queue. ``condition``: a filter expression for the broker; empty: none."""
 
     def decode(answer: Answer) -> Batch:
-        head = decode_fields(commands.RecordsAnswer, answer.fields)
-        return Batch(
-            topic,
-            queue,
-            answer.body,
-            head.count,
-            next_offset=head.next_offset,
-            min_offset=head.min_offset,
-            max_offset=head.max_offset,
-            lost=head.lost,
-            go_on=answer.code == PULL_RETRY_IMMEDIATELY,
-            tags=tags,
-        )
+        return batch_of(answer, topic, queue, tags)
 
     return operation(
         commands.PULL,
@@ -60,6 +48,23 @@ def pull(
         wait_ms=wait_ms,
         tags=tags.expression,
         filter=condition,
+    )
+
+
+def batch_of(answer: Answer, topic: str, queue: int, tags: TagFilter) -> Batch:
+    """Return the messages in the response to a pull."""
+    head = decode_fields(commands.RecordsAnswer, answer.fields)
+    return Batch(
+        topic,
+        queue,
+        answer.body,
+        head.count,
+        next_offset=head.next_offset,
+        min_offset=head.min_offset,
+        max_offset=head.max_offset,
+        lost=head.lost,
+        go_on=answer.code == PULL_RETRY_IMMEDIATELY,
+        tags=tags,
     )
 
 

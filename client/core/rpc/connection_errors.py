@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from .address import Address
@@ -62,14 +61,15 @@ def unanswered(address: Address, command: str, seconds: float) -> RequestTimeout
     return RequestTimeout(f"the broker at {address} did not answer {command} within {seconds:g} s")
 
 
-def no_address_answered(failures: Sequence[FlintError]) -> FlintError:
+def no_address_answered(failures: list[FlintError]) -> FlintError:
     """Return the error if none of several addresses could be used. A permanent refusal by one address is the result
-    only if all refuse permanently."""
-    if len(failures) == 1 or not any(map(is_retriable, failures)):
-        return failures[0]
-    combined = ConnectionFailed("; ".join(str(error) for error in failures))
-    combined.__cause__ = failures[0]
-    return combined
+    only if all refuse permanently. Empties ``failures``, which is a local of a frame in the traceback of the error."""
+    failure = failures[0]
+    if len(failures) > 1 and any(map(is_retriable, failures)):
+        failure = ConnectionFailed("; ".join(str(error) for error in failures))
+        failure.__cause__ = failures[0]
+    failures.clear()  # a reference from that local would be a cycle
+    return failure
 
 
 def reason_of(error: OSError) -> str:

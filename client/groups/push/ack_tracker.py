@@ -63,7 +63,7 @@ class AckTracker:
     def finish_work(self, work: WorkItem, failed: Failed, handled: int) -> None:
         """Record that all messages were handled except ``failed``, which are to be sent back."""
         if work.given_up:
-            return
+            return  # its messages were sent back when the listener exceeded its time
         self.counts.consumed += handled
         self._claims.took(self._clock() - work.taken_at, len(work.messages))
         if failed and not work.claim.lost:

@@ -100,6 +100,7 @@ class Claim:
     def complete(self, work: WorkItem) -> None:
         """Mark ``work`` as done: its messages are handled, sent back, or no longer wanted."""
         work.done = True
+        # An offset covers all messages below it, so a work that is done early waits for the ones before it.
         while self.works and self.works[0].done:
             first = self.works.popleft()
             self.commit_offset = first.next_offset
@@ -290,7 +291,7 @@ class Claims:
         sees them."""
         claim.asked = False
         if claim.stopped:
-            return []
+            return []  # the queue's next member pulls them again
         claim.position = max(claim.position, batch.next_offset)
         works = self._cut(claim, batch, messages)
         if not works:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgpack
 
 from ....protocol import commands
 from ....protocol.commands import CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT
-from ....protocol.errors import PULL_RETRY_IMMEDIATELY, RemoteProtocolError
+from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
 from ...core.consume.batch import Batch
-from ...core.consume.tags import EVERYTHING, TagFilter
+from ...core.consume.requests import batch_of
+from ...core.consume.tags import EVERYTHING
 from ...core.rpc.operation import Operation, nothing, operation, unpack_body
 from ...core.rpc.session import Answer
 from .assignments import Claim, Row
@@ -74,7 +74,7 @@ def pull(options: Options, epoch: int, claim: Claim, max_count: int, max_bytes: 
     tags, condition = options.subscriptions.get(claim.topic, (EVERYTHING, ""))
 
     def decode(answer: Answer) -> Batch:
-        return _batch(claim, tags, answer)
+        return batch_of(answer, claim.topic, claim.queue, tags)
 
     return operation(
         commands.PULL,
@@ -91,22 +91,6 @@ def pull(options: Options, epoch: int, claim: Claim, max_count: int, max_bytes: 
         group=options.group,
         member=options.member,
         epoch=epoch,
-    )
-
-
-def _batch(claim: Claim, tags: TagFilter, answer: Answer) -> Batch:
-    head: Any = decode_fields(commands.RecordsAnswer, answer.fields)
-    return Batch(
-        claim.topic,
-        claim.queue,
-        answer.body,
-        head.count,
-        next_offset=head.next_offset,
-        min_offset=head.min_offset,
-        max_offset=head.max_offset,
-        lost=head.lost,
-        go_on=answer.code == PULL_RETRY_IMMEDIATELY,
-        tags=tags,
     )
 
 
