@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from ...protocol.storage.arrays.record_positions import gather
 from ...protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RecordHead, SysFlag
 from ...protocol.storage.record import CorruptRecord, decode_record
 from ..core.compression import DecompressionFailed, decompress
 from ..errors import CompressionUnavailable, CorruptMessage
 from .scan import SOUND, Blob, Ints, Part, Rows, scan_records
-from .slices import BLOB_BYTES_MAX, gather, slices
+from .slices import BLOB_BYTES_MAX, slices
 
 _STORE_HOST_AT = RECORD.at["store_host"]
 _HOST_BYTES = 8

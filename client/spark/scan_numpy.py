@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...protocol.storage.arrays.record_positions import gather, locate_records
 from ...protocol.storage.layout import (
     ANY_HOST_V6,
     IPV6_EXTRA_BYTES,
@@ -20,13 +21,14 @@ from ...protocol.storage.layout import (
 )
 from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from .properties import Pairs
-from .scan import SOUND, Blob, Ints, Part, Rows
-from .slices import gather, slices
+from .scan import SOUND, Blob, Ints, Part
+from .slices import slices
 
 _HEAD = np.dtype(RECORD.dtype())
 """A record's fixed head for IPv4 hosts."""
 _AT = RECORD.at
 _CRC_MASK = 0x7FFFFFFF
+_RECONSUME_TIMES_BEFORE_BODY = RECORD_HEAD_BYTES - RECORD.at["reconsume_times"]
 
 
 class _Unsound(Exception):
@@ -54,8 +56,9 @@ def scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool) -> tuple[npt.NDArr
 def _scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool, parts: npt.NDArray[np.int64]) -> None:
     _hold(sizes >= RECORD_BYTES_MIN)
     head = gather(blob, starts, f"V{_HEAD.itemsize}", _HEAD.itemsize).view(_HEAD)
-    v2 = head["magic"] == MAGIC_V2
-    _hold((head["total_size"] == sizes) & (v2 | (head["magic"] == MAGIC_V1)))
+    _hold((head["total_size"] == sizes) & ((head["magic"] == MAGIC_V2) | (head["magic"] == MAGIC_V1)))
+    located = locate_records(blob, starts, starts + sizes)
+    _hold(located.sound)
     parts[Part.QUEUE] = head["queue_id"]
     parts[Part.QUEUE_OFFSET] = head["queue_offset"]
     parts[Part.PHYSICAL_OFFSET] = head["physical_offset"]
@@ -63,38 +66,15 @@ def _scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool, parts: npt.NDArra
     parts[Part.BORN_MS] = head["born_timestamp"]
     parts[Part.STORED_MS] = head["store_timestamp"]
     parts[Part.RECONSUME_TIMES] = head["reconsume_times"]
-    body_length = head["body_length"].astype(np.int64)
-    shift = np.zeros(len(starts), np.int64)
-    if (parts[Part.SYS_FLAG] & ANY_HOST_V6).any():
-        born, store = (
-            ((parts[Part.SYS_FLAG] & flag) != 0) * np.int64(IPV6_EXTRA_BYTES)
-            for flag in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6)
-        )
-        shift = born + store
-        _hold(sizes >= RECORD_BYTES_MIN + shift)
+    if (parts[Part.SYS_FLAG] & ANY_HOST_V6).any():  # the head's fields after a host are not where the layout says
+        born = ((parts[Part.SYS_FLAG] & SysFlag.BORN_HOST_V6) != 0) * np.int64(IPV6_EXTRA_BYTES)
         parts[Part.STORED_MS] = gather(blob, starts + born + _AT["store_timestamp"], ">i8", 8)
-        parts[Part.RECONSUME_TIMES] = gather(blob, starts + shift + _AT["reconsume_times"], ">i4", 4)
-        body_length = gather(blob, starts + shift + _AT["body_length"], ">i4", 4).astype(np.int64)
-    parts[Part.BODY_AT] = starts + RECORD_HEAD_BYTES + shift
-    _find_ends(blob, starts + sizes, body_length, v2, parts)
+        parts[Part.RECONSUME_TIMES] = gather(blob, located.body_at - _RECONSUME_TIMES_BEFORE_BODY, ">i4", 4)
+    parts[Part.BODY_AT : Part.PROPERTIES_END] = located[:-1]
+    parts[Part.PROPERTIES_END] = starts + sizes
     if verify:
         _verify(blob, head["body_crc"], parts)
     _find_properties(blob, parts)
-
-
-def _find_ends(blob: Blob, ends: Ints, body_length: Ints, v2: Rows, parts: npt.NDArray[np.int64]) -> None:
-    body_end = parts[Part.BODY_END] = parts[Part.BODY_AT] + body_length
-    topic_at = parts[Part.TOPIC_AT] = body_end + 1 + v2
-    _hold((body_length >= 0) & (topic_at + 2 <= ends))
-    topic_length = gather(blob, body_end, "i1", 1).astype(np.int64)
-    if v2.any():
-        topic_length[v2] = gather(blob, body_end[v2], ">i2", 2)
-    topic_end = parts[Part.TOPIC_END] = topic_at + topic_length
-    _hold((topic_length >= 0) & (topic_end + 2 <= ends))
-    properties_length = gather(blob, topic_end, ">i2", 2)
-    parts[Part.PROPERTIES_AT] = topic_end + 2
-    parts[Part.PROPERTIES_END] = ends
-    _hold((properties_length >= 0) & (topic_end + 2 + properties_length == ends))
 
 
 def _verify(blob: Blob, crcs: Any, parts: npt.NDArray[np.int64]) -> None:

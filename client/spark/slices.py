@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .scan import Blob, Ints
+from .scan import Ints
 
 BLOB_BYTES_MAX = 2**31 - 1
 """Maximum size of a buffer: Arrow's offsets into binary values have 32 bits."""
@@ -32,11 +32,6 @@ def _taken(blob: Any, at: Ints, end: Ints, which: pa.Array) -> pa.BinaryArray:
     # Every second value is a slice; the values in between are the bytes between the slices.
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(blob)]
     return pa.Array.from_buffers(pa.binary(), 2 * len(at) - 1, buffers).take(which)
-
-
-def gather(blob: Blob, at: Ints, dtype: str, width: int) -> Any:
-    """Return the value of ``dtype``, ``width`` bytes wide, at each of the byte positions."""
-    return np.ndarray((max(0, len(blob) - width + 1),), dtype, blob, strides=(1,))[at]
 
 
 def contiguous(array: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:

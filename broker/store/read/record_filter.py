@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ....protocol.storage.layout import IPV6_EXTRA_BYTES, MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag
+from ....protocol.storage.arrays.record_positions import locate_records
 from ....protocol.storage.record import PROPERTY_SEPARATOR
 
 LOOK_S = 0.0005
@@ -18,15 +18,6 @@ LOOK_S = 0.0005
 CHUNK_RECORDS = 32
 CHUNK_BYTES = 16 * 1024
 """Approximate bytes, and ``CHUNK_RECORDS`` the number of records, that are filtered between two checks of the clock."""
-
-_MAGIC_V1_END = MAGIC_V1 & 0xFF
-_MAGIC_END_AT = RECORD.at["magic"] + 3
-_SYS_FLAG_END_AT = RECORD.at["sys_flag"] + 3
-_BODY_LENGTH_AT = RECORD.at["body_length"]
-_BORN_V6 = SysFlag.BORN_HOST_V6
-_STORE_V6 = SysFlag.STORE_HOST_V6
-_TAIL_BYTES_MIN = 3
-"""Minimum bytes after a record's body: the lengths of the topic and of the properties."""
 
 
 class RecordFilter(Protocol):
@@ -102,8 +93,9 @@ class _Properties:
         self._starts: list[int] = (ends - sizes).tolist()
         self._ends: list[int] = ends.tolist()
         self.sizes: list[int] = sizes.tolist()
-        begins, sound = _locate(octets, ends - sizes, ends)
-        self._broken: frozenset[int] = frozenset(np.flatnonzero(~sound).tolist())
+        located = locate_records(body, ends - sizes, ends)
+        begins = np.where(located.sound, located.properties_at, ends)
+        self._broken: frozenset[int] = frozenset(np.flatnonzero(~located.sound).tolist())
         self._begins: list[int] = (begins - 1).tolist()
         # ``RecordFilter.select`` wants a 0x02 before the properties. Setting that byte in one copy of the whole body is
         # cheaper than prepending it to each record's properties.
@@ -135,33 +127,3 @@ class _Properties:
         ]
         parts += [view[self._starts[number] : self._ends[number]] for number in numbers]
         return bytearray().join(parts)
-
-
-def _locate(octets: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where each record's properties begin, and a mask of the records whose parts add up.
-
-    For a record whose parts do not add up, the position is the record's end.
-    """
-    v2 = octets[starts + _MAGIC_END_AT] != _MAGIC_V1_END
-    flags = octets[starts + _SYS_FLAG_END_AT]
-    v6_hosts = (flags & _BORN_V6 > 0).astype(np.int64) + (flags & _STORE_V6 > 0)
-    bodies_at = starts + RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES
-    # A position outside of its record must not be read: the record's start, which always exists, is read instead.
-    sound = bodies_at + _TAIL_BYTES_MIN <= ends
-    topics_at = bodies_at + _big_endian(octets, np.where(sound, bodies_at - 4, starts), 4)
-    sound &= topics_at + _TAIL_BYTES_MIN <= ends
-    topics_at = np.where(sound, topics_at, starts)
-    topic_bytes = np.where(v2, _big_endian(octets, topics_at, 2), octets[topics_at])
-    lengths_at = topics_at + 1 + v2 + topic_bytes
-    sound &= lengths_at + 2 <= ends
-    lengths_at = np.where(sound, lengths_at, starts)
-    sound &= lengths_at + 2 + _big_endian(octets, lengths_at, 2) == ends
-    return np.where(sound, lengths_at + 2, ends), sound
-
-
-def _big_endian(octets: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
-    """Return the unsigned integers of ``size`` bytes at these positions."""
-    value: np.ndarray = octets[at].astype(np.int64)
-    for place in range(1, size):
-        value = (value << 8) | octets[at + place]
-    return value
