@@ -6,10 +6,11 @@ Finds a folder where a file belongs, or a link that is dangling because a disk i
 from __future__ import annotations
 
 import errno
-import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from ....protocol.store_files import OFFSET_NAME
 
 _FOLDERS = tuple(
     ("commitlog consumequeue index config flintmq flintmq/aside flintmq/new flintmq/quarantine flintmq/timers").split()
@@ -22,7 +23,6 @@ _TABLES = tuple(
     ).split()
 )
 _FILES = ("lock", "abort", "checkpoint", "config/topics.json.journal", *_TABLES, *(f"{name}.bak" for name in _TABLES))
-_LOG_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 
 
 def strange_places(store: Path) -> Iterator[tuple[Path, str]]:
@@ -34,7 +34,7 @@ def strange_places(store: Path) -> Iterator[tuple[Path, str]]:
     folders = [store / name for name in _FOLDERS]
     files = [store / name for name in _FILES]
     if log.is_dir():
-        files += sorted(path for path in log.iterdir() if _LOG_NAME.match(path.name))
+        files += sorted(path for path in log.iterdir() if OFFSET_NAME.match(path.name))
     for paths, is_right, wanted in ((folders, stat.S_ISDIR, "folder"), (files, stat.S_ISREG, "file")):
         for path in paths:
             if found := _instead(path, is_right):

@@ -5,24 +5,17 @@ from __future__ import annotations
 import errno
 import logging
 import mmap
-import re
 import threading
 from pathlib import Path
 
 import numpy as np
 
+from ....protocol.store_files import OFFSET_NAME
+from ....protocol.store_files import file_name as file_name  # the modules of the store take it from here
 from ..errors import CorruptLog, SettingMismatch, WouldBlock
 from .file_system import Files, create_whole
 
-NAME_DIGITS = 20
-_NAME = re.compile(r"\d{20}\Z")
-
 log = logging.getLogger(__name__)
-
-
-def file_name(start_offset: int) -> str:
-    """Return the name of the file that begins at ``start_offset``: 20 digits."""
-    return f"{start_offset:0{NAME_DIGITS}d}"
 
 
 class MappedFile:
@@ -125,7 +118,7 @@ class MappedFileQueue:
         may_be_short = recorded_file_bytes == self.file_bytes
         if not self.folder.is_dir():
             return
-        names = sorted(path.name for path in self.folder.iterdir() if _NAME.match(path.name))
+        names = sorted(path.name for path in self.folder.iterdir() if OFFSET_NAME.match(path.name))
         for number, name in enumerate(names):
             path = self.folder / name
             fd = self.os.open(path)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
+from ....protocol.store_files import OFFSET_NAME, file_name
 from ..errors import CorruptFile, WouldBlock
 from ..files.file_system import Descriptor, Files, zero
-from ..files.mapped_file import file_name
 from ..files.open_files import OpenFiles
 
-_NAME = re.compile(r"\d{20}\Z")
 _PRE_BLANK = UNIT.pack(0, PRE_BLANK_SIZE, 0)
 
 
@@ -63,7 +61,7 @@ class ConsumeQueue:
         """
         if not self.folder.is_dir():
             return "", None
-        starts = sorted(int(path.name) for path in self.folder.iterdir() if _NAME.match(path.name))
+        starts = sorted(int(path.name) for path in self.folder.iterdir() if OFFSET_NAME.match(path.name))
         problem = ""
         wrong_size = None
         for number, start in enumerate(starts):

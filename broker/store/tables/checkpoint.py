@@ -6,24 +6,15 @@ checksum covers RocketMQ's part too, so the mark becomes invalid as soon as Rock
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....protocol.storage.layout import (
-    CHECKPOINT,
-    CHECKPOINT_FILE_BYTES,
-    CHECKPOINT_MARK,
-    CHECKPOINT_MARK_AT,
-    CHECKPOINT_MARK_MAGIC,
-)
+from ....protocol.storage.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, CheckpointTimes
+from ....protocol.store_files import checkpoint_mark, encode_checkpoint
 from ..files.file_system import Files
 
-_CRC = struct.Struct(">i")
-_OFFSETS_AT = CHECKPOINT_MARK.at["flushed_offset"]
 FUTURE_MS_MAX = 24 * 3600 * 1000
 """Maximum time in the future of the file's timestamps, because clocks differ."""
 
@@ -71,8 +62,9 @@ class StoreCheckpoint:
         finally:
             self._files.close(fd)
         fields = CHECKPOINT.unpack(blob)
-        self.mark = self._read_mark(blob)
-        if self.mark is not None:
+        mark = checkpoint_mark(blob)
+        if mark is not None:
+            self.mark = Mark(mark.flushed_offset, mark.dispatched_offset)
             self._flushed_offset, self._dispatched_offset = self.mark.flushed_offset, self.mark.dispatched_offset
         elif not all(0 <= value <= time.time() * 1000 + FUTURE_MS_MAX for value in fields[:3]):
             return  # not times: damage, which must not be taken for "all was flushed"
@@ -83,14 +75,6 @@ class StoreCheckpoint:
             self._master_flushed_offset,
             self._confirm_offset,
         ) = fields
-
-    @staticmethod
-    def _read_mark(blob: bytearray) -> Mark | None:
-        magic, crc, flushed_offset, dispatched_offset = CHECKPOINT_MARK.unpack(blob, CHECKPOINT_MARK_AT)
-        tail = blob[CHECKPOINT_MARK_AT + _OFFSETS_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size]
-        expected = zlib.crc32(bytes(blob[: CHECKPOINT.size]) + bytes(tail)) & 0xFFFFFFFF
-        sound = magic == CHECKPOINT_MARK_MAGIC and crc & 0xFFFFFFFF == expected
-        return Mark(flushed_offset, dispatched_offset) if sound and 0 <= dispatched_offset <= flushed_offset else None
 
     def create(self) -> None:
         """Open the file for writing, creating it if needed. The caller must sync the folder."""
@@ -132,17 +116,14 @@ class StoreCheckpoint:
         self._files.sync_data(self._fd)
 
     def _write(self) -> None:
-        head = CHECKPOINT.pack(
+        times = CheckpointTimes(
             self.physic_msg_timestamp,
             self.logics_msg_timestamp,
             self.index_msg_timestamp,
             self._master_flushed_offset,
             self._confirm_offset,
         )
-        offsets = struct.pack(">qq", self._flushed_offset, self._dispatched_offset)
-        crc = _CRC.unpack(struct.pack(">I", zlib.crc32(head + offsets)))[0]
-        mark = CHECKPOINT_MARK.pack(CHECKPOINT_MARK_MAGIC, crc, self._flushed_offset, self._dispatched_offset)
-        blob = head.ljust(CHECKPOINT_MARK_AT, b"\0") + mark
+        blob = encode_checkpoint(times, self._flushed_offset, self._dispatched_offset)
         self._files.write(self._fd, blob, 0)
 
     def close(self) -> None:

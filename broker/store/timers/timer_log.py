@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ....protocol.store_files import file_name
 from ..files.file_system import Files, make_durable_folder, remove_content
 
 FILE_BYTES = 100 * 1024 * 1024
@@ -81,7 +82,7 @@ def write_timer_log(
     units["physical_offset"][-1], units["message_bytes"][-1] = newest
     folder = store_path / "timerlog"
     make_durable_folder(files, folder)
-    fd = files.open(folder / f"{0:020d}", create=True)
+    fd = files.open(folder / file_name(0), create=True)
     try:
         files.write(fd, units.tobytes(), 0)
         files.resize(fd, file_bytes)

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from ....protocol.storage.record import CorruptRecord, decode_record
+from ....protocol.store_files import file_name
 from ..scan import Part
 from .errors import SKIP_HINT, CorruptLog
 from .log_files import LogFile, LogFiles
@@ -62,7 +63,7 @@ def _last_with_records(log: LogFiles, fail: bool) -> ReadableLog:
 def _lost_end(log: LogFiles, found: ReadableLog, last_unit: LastUnit) -> CorruptLog:
     """Return the error for a missing end: the store was stopped in order, so all records in its queues were flushed."""
     file = found.log.files[-1] if found.log.files else None
-    path = file.path if file is not None else log.folder / f"{found.end:020d}"
+    path = file.path if file is not None else log.folder / file_name(found.end)
     return CorruptLog(
         path,
         found.end - (file.start if file is not None else found.end),

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,19 +17,18 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ....protocol.storage.layout import (
-    CHECKPOINT,
     CHECKPOINT_FILE_BYTES,
     CHECKPOINT_MARK,
     CHECKPOINT_MARK_AT,
     CHECKPOINT_MARK_MAGIC,
 )
+from ....protocol.store_files import OFFSET_NAME, checkpoint_mark, file_name
 from ..errors import DataLoss, InvalidOption
 from .errors import SKIP_HINT, CorruptLog
 from .quarantine import quarantined_ranges
 from .queues import Queues
 
 COMMITLOG = "commitlog"
-_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 _ATTEMPTS = 20
 _PAUSE_S = 0.01
 _RESTORE = "Restore it from a backup, or " + SKIP_HINT
@@ -142,7 +140,7 @@ def _locate(path: str) -> tuple[Path, Path | None]:
     given = Path(_local(path))
     if (given / COMMITLOG).is_dir():
         return given / COMMITLOG, given
-    if given.is_dir() and any(_NAME.match(file.name) for file in given.iterdir()):
+    if given.is_dir() and any(OFFSET_NAME.match(file.name) for file in given.iterdir()):
         return given, given.parent if given.name == COMMITLOG else None
     if not given.exists():
         what = "it does not exist"
@@ -184,14 +182,18 @@ def _list_files(folder: Path) -> list[LogFile]:
                 raise
         else:
             break
-    return [LogFile(folder / name, int(name), int(name) + size) for name, size in entries if _NAME.match(name) and size]
+    return [
+        LogFile(folder / name, int(name), int(name) + size)
+        for name, size in entries
+        if OFFSET_NAME.match(name) and size
+    ]
 
 
 def _check_names(folder: Path, files: list[LogFile]) -> None:
     """Warn about compressed or renamed log files in the folder, which are not read."""
     known = {file.path.name for file in files}
     for file in sorted(folder.iterdir()):
-        if file.name not in known and re.match(r"\d{6,}", file.name) and not _NAME.match(file.name):
+        if file.name not in known and re.match(r"\d{6,}", file.name) and not OFFSET_NAME.match(file.name):
             logger.warning("%s is not read: a CommitLog file's name is a physical offset of 20 digits", file)
 
 
@@ -206,7 +208,7 @@ def _check_sizes(files: list[LogFile], fail: bool) -> list[LogFile]:
         if following is None or file.end == following.start:
             fitting.append(file)
         elif size == usual and following.start > file.end:
-            missing = file.path.with_name(f"{file.end:020d}")
+            missing = file.path.with_name(file_name(file.end))
             error = CorruptLog(
                 missing,
                 0,
@@ -241,7 +243,7 @@ def _check_reaches(folder: Path, files: list[LogFile], flushed_offset: int, fail
     end = files[-1].end if files else 0
     if end >= flushed_offset or (not files and not flushed_offset):
         return
-    path = files[-1].path if files else folder / f"{0:020d}"
+    path = files[-1].path if files else folder / file_name(0)
     position = end - files[-1].start if files else 0
     error = CorruptLog(
         path,
@@ -266,14 +268,10 @@ def _read_mark(path: Path) -> int | None:
             blob = path.read_bytes()[:CHECKPOINT_FILE_BYTES].ljust(CHECKPOINT_FILE_BYTES, b"\0")
         except FileNotFoundError:
             return None
-        magic, crc, flushed_offset, dispatched_offset = CHECKPOINT_MARK.unpack(blob, CHECKPOINT_MARK_AT)
-        if magic != CHECKPOINT_MARK_MAGIC:
+        mark = checkpoint_mark(blob)
+        if mark is not None:
+            return mark.flushed_offset
+        if CHECKPOINT_MARK.unpack(blob, CHECKPOINT_MARK_AT).magic != CHECKPOINT_MARK_MAGIC:
             return None
-        offsets = blob[CHECKPOINT_MARK_AT + CHECKPOINT_MARK.at["flushed_offset"] :][:16]
-        if (
-            zlib.crc32(blob[: CHECKPOINT.size] + offsets) == crc & 0xFFFFFFFF
-            and 0 <= dispatched_offset <= flushed_offset
-        ):
-            return int(flushed_offset)
         time.sleep(_PAUSE_S)
     return None

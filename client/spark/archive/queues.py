@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from ....protocol.storage.record import Record
+from ....protocol.store_files import OFFSET_NAME, file_name
 
-_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 _QUEUE_ID = re.compile(r"\d{1,10}\Z", re.ASCII)
 
 
@@ -45,7 +45,7 @@ class Queues:
         begin = max((begin for begin in self._file_begins(queue) if begin <= wanted), default=None)
         if begin is None:
             return False
-        return _read_unit(queue / f"{begin:020d}", wanted - begin) == (record.physical_offset, size)
+        return _read_unit(queue / file_name(begin), wanted - begin) == (record.physical_offset, size)
 
     def topics(self) -> set[str] | None:
         """Return the topics that have ever had a message, or None if that is unknown."""
@@ -70,7 +70,7 @@ class Queues:
     def _last_of(self, queue: Path) -> LastUnit | None:
         """Return the last unit of a queue by bisection: its files contain only zeros after it."""
         for begin in reversed(self._file_begins(queue)):
-            path = queue / f"{begin:020d}"
+            path = queue / file_name(begin)
             low, high = 0, path.stat().st_size // UNIT_BYTES
             while low < high:
                 middle = (low + high) // 2
@@ -87,7 +87,7 @@ class Queues:
         begins = self._begins.get(queue)
         if begins is None:
             files = queue.iterdir() if queue.is_dir() else ()
-            begins = self._begins[queue] = sorted(int(file.name) for file in files if _NAME.match(file.name))
+            begins = self._begins[queue] = sorted(int(file.name) for file in files if OFFSET_NAME.match(file.name))
         return begins
 
 
