@@ -21,8 +21,8 @@ from .sink_delivery import SinkDelivery, Written, check_broker, delivery_of
 from .sink_options import WriteOptions, write_options
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """Writes the rows of a DataFrame."""
+class _TaskWriter:
+    """The part of both writers that runs in Spark's tasks."""
 
     def __init__(self, delivery: SinkDelivery) -> None:
         self._delivery = delivery
@@ -32,6 +32,10 @@ class BatchWriter(DataSourceArrowWriter):
         """Write the rows of a task."""
         with freeze_gc():
             return self._delivery.write(iterator, _partition())
+
+
+class BatchWriter(_TaskWriter, DataSourceArrowWriter):
+    """Writes the rows of a DataFrame."""
 
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -43,17 +47,8 @@ class BatchWriter(DataSourceArrowWriter):
         self._delivery.abort(_written(messages), None)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """Writes the rows of each micro-batch. Spark creates one for its tasks, and another one to commit."""
-
-    def __init__(self, delivery: SinkDelivery) -> None:
-        self._delivery = delivery
-
-    @hide_traceback
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of a task."""
-        with freeze_gc():
-            return self._delivery.write(iterator, _partition())
 
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
