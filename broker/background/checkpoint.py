@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 
 from ..store import MessageStore
 from .service import OnFatal, Post, Service, log
+
+SYNC_SHARE = 20
+"""After a sync of queues and index, this many times its duration pass before the next one."""
+SYNC_PAUSE_MAX_SECONDS = 60.0
+UNSYNCED_BYTES_MAX = 1 << 30
+"""Bytes of the log after which the next sync waits no longer: a start dispatches them in about 2 s."""
 
 
 class CheckpointService(Service):
@@ -19,6 +26,8 @@ class CheckpointService(Service):
         self._store = store
         self.interval_seconds = store.settings.checkpoint_interval_ms / 1000
         self._synced = -1
+        self._next_sync = 0.0
+        """Time from which on queues and index are synced again, by ``time.monotonic``."""
         self._topics_version = -1
         self.also: list[Callable[[], None]] = []
         """Functions that persist other state, called in every round."""
@@ -27,9 +36,14 @@ class CheckpointService(Service):
         """Do one round: persist what has changed."""
         store = self._store
         reput_offset = store.reput_offset
-        if store.failed is None and reput_offset != self._synced:
+        if store.failed is None and reput_offset != self._synced and self._is_due():
+            began = time.monotonic()
             store.sync_derived()
             self._synced = reput_offset
+            # Each changed queue is a file to sync: with thousands of them, a sync in each round would keep the disk
+            # busy and take a large part of a processor.
+            ended = time.monotonic()
+            self._next_sync = ended + min(SYNC_SHARE * (ended - began), SYNC_PAUSE_MAX_SECONDS)
         for name, table in (("consumer offsets", store.consumer_offsets), ("groups", store.groups)):
             if not table.dirty:
                 continue
@@ -43,6 +57,10 @@ class CheckpointService(Service):
         for persist in self.also:
             persist()
         return False
+
+    def _is_due(self) -> bool:
+        """Return whether the pause after the last sync is over, or a start would have too much to dispatch."""
+        return time.monotonic() >= self._next_sync or self.backlog() > UNSYNCED_BYTES_MAX
 
     def _fold_topics(self) -> None:
         """Write the topic table if its journal did not change for a round, since RocketMQ reads only the table.

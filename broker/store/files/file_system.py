@@ -77,12 +77,10 @@ class Files:
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
         """Write all of ``data`` at ``at``. Raises OSError ENOSPC if the disk is full; part may have been written."""
-        view = memoryview(data)
         try:
-            while len(view):
-                count = os.pwrite(fd, view, at)
-                view = view[count:]
-                at += count
+            count = os.pwrite(fd, data, at)
+            while count < len(data):  # nearly always everything is written at once
+                count += os.pwrite(fd, memoryview(data)[count:], at + count)
         except OSError as error:
             raise _named(error, fd) from None
 
