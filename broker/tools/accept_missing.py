@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.store_files import file_name
 from ..store.files.file_system import Files, create_whole, make_durable_folder
-from ..store.files.mapped_file import file_name
 from ..store.files.store_lock import StoreLock
 from ..store.message_store import OWN_FOLDER
 from ..store.recovery.hole_finder import UnitEvidence

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 import resource
 import shutil
 import time
@@ -31,6 +30,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...protocol.backup_folder import MANIFEST, PROGRESS, TABLES_PREFIX, refuse_backup
+from ...protocol.store_files import OFFSET_NAME
 from ..store.errors import CorruptFile, StoreLocked
 from ..store.files.file_system import Files, make_durable_folder
 from ..store.files.table_journal import JOURNAL_SUFFIX
@@ -49,7 +49,6 @@ ENDS_BYTES = 64 << 10
 ATTEMPTS = 50
 PAUSE_S = 0.02
 SPARE_DESCRIPTORS = 64
-_LOG_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 _LEFT_OUT = {f"{OWN_FOLDER}/new", f"{OWN_FOLDER}/aside"}
 """Suffixes of unfinished files, and of damaged ones that were replaced."""
 
@@ -240,7 +239,7 @@ class _Backup:
         running, flushed = end is None, checkpoint.mark.flushed_offset
         end = flushed if end is None else max(end, flushed)
         log_folder = self._store / LOG_FOLDER
-        names = sorted(path.name for path in log_folder.iterdir() if _LOG_NAME.match(path.name) and path.is_file())
+        names = sorted(path.name for path in log_folder.iterdir() if OFFSET_NAME.match(path.name) and path.is_file())
         names = [name for name in names if int(name) < end]
         begin = min(self._log_begin(flushed), end)
         _allow_descriptors(len(names))

@@ -14,9 +14,9 @@ from ...protocol.storage.layout import (
     CHECKPOINT_MARK_AT,
     CHECKPOINT_MARK_MAGIC,
 )
+from ...protocol.store_files import file_name
 from ..kernels import dispatch as kernel
 from ..store.files.json_table import SHAPE_ERRORS, parse_table
-from ..store.files.mapped_file import file_name
 from ..store.queue.queue_check import count_units, last_record_unit
 from ..store.tables.checkpoint import FUTURE_MS_MAX
 from .log_end import LogEnd

@@ -17,13 +17,14 @@ from ...protocol.backup_folder import refuse_backup
 from ...protocol.errors import ConfigurationError
 from ...protocol.names import is_system_topic
 from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
+from ...protocol.store_files import OFFSET_NAME, file_name
 from ..kernels.dispatch import Q_DELETED_BELOW
 from ..store.damage.quarantine import Quarantine
 from ..store.errors import CorruptFile, StoreLocked
 from ..store.files.abort_file import AbortFile
 from ..store.files.file_system import Files
 from ..store.files.layout_check import strange_places
-from ..store.files.mapped_file import MappedFile, file_name
+from ..store.files.mapped_file import MappedFile
 from ..store.files.store_lock import StoreLock
 from ..store.index.index_file import IndexFile, index_file_bytes
 from ..store.message_store import OWN_FOLDER
@@ -35,7 +36,6 @@ from ..store.tables.config_files import ConsumerOffsetTable, TopicTable
 from ..store.tables.store_state import StoreState
 from .findings import Findings
 
-_OFFSET_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 _INDEX_NAME = re.compile(r"\d{17}\Z", re.ASCII)
 _QUEUE_ID = re.compile(r"(0|[1-9]\d{0,9})\Z", re.ASCII)
 FOREVER = 1 << 62
@@ -195,11 +195,11 @@ class OfflineStore:
         """Return the sizes that the store was created with: from its own notes, else those of most of its files."""
         known = self.state.sizes
         defaults = StoreSettings()
-        log_bytes = _most_common(_file_sizes(self.path / "commitlog", _OFFSET_NAME))
+        log_bytes = _most_common(_file_sizes(self.path / "commitlog", OFFSET_NAME))
         queue_bytes = known.get(QUEUE_SIZE) or _most_common(
             size
             for folder in sorted((self.path / "consumequeue").glob("*/*"))
-            for size in _file_sizes(folder, _OFFSET_NAME)
+            for size in _file_sizes(folder, OFFSET_NAME)
             if size % UNIT_BYTES == 0
         )
         slots, entries = known.get(SLOTS), known.get(ENTRIES)
@@ -230,7 +230,7 @@ class OfflineStore:
     def _load_log(self) -> None:
         size = self.settings.commitlog_file_bytes
         folder = self.path / "commitlog"
-        for path in self._own_files(folder, _OFFSET_NAME):
+        for path in self._own_files(folder, OFFSET_NAME):
             fd = self.files.open(path)
             held = self.files.size(fd)
             if held == 0:
@@ -283,7 +283,7 @@ class OfflineStore:
                 if not _QUEUE_ID.match(queue_folder.name):
                     self.findings.add("foreign-file", queue_folder, "its name is not a queue's number")
                     continue
-                for path in self._own_files(queue_folder, _OFFSET_NAME):
+                for path in self._own_files(queue_folder, OFFSET_NAME):
                     self._check_queue_file(path)
                 self.queues.add(topic, int(queue_folder.name)).load()
 
@@ -296,7 +296,7 @@ class OfflineStore:
         if int(path.name) % size:
             self.findings.add("foreign-file", path, f"its name is not a multiple of the file size, {size:,}")
         before = path.with_name(file_name(max(int(path.name) - size, 0)))
-        if not before.exists() and any(int(other) < int(path.name) for other in _names(path.parent, _OFFSET_NAME)):
+        if not before.exists() and any(int(other) < int(path.name) for other in _names(path.parent, OFFSET_NAME)):
             self.findings.add("file-size", before, f"it is missing before {path.name}")
 
     def _load_index(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ...protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
-from ..store.files.mapped_file import file_name
+from ...protocol.store_files import file_name
 from ..store.queue.consume_queue import ConsumeQueue
 from ..store.queue.queue_check import BLOCK_UNITS, UNIT_DTYPE, Units, first_unit, is_filling
 from .findings import Findings

@@ -17,13 +17,13 @@ from threading import Lock
 import numpy as np
 
 from ...protocol.backup_folder import MANIFEST, PROGRESS, TABLES_PREFIX
+from ...protocol.store_files import file_name
 from ..kernels import dispatch as kernel
 from ..kernels import examine
 from ..store.errors import CorruptFile
 from ..store.files.checksummed import ChecksummedRanges
 from ..store.files.file_system import Files
 from ..store.files.json_table import SHAPE_ERRORS
-from ..store.files.mapped_file import file_name
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.store_state import StoreState
 from .backup_manifest import LOG_FOLDER, BackedUp, BackupError, Manifest, load_whole

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ....protocol.store_files import OFFSET_NAME
-from ....protocol.store_files import file_name as file_name  # the modules of the store take it from here
+from ....protocol.store_files import OFFSET_NAME, file_name
 from ..errors import CorruptLog, SettingMismatch, WouldBlock
 from .file_system import Files, create_whole
 

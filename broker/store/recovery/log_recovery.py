@@ -22,10 +22,11 @@ from ....protocol.storage.layout import (
     SysFlag,
 )
 from ....protocol.storage.record import unpack_head
+from ....protocol.store_files import file_name
 from ...kernels import dispatch as kernel
 from ..errors import CorruptLog, DamagedRecord
 from ..files.file_system import zero
-from ..files.mapped_file import MappedFile, file_name
+from ..files.mapped_file import MappedFile
 from ..queue.consume_queue import ConsumeQueue
 from ..tables.checkpoint import Mark
 from .hole_finder import Hole, HoleFinder, UnitEvidence
