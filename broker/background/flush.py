@@ -1,8 +1,12 @@
 """Flushing the CommitLog: GroupCommitService for sync, FlushRealTimeService for async.
 
-Both own one thread, the only one that calls ``fdatasync``. A producer that must wait for the disk registers a callback
-with the offset it waits for; one fdatasync serves all of them. A failed fdatasync ends the process: the kernel marks
-the pages clean even if they were not written, so a second fdatasync would falsely report success.
+A producer that must wait for the disk registers a callback with the offset it waits for; one fdatasync serves all of
+them, and only one flush runs at a time. A failed fdatasync ends the process: the kernel marks the pages clean even if
+they were not written, so a second fdatasync would falsely report success.
+
+Every service has a Python thread. With sync flush, a flush of a single file runs in the compiled thread of
+``file_sync.py`` instead, which needs no GIL; the Python thread flushes whatever else there is (a new file, a stop) and
+writes the checkpoint's mark.
 """
 
 from __future__ import annotations
@@ -10,15 +14,20 @@ from __future__ import annotations
 import _thread
 import contextlib
 import time
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 
 from ...protocol.errors import BrokerError, ServiceNotAvailable
 from ..latency import Latencies
-from ..store import MessageStore, StoreFailed
+from ..store import Files, MessageStore, StoreFailed
+from .file_sync import FileSync
 from .service import OnFatal, Post, Service
 
 PAGE_BYTES = 4096
+MARK_INTERVAL_S = 0.1
+"""Interval of the checkpoint's mark while the compiled thread flushes. After a crash, the start examines as much more
+of the log as was written since the last mark; writing it after each flush would cost a tenth of a small flush."""
 
 Flushed = Callable[[BrokerError | None], None]
 """Called on the loop once the bytes are on disk (None), or with the error that says they may not be."""
@@ -72,18 +81,15 @@ class FlushService(Service):
 
     def _flush(self) -> None:
         store = self._store
-        if store.write_offset <= store.flushed_offset:
+        if store.write_offset <= store.flushed_offset or self._failure is not None:
             return
         self.began = time.monotonic()
         try:
             store.flush(self._on_disk)
         except OSError as error:
-            store.failed = StoreFailed(
-                f"a flush of the CommitLog in {store.path} failed: {error}. The newest messages may not be on disk, "
-                "and a retry cannot find out, so the broker ends. Check the disk, then start the broker again"
-            )
+            failure = self._stop_writing(error)
             self._post(self._fail)
-            raise store.failed from error
+            raise failure from error
 
     def _on_disk(self, flushed: int) -> None:
         self.latencies.observe(time.monotonic() - self.began)
@@ -95,6 +101,15 @@ class FlushService(Service):
         while waiting and waiting[0][0] <= flushed:
             waiting.popleft()[1](None)
         self.on_flushed()
+
+    def _stop_writing(self, error: OSError) -> StoreFailed:
+        """Fail the store after a failed sync; return the error that ends the broker."""
+        store = self._store
+        store.failed = StoreFailed(
+            f"a flush of the CommitLog in {store.path} failed: {error}. The newest messages may not be on disk, "
+            "and a retry cannot find out, so the broker ends. Check the disk, then start the broker again"
+        )
+        return store.failed
 
     def _fail(self) -> None:
         self._failure = ServiceNotAvailable(
@@ -109,15 +124,100 @@ class FlushService(Service):
 
 
 class GroupCommitService(FlushService):
-    """Sync: flush as soon as bytes were written; all messages that arrive during one fdatasync share the next one."""
+    """Sync: flush as soon as bytes were written; all messages that arrive during one fdatasync share the next one.
+
+    Only one thread flushes at a time, and the loop decides which: it hands the log to the Python thread in ``wake`` and
+    takes it back in ``_taken_back``.
+    """
 
     name = "group-commit"
 
+    def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal) -> None:
+        super().__init__(store, post, on_fatal)
+        self._sync: FileSync | None = None
+        """The compiled thread; None: the Python thread makes all flushes."""
+        self._handed_over = False
+        """True while the Python thread owns the log; written on the loop only."""
+        self._requested = False
+        """True until the Python thread begins the flush that it was handed."""
+        self._target = self._target_ms = 0
+        """End offset of the compiled thread's flush, and the store time of its last record."""
+        self._mark: tuple[int, int] | None = None
+        """Flushed offset and store time that the Python thread is to write into the checkpoint."""
+        self._marked_at = 0.0
+
+    def use_compiled_thread(self, loop: AbstractEventLoop) -> None:
+        """Flush single files in the compiled thread, if there is one and the store's file system is the real one."""
+        if type(self._store.files).sync_data is Files.sync_data:
+            self._sync = FileSync.start(loop, self._synced)
+
+    def wake(self) -> None:
+        """Flush the bytes that were written. Only for the loop, except while the service stops."""
+        sync = self._sync
+        if sync is None or self._stopping:
+            super().wake()
+            return
+        if sync.busy or self._handed_over or self._failure is not None:
+            return  # ``_synced`` and ``_taken_back`` look again
+        commitlog = self._store.commitlog
+        target, target_ms = commitlog.write_offset, commitlog.last_store_ms
+        if target <= commitlog.flushed_offset:
+            return
+        file = commitlog.only_file_to_flush()
+        if file is None:
+            self._handed_over = self._requested = True
+            super().wake()
+            return
+        self._target, self._target_ms = target, target_ms
+        self.began = time.monotonic()
+        sync.request(file)
+
+    def _synced(self, error: OSError | None) -> None:
+        """Publish a flush of the compiled thread."""
+        if error is not None:
+            failure = self._stop_writing(error)
+            self._fail()
+            self._on_fatal(self.name, failure)
+            return
+        target, now = self._target, time.monotonic()
+        self.latencies.observe(now - self.began)
+        self.began = 0.0
+        commitlog = self._store.commitlog
+        if target > commitlog.flushed_offset:  # otherwise the last flush of a stop has already published more
+            commitlog.flushed_offset = target
+        if now > self._marked_at + MARK_INTERVAL_S:
+            self._marked_at = now
+            self._mark = target, self._target_ms
+            super().wake()
+        if commitlog.write_offset > target:
+            self.wake()  # before the responses, so that the disk works while they are sent
+        self._complete(target)
+
     def do_once(self) -> bool:
-        """Wait for a wake, then flush."""
+        """Wait for a wake, then flush, or only write the checkpoint's mark."""
         self._signal.acquire()
-        self._flush()
+        mark, self._mark = self._mark, None
+        if self._sync is None:
+            self._flush()
+        elif self._requested:
+            self._requested = False
+            self._flush()
+            self._post(self._taken_back)
+        elif mark is not None:
+            self._store.mark_flushed(*mark)
         return True
+
+    def _taken_back(self) -> None:
+        """Make the loop the owner of the log again. Only for the loop."""
+        self._handed_over = False
+        self.wake()
+
+    def stop(self) -> None:
+        """Flush the rest, call the waiting callbacks, and end both threads."""
+        self._stopping = True
+        if self._sync is not None:
+            self._sync.stop()
+        super().stop()
 
 
 class FlushRealTimeService(FlushService):

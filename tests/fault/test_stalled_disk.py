@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +15,7 @@ from flintmq.client import Message
 from flintmq.protocol.errors import FlushDiskTimeout, SystemBusy
 from tests.client_drivers import Clients
 from tests.conftest import RawConnection, RunningBroker
+from tests.fault.harness.strace import HANG, Injection, injection
 from tests.integration.test_metrics import Scrape, page
 from tests.overload_tools import soon
 
@@ -22,16 +24,16 @@ Connect: TypeAlias = Callable[..., RawConnection]
 
 HANGING_DISK = """
 import os, sys, time
+from flintmq.broker.store import message_store
 from flintmq.broker.store.files.file_system import Files
 
-sync_data = Files.sync_data
+class HangingFiles(Files):
+    def sync_data(self, fd):
+        while os.path.exists(sys.argv[1]) and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+            time.sleep(0.01)
+        super().sync_data(fd)
 
-def hang(self, fd):
-    while os.path.exists(sys.argv[1]) and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
-        time.sleep(0.01)
-    sync_data(self, fd)
-
-Files.sync_data = hang
+message_store.Files = HangingFiles
 from flintmq.broker.app.daemon import main
 main(sys.argv[2:])
 """
@@ -42,11 +44,16 @@ HOUR_MS = 3_600_000
 
 @dataclass
 class Disk:
-    """A disk on which the broker's flushes of the log hang while ``switch`` exists."""
+    """A disk on which the broker's flushes of the log hang while ``switch`` exists, in its Python thread."""
 
     switch: Path
 
-    def hang(self) -> None:
+    @property
+    def program(self) -> list[str]:
+        """Arguments of Python that start a broker on this disk; empty: the usual ones."""
+        return ["-c", HANGING_DISK, str(self.switch)]
+
+    def hang(self, running: RunningBroker) -> None:
         """Let flushes hang from now on."""
         self.switch.touch()
 
@@ -55,9 +62,35 @@ class Disk:
         self.switch.unlink(missing_ok=True)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk(tmp_path / "flushes hang")
+class HangingCalls(Disk):
+    """A disk whose fdatasync hangs in the kernel, so that the broker's compiled thread waits for it."""
+
+    _hanging: AbstractContextManager[Injection] | None = None
+
+    @property
+    def program(self) -> list[str]:
+        """Arguments of Python that start a broker on this disk: the usual ones."""
+        return []
+
+    def hang(self, running: RunningBroker) -> None:
+        """Let flushes hang from now on."""
+        self._hanging = injection(
+            running.process.pid, self.switch, "fdatasync", HANG, path=running.store / "commitlog" / f"{0:020d}"
+        )
+        self._hanging.__enter__()
+
+    def resume(self) -> None:
+        """Let flushes finish again."""
+        hanging, self._hanging = self._hanging, None
+        if hanging is not None:
+            hanging.__exit__(None, None, None)
+
+
+@pytest.fixture(params=[Disk, HangingCalls])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    if request.param is HangingCalls:
+        request.getfixturevalue("may_trace")
+    disk: Disk = request.param(tmp_path / "flushes hang")
     yield disk
     disk.resume()  # before the broker is stopped, which flushes
 
@@ -66,7 +99,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 def start(broker: Factory, disk: Disk) -> Callable[..., RunningBroker]:
     def start_one(*, stall_ms: int = HOUR_MS, sync_timeout_ms: int = HOUR_MS, flush: str = "sync") -> RunningBroker:
         settings = {"flush.stall_ms": stall_ms, "flush.sync_timeout_ms": sync_timeout_ms}
-        return broker("--flush", flush, settings=settings, program=["-c", HANGING_DISK, str(disk.switch)])
+        return broker("--flush", flush, settings=settings, program=disk.program or None)
 
     return start_one
 
@@ -84,7 +117,7 @@ def test_a_hanging_flush_refuses_new_messages_and_delays_responses_to_earlier_on
     waiting.produce("orders", b"before", queue=0, flush="sync").raise_for_error()
     assert Scrape(running)("flintmq_flush_stalled_seconds") == 0
 
-    disk.hang()
+    disk.hang(running)
     body = b"\x92\xc4\x05while\x80"
     sent = waiting.send(10, {"topic": "orders", "count": 1, "queue": 0, "flush": "sync"}, body)
     soon(lambda: readiness(running)[0] == 503)
@@ -114,7 +147,7 @@ def test_a_producer_that_waits_too_long_for_a_flush_gets_an_error_and_may_resend
     connection = connect(running)
     connection.produce("orders", b"before", queue=0).raise_for_error()
     fields = {"queue": 0, "unique_prefix": PREFIX, "unique_first": 1}
-    disk.hang()
+    disk.hang(running)
     answer = connection.produce("orders", b"x", **fields)
     with pytest.raises(FlushDiskTimeout, match=r"not on disk within flush.sync_timeout_ms, 200 ms") as timeout:
         answer.raise_for_error()
@@ -129,7 +162,7 @@ def test_a_producer_survives_a_hanging_disk_without_help(start: Factory, clients
     running = start(stall_ms=150, sync_timeout_ms=300)
     with clients.Producer(running.address, delivery_timeout=100) as producer:
         producer.send(Message("orders", b"0"), queue=0)
-        disk.hang()
+        disk.hang(running)
         receipts: list[object] = []
 
         def send() -> None:

@@ -250,16 +250,16 @@ def test_acknowledged_messages_survive_a_kill(broker: Factory, connect: Connect)
 
 FAILING_DISK = """
 import errno, os, sys
+from flintmq.broker.store import message_store
 from flintmq.broker.store.files.file_system import Files
 
-sync_data = Files.sync_data
+class FailingFiles(Files):
+    def sync_data(self, fd):
+        if os.path.exists(sys.argv[1]) and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync_data(fd)
 
-def fail(self, fd):
-    if os.path.exists(sys.argv[1]) and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    sync_data(self, fd)
-
-Files.sync_data = fail
+message_store.Files = FailingFiles
 from flintmq.broker.app.daemon import main
 main(sys.argv[2:])
 """

@@ -74,7 +74,7 @@ def test_times_of_rocketmq_are_taken_and_kept(tmp_path: Path) -> None:
     assert (checkpoint.physic_msg_timestamp, checkpoint.index_msg_timestamp) == (NOW_MS, NOW_MS - 2)
     checkpoint.create()
     checkpoint.flushed(500, NOW_MS + 10)
-    checkpoint.dispatched(400, NOW_MS + 5, 0)
+    checkpoint.dispatched(500, 400, NOW_MS + 5, 0)
     checkpoint.close()
     assert times_of(path) == (NOW_MS + 10, NOW_MS + 5, NOW_MS - 2, 77, 88)
     assert load(path).mark == Mark(500, 400)

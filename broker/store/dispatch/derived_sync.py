@@ -48,7 +48,8 @@ class DerivedFiles:
         """Sync, and return the physical offset below which log, queues and index are on disk."""
         taken = self.snapshot()
         store_ms = self._dispatcher.last_store_ms
-        dispatched = min(self._dispatcher.reput_offset, self._commitlog.flushed_offset)
+        flushed = self._commitlog.flushed_offset
+        dispatched = min(self._dispatcher.reput_offset, flushed)
         self._queues.sync()
         self._index.sync()
         # A snapshot is valid once all records that it covers are flushed and dispatched: the new one if the store is
@@ -61,7 +62,7 @@ class DerivedFiles:
                 break
         else:
             self._pending_snapshot = taken
-        self._checkpoint.dispatched(dispatched, store_ms, self._index.full_end_ms)
+        self._checkpoint.dispatched(flushed, dispatched, store_ms, self._index.full_end_ms)
         self._commitlog.release_below(dispatched)
         return dispatched
 

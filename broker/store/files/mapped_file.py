@@ -214,6 +214,11 @@ class MappedFileQueue:
         with self._changing:
             self.files = [*self.files, file]
 
+    @property
+    def has_unsynced_names(self) -> bool:
+        """True if ``sync_placed`` has something to do."""
+        return self._placed
+
     def sync_placed(self) -> None:
         """Put the names of placed files on disk."""
         if self._placed:

@@ -85,17 +85,19 @@ class StoreCheckpoint:
     def flushed(self, flushed_offset: int, store_ms: int) -> None:
         """Note that the CommitLog is on disk below ``flushed_offset``; ``store_ms``: store time of its last record."""
         with self._lock:
-            self._flushed_offset = flushed_offset
+            self._flushed_offset = max(self._flushed_offset, flushed_offset)
             self.physic_msg_timestamp = max(self.physic_msg_timestamp, store_ms)
             self._write()
 
-    def dispatched(self, dispatched_offset: int, store_ms: int, index_ms: int) -> None:
-        """Note that queues and index are on disk for all records below ``dispatched_offset``. Syncs the file.
+    def dispatched(self, flushed_offset: int, dispatched_offset: int, store_ms: int, index_ms: int) -> None:
+        """Note that the CommitLog is on disk below ``flushed_offset``, and queues and index for all records below
+        ``dispatched_offset``. Syncs the file.
 
         ``store_ms``: store time of the last of these records; ``index_ms``: end time of the newest full index file, 0
         if no file is full.
         """
         with self._lock:
+            self._flushed_offset = max(self._flushed_offset, flushed_offset)
             self._dispatched_offset = dispatched_offset
             self.logics_msg_timestamp = max(self.logics_msg_timestamp, store_ms)
             self.index_msg_timestamp = max(self.index_msg_timestamp, index_ms)

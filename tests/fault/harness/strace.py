@@ -1,4 +1,4 @@
-"""System calls that really fail: strace returns the error in the kernel's place."""
+"""System calls that really fail or hang: strace returns the error in the kernel's place, or delays the call."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ FAILING_CALLS = {
     "rename": "?rename,?renameat,?renameat2",
 }
 """Names of the store's operations in strace; a machine may lack those with a question mark."""
+
+
+HANG = "hang"
+"""In place of an error: the calls hang until the injection ends."""
+HANG_MICROSECONDS = 600_000_000
 
 
 class Injection:
@@ -44,7 +49,7 @@ class Injection:
 def injection(
     pid: int, trace: Path, call: str, error: str, *, when: str = "1+", path: Path | None = None
 ) -> Iterator[Injection]:
-    """Let the calls of ``FAILING_CALLS[call]`` fail with ``error`` ("EIO") without any effect.
+    """Let the calls of ``FAILING_CALLS[call]`` fail with ``error`` ("EIO") without any effect, or hang if it is HANG.
 
     ``when``: which of them, counted in each thread ("3": the third, "3+": the third and all that follow). ``path``:
     only calls on this file; for a rename, its old name. Raises ``NotHere``.
@@ -52,6 +57,7 @@ def injection(
     if shutil.which("strace") is None:
         raise NotHere("strace is not installed")
     calls = FAILING_CALLS[call]
+    effect = f"delay_enter={HANG_MICROSECONDS}" if error == HANG else f"error={error}"
     command = [
         "strace",
         "-f",
@@ -62,7 +68,7 @@ def injection(
         "-e",
         f"trace={calls}",
         "-e",
-        f"inject={calls}:error={error}:when={when}",
+        f"inject={calls}:{effect}:when={when}",
     ]
     if path is not None:
         command += ["-P", str(path)]
