@@ -9,10 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...protocol.commands import Command, HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
+from ...protocol.produce_frame import decode_answer_of_one
 from ..core.rpc.access import NO_ACCESS, ClientAccess
 from ..core.rpc.address import Address
 from ..core.rpc.connection_errors import (
@@ -37,6 +38,8 @@ _JOIN_BYTES_MAX = 16 * 1024
 _PROBE_AFTER_SECONDS = 1.0
 """A connection that was idle for longer is checked before use: the broker may have closed it."""
 
+AnswerOfOne: TypeAlias = tuple[int, int, int, int, int]
+"""What ``decode_answer_of_one`` returns."""
 Readiness = Callable[[bool, float | None], None]
 
 
@@ -170,6 +173,37 @@ class Connection:
             if sent < len(part):
                 self._unsent.append(memoryview(part)[sent:])
             sent = max(0, sent - len(part))
+
+    def exchange_single(self, frame: bytes, timeout: float) -> AnswerOfOne | list[Answer]:
+        """Send a PRODUCE frame of one message, when nothing else is under way, and wait for its response.
+
+        Returns the decoded response, or what else arrived: none if ``timeout`` seconds are over or part of the frame
+        is still unsent. Raises ``ConnectionFailed`` if the connection is lost.
+        """
+        self.push(frame)
+        if self._unsent:
+            return []
+        self._wait(False, timeout)
+        parser = self._session.parser
+        try:
+            count = self._sock.recv_into(parser.writable())
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise broke(self.address, error) from error
+        if not count:
+            raise closed_there(self.address)
+        parser.received(count)
+        answer = decode_answer_of_one(parser.buffer, parser.start, parser.end)
+        if answer is None:
+            return self._session.answers()
+        parser.start = parser.end
+        return answer
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the connection is not encrypted."""
+        return self._pending is None
 
     def receive(self, timeout: float | None) -> list[Answer]:
         """Wait up to ``timeout`` seconds (None: forever) for bytes, and return the responses that are then complete.

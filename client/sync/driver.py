@@ -15,7 +15,7 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.produce.accumulator import Single
+from ..core.produce.accumulator import SentSingle, Single
 from ..core.produce.delivery import Delivery
 from ..core.rpc.connection_errors import silent
 from ..core.rpc.retry import is_retriable
@@ -114,6 +114,53 @@ class DeliveryDriver:
         self._followers[follower] = None
         return follower
 
+    def claim(self) -> Connection | None:
+        """Make the calling thread the driver if nothing is under way; return the connection, or None.
+
+        The caller must then call ``release`` or ``wait``.
+        """
+        if not self.mutex.acquire(blocking=False):
+            return None
+        try:
+            connection = self._connection
+            if (
+                self._driver is not None
+                or connection is None
+                or self._stopping
+                or not self._delivery.is_quiet
+                or connection.congested
+                or not connection.is_plain
+            ):
+                return None
+            self._driver = threading.get_ident()
+            return connection
+        finally:
+            self.mutex.release()
+
+    def release(self) -> None:
+        """End the role that ``claim`` gave."""
+        self._hand_over()
+
+    def interrupted(self) -> None:
+        """End the role that ``claim`` gave, after an interrupt in the middle of a frame: give the connection up."""
+        self._failed(_interrupted())
+        self._hand_over()
+
+    def adopt(self, sent: SentSingle, request_id: int, arrived: Sequence[Answer] | FlintError) -> Single:
+        """Deliver a message that the calling thread sent after ``claim``; the caller must then ``wait`` for it.
+
+        ``arrived``: the responses that arrived instead of its acknowledgement, or the error of the connection.
+        """
+        now = time.monotonic()
+        with self.mutex:
+            single = self._delivery.adopt(sent, request_id)
+            self._unanswered_since = now
+        if isinstance(arrived, FlintError):
+            self._failed(arrived)
+        else:
+            self._guarded(self._take, arrived, now)
+        return single
+
     def wait(self, waited: Waited, deadline: float = inf, role: Role | None = None) -> None:
         """Drive, or wait for the thread that does, until ``waited`` is done or ``deadline`` (monotonic) is over.
 
@@ -206,7 +253,7 @@ class DeliveryDriver:
             if self._followers or self._delivery.settled:
                 self._announce()
 
-    def _guarded(self, step: Callable[..., object], *arguments: float) -> None:
+    def _guarded(self, step: Callable[..., object], *arguments: object) -> None:
         """Do one step. If the connection fails in it, close it; what was in flight is resent on the next one."""
         try:
             step(*arguments)
@@ -214,7 +261,7 @@ class DeliveryDriver:
             self._failed(error)
         except BaseException:
             # The interrupt may have come in the middle of a frame, so the connection is out of step: give it up.
-            self._failed(ConnectionFailed("the thread that used the connection was interrupted"))
+            self._failed(_interrupted())
             raise
 
     def _step(self, now: float, deadline: float) -> None:
@@ -234,7 +281,11 @@ class DeliveryDriver:
                 raise silent(connection.address, SILENCE_SECONDS_MAX)
         elif not delivery.idle:  # the broker asked for a pause
             self._interrupted.wait(None if seconds == inf else seconds)
-        now = time.monotonic()
+        self._take(answers, time.monotonic())
+
+    def _take(self, answers: Sequence[Answer], now: float) -> None:
+        """Handle responses, and fail what is overdue."""
+        delivery = self._delivery
         with self.mutex:
             for answer in answers:
                 delivery.answered(answer, now)
@@ -373,3 +424,7 @@ class DeliveryDriver:
                 self._delivery.fail_all(FlintError(f"the producer's thread failed: {error!r}"))
             self._announce()
             raise
+
+
+def _interrupted() -> ConnectionFailed:
+    return ConnectionFailed("the thread that used the connection was interrupted")

@@ -29,6 +29,7 @@ from ..message import Body, Message
 from .connection import Connection
 from .driver import DeliveryDriver, Role, Until
 from .pool import Caller, Dialer
+from .single_send import SingleSender
 
 _FAILURES_KEPT = 10_000
 """Maximum number of failed futures kept for ``flush`` and ``close`` to report."""
@@ -106,6 +107,7 @@ class Producer:
         self._delivery = self._sending.delivery
         self._driver = DeliveryDriver(self._delivery, dialer, self._connected, self._settle)
         self._mutex = self._driver.mutex
+        self._single_sender = SingleSender(self._sending, self._driver)
         self._unsettled: dict[Single, None] = {}
         self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
         self.remains_told = False
@@ -125,9 +127,17 @@ class Producer:
         seconds, instead of ``delivery_timeout``. Raises the broker's refusal, or ``ConnectionFailed`` or
         ``RequestTimeout`` when the time is over.
         """
-        single = None
+        single: Single | None = None
+        role: Role | None = True
         try:
-            single, role = self._add(message, queue, flush, timeout, None)
+            if queue is None and flush is None and timeout is None and type(message) is Message:
+                self._guard.check()
+                sent = self._single_sender.send(message)
+                if isinstance(sent, Receipt):
+                    return sent
+                single = sent
+            if single is None:
+                single, role = self._add(message, queue, flush, timeout, None)
             self._driver.wait(single, single.deadline, role)
         except BaseException:
             self._abandon(single)

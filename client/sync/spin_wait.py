@@ -12,8 +12,11 @@ import os
 import time
 from typing import Protocol
 
-LOOK_SECONDS = 200e-6
-"""Several times the latency of a broker that answers from memory, and less than that of a disk."""
+LOOK_SECONDS = 250e-6
+"""Maximum time of polling: several times the latency of a broker that answers from memory, about that of a disk."""
+LOOK_USUAL = 2.0
+"""Polling ends after this multiple of the usual wait: what takes longer is probably not a matter of microseconds."""
+LOOK_SECONDS_MIN = 50e-6
 SKIPPED_MAX = 256
 """Maximum number of consecutive waits that sleep at once after polling was in vain."""
 JUDGED_EVERY = 64
@@ -38,6 +41,8 @@ class SpinWait:
         """Waits until the load of the other threads is measured again."""
         self._judged_at = time.perf_counter()
         self._others_before = _cpu_of_other_threads()
+        self._usual_seconds = LOOK_SECONDS
+        """Moving average of the waits that polling ended."""
         self._skip = 0
         """Number of waits still to skip."""
         self._skips = 1
@@ -64,11 +69,15 @@ class SpinWait:
     def look(self, reads: Pollable) -> bool:
         """Poll until there is something to read or the time is over; returns whether there is something."""
         clock, poll = time.perf_counter, reads.poll
-        end = clock() + LOOK_SECONDS
-        while clock() < end:
+        began = now = clock()
+        end = began + min(LOOK_SECONDS, max(LOOK_SECONDS_MIN, LOOK_USUAL * self._usual_seconds))
+        while now < end:
             if poll(0):
                 self._skips = 1
+                self._usual_seconds += (now - began - self._usual_seconds) / 8
                 return True
+            now = clock()
+        self._usual_seconds = LOOK_SECONDS
         self._skip = self._skips
         self._skips = min(self._skips * 2, SKIPPED_MAX)
         return False

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ....protocol.errors import FlintError
+from ....protocol.produce_frame import ProduceHead
 from ....protocol.storage.ids import UNIQUE_COUNTER_MAX
 from ...message import Row
 from ..times import now_millis
-from .packer import ColumnSource, Content, RowSource
-from .produce_header import ProduceHead
+from .packer import ROW_OVERHEAD_BYTES, ColumnSource, Content, Rows, RowSource
 from .receipts import Acknowledged, FrameOutcome, Receipt
 
 NEVER = inf
@@ -70,6 +70,26 @@ class Single:
             raise self.error
         assert self._acknowledged is not None, "neither acknowledged nor failed"
         return self._acknowledged.receipt(self._position)
+
+
+class SentSingle(NamedTuple):
+    """A single message that was sent before a ``Delivery`` knew of it. ``deadline``: monotonic seconds."""
+
+    topic: str
+    row: Row
+    head: ProduceHead
+    body: bytes
+    first: int
+    born_ms: int
+    flush: str
+    deadline: float
+
+    def frame(self, lane: Lane) -> ProduceFrame:
+        """Return the frame of the message, as if the lane had sent it."""
+        single = Single(self.row, len(self.row[0]) + ROW_OVERHEAD_BYTES, self.flush, self.deadline)
+        frame = ProduceFrame(lane, self.head, Rows((self.row,)), 1, self.first, self.deadline, (single,))
+        frame.born_ms, frame.body = self.born_ms, self.body
+        return frame
 
 
 class Bulk:

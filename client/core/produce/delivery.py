@@ -27,14 +27,25 @@ from ....protocol.errors import (
     RequestTimeout,
     error_from_answer,
 )
+from ....protocol.produce_frame import ANY_QUEUE
 from ...message import Row
 from ..rpc.retry import Backoff, is_retriable
 from ..rpc.session import Answer
-from .accumulator import BULK_WINDOW, NEVER, PINNED_WINDOW, SINGLES_WINDOW, BatchGroup, Bulk, Lane, ProduceFrame, Single
+from .accumulator import (
+    BULK_WINDOW,
+    NEVER,
+    PINNED_WINDOW,
+    SINGLES_WINDOW,
+    BatchGroup,
+    Bulk,
+    Lane,
+    ProduceFrame,
+    SentSingle,
+    Single,
+)
 from .frame_maker import FrameMaker
 from .packer import ROW_OVERHEAD_BYTES, new_packer
 from .receipts import Acknowledged
-from .route import ANY_QUEUE
 
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
 IN_FLIGHT_FRAMES_MAX = 256
@@ -88,6 +99,20 @@ class Delivery:
         if deadline < self._wake_at:
             self._wake_at = deadline
         return single
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing waits, nothing is in flight, and the last response was no error."""
+        return not (self.in_flight or self.offered or self.pending_bytes) and self._backoff.trouble is None
+
+    def adopt(self, sent: SentSingle, request_id: int) -> Single:
+        """Accept a single message that was already sent, as the only one in flight."""
+        lane = self._lane(sent.topic, ANY_QUEUE, bulk=False)
+        lane.in_flight += 1
+        frame = self.in_flight[request_id] = sent.frame(lane)
+        self.pending_bytes += frame.singles[0].size
+        self._wake_at = min(self._wake_at, sent.deadline)
+        return frame.singles[0]
 
     def add_bulk(self, bulk: Bulk, topic: str, queue: int, group: BatchGroup) -> None:
         """Accept the messages of one group of a bulk."""
@@ -219,8 +244,7 @@ class Delivery:
 
     @property
     def idle(self) -> bool:
-        """True if nothing waits and nothing is in flight. (Messages that wait for a full window have frames in
-        flight.)"""
+        """True if nothing waits and nothing is in flight. (What waits for a full window has frames in flight.)"""
         return not self.in_flight and not self.offered
 
     def expire_due(self, now: float) -> bool:
@@ -268,8 +292,7 @@ class Delivery:
 
     def _new_frame(self, lane: Lane, now: float) -> ProduceFrame | None:
         """Return a frame of the lane's waiting messages; None if there are none, or no room for them."""
-        waiting = lane.waiting
-        while waiting:
+        while waiting := lane.waiting:
             source = waiting[0]
             if type(source) is Single:
                 waiting.popleft()
@@ -353,8 +376,7 @@ class Delivery:
             self._fail_frame(frame, error)
 
     def _fail_frame(self, frame: ProduceFrame, error: FlintError) -> None:
-        group = frame.group
-        if group is None:
+        if (group := frame.group) is None:
             several = len(frame.singles) > 1
             for single in frame.singles:
                 if not single.done:
@@ -392,8 +414,7 @@ class Delivery:
         """Fail the overdue messages of a frame; returns whether no caller waits for it any longer."""
         if frame.deadline > now:
             return False
-        group = frame.group
-        if group is not None:
+        if frame.group is not None:
             self._fail_frame(frame, self._timeout(frame.error))
             return True
         for single in frame.singles:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from ....protocol.commands import LAYOUT_ROWS
 from ....protocol.errors import MessageIllegal
+from ....protocol.produce_frame import ANY_QUEUE, ProduceHead
 from ....protocol.storage.ids import UNIQUE_COUNTER_MAX
 from .accumulator import HEADS_KEPT, BatchGroup, Lane, ProduceFrame, Single
 from .packer import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, Rows
-from .produce_header import ProduceHead
-from .route import ANY_QUEUE
 
 
 class FrameMaker:
@@ -41,7 +40,7 @@ class FrameMaker:
                 lane.heads.clear()
             head = self._head(lane, LAYOUT_ROWS, first.flush, self.common + first.common)
             lane.heads[first.flush, first.common] = head
-        return ProduceFrame(lane, head, content, len(singles), self._take_counters(len(singles)), deadline, singles)
+        return ProduceFrame(lane, head, content, len(singles), self.take_counters(len(singles)), deadline, singles)
 
     def of_group(self, lane: Lane, group: BatchGroup, now: float) -> ProduceFrame:
         """Return the next frame of a bulk's group, the first that waits in the lane."""
@@ -57,7 +56,7 @@ class FrameMaker:
             head = self._head(lane, content.layout, group.flush, group.common, group.bulk.prepare)
             group.heads[content.layout] = head
         count = len(content)
-        return ProduceFrame(lane, head, content, count, self._take_counters(count), deadline, (), group, indexes)
+        return ProduceFrame(lane, head, content, count, self.take_counters(count), deadline, (), group, indexes)
 
     def too_long(self, frame: ProduceFrame, body_bytes: int) -> MessageIllegal:
         """Return the error of a message whose frame is longer than the broker accepts."""
@@ -70,7 +69,8 @@ class FrameMaker:
     def _head(self, lane: Lane, layout: int, flush: str, common: str, prepare: str = "") -> ProduceHead:
         return ProduceHead(lane.topic, lane.queue, layout, flush, common, self.unique_prefix, prepare)
 
-    def _take_counters(self, count: int) -> int:
+    def take_counters(self, count: int) -> int:
+        """Return the first of the next ``count`` counters for unique keys."""
         first = self.unique_next
         self.unique_next = (first + count) % UNIQUE_COUNTER_MAX
         return first

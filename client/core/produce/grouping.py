@@ -8,12 +8,13 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ....protocol.commands import QUEUES_MAX
+from ....protocol.produce_frame import ANY_QUEUE
 from ....protocol.storage.layout import PROPERTIES_BYTES_MAX
 from ....protocol.storage.record import KEY_SEPARATOR, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, encode_properties
 from ...delay import delay_properties
 from ...errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 from ...message import Message, check_properties, check_tag, check_text, copy_body, join_keys
-from .route import ANY_QUEUE, queue_of
+from .route import queue_of
 
 Flush: TypeAlias = Literal["sync", "async"]
 FLUSH_MODES = ("", "sync", "async")

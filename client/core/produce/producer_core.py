@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ....protocol.errors import FlintError, QueueNotExist, RequestTimeout, TopicNotExist
+from ....protocol.produce_frame import ANY_QUEUE
 from ....protocol.storage import ids
 from ...errors import DeliveryFailed, InvalidArgument, InvalidMessageType
 from ...message import Body, Message, Row, check_topic
@@ -34,7 +35,7 @@ from .grouping import (
 from .packer import ColumnSource, RowSource
 from .prepared import check_attempt
 from .receipts import Receipt, settle
-from .route import ANY_QUEUE, QueueCounts, queue_of
+from .route import QueueCounts, queue_of
 
 ASK = -2
 """Stands for a queue that depends on the sharding key of a topic whose number of queues is not known yet."""
@@ -76,9 +77,9 @@ class ProducerCore:
             )
         self.delivery_seconds = check_timeout("delivery_timeout", delivery_timeout)
         self._client_name = client_name
-        self._flush = check_flush(flush)
+        self.flush = check_flush(flush)
         self._compressor = Compressor(compress_over, compression)
-        self._compress_over = NEVER if compress_over is None else compress_over
+        self.compress_over = NEVER if compress_over is None else compress_over
         self._queue_counts = QueueCounts()
         counter = ids.unique_counter_start(time.time())
         self.delivery = Delivery(self.delivery_seconds, in_flight_bytes_max, "", counter)
@@ -103,10 +104,10 @@ class ProducerCore:
             count = self._queue_counts.of(message.topic, now)
             to = ASK if count is None else queue_of(sharding_key, count)
         row = message.row()
-        if len(row[0]) > self._compress_over:
+        if len(row[0]) > self.compress_over:
             body, sys_flag = self._compressor.compress(row[0])
             row = (body, row[1], sys_flag) if sys_flag else row
-        return to, row, self._flush if flush is None else check_flush(flush), deadline
+        return to, row, self.flush if flush is None else check_flush(flush), deadline
 
     def sharded_queue(self, message: Message, now: float) -> Plan[int]:
         """Return the plan that finds the queue of a message with a sharding key."""
@@ -166,7 +167,7 @@ class ProducerCore:
     def _new_bulk(self, count: int, terms: BulkTerms, now: float) -> tuple[int, str, Bulk]:
         """Check the terms of a call; return its queue, its flush mode, and a bulk of ``count`` messages."""
         to = check_queue(terms.queue)
-        mode = self._flush if terms.flush is None else check_flush(terms.flush)
+        mode = self.flush if terms.flush is None else check_flush(terms.flush)
         deadline = NEVER if terms.timeout is None else now + check_timeout("timeout", terms.timeout)
         return to, mode, Bulk(count, now, deadline, check_attempt(terms.prepare))
 

@@ -14,9 +14,6 @@ from ..topics import TopicInfo
 TOPICS_FRESH_SECONDS = 30.0
 """How long a topic's number of queues is considered valid."""
 
-ANY_QUEUE = -1
-"""Stands for a queue that the broker chooses."""
-
 
 def queue_of(sharding_key: str, write_queues: int) -> int:
     """Return the queue of all messages with this sharding key while the topic has ``write_queues`` queues."""
