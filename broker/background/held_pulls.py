@@ -141,6 +141,10 @@ class PullRequestHoldService:
     def __len__(self) -> int:
         return self._held
 
+    def has_pulls_of(self, topic: str, queue: int) -> bool:
+        """Return whether a pull of this queue is held."""
+        return (topic, queue) in self._by_queue
+
     def hold(
         self,
         topic: str,

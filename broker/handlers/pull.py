@@ -73,6 +73,7 @@ def _select(request: Request, params: PullRequest) -> None:
     # Each record is preceded by its size, so the shortest records are the worst case.
     params.max_bytes = min(params.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     params.max_count = min(params.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
+    request.broker.dispatch.is_done()  # called because it dispatches what is due
     ahead = params.offset - request.broker.store.queue_reads.max_offset(params.topic, params.queue)
     # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
     # end; a pull that selects may reach the end although it starts long before it.
@@ -289,6 +290,7 @@ class _Pull:
             of_many=self.request.deferred.holds_many(),
         )
         self.request.deferred.held_pulls.add(self.held)
+        broker.dispatch.hurry()
 
     def look_again(self) -> None:
         """Read again in the loop's next turn."""

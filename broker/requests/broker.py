@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from ..background.cold_reads import ColdReads
 from ..background.disk_stall import DiskStall
 from ..background.flush import FlushService
 from ..background.held_pulls import PullRequestHoldService
-from ..background.loop_scheduler import ContentionTracker
 from ..background.preallocation import AllocateMappedFileService
 from ..background.reput import ReputMessageService
 from ..background.selections import Selections
@@ -38,8 +36,9 @@ from ..security.access import AccessTable
 from ..security.audit import AuditLog
 from ..security.authenticator import Authenticator
 from ..security.tls import TlsFiles
-from ..store import POPULATE_AHEAD_BYTES, MessageStore
+from ..store import MessageStore
 from .counters import Counters
+from .dispatch import DispatchScheduler
 
 if TYPE_CHECKING:
     from .connected_client import ConnectedClient
@@ -48,14 +47,6 @@ log = logging.getLogger(__name__)
 
 FRAME_LENGTH_BYTES = 4
 """Size of a frame's length field, which the limits do not count."""
-TURN_BEHIND_BYTES = 2 * 1024 * 1024
-"""Above this dispatch backlog, producers that use up their turn are delayed until it shrinks."""
-TURN_BEHIND_SHARED_BYTES = 512 * 1024
-"""The same limit while several connections are active. It allows hardly two large frames at a time, which leaves CPU
-time for the other connections. A single producer is faster with the larger limit, because the broker writes its next
-frame while it dispatches the last one."""
-DISPATCH_WAIT_S = 1.0
-"""Maximum time that a request waits for the dispatch of just-acknowledged messages."""
 
 
 class Broker:
@@ -113,8 +104,10 @@ class Broker:
         self.topic_changes = TopicChanges(store, loop, self._topic_deleted)
         self.started_at = time.monotonic()
         self.sync = settings.flush.policy == "sync"
-        self.writer = RecordWriter(store, flush, self.topic_changes, loop, self.appended, sync=self.sync)
-        self.delays = Delays(store, self.writer, loop, readers, self.appended, fatal, now_ms=store.clock.now_ms)
+        self.dispatch = DispatchScheduler(store, flush, reput, allocation, holds, loop=loop, fatal=fatal)
+        appended = self.dispatch.appended
+        self.writer = RecordWriter(store, flush, self.topic_changes, loop, appended, sync=self.sync)
+        self.delays = Delays(store, self.writer, loop, readers, appended, fatal, now_ms=store.clock.now_ms)
         self.groups = GroupCoordinator(
             store,
             loop.time,
@@ -170,17 +163,10 @@ class Broker:
         self.send_memory = SendBudget(settings.limits.send_bytes_max, loop.time, loop.call_later)
         self.cold_reads = ColdReads(settings.server.reader_threads)
         self.connections = 0
-        self.sharing = ContentionTracker()
-        """Tracks whether the turns of the loop alternate between connections, by ``time.monotonic``."""
         self.next_queue: dict[str, int] = {}
+        self.kept_headers = 0
+        """Number of headers that connections keep: see ``handlers.repeated_produce``."""
         self.fatal = fatal
-        self._dispatch_due = False
-        self._flush_due = False
-        self._allocate_at = 0
-        self._allocate_every_bytes = min(settings.store.allocate_step_bytes, POPULATE_AHEAD_BYTES) // 4
-        """The preallocation is woken again after this many more bytes of the log."""
-        self._undispatched: deque[tuple[int, float, Callable[[], None]]] = deque()
-        """Calls that wait for the dispatch: (physical offset, deadline, callback); offsets and deadlines only grow."""
 
     def change_settings(self, settings: Settings) -> None:
         """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
@@ -218,43 +204,12 @@ class Broker:
     def flushed(self) -> None:
         """Dispatch after a flush: records that are now on disk may become visible."""
         self.stall.flushed()
-        self.dispatch_soon()
+        self.dispatch.soon()
 
     def _topic_deleted(self, topic: str) -> None:
         self.counters.forget_topic(topic)
         self.sequences.forget_topic(topic)
         self.next_queue.pop(topic, None)
-
-    def appended(self) -> None:
-        """Wake the flush and dispatch at the end of this turn of the loop, after messages were appended.
-
-        One wake and one dispatch serve every connection that was read in the turn, and responses are sent before them.
-        """
-        self._flush_due = True
-        self.dispatch_soon()
-
-    def dispatch_soon(self) -> None:
-        """Dispatch at the end of this turn of the loop, because more of the log became dispatchable."""
-        if not self._dispatch_due:
-            self._dispatch_due = True
-            self.loop.call_soon(self._dispatch)
-
-    def _dispatch(self) -> None:
-        if not self._dispatch_due:
-            return  # ``is_dispatched`` has already done it
-        self._dispatch_due = False
-        try:
-            if self._flush_due:
-                self._flush_due = False
-                self.flush.wake()
-            self.reput.step()
-            if self.store.write_offset >= self._allocate_at:
-                self._allocate_at = self.store.write_offset + self._allocate_every_bytes
-                self.allocation.wake()
-        except Exception as error:  # noqa: BLE001 - after any error, undispatched messages would never become visible
-            self.fatal("dispatch", error)
-        if self._undispatched:
-            self.dispatched()
 
     def offset_moved(self, group: str, member: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
         """Move a group that asked for expired messages to the first that exist, and store an event about it."""
@@ -289,34 +244,3 @@ class Broker:
                 log.error("cannot store the event that group %s was moved: %s", group, failure)
 
         self.writer.with_topics([OFFSET_MOVED], made)
-
-    def is_dispatched(self) -> bool:
-        """Dispatch what is due; return whether queues and index then contain everything that was acknowledged."""
-        if self._dispatch_due:
-            self._dispatch()
-        return self.store.reput_offset >= self.store.dispatchable_offset
-
-    def when_dispatched(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once everything acknowledged by now is dispatched, or after ``DISPATCH_WAIT_S``."""
-        deadline = self.loop.time() + DISPATCH_WAIT_S
-        self._undispatched.append((self.store.dispatchable_offset, deadline, call))
-        self.loop.call_at(deadline, self.dispatched)
-
-    def next_turn(self, call: Callable[[], None]) -> None:
-        """Call ``call`` after the other connections' turns, and not before the dispatch backlog is small enough.
-
-        A producer that outruns dispatch would delay every consumer pulling just-acknowledged messages.
-        """
-        shared = self.sharing.is_shared(time.monotonic())
-        behind_max = TURN_BEHIND_SHARED_BYTES if shared else TURN_BEHIND_BYTES
-        if self.store.dispatchable_offset - self.store.reput_offset > behind_max:
-            self.when_dispatched(call)
-        else:
-            self.loop.call_soon(call)
-
-    def dispatched(self) -> None:
-        """Run the callbacks whose offset has been dispatched, or whose deadline has passed."""
-        reput_offset, now = self.store.reput_offset, self.loop.time()
-        waiting = self._undispatched
-        while waiting and (waiting[0][0] <= reput_offset or waiting[0][1] <= now):
-            waiting.popleft()[2]()

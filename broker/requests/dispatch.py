@@ -1,0 +1,164 @@
+"""When the event loop dispatches the log, and the calls that wait for it.
+
+Dispatch makes acknowledged messages visible in their queues and in the index. It costs about as much for one message
+as for fifty, so the loop does it at once only if a client waits for the messages, and otherwise a moment later for all
+that arrived meanwhile. No client can tell: every request that reads queues or index dispatches first what is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ..background.flush import FlushService
+from ..background.held_pulls import PullRequestHoldService
+from ..background.loop_scheduler import ContentionTracker
+from ..background.preallocation import AllocateMappedFileService
+from ..background.reput import ReputMessageService
+from ..store import POPULATE_AHEAD_BYTES, MessageStore
+
+LAZY_S = 0.002
+"""Maximum time for which messages that no client waits for stay undispatched."""
+LAZY_BYTES = 128 * 1024
+"""Backlog above which the loop dispatches at once."""
+TURN_BACKLOG_BYTES = 2 * 1024 * 1024
+"""Above this dispatch backlog, producers that use up their turn are delayed until it shrinks."""
+TURN_BACKLOG_SHARED_BYTES = 512 * 1024
+"""The same limit while several connections are active. It allows hardly two large frames at a time, which leaves CPU
+time for the other connections. A single producer is faster with the larger limit, because the broker writes its next
+frame while it dispatches the last one."""
+DISPATCH_WAIT_S = 1.0
+"""Maximum time that a request waits for the dispatch of just-acknowledged messages."""
+
+
+class DispatchScheduler:
+    """The dispatch on the event loop. ``fatal`` ends the process: it gets the part that failed and the exception."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        flush: FlushService,
+        reput: ReputMessageService,
+        allocation: AllocateMappedFileService,
+        holds: PullRequestHoldService,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        fatal: Callable[[str, BaseException], None],
+    ) -> None:
+        self._commitlog = store.commitlog
+        self._dispatcher = store.dispatcher
+        self._only_flushed = store.settings.flush_policy == "sync"
+        """True if only flushed records may be dispatched: see ``MessageStore.dispatchable_offset``."""
+        self._flush = flush
+        self._reput = reput
+        self._allocation = allocation
+        self._holds = holds
+        self._loop = loop
+        self._fatal = fatal
+        self.sharing = ContentionTracker()
+        """Tracks whether the turns of the loop alternate between connections, by ``time.monotonic``."""
+        self._turn_due = False
+        self._flush_due = False
+        self._urgent = False
+        """True if a client waits for messages that are not dispatched yet."""
+        self._late_due = False
+        self._allocate_at = 0
+        self._allocate_every_bytes = min(store.settings.allocate_step_bytes, POPULATE_AHEAD_BYTES) // 4
+        """The preallocation is woken again after this many more bytes of the log."""
+        self._waiting: deque[tuple[int, float, Callable[[], None]]] = deque()
+        """Calls that wait for the dispatch: (physical offset, deadline, callback); offsets and deadlines only grow."""
+
+    def appended(self) -> None:
+        """Wake the flush, and dispatch, at the end of this turn of the loop, after messages were appended.
+
+        One wake and one dispatch serve every connection that was read in the turn, and responses are sent before them.
+        """
+        self._flush_due = self._urgent = True
+        if not self._turn_due:
+            self.soon()
+
+    def appended_to(self, topic: str, queue: int) -> None:
+        """Do what ``appended`` does, but dispatch later unless a pull waits for this queue."""
+        self._flush_due = True
+        if not self._urgent and self._holds.has_pulls_of(topic, queue):
+            self._urgent = True
+        if not self._turn_due:
+            self.soon()
+
+    def hurry(self) -> None:
+        """Dispatch what has been appended as soon as that is allowed, because a pull was held."""
+        if self._dispatcher.reput_offset < self._commitlog.write_offset:
+            self._urgent = True
+            self.soon()
+
+    def soon(self) -> None:
+        """Dispatch at the end of this turn of the loop, because more of the log became dispatchable."""
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_due = False
+        if self._flush_due:
+            self._flush_due = False
+            self._flush.wake()
+        write_offset = self._commitlog.write_offset
+        if write_offset >= self._allocate_at:
+            self._allocate_at = write_offset + self._allocate_every_bytes
+            self._allocation.wake()
+        backlog = self._dispatchable_offset() - self._dispatcher.reput_offset
+        if self._urgent or self._waiting or backlog > LAZY_BYTES:
+            self._step()
+        elif backlog > 0 and not self._late_due:
+            self._late_due = True
+            self._loop.call_later(LAZY_S, self._late)
+
+    def _dispatchable_offset(self) -> int:
+        return self._commitlog.flushed_offset if self._only_flushed else self._commitlog.write_offset
+
+    def _late(self) -> None:
+        self._late_due = False
+        self._step()
+
+    def _step(self) -> None:
+        try:
+            self._reput.step()
+        except Exception as error:  # noqa: BLE001 - after any error, undispatched messages would never become visible
+            self._fatal("dispatch", error)
+        if self._urgent:
+            self._urgent = self._dispatcher.reput_offset < self._commitlog.write_offset
+        if self._waiting:
+            self.run_waiting()
+
+    def is_done(self) -> bool:
+        """Dispatch what is due; return whether queues and index then contain everything that was acknowledged."""
+        if self._dispatcher.reput_offset < self._dispatchable_offset():
+            self._step()
+        return self._dispatcher.reput_offset >= self._dispatchable_offset()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once everything acknowledged by now is dispatched, or after ``DISPATCH_WAIT_S``."""
+        deadline = self._loop.time() + DISPATCH_WAIT_S
+        self._waiting.append((self._dispatchable_offset(), deadline, call))
+        self._loop.call_at(deadline, self.run_waiting)
+
+    def next_turn(self, call: Callable[[], None]) -> None:
+        """Call ``call`` after the other connections' turns, and not before the dispatch backlog is small enough.
+
+        A producer that outruns dispatch would delay every consumer pulling just-acknowledged messages.
+        """
+        shared = self.sharing.is_shared(time.monotonic())
+        backlog_max = TURN_BACKLOG_SHARED_BYTES if shared else TURN_BACKLOG_BYTES
+        if self._dispatchable_offset() - self._dispatcher.reput_offset > backlog_max:
+            self.when_done(call)
+        else:
+            self._loop.call_soon(call)
+
+    def run_waiting(self) -> None:
+        """Run the callbacks whose offset has been dispatched, or whose deadline has passed."""
+        reput_offset, now = self._dispatcher.reput_offset, self._loop.time()
+        waiting = self._waiting
+        while waiting and (waiting[0][0] <= reput_offset or waiting[0][1] <= now):
+            waiting.popleft()[2]()
