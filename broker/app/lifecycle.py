@@ -15,7 +15,7 @@ from ...protocol.storage.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_T
 from ...protocol.storage.record import encode_host
 from ..addresses import format_address, is_loopback, parse_address
 from ..background.checkpoint import CheckpointService
-from ..background.flush import flush_service
+from ..background.flush import GroupCommitService, flush_service
 from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_scheduler import StepScheduler
 from ..background.loop_worker import LoopWorker
@@ -174,11 +174,13 @@ class Lifecycle:
                         self._broker.delays.dispatched(topic)
                     elif topic == PREPARED_TOPIC and self._broker.staged.pending:
                         self._broker.staged.wake()
-                self._broker.dispatched()
+                self._broker.dispatch.run_waiting()
 
         post = loop.call_soon_threadsafe
         allocation = AllocateMappedFileService(store, post, fatal)
         flush = flush_service(store, post, fatal)
+        if isinstance(flush, GroupCommitService):
+            flush.use_compiled_thread(loop)
         reput = ReputMessageService(store, post, dispatched, fatal)
         checkpoint = CheckpointService(store, post, fatal)
         retention = CleanCommitLogService(

@@ -39,11 +39,13 @@ class ReceiveBudget:
     def __init__(self, max_bytes: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.max_bytes = max_bytes
         self.shared = bytearray(SHARED_BYTES)
+        self.readable = memoryview(self.shared)[: max(FLOOR_BYTES, max_bytes)]
+        """Part of the shared buffer that one read may fill: less of it while memory is short."""
         self.used_bytes = 0
         """Total size of the connections' own buffers."""
         self._call_soon = call_soon
         self._waiting: dict[Receiver, None] = {}
-        self._first: SharingParser | None = None
+        self.first: SharingParser | None = None
         """The parser that has waited longest: it may complete its frame regardless of the bound."""
         self._due = False
 
@@ -51,27 +53,26 @@ class ReceiveBudget:
         """Return whether any connection waits for memory."""
         return bool(self._waiting)
 
-    def read_bytes(self) -> int:
-        """Return the maximum number of bytes for one read."""
-        return min(SHARED_BYTES, max(FLOOR_BYTES, self.max_bytes - self.used_bytes))
-
     def take(self, parser: SharingParser, more_bytes: int, *, force: bool = False) -> bool:
         """Reserve ``more_bytes`` for ``parser``; return False if the bound would be exceeded.
 
         A negative number releases memory. ``force`` reserves it regardless of the bound.
         """
-        free = force or parser is self._first or more_bytes <= 0
+        free = force or parser is self.first or more_bytes <= 0
         if not free and self.used_bytes + more_bytes > self.max_bytes:
             return False
         self.used_bytes += more_bytes
+        read_bytes = min(SHARED_BYTES, max(FLOOR_BYTES, self.max_bytes - self.used_bytes))
+        if read_bytes != len(self.readable):
+            self.readable = memoryview(self.shared)[:read_bytes]
         if more_bytes < 0:
             self._give_on()
         return True
 
     def done(self, parser: SharingParser) -> None:
         """End the priority of ``parser``, which has completed a frame."""
-        if parser is self._first:
-            self._first = None
+        if parser is self.first:
+            self.first = None
             self._give_on()
 
     def wait(self, receiver: Receiver) -> None:
@@ -95,9 +96,9 @@ class ReceiveBudget:
         while self._waiting:
             receiver = next(iter(self._waiting))
             if not receiver.parser.settle():
-                if self._first is not None:
+                if self.first is not None:
                     return
-                self._first = receiver.parser
+                self.first = receiver.parser
                 continue
             del self._waiting[receiver]
             receiver.has_memory()
@@ -126,8 +127,9 @@ class SharingParser(FrameParser):
     def writable(self) -> memoryview:
         """Return the buffer for the next bytes; never empty."""
         if self.start == self.end:
-            self.release()
-            return memoryview(self.buffer)[: self._memory.read_bytes()]
+            if not self.is_settled():
+                self.release()
+            return self._memory.readable
         return memoryview(self.buffer)[self.end :]
 
     def keep(self, frame: Frame) -> None:
@@ -153,6 +155,13 @@ class SharingParser(FrameParser):
         if self.own_bytes:
             self._memory.take(self, -self.own_bytes)
             self.own_bytes = 0
+
+    def is_settled(self) -> bool:
+        """Return whether all bytes are handled and no buffer is owned, so that ``settle`` has nothing to do."""
+        if self.start != self.end or self.own_bytes:
+            return False
+        self.start = self.end = 0
+        return True
 
     def settle(self) -> bool:
         """Move pending bytes into a buffer of its own that has room for the rest of their frame.

@@ -179,6 +179,11 @@ class ProducerSequences:
         """Number of runs in memory."""
         return self._runs_max - self._room - SEQUENCE_WEIGHT * len(self._sequences)
 
+    def may_have(self, prefix: str, topic: str, first: int) -> bool:
+        """Return whether messages from counter ``first`` on may be stored; ``find`` knows. False for new ones."""
+        sequence = self._sequences.get((prefix, topic))
+        return sequence is not None and first < sequence.next
+
     def find(self, prefix: str, topic: str, first: int, count: int) -> StoredBefore | None:
         """Return where a frame's messages are stored; None if none of them is known to be stored.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...protocol.commands import ProduceRequest
-from ...protocol.errors import SUCCESS
-from ...protocol.frames import REQUEST, RESPONSE, encode_head
+from ...protocol.frames import REQUEST
+from ...protocol.produce_frame import encode_produce_answer
 from ..requests.request import Request
 from ..store import Appended
 
@@ -25,7 +25,10 @@ def acknowledge(
     flush policy and request demand. ``flush``: False if they need not be flushed now because a later step does it.
     """
     broker, name, prefix = request.broker, params.topic, params.unique_prefix
-    broker.appended()
+    if into == name:
+        broker.dispatch.appended_to(name, queue)
+    else:
+        broker.dispatch.appended()  # one of the broker's own workers waits for them
     if prefix:
         broker.sequences.stored(
             prefix,
@@ -42,20 +45,15 @@ def acknowledge(
     traffic.frames += 1
     traffic.messages += params.count
     traffic.bytes += request.frame.body_end - request.frame.body_at
-    physical_offsets = appended.physical_offsets
-    answer = (
-        encode_head(
-            RESPONSE,
-            SUCCESS,
-            request.frame.request_id,
-            {"queue": queue, "queue_offset": appended.queue_offset, "store_ms": appended.store_ms},
-            len(physical_offsets),
+    frame, responses = request.frame, request.responses
+    answer = b""  # of a one-way frame, whose bytes still count as in flight
+    if frame.kind == REQUEST:
+        answer = encode_produce_answer(
+            frame.request_id, queue, appended.queue_offset, appended.store_ms, appended.physical_offsets
         )
-        + physical_offsets
-    )
     if flush and (broker.sync or params.flush == "sync"):
-        request.responses.send_when_flushed(request.frame, request.source.frame_bytes, answer, appended.end_offset)
+        responses.send_when_flushed(frame.request_id, request.source.frame_bytes, answer, appended.end_offset)
         return
-    request.responses.written += 1
-    if request.frame.kind == REQUEST:
-        request.responses.send_in_order(answer)
+    responses.written += 1
+    if answer:
+        responses.send_in_order(answer)

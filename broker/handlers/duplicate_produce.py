@@ -10,8 +10,9 @@ import asyncio
 from functools import partial
 
 from ...protocol.commands import EmptyAnswer, ProduceRequest
-from ...protocol.errors import SUCCESS, BrokerError, SystemBusy
-from ...protocol.frames import REQUEST, RESPONSE, encode_head
+from ...protocol.errors import BrokerError, SystemBusy
+from ...protocol.frames import REQUEST
+from ...protocol.produce_frame import encode_produce_answer
 from ..config import BUSY_RETRY_AFTER_MS
 from ..delivery.deduplication import StoredBefore
 from ..requests.request import Request
@@ -54,7 +55,7 @@ class _Duplicate:
     def is_dispatched(self) -> bool:
         """Return whether the messages have been dispatched, after dispatching what is due."""
         if not self._has_units():
-            self._broker.is_dispatched()  # called because it dispatches what is due
+            self._broker.dispatch.is_done()  # called because it dispatches what is due
         return self._has_units()
 
     def _has_units(self) -> bool:
@@ -78,7 +79,7 @@ class _Duplicate:
         elif broker.store.dispatchable_offset < self._written:
             broker.flush.wait_for(self._written, self._flushed)
         else:
-            broker.when_dispatched(self._dispatched)
+            broker.dispatch.when_done(self._dispatched)
 
     def _flushed(self, error: BrokerError | None) -> None:
         if error is not None:
@@ -106,11 +107,11 @@ class _Duplicate:
         """Send the response."""
         request, before = self._request, self._before
         offsets = places.physical_offsets
-        fields = {"queue": places.queue, "queue_offset": before.queue_offset, "store_ms": places.store_ms}
-        answer = encode_head(RESPONSE, SUCCESS, request.frame.request_id, fields, len(offsets)) + offsets
+        request_id = request.frame.request_id
+        answer = encode_produce_answer(request_id, places.queue, before.queue_offset, places.store_ms, offsets)
         if self._params.flush == "sync" and self._broker.store.flushed_offset < places.end_offset:
-            request.responses.send_when_flushed(request.frame, request.source.frame_bytes, answer, places.end_offset)
-            self._broker.appended()  # wakes the flush, which may be asleep because nothing was appended
+            request.responses.send_when_flushed(request_id, request.source.frame_bytes, answer, places.end_offset)
+            self._broker.dispatch.appended()  # wakes the flush, which may be asleep because nothing was appended
             return
         request.responses.written += 1
         request.responses.send_in_order(answer)

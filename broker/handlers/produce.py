@@ -110,6 +110,8 @@ def _append(request: Request, params: ProduceRequest, topic: TopicConfig, queue:
             request.peer.born_host,
         ),
     )
+    if waits is None:
+        request.source.repeated.keep(request, params, topic)
     acknowledge(request, params, queue, into.name, into_queue, appended)
 
 

@@ -23,7 +23,7 @@ import importlib
 import time
 from collections.abc import Iterable, Iterator
 
-SERVING_MODULES = ("record_crc", "text", "produce", "dispatch", "index", "gather", "sequences", "deliver")
+SERVING_MODULES = ("record_crc", "text", "produce", "dispatch", "index", "gather", "sequences", "sync_loop", "deliver")
 MODULES = (*SERVING_MODULES, "search", "examine")
 
 

@@ -27,6 +27,7 @@ from ...protocol.errors import (
 from ...protocol.frames import REQUEST, RESPONSE, Frame
 from ..budgets.receive_buffers import SharingParser
 from ..handlers.registry import HANDLERS, HANDLERS_BEFORE_AUTH, HANDLERS_BEFORE_HELLO, HANDLERS_OF_USERS, ONE_WAY_CODES
+from ..handlers.repeated_produce import RepeatedProduces
 from ..handlers.rules import Handler
 from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient
@@ -75,8 +76,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     __slots__ = tuple(
         (
             "arrived authenticate_by broker close_by deferred ending frame_bytes half_since handlers idle_since "
-            "lingering memory on_lost parser peer reading reads reads_seen responses stops transport write_level "
-            "write_since"
+            "lingering memory on_lost parser peer reading reads reads_seen repeated responses stops transport "
+            "write_level write_since"
         ).split()
     )
 
@@ -95,6 +96,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.parser.frame_bytes_max = UNKNOWN_FRAME_BYTES_MAX
             self.authenticate_by = broker.loop.time() + broker.settings.security.auth_timeout_ms / 1000
         self.handlers = HANDLERS_BEFORE_HELLO
+        self.repeated = RepeatedProduces()
         self.frame_bytes = 0
         """Size of the frame that is being handled, including its length field."""
         self.stops = 0
@@ -149,7 +151,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.parser.let_go()
         self.parser.release()
         self.memory.forget(self)
-        self.broker.sharing.forget(self)
+        self.repeated.clear(self.broker)
+        self.broker.dispatch.sharing.forget(self)
         if exc is not None:
             log.debug("connection from %s:%d broke: %s", *self.peer.address, exc)
         self.peer.disconnected()
@@ -174,28 +177,31 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _run(self) -> None:
         """Handle complete frames until none is left or the connection is stopped."""
-        parser, responses = self.parser, self.responses
+        parser, responses, repeated = self.parser, self.responses, self.repeated
         frames = handled_bytes = 0
         incomplete = False
         responses.running = True
         responses.turn_began = began = time.monotonic()
-        self.broker.sharing.turn(self, began)
+        self.broker.dispatch.sharing.turn(self, began)
         try:
             while not self.stops and (begin := parser.start) != parser.end:
-                frame = parser.next_frame()
-                if frame is None:
-                    incomplete = True
-                    break
+                if not (repeated.headers and repeated.handle(self, began)):
+                    frame = parser.next_frame()
+                    if frame is None:
+                        incomplete = True
+                        break
+                    self.frame_bytes = parser.start - begin
+                    frame.began = began
+                    self.handle(frame)
+                    if self.stops & STOP_SUSPENDED:
+                        self.parser.keep(frame)  # it is handled again later, so its body must not be overwritten
                 frames += 1
-                self.frame_bytes = parser.start - begin
-                frame.began = began
-                self.handle(frame)
-                if self.stops & STOP_SUSPENDED:
-                    self.parser.keep(frame)  # it is handled again later, so its body must not be overwritten
-                handled_bytes += self.frame_bytes
+                handled_bytes += parser.start - begin
+                if parser.start == parser.end:
+                    break  # without a look at the clock: most turns have a single frame
                 if handled_bytes > TURN_BYTES or time.monotonic() > began + TURN_S:
                     self.stop(STOP_TURN)
-                    self.broker.next_turn(lambda: self.unstop(STOP_TURN))
+                    self.broker.dispatch.next_turn(lambda: self.unstop(STOP_TURN))
         except RemoteProtocolError as error:
             self.turn_away(FrameIllegal(str(error)), 0)
         self._after_run(frames, incomplete)
@@ -204,13 +210,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.responses.end_turn()
         if self.peer.lost:
             return
-        if frames:
-            self.memory.done(self.parser)
+        parser = self.parser
+        if frames and self.memory.first is parser:
+            self.memory.done(parser)
         # The shared buffer belongs to the next connection after this turn, so pending bytes must leave it now.
-        if not self.parser.settle():
+        if not parser.is_settled() and not parser.settle():
             self.stop(STOP_MEMORY)
             self.memory.wait(self)
-        arrived = self.parser.end - self.parser.start
+        arrived = parser.end - parser.start
         if arrived != self.arrived:
             self.broker.in_flight_bytes += arrived - self.arrived
             self.arrived = arrived
@@ -225,11 +232,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.unstop(STOP_MEMORY)
 
     def handle(self, frame: Frame) -> None:
-        """Call the handler of a frame's command, and respond with the error that it raises.
-
-        A faster path for one kind of frame would begin here, before there is a request, and end in
-        ``responses.send_when_flushed``.
-        """
+        """Call the handler of a frame's command, and respond with the error that it raises."""
         request = Request(self, frame)
         try:
             handler = self.handlers.get(frame.code)

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from ...protocol.commands import COMMANDS, PRODUCE, Command
+from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure
 from ...protocol.fields import encode_fields
-from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
+from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser, encode_head
 from ..security.users import User
-from ..store import WouldBlock
+from ..store import TopicConfig, WouldBlock
 from .audit import audit, audit_refused
 from .broker import Broker
 from .connected_client import ConnectedClient
@@ -31,6 +31,13 @@ RESPONSE_HEAD_BYTES_MAX = 4096
 """Upper bound for the part of a response before its body."""
 
 
+class KeptHeaders(Protocol):
+    """The headers of a connection's PRODUCE frames that later frames may repeat."""
+
+    def keep(self, request: Request, params: ProduceRequest, config: TopicConfig) -> None:
+        """Keep the header of a frame whose messages have just been appended to their own topic."""
+
+
 class FrameSource(Protocol):
     """The connection that a request came from. All methods belong to the event loop."""
 
@@ -40,6 +47,14 @@ class FrameSource(Protocol):
     deferred: DeferredRequests
     frame_bytes: int
     """Size of the frame that is being handled, including its length field."""
+
+    @property
+    def parser(self) -> FrameParser:
+        """Parser of the bytes that arrived."""
+
+    @property
+    def repeated(self) -> KeptHeaders:
+        """Headers of PRODUCE frames that later frames may repeat."""
 
     def greet(self, client: str) -> None:
         """Accept all further commands after HELLO, or only AUTH if the broker requires it first."""
@@ -174,12 +189,12 @@ class Request:
 
         Dispatch runs after the acknowledgement, but every client must find a message that has been acknowledged.
         """
-        if self.broker.is_dispatched():
+        if self.broker.dispatch.is_done():
             call()
             return
         self.deferred.check_may_wait()
         done = self.later(call)
-        self.broker.when_dispatched(lambda: done(None))
+        self.broker.dispatch.when_done(lambda: done(None))
 
     def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
         """Return a function to be called once, when the request's wait ends.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ...protocol.errors import BrokerError
-from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
+from ...protocol.frames import RESPONSE, Frame, encode_head
 from ..budgets.send_budget import SMALL_BYTES
 from .broker import Broker
 
@@ -131,11 +131,12 @@ class ResponseQueue:
         ):
             self._on_full()
 
-    def send_when_flushed(self, frame: Frame, frame_bytes: int, answer: bytes, end_offset: int) -> None:
-        """Send an encoded PRODUCE response, in order, once the log is flushed up to ``end_offset``."""
-        if frame.kind != REQUEST:
-            answer = b""  # a one-way frame gets no response, but its bytes still count as in flight
-        self._add_unflushed(end_offset, answer, frame.request_id, frame_bytes, self.turn_began)
+    def send_when_flushed(self, request_id: int, frame_bytes: int, answer: bytes, end_offset: int) -> None:
+        """Send an encoded PRODUCE response, in order, once the log is flushed up to ``end_offset``.
+
+        ``answer``: empty if the frame gets none.
+        """
+        self._add_unflushed(end_offset, answer, request_id, frame_bytes, self.turn_began)
         self.flush_offset = end_offset
 
     def end_turn(self) -> None:

@@ -13,9 +13,12 @@ from .errors import (
     StoreLocked,
     WouldBlock,
 )
+from .files.file_system import Files
+from .files.mapped_file import MappedFile
 from .files.open_files import descriptors_max, store_descriptors
 from .log.preallocation import POPULATE_AHEAD_BYTES
 from .log.produce_batch import Appended, ProduceBatch, check_count, common_properties
+from .log.repeated_batch import RepeatedBatch
 from .message_store import MessageStore
 from .read.pulls import PullResult
 from .read.queries import QueryResult
@@ -30,12 +33,15 @@ __all__ = [
     "CorruptFile",
     "CorruptLog",
     "DamagedRecord",
+    "Files",
+    "MappedFile",
     "MessageStore",
     "Places",
     "ProduceBatch",
     "PullResult",
     "QueryResult",
     "RecoveryReport",
+    "RepeatedBatch",
     "SettingMismatch",
     "StagedSnapshot",
     "StoreError",

@@ -27,7 +27,9 @@ from .files.layout_check import strange_places
 from .files.store_lock import StoreLock
 from .index.index_file import IndexService
 from .log.commitlog import CommitLog
-from .log.produce_batch import Appended, ProduceBatch
+from .log.produce_batch import Appended, FrameBody, ProduceBatch
+from .log.repeated_batch import RepeatedBatch
+from .queue.append_offsets import AppendOffsets
 from .queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .read.log_reads import LogReads
 from .read.pulls import Pulls
@@ -127,9 +129,7 @@ class MessageStore:
         self._derived = DerivedFiles(
             self.commitlog, self.queues, self.index, self.dispatcher, self.state, self._checkpoint
         )
-        self._append_next: dict[str, dict[int, int]] = {}
-        """Queue offset of each queue's next message. RocketMQ: topicQueueTable."""
-        self._topic_bytes: dict[str, bytes] = {}
+        self.append_offsets = AppendOffsets(self.queue_reads.next_offset)
 
     # Opening and closing.
 
@@ -310,19 +310,23 @@ class MessageStore:
     def append(self, topic: TopicConfig, queue_id: int, batch: ProduceBatch) -> Appended:
         """Append a batch as ``CommitLog.append`` does. The caller has checked topic, queue and permission."""
         self.check_writable()
-        queues = self._append_next.get(topic.name)
-        if queues is None:
-            queues = self._append_next[topic.name] = {}
-            self._topic_bytes[topic.name] = topic.name.encode()
-        queue_offset = queues.get(queue_id, -1)
-        if queue_offset < 0:
-            queue_offset = self.queue_reads.next_offset(topic.name, queue_id)
+        queue_offset = self.append_offsets.next_offset(topic.name, queue_id)
         try:
-            appended = self.commitlog.append(self._topic_bytes[topic.name], queue_id, queue_offset, batch)
+            appended = self.commitlog.append(topic.name.encode(), queue_id, queue_offset, batch)
         except StoreFailed as failure:
             self._stop_writing(failure)
             raise
-        queues[queue_id] = queue_offset + batch.count
+        self.append_offsets.advance(topic.name, queue_id, queue_offset + batch.count)
+        return appended
+
+    def append_repeated(self, topic: str, queue_id: int, repeated: RepeatedBatch, frame: FrameBody) -> Appended | None:
+        """Append a batch as ``CommitLog.append_repeated`` does; None: nothing was written, and ``append`` must try."""
+        queue_offset = self.append_offsets.known(topic, queue_id)
+        if queue_offset < 0 or self.failed is not None or self.refusal is not None:
+            return None
+        appended = self.commitlog.append_repeated(repeated, frame, queue_id, queue_offset)
+        if appended is not None:
+            self.append_offsets.advance(topic, queue_id, queue_offset + frame[3])
         return appended
 
     def append_records(self, records: Sequence[Record]) -> int:
@@ -338,7 +342,7 @@ class MessageStore:
             key = (record.topic, record.queue_id)
             queue_offset = taken.get(key, -1)
             if queue_offset < 0:
-                queue_offset = self.next_append_offset(record.topic.decode(), record.queue_id)
+                queue_offset = self.append_offsets.next_offset(record.topic.decode(), record.queue_id)
             record.queue_offset = queue_offset
             taken[key] = queue_offset + 1
         try:
@@ -347,7 +351,7 @@ class MessageStore:
             self._stop_writing(failure)
             raise
         for (topic, queue_id), queue_offset in taken.items():
-            self.set_append_offset(topic.decode(), queue_id, queue_offset)
+            self.append_offsets.advance(topic.decode(), queue_id, queue_offset)
         return self.commitlog.write_offset
 
     def deliver(self, waiting: WaitingRecords, places: Sequence[Place | None], *, committed: bool = False) -> int:
@@ -358,12 +362,12 @@ class MessageStore:
         """
         self.check_writable()
         try:
-            following = self.rewriter.deliver(waiting, places, self.next_append_offset, committed=committed)
+            following = self.rewriter.deliver(waiting, places, self.append_offsets.next_offset, committed=committed)
         except StoreFailed as failure:
             self._stop_writing(failure)
             raise
         for (topic, queue_id), queue_offset in following.items():
-            self.set_append_offset(topic, queue_id, queue_offset)
+            self.append_offsets.advance(topic, queue_id, queue_offset)
         return self.commitlog.write_offset
 
     def _stop_writing(self, failure: StoreFailed) -> None:
@@ -377,16 +381,6 @@ class MessageStore:
         if self.refusal is not None:
             raise self.refusal()
 
-    def next_append_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset of a queue's next message. Only for the appending thread."""
-        queue_offset = self._append_next.get(topic, {}).get(queue_id, -1)
-        return queue_offset if queue_offset >= 0 else self.queue_reads.next_offset(topic, queue_id)
-
-    def set_append_offset(self, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Set the queue offset of a queue's next message after an append. Only for the appending thread."""
-        self._append_next.setdefault(topic, {})[queue_id] = queue_offset
-        self._topic_bytes[topic] = topic.encode()
-
     def flush(self, on_disk: Callable[[int], object] | None = None) -> int:
         """Flush the log and return the flushed offset. One thread at a time; after an OSError the process must end.
 
@@ -399,6 +393,11 @@ class MessageStore:
             on_disk(flushed)
         self._checkpoint.flushed(flushed, store_ms)
         return flushed
+
+    def mark_flushed(self, flushed_offset: int, store_ms: int) -> None:
+        """Write into the checkpoint that the log is on disk below ``flushed_offset``; ``store_ms``: store time of the
+        last record there. One thread at a time."""
+        self._checkpoint.flushed(flushed_offset, store_ms)
 
     def dispatch(self, end_offset: int, chunk_bytes: int = 0) -> list[tuple[str, int, int]]:
         """Dispatch one chunk of the log; see ``Dispatcher.step``. ``chunk_bytes`` 0 means ``REPUT_CHUNK_BYTES``."""
@@ -422,7 +421,7 @@ class MessageStore:
         """
         deleted = {}
         for name in names:
-            appended = self._append_next.get(name, {})
+            appended = self.append_offsets.of_topic(name)
             next_offsets = {
                 queue_id: appended.get(queue_id) or self.queue_reads.next_offset(name, queue_id)
                 for queue_id in sorted({*self.queues.by_topic.get(name, {}), *appended})

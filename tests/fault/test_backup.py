@@ -225,7 +225,7 @@ def test_queue_offsets_continue_if_retention_deleted_all_messages_of_a_queue(tmp
     store.close()
     restore(tmp_path / "backup", tmp_path / "restored", quiet)
     store = open_store(tmp_path / "restored")
-    assert store.next_append_offset("rare", 0) == len(gone)
+    assert store.append_offsets.next_offset("rare", 0) == len(gone)
     store.close()
 
 

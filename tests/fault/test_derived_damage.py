@@ -478,7 +478,7 @@ def test_messages_missing_from_the_log_leave_a_gap_without_shifting_offsets(tmp_
     """A log with a gap in a queue's offsets, as RocketMQ may leave it after retention in the middle."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(10))
-    store._append_next["orders"][0] = 75  # only a damaged log has this
+    store.append_offsets.advance("orders", 0, 75)  # only a damaged log has this
     sent += put(store, "orders", 0, plain(60, first=10))
     for number in range(4):
         assert [record.queue_offset for record in pull_all(store, "orders", 0)] == [*range(10), *range(75, 135)]

@@ -8,10 +8,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from flintmq.client.core.produce.produce_header import ProduceHead
 from flintmq.protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, PRODUCE, ProduceRequest
 from flintmq.protocol.fields import decode_fields, encode_fields
 from flintmq.protocol.frames import REQUEST
+from flintmq.protocol.produce_frame import ProduceHead
 
 PREFIX = "7F00000155A738209810"
 

@@ -177,7 +177,7 @@ def test_a_topic_that_rocketmq_deleted_and_made_again_is_sound(path: Path, segme
     put(store, "orders", 0, plain(40))
     put(store, "orders", 1, plain(7, first=100))
     # RocketMQ forgets the offsets of a deleted topic: the new topic counts from 0 again and has only its own queues.
-    store._append_next["orders"] = {0: 0}
+    store.append_offsets.advance("orders", 0, 0)
     sent = put(store, "orders", 0, plain(15, first=500))
     store.close()
     shutil.rmtree(path / "flintmq")

@@ -135,8 +135,8 @@ class StagedTransactions:
         staged.
         """
         # The note goes first, so that no stored message is ever without one.
-        first = self._store.next_append_offset(PREPARED_TOPIC, 0)
-        note_offset = self._store.next_append_offset(OP_PREPARED_TOPIC, 0)
+        first = self._store.append_offsets.next_offset(PREPARED_TOPIC, 0)
+        note_offset = self._store.append_offsets.next_offset(OP_PREPARED_TOPIC, 0)
         self.append_note([STAGE, name, first, count, topic, queue])
         appended_at = append()
         assert appended_at == first, "only this service appends to the topic"
@@ -189,7 +189,7 @@ class StagedTransactions:
             self._check(name, messages)
         chosen = set(names)
         dropped = [name for name in self._to_drop(drop, may_drop) if name not in chosen] if drop else []
-        note_offset = self._store.next_append_offset(OP_PREPARED_TOPIC, 0)
+        note_offset = self._store.append_offsets.next_offset(OP_PREPARED_TOPIC, 0)
         # This note commits the transaction, so every reason to refuse it was checked before.
         end_offset = self.append_note([COMMIT, scope, sequence, names, dropped, [messages for _, messages in wanted]])
         commit = self.table.commit_stages(scope, sequence, names, note_offset)
@@ -285,8 +285,8 @@ class StagedTransactions:
         """Take a snapshot of the needed offsets and the committed sequences, for ``persist``."""
         self._save_due = False
         store = self._store
-        next_note = store.next_append_offset(OP_PREPARED_TOPIC, 0)
-        next_message = store.next_append_offset(PREPARED_TOPIC, 0)
+        next_note = store.append_offsets.next_offset(OP_PREPARED_TOPIC, 0)
+        next_message = store.append_offsets.next_offset(PREPARED_TOPIC, 0)
         needed = self.table.needed_offsets(next_note, next_message)
         # It counts the notes in the log so far, so it is persisted only after these are on disk.
         store.staged_state.offer(store.write_offset, StagedSnapshot(*needed, dict(self.table.sequences)))

@@ -19,7 +19,8 @@ from ..files.mapped_file import MappedFile, MappedFileQueue
 from ..settings import StoreSettings
 from ..tables.clock import StoreClock
 from .preallocation import LogPreallocator
-from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, ProduceBatch, check_count, refusal
+from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, FrameBody, ProduceBatch, check_count, refusal
+from .repeated_batch import RepeatedBatch
 
 _SIZE_AND_MAGIC_BYTES = 8
 _NUMBERS = struct.Struct(f"={kernel.N_LENGTH}q")
@@ -124,6 +125,49 @@ class CommitLog:
         self.last_store_ms = store_ms
         self.write_offset = end_offset = file.start_offset + position
         return Appended(queue_offset, store_ms, bytes(memoryview(self._offsets_blob)[: 8 * count]), end_offset)
+
+    def repeated_batch(self) -> RepeatedBatch:
+        """Return the prepared form of batches like the one that ``append`` wrote last."""
+        return RepeatedBatch(self._numbers, self._texts, _RECORD_OVERHEAD_BYTES)
+
+    def append_repeated(
+        self, repeated: RepeatedBatch, frame: FrameBody, queue_id: int, queue_offset: int
+    ) -> Appended | None:
+        """Append a batch like an earlier one as ``append`` does, with the same result.
+
+        Returns None, and writes nothing, if the batch needs more than one kernel call: ``append`` then finds out why.
+        """
+        buffer, body_at, body_end, count, unique_first, born_ms = frame
+        files = self.queue.files
+        file = files[-1]
+        position = self.write_offset - file.start_offset
+        bound = body_end - body_at + count * repeated.record_overhead_bytes + BLANK_BYTES_MIN
+        if position + bound > file.allocated or count > _PLAN_MESSAGES or bound > FRAME_RECORDS_BYTES_MAX:
+            return None
+        if buffer is not self._frame_blob:
+            self._frame_blob = buffer
+            self._frame = np.frombuffer(buffer, np.uint8)
+        store_ms = self.clock.store_ms(self.last_store_ms)
+        values = repeated.values
+        values[kernel.N_BODY_AT] = body_at
+        values[kernel.N_BODY_END] = body_end
+        values[kernel.N_COUNT] = count
+        values[kernel.N_UNIQUE_FIRST] = unique_first
+        values[kernel.N_QUEUE_ID] = queue_id
+        values[kernel.N_QUEUE_OFFSET] = queue_offset
+        values[kernel.N_BORN_MS] = born_ms or store_ms
+        values[kernel.N_STORE_MS] = store_ms
+        values[kernel.N_POSITION] = position
+        values[kernel.N_LIMIT] = file.size
+        values[kernel.N_FILE_BASE] = file.start_offset
+        status, _, end = kernel.produce(
+            self._frame, repeated.numbers, repeated.texts, self._plan, file.array(), self._offsets
+        )
+        if status != kernel.OK:
+            return None
+        self.last_store_ms = store_ms
+        self.write_offset = end_offset = file.start_offset + end
+        return Appended(queue_offset, store_ms, self._offsets_blob[: 8 * count], end_offset)
 
     def _plan_only(self, arrays: _FrameArrays, file: MappedFile, count: int) -> np.ndarray:
         """Validate and plan a frame without writing it; return the size of each record. Raises ``MessageIllegal``."""
@@ -263,6 +307,13 @@ class CommitLog:
         self.queue.sync_placed()
         self.flushed_offset = target
         return target
+
+    def only_file_to_flush(self) -> MappedFile | None:
+        """Return the file with all bytes that are not on disk; None if ``flush`` has more to do than to sync it."""
+        files = self.queue.files
+        if not files or self.flushed_offset < files[-1].start_offset or self.queue.has_unsynced_names:
+            return None
+        return files[-1]
 
     def release_below(self, physical_offset: int) -> None:
         """Unmap the files that end at or below ``physical_offset``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -58,6 +59,11 @@ class ProduceBatch:
     born_host: bytes
 
 
+FrameBody: TypeAlias = tuple[bytearray, int, int, int, int, int]
+"""The parts of a batch that differ from frame to frame: buffer, begin and end of the body, number of messages, counter
+of the first, time of birth."""
+
+
 @dataclass(slots=True)
 class Appended:
     """Where a batch was stored: queue offset of its first message, store time, count × i64 physical offsets, and the
@@ -65,7 +71,7 @@ class Appended:
 
     queue_offset: int
     store_ms: int
-    physical_offsets: bytes
+    physical_offsets: bytes | bytearray
     end_offset: int
 
 
