@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flintmq.broker.app import daemon, lifecycle
-from flintmq.broker.store import MessageStore
+from flintmq.broker.background.file_sync import FileSync
+from flintmq.broker.store import MappedFile, MessageStore
 from flintmq.broker.store.files.file_system import Files
 
 from ...fork_server import load, next_order, take_output
@@ -63,6 +64,11 @@ def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
             return flush(store, on_disk)
 
         setattr(MessageStore, "flush", acknowledge_then_flush)  # noqa: B010 - a plain assignment to a method is an error for mypy
+
+        def acknowledge_only(sync: FileSync, file: MappedFile) -> None:
+            sync._loop.call_soon(sync._on_synced, None)
+
+        setattr(FileSync, "request", acknowledge_only)  # noqa: B010 - as above
 
 
 def be_broker(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
