@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from flintmq.protocol.commands import HELLO, PRODUCE, PULL, Command
+from flintmq.protocol.commands import GET_BROKER_RUNTIME_INFO, HELLO, PRODUCE, PULL, Command
 from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, error_from_answer
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_frame
 from tests.client_drivers import SYNC, Clients
@@ -89,6 +90,15 @@ class RunningBroker:
         """Send a signal, wait, and return the exit code."""
         self.process.send_signal(number)
         return self.wait()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep the process from running in the ``with`` block."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Send SIGKILL, as in a crash."""
@@ -304,12 +314,17 @@ class RawConnection:
 
     def produce(self, topic: str, *messages: bytes, **fields: Any) -> Answer:
         """Produce bodies in the rows layout."""
-        body = b"".join(msgpack.packb([message, {}]) for message in messages)
+        body = rows(*([message, {}] for message in messages))
         return self.call(PRODUCE, {"topic": topic, "count": len(messages), **fields}, body)
 
     def pull(self, topic: str, queue: int = 0, offset: int = 0, **fields: Any) -> Answer:
         """Pull from a queue."""
         return self.call(PULL, {"topic": topic, "queue": queue, "offset": offset, **fields})
+
+    def runtime_info(self) -> dict[str, Any]:
+        """Return how the broker is."""
+        info: dict[str, Any] = msgpack.unpackb(self.call(GET_BROKER_RUNTIME_INFO).raise_for_error().body)
+        return info
 
     def is_closed(self) -> bool:
         """Wait until the broker sends nothing more; return whether it closed the connection."""
@@ -321,6 +336,11 @@ class RawConnection:
     def close(self) -> None:
         """Close the socket."""
         self.sock.close()
+
+
+def rows(*messages: object) -> bytes:
+    """Return the body of a PRODUCE frame in the rows layout; a row may be one that no client would send."""
+    return b"".join(msgpack.packb(message) for message in messages)
 
 
 def _answer(frame: Frame) -> Answer:

@@ -12,13 +12,17 @@ from typing import Any
 from flintmq.broker.background.flush import FlushService
 from flintmq.broker.delivery.routing import delay_of, route
 from flintmq.broker.delivery.scheduled.worker import Delays
+from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings, TopicConfig, common_properties
 from flintmq.broker.store.files.file_system import Files
+from flintmq.broker.store.timers.timer_state import HOUR_SECONDS
 from flintmq.protocol.storage.record import Record, encode_properties
 from tests.store_tools import HOST, SMALL, Message, UnsyncedFiles, make_batch, make_topic, pull_all
 
 START_MS = 1_795_300_000_000
+HOUR_MS = 1000 * HOUR_SECONDS
+DAY_MS = 24 * HOUR_MS
 MAX_DAYS = 40
 
 
@@ -47,12 +51,8 @@ class InlineFlushService(FlushService):
         callback(None)
 
 
-class ImmediateTopicChanges:
+class ImmediateTopicChanges(TopicChanges):
     """Topic change queue whose changes are on disk when ``put`` returns."""
-
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
-        self.pending: dict[str, Any] = {}
 
     def put(self, config: TopicConfig, done: Any) -> None:
         """Create the topic."""
@@ -80,13 +80,14 @@ class DelayedStore:
         )
         self.store.open()
         self.loop = asyncio.new_event_loop()
-        flusher, changes, pool = InlineFlushService(self.store), ImmediateTopicChanges(self.store), InlineExecutor()
-        writer = RecordWriter(self.store, flusher, changes, self.loop, lambda: None, sync=True)  # type: ignore[arg-type]
+        flusher, pool = InlineFlushService(self.store), InlineExecutor()
+        changes = ImmediateTopicChanges(self.store, self.loop, lambda topic: None)
+        writer = RecordWriter(self.store, flusher, changes, self.loop, lambda: None, sync=True)
 
         def now_ms() -> int:
             return self.now_ms
 
-        self.delays = Delays(self.store, writer, self.loop, pool, lambda: None, _raise, now_ms=now_ms)  # type: ignore[arg-type]  # the pool is a stand-in
+        self.delays = Delays(self.store, writer, self.loop, pool, lambda: None, _raise, now_ms=now_ms)
         self.store.expiry.oldest_timed = self.delays.oldest_timed
 
     def send(self, topic: str, bodies: Iterable[bytes], *, queue: int = 0, **common: object) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 
-from flintmq.client import StoredMessage
+from flintmq.client import Message, Producer, StoredMessage
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HEART_BEAT, UNREGISTER_CLIENT, UPDATE_CONSUMER_OFFSET
 from tests.conftest import Answer, RawConnection
 
@@ -99,8 +99,23 @@ class RawMember:
         self.connection.call(UNREGISTER_CLIENT, {"group": self.group, "member": self.name}).raise_for_error()
 
 
+Members = Callable[..., RawMember]
+
+
 def joined(connection: RawConnection, group: str, name: str, *topics: str, **fields: Any) -> RawMember:
     """Return a member that reads from the beginning and stays in the group without heartbeats."""
     member = RawMember(connection, group, name, start="first", session_timeout_ms=300_000, **fields)
     member.beat(*topics).raise_for_error()
     return member
+
+
+def numbered(topic: str, count: int, **options: Any) -> list[Message]:
+    return [Message(topic, b"%d" % number, **options) for number in range(count)]
+
+
+def fill(producer: Producer, topic: str, count: int, queues: int = 4, **fields: Any) -> None:
+    """Send messages 0 to ``count``, to the queues in turn."""
+    for queue in range(queues):
+        producer.send_many(
+            [Message(topic, b"%d" % number, **fields) for number in range(queue, count, queues)], queue=queue
+        )

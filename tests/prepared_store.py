@@ -36,10 +36,10 @@ class PreparedStore:
         self.store = store = MessageStore(self.path, self.settings, store_host=HOST, files=files or UnsyncedFiles())
         store.open()
         self.loop = asyncio.new_event_loop()
-        flush, made = InlineFlushService(store), ImmediateTopicChanges(store)
+        flush, made = InlineFlushService(store), ImmediateTopicChanges(store, self.loop, lambda topic: None)
         sync = self.settings.flush_policy == "sync"
-        writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)  # type: ignore[arg-type]
-        redeliverer = Redeliverer(store, writer, self.loop, InlineExecutor(), lambda: None)  # type: ignore[arg-type]
+        writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)
+        redeliverer = Redeliverer(store, writer, self.loop, InlineExecutor(), lambda: None)
         self.staged = StagedTransactions(
             writer, redeliverer, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from flintmq.protocol.auth.scram import ITERATIONS_MIN, MECHANISM, ClientExchang
 from flintmq.protocol.auth.user_file import UserFile
 from flintmq.protocol.auth.users import User, Users
 from flintmq.protocol.commands import AUTH
-from tests.conftest import RawConnection
+from tests.conftest import Brokers, RawConnection, RunningBroker
 
 PASSWORD = "correct horse"
 SCRAM = {"security.auth": "scram"}
@@ -48,11 +49,27 @@ def set_grants(store: Path, grants: Mapping[str, Sequence[dict[str, Any]]]) -> N
     UserFile(store).change(edit)
 
 
-def authenticate(connection: RawConnection, name: str = "billing", password: str = PASSWORD) -> None:
-    """Authenticate as the clients do."""
+@contextmanager
+def broker_with_users(
+    folder: Path, grants: Mapping[str, Sequence[dict[str, Any]]], settings: dict[str, Any]
+) -> Iterator[RunningBroker]:
+    """Start a broker that demands a password, and stop it at the end."""
+    set_grants(folder / "store", grants)
+    brokers = Brokers(folder)
+    yield brokers.start(store=folder / "store", settings=SCRAM | {"topics.auto_create": True} | settings)
+    brokers.stop_all()
+
+
+LogIn = Callable[[str], RawConnection]
+"""Opens a connection of the named user."""
+
+
+def authenticate(connection: RawConnection, name: str = "billing", password: str = PASSWORD) -> RawConnection:
+    """Authenticate as the clients do; return the connection."""
     exchange = ClientExchange(name, password)
     answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
     assert not answer.fields.get("done")
     answer = connection.call(AUTH, {"message": exchange.final(answer.fields["message"])}).raise_for_error()
     exchange.check(answer.fields["message"])
     assert answer.fields["done"]
+    return connection

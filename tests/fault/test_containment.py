@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import shutil
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgpack
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from flintmq.broker.store import MessageStore, StoreSettings
 from flintmq.broker.tools.commands import repair
-from flintmq.broker.tools.dump import Wanted, records
-from flintmq.broker.tools.findings import Findings
-from flintmq.broker.tools.log_end import find_end
-from flintmq.broker.tools.offline import OfflineStore
-from flintmq.protocol.commands import GET_BROKER_RUNTIME_INFO, UPDATE_AND_CREATE_TOPIC
+from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from flintmq.protocol.errors import MessageDamaged
 from flintmq.protocol.storage.layout import MAGIC_BLANK, RECORD
 from flintmq.protocol.storage.record import Record
 from tests.conftest import BrokerFactory, ConnectionFactory
+from tests.fault.damaged_logs import (
+    CHECKSUMMED,
+    FILE_BYTES,
+    FIRST,
+    SECOND,
+    THIRD,
+    both_settings,
+    flip,
+    two_topics,
+    undispatched,
+)
 from tests.store_tools import (
-    SMALL,
     Message,
     Sent,
-    append,
     assert_contained,
     assert_holds,
     assert_only_these_are_left,
     kill,
     lost_of,
-    make_topic,
     open_store,
     overwrite,
     plain,
@@ -45,38 +45,10 @@ from tests.store_tools import (
     reopen,
     restore,
     save,
-    without_dispatched,
 )
 from tests.tools_runs import verified
 
-FILE_BYTES = SMALL.commitlog_file_bytes
-FIRST, SECOND, THIRD = (f"{number * FILE_BYTES:020d}" for number in range(3))
 PAGE_BYTES = 4096
-CHECKSUMMED = dataclasses.replace(SMALL, record_checksum=True)
-
-
-def undispatched(path: Path) -> None:
-    """Remove the derived files, so that only the log says which messages there are."""
-    shutil.rmtree(path / "consumequeue")
-    (path / "checkpoint").write_bytes(without_dispatched(path / "checkpoint"))
-
-
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    """Flip one bit in a log's first file."""
-    log = path / "commitlog" / FIRST
-    overwrite(log, at, bytes([log.read_bytes()[at] ^ 1 << bit]))
-
-
-def two_topics(path: Path, *, size: int = 100, frames: int = 60, settings: StoreSettings = SMALL) -> list[Sent]:
-    """Return a stopped store with interleaved messages of two topics and three queues."""
-    store = open_store(path, settings)
-    source, sent = random.Random(1), []
-    for number in range(frames):
-        topic, queue = source.choice([("orders", 0), ("orders", 1), ("bills", 0)])
-        count = source.randrange(1, 6)
-        sent += put(store, topic, queue, plain(count, size=source.randrange(8, 2 * size), first=10 * number))
-    store.close()
-    return sent
 
 
 def hit_by(sent: Sequence[Sent], begin: int, end: int, log_end: int) -> list[Sent]:
@@ -90,7 +62,7 @@ def hit_by(sent: Sequence[Sent], begin: int, end: int, log_end: int) -> list[Sen
 
 @pytest.mark.parametrize("known", ["by queues", "by the log alone"])
 @pytest.mark.parametrize("content", ["zeros", "ones", "random"])
-@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
+@both_settings
 def test_a_lost_page_costs_the_messages_on_it(
     tmp_path: Path, known: str, content: str, settings: StoreSettings
 ) -> None:
@@ -123,7 +95,7 @@ def test_each_of_many_holes_is_contained_separately(tmp_path: Path) -> None:
     assert_contained(path, sent, lost)
 
 
-@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
+@both_settings
 def test_consecutive_holes_at_the_logs_beginning_keep_the_store_times_in_order(
     tmp_path: Path, settings: StoreSettings
 ) -> None:
@@ -196,7 +168,7 @@ def its_unit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [all_queues, the_queue, its_unit])
-@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
+@both_settings
 def test_lost_messages_are_named_even_if_their_queues_are_lost_too(
     tmp_path: Path, damage: Callable[[Path], None], settings: StoreSettings
 ) -> None:
@@ -353,234 +325,6 @@ def test_a_hole_with_unknown_messages_is_filled_with_a_record_of_no_queue(tmp_pa
     assert verified(path).findings.total == 0
 
 
-# Bodies that hold records.
-
-
-def forged(queue_offset: int, physical_offset: int, topic: bytes = b"orders", body: bytes = b"forged") -> bytes:
-    """Return a record that a client sent inside a body, hoping that recovery takes it for a real one."""
-    return Record(
-        topic=topic,
-        body=body,
-        queue_offset=queue_offset,
-        physical_offset=physical_offset,
-        store_timestamp=1 << 42,
-        properties=b"KEYS\x01forged\x02",
-    ).encode()
-
-
-def hostile(begin: int, head_bytes: int, count: int, topic: bytes, queue_offset: int) -> bytes:
-    """Return a body with a chain of records that are valid at their places. ``begin``: begin of its own record."""
-    body = bytearray(b"x" * 40)
-    for number in range(count):
-        body += forged(queue_offset + number, begin + head_bytes + len(body), topic)
-    return bytes(body)
-
-
-@pytest.mark.parametrize("known", ["by queues", "by the log alone"])
-@pytest.mark.parametrize("damage", ["length", "head", "magic"])
-@pytest.mark.parametrize("topic", [b"orders", b"bills", b"other"])
-def test_records_forged_in_a_body_are_not_found(tmp_path: Path, known: str, damage: str, topic: bytes) -> None:
-    path = tmp_path / "store"
-    store = open_store(path)
-    sent = put(store, "orders", 0, plain(5)) + put(store, "bills", 0, plain(3))
-    begin = store.write_offset
-    sent += put(store, "orders", 0, [Message(hostile(begin, RECORD.size, 6, topic, 5))])
-    sent += put(store, "orders", 0, plain(5, first=5)) + put(store, "bills", 0, plain(4, first=3))
-    store.close()
-    damages = {"length": (0, b"\x7f"), "head": (0, bytes(60)), "magic": (0, bytes(8))}
-    at, blob = damages[damage]
-    overwrite(path / "commitlog" / FIRST, begin + at, blob)
-    if known == "by the log alone":
-        undispatched(path)
-    assert_contained(path, sent, [sent[8]])
-
-
-@pytest.mark.parametrize("known", ["by queues", "by the log alone"])
-def test_a_forged_record_that_ends_where_its_message_ends_is_not_found(tmp_path: Path, known: str) -> None:
-    """The log continues after it, but the forged record claims to be a later message."""
-    path = tmp_path / "store"
-    store = open_store(path)
-    sent = put(store, "bills", 0, plain(3))
-    begin = store.write_offset
-    inner = forged(3, begin + RECORD.size, b"bills", b"\0")
-    tail = bytes([6]) + b"orders" + bytes(2)  # the broker appends this to the body: topic and no properties
-    head = bytearray(inner[: RECORD.size])
-    head[0:4] = struct.pack(">i", RECORD.size + 1 + len(tail))
-    head[8:12] = struct.pack(">i", zlib.crc32(b"\0") & 0x7FFFFFFF)
-    sent += put(store, "orders", 0, [Message(bytes(head) + b"\0")])
-    assert store.write_offset == begin + 2 * RECORD.size + 1 + len(tail)
-    sent += put(store, "orders", 0, plain(4, first=1)) + put(store, "bills", 0, plain(4, first=3))
-    store.close()
-    overwrite(path / "commitlog" / FIRST, begin, b"\x7f")
-    if known == "by the log alone":
-        undispatched(path)
-    assert_contained(path, sent, [sent[3]])
-
-
-# Restored files, and losses in the quarantine itself.
-
-
-def test_a_restored_file_brings_its_messages_back(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    sent = two_topics(path)
-    whole = (path / "commitlog" / FIRST).read_bytes()
-    flip(path, sent[9].physical_offset + 95)
-    store, report = reopen(path)
-    assert len(report.quarantined) == 1
-    store.close()
-    (path / "commitlog" / FIRST).write_bytes(whole)
-    store, report = reopen(path)
-    assert report.quarantined == []
-    assert not store.quarantine
-    assert_holds(store, sent)
-    store.close()
-    assert list((path / "flintmq" / "quarantine").glob("*.bin"))
-
-
-@pytest.mark.parametrize("cut", [-10, 10], ids=["in front of what was lost before", "in the middle of its tombstone"])
-@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
-def test_a_file_truncated_before_an_old_hole_loses_only_the_messages_cut_off(
-    tmp_path: Path, cut: int, settings: StoreSettings
-) -> None:
-    path = tmp_path / "store"
-    sent = two_topics(path, settings=settings)
-    flip(path, sent[40].physical_offset + 95)
-    store = open_store(path, settings)
-    store.close()
-    with (path / "commitlog" / FIRST).open("r+b") as file:
-        file.truncate(sent[40].physical_offset + cut)
-    lost = sent[39:] if cut < 0 else sent[40:]
-    store, _ = reopen(path, settings)
-    assert_only_these_are_left(store, sent[: -len(lost)], lost)
-    assert store.quarantine.lost_messages == len(lost)
-    kill(store)
-
-
-def test_the_bytes_of_a_second_damage_are_kept_beside_those_of_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    sent = two_topics(path)
-    flip(path, sent[9].physical_offset + 95)
-    kill(open_store(path))
-    before = save(path / "flintmq" / "quarantine")
-    flip(path, sent[9].physical_offset + 5)
-    store, report = reopen(path)
-    assert len(report.quarantined) == 1
-    assert_only_these_are_left(store, [each for each in sent if each is not sent[9]], [sent[9]])
-    assert store.quarantine.lost_messages == 1
-    kill(store)
-    after = save(path / "flintmq" / "quarantine")
-    assert {name: after[name] for name in before if name.endswith(".bin")} == {
-        name: blob for name, blob in before.items() if name.endswith(".bin")
-    }
-    assert len(json.loads(after["index.json"])["holes"]) == 2
-
-
-def test_a_message_appended_after_a_hole_at_the_end_gets_the_next_queue_offset(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    store = open_store(path)
-    sent = put(store, "orders", 0, plain(5))
-    store.close()
-    flip(path, sent[4].physical_offset + 100)
-    store = open_store(path)
-    (new,) = append(store, "orders", 0, plain(1, first=100))
-    assert new.queue_offset == 5
-    store.close()
-
-
-def test_a_reader_of_the_files_gets_no_tombstones(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    sent = two_topics(path, settings=CHECKSUMMED)
-    lost = [sent[9], sent[10]]
-    for each in lost:
-        flip(path, each.physical_offset + 95)
-    open_store(path, CHECKSUMMED).close()
-    kept = [each.physical_offset for each in sent if each not in lost]
-    store = OfflineStore(path, Findings(), index_slots=SMALL.index_slots)
-    with store:
-        assert [each.physical_offset for each in records(store, find_end(store).offset, Wanted())] == kept
-    assert verified(path).findings.total == 0
-
-
-def test_lost_scheduled_messages_are_not_parked_or_delivered(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    store = open_store(path)
-    make_topic(store, "SCHEDULE_TOPIC_XXXX", 18)
-    sent = put(store, "SCHEDULE_TOPIC_XXXX", 0, plain(5))
-    store.close()
-    flip(path, sent[2].physical_offset + 95)
-    store = open_store(path)
-    queue = store.queues.get("SCHEDULE_TOPIC_XXXX", 0)
-    assert queue is not None
-    units = [queue.unit(number, hot=False) for number in range(5)]
-    chosen = np.array([(at, size, number) for number, (at, size, _) in enumerate(units)], np.int64).reshape(-1)
-    waiting = store.rewriter.read(chosen, hot=False)
-    assert (waiting.count, waiting.unsound) == (4, 0)
-    assert store.log_reads.stored_ms(*units[2][:2]) == sent[1].store_ms
-    store.close()
-
-
-def broken_index(folder: Path) -> None:
-    (folder / "index.json").write_bytes(bytes(100))
-
-
-def broken_index_and_bak(folder: Path) -> None:
-    broken_index(folder)
-    (folder / "index.json.bak").write_text('{"holes": [{"physicalOffset": 1}]}')
-
-
-def no_index(folder: Path) -> None:
-    for path in folder.glob("index.json*"):
-        path.unlink()
-
-
-@pytest.mark.parametrize("damage", [broken_index, broken_index_and_bak, no_index])
-@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
-def test_a_lost_index_of_the_quarantine_is_rebuilt(
-    tmp_path: Path, damage: Callable[[Path], None], settings: StoreSettings
-) -> None:
-    """Without it, consumers would see tombstones as messages."""
-    path = tmp_path / "store"
-    sent = two_topics(path, settings=settings)
-    lost = [sent[3], *sent[20:31]]
-    overwrite(
-        path / "commitlog" / FIRST, sent[20].physical_offset, bytes(sent[31].physical_offset - sent[20].physical_offset)
-    )
-    flip(path, sent[3].physical_offset + 95)
-    open_store(path, settings).close()
-    folder = path / "flintmq" / "quarantine"
-    holes = json.loads((folder / "index.json").read_text())["holes"]
-    damage(folder)
-    for number in range(2):
-        store, report = reopen(path, settings)
-        assert (
-            number == 0 or report.quarantined == [] == report.rebuilt
-        )  # the .bak may be from before the hole was filled
-        assert_only_these_are_left(store, [each for each in sent if each not in lost], lost)
-        assert store.quarantine.lost_messages == len(lost)
-        store.close()
-    again = json.loads((folder / "index.json").read_text())["holes"]
-    same = ("physicalOffset", "bytes", "file", "storeTimestamp", "endsFile", "checksum", "filled", "lost")
-    assert [[each[name] for name in same] for each in again] == [[each[name] for name in same] for each in holes]
-
-
-def test_retention_deletes_the_kept_bytes_of_a_hole_with_the_log_around_it(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    sent = two_topics(path, size=200_000, frames=30)
-    in_first = [each for each in sent if each.physical_offset < FILE_BYTES]
-    flip(path, in_first[3].physical_offset + 95)
-    behind = next(each for each in sent if each.physical_offset > FILE_BYTES)
-    overwrite(path / "commitlog" / SECOND, behind.physical_offset - FILE_BYTES + 95, b"!")
-    store = open_store(path)
-    assert len(store.quarantine.ranges) == 2
-    assert store.expire(1) == FILE_BYTES
-    store.close()
-    store = open_store(path)
-    (hole,) = store.quarantine.ranges
-    assert hole.physical_offset == behind.physical_offset
-    assert [each.name for each in (path / "flintmq" / "quarantine").glob("*.bin")] == [hole.file]
-    store.close()
-
-
 # Damage that no start has checked.
 
 
@@ -618,5 +362,5 @@ def test_a_pull_returns_the_messages_before_damage_and_then_names_it(
     assert (answer.fields["lost"], answer.fields["lost_from"]) == (1, 7)
     assert connection.pull("orders", 0, 0, tags="other").fields["lost"] == 1  # whichever it chooses
     assert "lost" not in connection.pull("orders", 0, 8).fields
-    info = msgpack.unpackb(connection.call(GET_BROKER_RUNTIME_INFO, {}).body)
+    info = connection.runtime_info()
     assert (info["quarantined_holes"], info["lost_messages"]) == (1, 1)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.damaged_logs import FILE_BYTES, FIRST, SECOND, flip, two_topics, undispatched
 from tests.fault.dying_files import Died, DyingFiles
-from tests.fault.test_containment import FILE_BYTES, FIRST, SECOND, flip, two_topics, undispatched
 from tests.store_tools import (
     Sent,
     assert_only_these_are_left,

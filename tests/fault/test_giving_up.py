@@ -14,8 +14,8 @@ from flintmq.broker.tools.accept_missing import give_up
 from flintmq.broker.tools.commands import repair as command
 from flintmq.broker.tools.repair import examine, repair
 from flintmq.protocol.errors import ConfigurationError
+from tests.fault.damaged_logs import FILE_BYTES, FIRST, SECOND, THIRD, two_topics, undispatched
 from tests.fault.dying_files import Died, DyingFiles
-from tests.fault.test_containment import FILE_BYTES, FIRST, SECOND, THIRD, two_topics, undispatched
 from tests.fault.test_containment_interrupted import result
 from tests.store_tools import (
     SMALL,

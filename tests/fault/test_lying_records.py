@@ -216,7 +216,7 @@ def damage(path: Path, sent: Sequence[Sent], changes: Sequence[Change]) -> list[
     for number, name, byte, bits in changes:
         each = sent[number]
         at = topic_at(each) if name == "topic" else each.physical_offset + RECORD.at[name]
-        change(path, at + byte, lambda old, bits=bits: old ^ bits)  # type: ignore[misc]
+        change(path, at + byte, bits.__xor__)
     return [sent[number] for number in sorted({each[0] for each in changes})]
 
 

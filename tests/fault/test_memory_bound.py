@@ -18,7 +18,6 @@ import pytest
 from flintmq.protocol.commands import (
     COMMIT_PREPARED,
     CONSUMER_OFFSET_STRUCT,
-    GET_BROKER_RUNTIME_INFO,
     HEART_BEAT,
     PRODUCE,
     PULL,
@@ -237,7 +236,7 @@ def test_held_pulls_take_the_documented_memory_with_tags_and_fields_of_any_lengt
 
 def held_pulls(peer: RawConnection) -> int:
     """Return the number of held pulls."""
-    return int(msgpack.unpackb(peer.call(GET_BROKER_RUNTIME_INFO).body)["held_pulls"])
+    return int(peer.runtime_info()["held_pulls"])
 
 
 def test_open_transactions_take_the_documented_memory_with_keys_of_any_length(

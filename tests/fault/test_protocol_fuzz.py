@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from flintmq.protocol.commands import COMMANDS, GET_BROKER_RUNTIME_INFO, HELLO, PRODUCE, PULL, Command
+from flintmq.protocol.commands import COMMANDS, HELLO, PRODUCE, PULL, Command
 from flintmq.protocol.errors import ERRORS_BY_CODE, BrokerFailure, FrameIllegal
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, encode_frame
 from tests.conftest import RawConnection, RunningBroker
@@ -292,7 +292,7 @@ def test_ten_thousand_connections_that_do_nothing(under_fire: RunningBroker, con
             sock.sendall(greeting)
         for sock in idle:
             assert sock.recv(1)
-        assert figures(bystander)["connections"] >= IDLE_CONNECTIONS
+        assert bystander.runtime_info()["connections"] >= IDLE_CONNECTIONS
         each = (anonymous_bytes(under_fire.process.pid) - memory) / IDLE_CONNECTIONS
         say(f"an idle connection takes {each / 1024:.1f} KiB")
         assert each < 16 * 1024
@@ -300,12 +300,7 @@ def test_ten_thousand_connections_that_do_nothing(under_fire: RunningBroker, con
         for sock in idle:
             sock.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    soon(lambda: figures(bystander)["connections"] < 100)
-
-
-def figures(connection: RawConnection) -> dict[str, Any]:
-    found: dict[str, Any] = msgpack.unpackb(connection.call(GET_BROKER_RUNTIME_INFO).body)
-    return found
+    soon(lambda: bystander.runtime_info()["connections"] < 100)
 
 
 # ---- any order ----

@@ -16,7 +16,7 @@ from flintmq.protocol.errors import FlushDiskTimeout, SystemBusy
 from tests.client_drivers import Clients
 from tests.conftest import RawConnection, RunningBroker
 from tests.fault.harness.strace import HANG, Injection, injection
-from tests.integration.test_metrics import Scrape, page
+from tests.metrics_tools import Scrape, page
 from tests.overload_tools import soon
 
 Factory: TypeAlias = Callable[..., RunningBroker]

@@ -1,11 +1,10 @@
-"""The consumer and the admin against a real broker: pulling, iterating, searching, offsets, topics."""
+"""The consumer against a real broker: pulling, iterating, searching, offsets."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -19,49 +18,19 @@ from flintmq.client import (
     ClientClosed,
     Consumer,
     CorruptMessage,
-    FlintError,
-    GroupNotExist,
-    GroupRunning,
     InvalidArgument,
     Message,
     MessageNotFound,
     OffsetOutOfRange,
     Producer,
     QueueNotExist,
-    TopicInfo,
     TopicNotExist,
 )
-from tests.group_tools import joined
+from tests.group_tools import fill
 
 if TYPE_CHECKING:
     from tests.client_drivers import Clients
-    from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
-
-
-@pytest.fixture
-def producer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Producer]:
-    with clients.Producer(shared_broker.address) as producer:
-        yield producer
-
-
-@pytest.fixture
-def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consumer]:
-    with clients.Consumer(shared_broker.address) as consumer:
-        yield consumer
-
-
-@pytest.fixture
-def admin(clients: Clients, shared_broker: RunningBroker) -> Iterator[Admin]:
-    with clients.Admin(shared_broker.address) as admin:
-        yield admin
-
-
-def fill(producer: Producer, topic: str, count: int, queues: int = 4, **fields: Any) -> None:
-    """Send messages 0 to ``count``, to the queues in turn."""
-    for queue in range(queues):
-        producer.send_many(
-            [Message(topic, b"%d" % number, **fields) for number in range(queue, count, queues)], queue=queue
-        )
+    from tests.conftest import BrokerFactory, RunningBroker
 
 
 class TestPull:
@@ -388,58 +357,6 @@ class TestOffsets:
         consumer.commit("group", topic, {0: 3, 2: 7})
         consumer.commit("group", topic, {2: 8})
         assert consumer.committed("group", topic) == {0: 3, 2: 8}
-
-
-class TestAdmin:
-    def test_topics_are_made_shown_and_deleted(self, admin: Admin, producer: Producer, topic: str) -> None:
-        admin.create_topic(topic, queues=6)
-        assert admin.topics()[topic] == TopicInfo(topic, 6, 6)
-        assert producer.send(Message(topic, b""), queue=5).queue == 5
-        admin.create_topic(topic, queues=8)
-        assert admin.topics()[topic].queues == 8
-        assert len(admin.topic_stats(topic)) == 8
-        admin.delete_topic(topic)
-        assert topic not in admin.topics()
-        with pytest.raises(TopicNotExist):
-            admin.topic_stats(topic)
-
-    def test_invalid_topics_are_refused(self, admin: Admin) -> None:
-        with pytest.raises(InvalidArgument):
-            admin.create_topic("t", queues=0)
-        with pytest.raises(FlintError, match="a b"):
-            admin.create_topic("a b")
-        with pytest.raises(FlintError):
-            admin.create_topic("SCHEDULE_TOPIC_XXXX")
-
-    def test_a_group_is_shown_reset_and_deleted(
-        self, admin: Admin, producer: Producer, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
-    ) -> None:
-        fill(producer, topic, 40)
-        with pytest.raises(GroupNotExist):
-            admin.group(topic)
-        member = joined(connect(shared_broker), topic, "m-1", topic)
-        (info,) = [info for info in admin.groups() if info.group == topic]
-        assert (info.state, info.members, list(info.topics)) == ("stable", 1, [topic])
-        with pytest.raises(GroupRunning):
-            admin.reset_offsets(topic, topic, {0: 4})
-        with pytest.raises(GroupRunning):
-            admin.delete_group(topic)
-        admin.reset_offsets(topic, topic, {0: 4}, force=True)
-        status = admin.group(topic)
-        assert (status.state, status.delayed, [each.member for each in status.members]) == ("stable", 0, ["m-1"])
-        assert [(queue.committed, queue.lag, queue.in_flight) for queue in status.queues] == [(4, 6, 0)] + [
-            (0, 10, 0)
-        ] * 3
-        member.leave()
-        assert admin.group(topic).state == "empty"
-        admin.delete_group(topic)
-        with pytest.raises(GroupNotExist):
-            admin.delete_group(topic)
-
-    def test_status_says_how_the_broker_is(self, admin: Admin) -> None:
-        status = admin.status()
-        assert status["version"]
-        assert status["connections"] >= 1
 
 
 def test_a_damaged_message_is_named_and_the_others_are_read(

@@ -45,16 +45,6 @@ def free_port() -> int:
 
 
 @contextmanager
-def paused(running: RunningBroker) -> Iterator[None]:
-    """Pause the broker's process."""
-    running.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        running.process.send_signal(signal.SIGCONT)
-
-
-@contextmanager
 def listener_that(serve: Callable[[socket.socket], None]) -> Iterator[str]:
     """Listen, run ``serve`` with each connection, and yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -287,7 +277,7 @@ class TestSilence:
         with clients.Producer(running.address) as producer, clients.Consumer(running.address) as consumer:
             producer.send(Message("t", b"first"), queue=0)
             consumer.pull("t", 0, 0)
-            with paused(running):
+            with running.paused():
                 for call in (
                     lambda: producer.send(Message("t", b"lost?"), queue=0, timeout=0.3),
                     lambda: consumer.pull("t", 0, 0, timeout=0.3),
@@ -317,7 +307,7 @@ class TestSilence:
 
         with clients.Producer(running.address) as producer:
             producer.send(Message("t", b"first"))
-            with paused(running):
+            with running.paused():
                 began = time.monotonic()
                 threads = [threading.Thread(target=send) for _ in range(16)]
                 for thread in threads:
@@ -338,7 +328,7 @@ class TestSilence:
             producer.send(Message("t", b"first"))
             before = signal.signal(signal.SIGALRM, interrupt)
             try:
-                with paused(running):
+                with running.paused():
                     for call in (
                         lambda: producer.send(Message("t", b"x")),
                         lambda: producer.send_bulk("t", [b"y" * 1000] * 50_000),
@@ -356,7 +346,7 @@ class TestSilence:
         running = broker()
         with clients.Producer(running.address) as producer:
             producer.send(Message("t", b"first"))
-            with paused(running), pytest.raises(DeliveryFailed):
+            with running.paused(), pytest.raises(DeliveryFailed):
                 producer.send_bulk("t", [b"x" * 1000] * 50_000, timeout=1)
             receipts = producer.send_bulk("t", [b"x" * 1000] * 5000)
             assert len(receipts) == 5000
@@ -390,7 +380,7 @@ class TestUse:
 
         producer = clients.Producer(running.address)
         producer.send(Message("t", b"first"))
-        with paused(running):
+        with running.paused():
             threads = [threading.Thread(target=send) for _ in range(4)]
             for thread in threads:
                 thread.start()

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,18 +30,6 @@ from flintmq.protocol.storage.layout import SysFlag
 if TYPE_CHECKING:
     from tests.client_drivers import Clients
     from tests.conftest import RunningBroker
-
-
-@pytest.fixture
-def producer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Producer]:
-    with clients.Producer(shared_broker.address) as producer:
-        yield producer
-
-
-@pytest.fixture
-def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consumer]:
-    with clients.Consumer(shared_broker.address) as consumer:
-        yield consumer
 
 
 def all_messages(consumer: Consumer, topic: str) -> list[StoredMessage]:
@@ -121,7 +108,7 @@ class TestSend:
     def test_flush_can_be_stricter_than_the_brokers(self, producer: Producer, topic: str) -> None:
         assert producer.send(Message(topic, b""), flush="sync").queue_offset == 0
         with pytest.raises(InvalidArgument):
-            producer.send(Message(topic, b""), flush="never")  # type: ignore[arg-type]
+            producer.send(Message(topic, b""), flush="never")  # type: ignore[arg-type]  # the wrong argument is the test
 
 
 class TestCompression:
@@ -233,9 +220,9 @@ class TestMany:
     ) -> None:
         producer.send(Message(topic, b"only"))
         with pytest.raises(InvalidMessageType, match=r"messages\[1\]"):
-            producer.send_many([Message(topic, b""), b""])  # type: ignore[list-item]
+            producer.send_many([Message(topic, b""), b""])  # type: ignore[list-item]  # the wrong argument is the test
         with pytest.raises(InvalidMessageType, match=r"bodies\[1\]"):
-            producer.send_bulk(topic, [b"", "x"])  # type: ignore[list-item]
+            producer.send_bulk(topic, [b"", "x"])  # type: ignore[list-item]  # the wrong argument is the test
         with pytest.raises(InvalidMessage, match=r"keys\[1\].*space"):
             producer.send_bulk(topic, [b"", b""], keys=["a", "b c"])
         with pytest.raises(InvalidArgument, match="1 keys for 2 bodies"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,20 +12,7 @@ from flintmq.client import Consumer, Message, Producer, Receipt
 from flintmq.client.core.produce.route import queue_of
 
 if TYPE_CHECKING:
-    from tests.client_drivers import Clients
-    from tests.conftest import RunningBroker
-
-
-@pytest.fixture
-def producer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Producer]:
-    with clients.Producer(shared_broker.address) as producer:
-        yield producer
-
-
-@pytest.fixture
-def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consumer]:
-    with clients.Consumer(shared_broker.address) as consumer:
-        yield consumer
+    pass
 
 
 def by_queue(receipts: Sequence[Receipt]) -> list[int]:

@@ -79,12 +79,12 @@ class Checked:
 
     def __call__(self, message: StoredMessage) -> Outcome:
         self.asked.append(message)
-        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        outcome: Any = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         if len(self.outcomes) == 1:
             self.enough.set()
         if isinstance(outcome, BaseException):
             raise outcome
-        return outcome  # type: ignore[no-any-return]
+        return outcome  # type: ignore[no-any-return]  # may be no Outcome: then the client must refuse it
 
 
 class TestSync:
@@ -336,7 +336,7 @@ class TestAio:
             outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
             if isinstance(outcome, BaseException):
                 raise outcome
-            return outcome  # type: ignore[no-any-return]
+            return outcome  # type: ignore[no-any-return]  # may be no Outcome: then the client must refuse it
 
         async def check_later(message: StoredMessage) -> Outcome:
             await asyncio.sleep(0)

@@ -145,7 +145,7 @@ def test_settings_come_from_everywhere(broker: Factory, connect: Connect, tmp_pa
     running = broker("--config", str(config), environment={"FLINTMQ_TOPICS__DEFAULT_QUEUES": "2"})
     connection = connect(running)
     connection.produce("orders", b"x").raise_for_error()
-    info = msgpack.unpackb(connection.call(commands.GET_BROKER_RUNTIME_INFO).body)
+    info = connection.runtime_info()
     assert info["name"] == "from the file"
     (topic,) = [
         row for row in msgpack.unpackb(connection.call(commands.GET_ALL_TOPIC_CONFIG).body) if not row["system"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import signal
 import threading
-from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +19,9 @@ from flintmq.protocol.storage.record import Record, decode_record
 from tests.store_tools import split_answer
 
 if TYPE_CHECKING:
-    from tests.client_drivers import Clients
     from tests.conftest import Answer, BrokerFactory, ConnectionFactory, RunningBroker
 
 REGIONS = ("eu", "us", "asia", None)
-
-
-@pytest.fixture
-def producer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Producer]:
-    with clients.Producer(shared_broker.address) as producer:
-        yield producer
-
-
-@pytest.fixture
-def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consumer]:
-    with clients.Consumer(shared_broker.address) as consumer:
-        yield consumer
 
 
 def order(topic: str, number: int) -> Message:
@@ -172,9 +158,9 @@ class TestBadFilters:
     ) -> None:
         for wrong, error in ((5, InvalidArgumentType), ("a = 1 OR " * 500, InvalidArgument)):
             with pytest.raises(error, match="filter"):
-                consumer.pull(topic, 0, 0, filter=wrong)  # type: ignore[arg-type]
+                consumer.pull(topic, 0, 0, filter=wrong)  # type: ignore[arg-type]  # the wrong argument is the test
             with pytest.raises(error, match="filter"):
-                consumer.iter(topic, filter=wrong)  # type: ignore[arg-type]
+                consumer.iter(topic, filter=wrong)  # type: ignore[arg-type]  # the wrong argument is the test
 
 
 class TestFrames:

@@ -11,7 +11,7 @@ from tests.cli_tools import Cli
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.group_tools import RawMember
-from tests.integration.test_metrics import Scrape
+from tests.metrics_tools import Scrape
 from tests.security_tools import PASSWORD, SCRAM, set_grants
 
 CALM = ["--disk-warning", "0", "--disk-critical", "0", "--reput-warning", "1Gi", "--index-warning", "1Gi"]

@@ -166,7 +166,7 @@ def check_held_pulls(running: RunningBroker, peer: RawConnection, connect: Conne
         assert refused.fields["retry_after_ms"] == 100
         change(peer, {name: 1000}).raise_for_error()
         other.close()
-        wait_until(lambda: msgpack.unpackb(peer.call(commands.GET_BROKER_RUNTIME_INFO).body)["held_pulls"] == 0)
+        wait_until(lambda: peer.runtime_info()["held_pulls"] == 0)
 
 
 def check_groups_max(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
@@ -248,7 +248,7 @@ def check_refuse_percent(running: RunningBroker, peer: RawConnection, connect: C
     ).raise_for_error()
 
     def refusal() -> str:
-        info = msgpack.unpackb(peer.call(commands.GET_BROKER_RUNTIME_INFO).body)
+        info = peer.runtime_info()
         assert info["disk_room_bytes"] == 0 or not info["write_refusal"]
         return str(info["write_refusal"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from flintmq.client import (
 from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT
 from tests.cli_tools import Cli, Done
-from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.conftest import ConnectionFactory, RunningBroker
 from tests.group_tools import Seen, until
-from tests.security_tools import PASSWORD, SCRAM, authenticate, set_grants
+from tests.security_tools import PASSWORD, LogIn, authenticate, broker_with_users, set_grants
 
 ADMIN = [{"actions": ["admin"], "broker": True}]
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01shop\x02"
@@ -38,26 +38,14 @@ HALF = "TRAN_MSG\x01true\x02PGROUP\x01shop\x02"
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     """A broker with users and an audit log."""
     folder = tmp_path_factory.mktemp("changes")
-    set_grants(folder / "store", {"admin": ADMIN, "ann": [], "bob": []})
-    brokers = Brokers(folder)
-    settings = SCRAM | {"log.audit": folder / "audit.log", "topics.auto_create": True}
-    yield brokers.start(store=folder / "store", settings=settings)
-    brokers.stop_all()
+    users = {"admin": ADMIN, "ann": [], "bob": []}
+    with broker_with_users(folder, users, {"log.audit": folder / "audit.log"}) as running:
+        yield running
 
 
 @pytest.fixture
-def log_in(running: RunningBroker, connect: ConnectionFactory) -> Callable[[str], RawConnection]:
-    """Return a function ``log_in(name)`` that opens a connection of that user."""
-
-    def connected(name: str) -> RawConnection:
-        connection = connect(running)
-        authenticate(connection, name)
-        return connection
-
-    return connected
-
-
-LogIn = Callable[[str], RawConnection]
+def log_in(running: RunningBroker, connect: ConnectionFactory) -> LogIn:
+    return lambda name: authenticate(connect(running), name)
 
 
 def user(running: RunningBroker, tmp_path: Path, *args: str) -> Done:

@@ -5,20 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pytest
-
 from flintmq.client import GiveUp, Message, StoredMessage
 from tests.client_drivers import Clients
-from tests.conftest import RunningBroker
 from tests.group_tools import WAIT_SECONDS, Seen, until
 
 LONG_SECONDS = 300.0
 """Longer than any test may take."""
-
-
-@pytest.fixture
-def address(shared_broker: RunningBroker) -> str:
-    return shared_broker.address
 
 
 def send(clients: Clients, address: str, topic: str, *bodies: bytes, queue: int = 0) -> None:

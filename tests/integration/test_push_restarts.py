@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,7 +73,11 @@ def test_every_message_is_handled_after_any_number_of_broker_restarts(clients: C
                 assert health.trouble is None
         with Admin(running.address) as admin:
             for group in groups:
-                until(lambda group=group: not any(queue.lag for queue in admin.group(group).queues), "the commit")  # type: ignore[misc]
+                until(partial(has_no_lag, admin, group), "the commit")
+
+
+def has_no_lag(admin: Admin, group: str) -> bool:
+    return not any(queue.lag for queue in admin.group(group).queues)
 
 
 def send(producer: Producer, sent: dict[str, set[bytes]], topic: str, what: str, count: int) -> None:

@@ -10,13 +10,7 @@ import pytest
 
 from flintmq.client import Admin, GiveUp, Message, Producer, StoredMessage
 from tests.client_drivers import Clients
-from tests.conftest import RunningBroker
 from tests.group_tools import Seen, until
-
-
-@pytest.fixture
-def address(shared_broker: RunningBroker) -> str:
-    return shared_broker.address
 
 
 def send(address: str, topic: str, count: int = 1) -> None:

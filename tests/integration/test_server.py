@@ -26,16 +26,13 @@ from flintmq.protocol.errors import (
 from flintmq.protocol.frames import ONE_WAY, REQUEST, encode_frame
 from flintmq.protocol.storage.ids import offset_id, unique_key
 from flintmq.protocol.storage.record import Record, decode_record, encode_host
+from tests.conftest import rows
 
 Broker = Any
 Connect = Callable[..., Any]
 Factory = Callable[..., Broker]
 
 MEMORY_FOLDER = Path("/dev/shm")
-
-
-def rows(*messages: Any) -> bytes:
-    return b"".join(msgpack.packb(message) for message in messages)
 
 
 def records(answer: Any) -> list[Record]:
@@ -139,7 +136,7 @@ def test_runtime_info_has_the_specified_fields(broker: Factory, connect: Connect
     running = broker()
     connection = connect(running)
     connection.produce("orders", b"x" * 10)
-    info = msgpack.unpackb(connection.call(commands.GET_BROKER_RUNTIME_INFO).body)
+    info = connection.runtime_info()
     assert info.keys() == commands.RUNTIME_INFO.keys()
     assert info["pid"] == running.process.pid
     assert info["produced_messages"] == 1
@@ -270,7 +267,7 @@ def test_a_client_that_goes_takes_its_waiting_pulls_along(shared_broker: Broker,
         consumer.send(PULL, {"topic": topic, "queue": 0, "offset": 1, "wait_ms": 600_000})
 
     def held() -> int:
-        return int(msgpack.unpackb(other.call(commands.GET_BROKER_RUNTIME_INFO).body)["held_pulls"])
+        return int(other.runtime_info()["held_pulls"])
 
     while held() != 10:
         pass
@@ -363,7 +360,7 @@ def test_a_pipelining_client_that_reads_late_gets_every_answer(broker: Factory, 
     sender.start()
     assert [connection.receive().request_id for _ in range(5000)] == list(range(5000))
     sender.join()
-    info = msgpack.unpackb(connection.call(commands.GET_BROKER_RUNTIME_INFO).body)
+    info = connection.runtime_info()
     assert info["in_flight_bytes"] == 0
 
 

@@ -1,215 +1,59 @@
-"""Input that a broker cannot serve: a typed error with the reason, nothing written, no other client affected."""
+"""Requests that a broker cannot serve: a typed error with the reason, nothing written, no other client affected."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import random
-import resource
-import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import msgpack
 import pytest
 
 from flintmq.protocol import commands
-from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HELLO, PRODUCE, PULL
+from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, PRODUCE, PULL
 from flintmq.protocol.errors import (
-    BrokerError,
     CommitIllegal,
-    FrameIllegal,
-    HelloRequired,
     InvalidParameter,
     MessageIllegal,
     MessageNotFound,
     NoPermission,
     OffsetOutOfRange,
     QueueNotExist,
-    SystemBusy,
     TopicExistsAlready,
     TopicNotExist,
     UnknownCommand,
-    VersionNotSupported,
 )
-from flintmq.protocol.frames import FRAME_BYTES_MAX, ONE_WAY, REQUEST, RESPONSE, encode_frame
-from tests.overload_tools import soon
-
-Broker = Any
-Connect = Callable[..., Any]
+from flintmq.protocol.frames import RESPONSE, encode_frame
+from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker, rows
 
 
 @pytest.fixture
-def running(shared_broker: Broker) -> Broker:
-    return shared_broker
-
-
-@pytest.fixture
-def peer(running: Broker, connect: Connect, topic: str) -> Iterator[Any]:
+def peer(shared_broker: RunningBroker, connect: ConnectionFactory, topic: str) -> Iterator[RawConnection]:
     """A greeted connection, through which the test's topic with one message in queue 0 was created."""
-    connection = connect(running)
+    connection = connect(shared_broker)
     connection.produce(topic, b"first", queue=0).raise_for_error()
     yield connection
     assert connection.produce(topic, b"last", queue=1).code == 0, "the connection still serves"
 
 
-def header(*values: Any) -> bytes:
-    packed: bytes = msgpack.packb(values[0] if len(values) == 1 else list(values))
-    return struct.pack(">II", 4 + len(packed), len(packed)) + packed
-
-
-def info(connection: Any) -> dict[str, Any]:
-    found: dict[str, Any] = msgpack.unpackb(connection.call(commands.GET_BROKER_RUNTIME_INFO).body)
-    return found
-
-
-def rows(*messages: Any) -> bytes:
-    return b"".join(msgpack.packb(message) for message in messages)
-
-
-# ---- frames that cannot be trusted ----
-
-UNTRUSTED = {
-    "longer than the limit": struct.pack(">II", FRAME_BYTES_MAX + 1, 8),
-    "longest length": b"\xff" * 8,
-    "too short for a header": struct.pack(">I", 3) + b"abc",
-    "header longer than the frame": struct.pack(">II", 12, 9) + bytes(8),
-    "header longer than allowed": struct.pack(">II", 1 << 20, 65537),
-    "an empty header": struct.pack(">II", 4, 0),
-    "zeros": bytes(64),
-    "no msgpack": struct.pack(">II", 8, 4) + b"\xc1\xc1\xc1\xc1",
-    "msgpack and more": struct.pack(">II", 8, 4) + b"\x01\x02\x03\x04",
-    "a map": header({"kind": 0}),
-    "three items": header(0, 10, 1),
-    "five items": header(0, 10, 1, {}, 5),
-    "unknown kind": header(3, 10, 1, {}),
-    "a kind that is a bool": header(False, 10, 1, {}),
-    "code of another type": header(0, "PRODUCE", 1, {}),
-    "negative code": header(0, -1, 1, {}),
-    "negative request id": header(0, 10, -1, {}),
-    "large request id": header(0, 10, 2**31, {}),
-    "fields that are no map": header(0, 10, 1, []),
-    "a field name that is an integer": header(0, 10, 1, {1: 2}),
-    "a field name that is bin": header(0, 10, 1, {b"topic": "x"}),
-    "an extension type": header(0, 10, 1, {"topic": msgpack.ExtType(5, b"x")}),
-    "a timestamp": header(0, 10, 1, {"topic": msgpack.Timestamp(1)}),
-    "bad UTF-8": struct.pack(">II", 4 + 9, 9) + b"\x94\x00\x0a\x01\x81\xa1\xff\xa1a",
-    "nested beyond any need": header(0, 10, 1, {"a": eval("[" * 60 + "]" * 60)}),
-    "an array that claims four billion items": struct.pack(">II", 9, 5) + b"\xdd\xff\xff\xff\xff",
-    "an HTTP request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a TLS greeting": bytes.fromhex("160301020001000001fc0303"),
-}
-
-
-@pytest.mark.parametrize("hello", [True, False], ids=["after HELLO", "before HELLO"])
-def test_a_frame_that_cannot_be_trusted_is_answered_once_and_the_connection_closed(
-    running: Broker, connect: Connect, hello: bool, topic: str
-) -> None:
-    bystander = connect(running)
-    before = info(bystander).get("errors_FRAME_ILLEGAL", 0)
-    for name, blob in UNTRUSTED.items():
-        connection = connect(running, hello=hello)
-        connection.send_bytes(blob)
-        answer = connection.receive()
-        assert (answer.code, answer.request_id) == (FrameIllegal.code, 0), name
-        assert len(answer.fields["message"]) > 10, name
-        assert connection.is_closed(), name
-        connection.close()
-    assert bystander.produce(topic, b"x").code == 0
-    assert info(bystander)["errors_FRAME_ILLEGAL"] - before == len(UNTRUSTED)
-
-
-def test_random_bytes_never_stop_the_broker(running: Broker, connect: Connect, topic: str) -> None:
-    bystander = connect(running)
-    source = random.Random(20261121)
-    for _ in range(50):
-        connection = connect(running, hello=False)
-        connection.send_bytes(source.randbytes(200))
-        connection.close()
-    assert bystander.produce(topic, b"x").code == 0
-    assert "Traceback" not in running.log
-
-
-def test_requests_before_an_untrusted_frame_get_their_responses_first(
-    running: Broker, connect: Connect, topic: str
-) -> None:
-    connection = connect(running)
-    produced = connection.send(PRODUCE, {"topic": topic, "count": 1}, rows([b"x", {}]))
-    connection.send_bytes(b"\xff" * 100_000)
-    answer = connection.receive()
-    assert (answer.code, answer.request_id) == (0, produced)
-    assert connection.receive().code == FrameIllegal.code
-    assert connection.is_closed()
-
-
-def test_an_announced_length_costs_nothing(running: Broker, connect: Connect) -> None:
-    bystander = connect(running)
-    before = info(bystander)["rss_bytes"]
-    for _ in range(64):
-        connect(running).send_bytes(struct.pack(">II", FRAME_BYTES_MAX, 16) + bytes(100))
-    after = info(bystander)
-    assert after["rss_bytes"] - before < 32 * 1024 * 1024
-    assert after["connections"] >= 65
-
-
-# ---- before HELLO, and HELLO itself ----
-
-
-@pytest.mark.parametrize("command", [*(c for c in commands.COMMANDS.values() if c is not HELLO), 4711])
-def test_everything_before_hello_is_refused_and_the_connection_closed(
-    running: Broker, connect: Connect, command: Any, topic: str
-) -> None:
-    connection = connect(running, hello=False)
-    answer = connection.call(command, {"topic": topic})
-    assert answer.code == HelloRequired.code
-    assert connection.is_closed()
-
-
-def test_another_protocol_version_is_refused_and_hello_may_follow(
-    running: Broker, connect: Connect, topic: str
-) -> None:
-    connection = connect(running, hello=False)
-    answer = connection.call(HELLO, {"protocol": 2})
-    assert answer.code == VersionNotSupported.code
-    assert answer.fields["protocol"] == 1
-    assert connection.call(HELLO, {"protocol": "1"}).code == InvalidParameter.code
-    assert connection.call(HELLO, {}).code == InvalidParameter.code
-    assert connection.call(HELLO, {"protocol": 1, "unknown": [1]}).code == 0
-    assert connection.produce(topic, b"x").code == 0
-
-
-def test_hello_returns_the_brokers_limits(broker: Callable[..., Broker], connect: Connect) -> None:
-    running = broker("--flush", "async", settings={"limits.produce_frame_bytes_max": 100_000, "server.name": "here"})
-    answer = connect(running, hello=False).call(HELLO, {"protocol": 1})
-    assert answer.fields["protocol"] == 1
-    assert answer.fields["broker"] == "here"
-    assert answer.fields["flush"] == "async"
-    assert answer.fields["produce_frame_bytes_max"] == 100_000
-    assert answer.fields["frame_bytes_max"] == FRAME_BYTES_MAX
-    assert answer.fields["message_bytes_max"] == 512 * 1024
-
-
 # ---- commands and kinds ----
 
 
-def test_an_unknown_command_gets_an_error_and_the_connection_continues(peer: Any) -> None:
+def test_an_unknown_command_gets_an_error_and_the_connection_continues(peer: RawConnection) -> None:
     assert peer.call(9999).code == UnknownCommand.code
 
 
-def test_an_answer_to_a_request_that_was_not_asked_is_ignored(peer: Any) -> None:
+def test_an_answer_to_a_request_that_was_not_asked_is_ignored(peer: RawConnection) -> None:
     peer.send_bytes(encode_frame(RESPONSE, 0, 7, {}))
     assert peer.call(commands.GET_ALL_TOPIC_CONFIG).code == 0
 
 
-def test_one_way_frames_are_never_answered(peer: Any, topic: str) -> None:
-    before = info(peer)["one_way_errors"]
+def test_one_way_frames_are_never_answered(peer: RawConnection, topic: str) -> None:
+    before = peer.runtime_info()["one_way_errors"]
     peer.send_one_way(PRODUCE, {"topic": topic, "count": 1, "queue": 0}, rows([b"one way", {}]))
     for fields in ({}, {"topic": "a/b", "count": 1}, {"topic": topic, "count": 9}, {"topic": topic, "count": "1"}):
         peer.send_one_way(PRODUCE, fields, rows([b"bad", {}]))
     peer.send_one_way(PULL, {"topic": topic, "queue": 0, "offset": 0})
     peer.send_one_way(9999)
-    assert info(peer)["one_way_errors"] - before == 6
+    assert peer.runtime_info()["one_way_errors"] - before == 6
     peer.produce(topic, b"behind it", queue=0)
     pulled = peer.pull(topic, offset=2)  # at its own offset the acknowledged message is stored
     assert pulled.fields["max_offset"] == 3
@@ -264,20 +108,20 @@ BAD_FIELDS: list[tuple[commands.Command, dict[str, Any]]] = [
 ]
 
 
-def test_a_field_that_does_not_fit_is_named_and_nothing_is_written(peer: Any, topic: str) -> None:
-    before = info(peer)
+def test_a_field_that_does_not_fit_is_named_and_nothing_is_written(peer: RawConnection, topic: str) -> None:
+    before = peer.runtime_info()
     for command, fields in BAD_FIELDS:
         if fields.get("topic") == "orders":
             fields = {**fields, "topic": topic}
         answer = peer.call(command, fields, rows([b"x", {}]))
         assert answer.code == InvalidParameter.code, (command.name, fields, answer.fields)
         assert len(answer.fields["message"]) > 10
-    after = info(peer)
+    after = peer.runtime_info()
     assert after["write_offset"] == before["write_offset"]
     assert after["topics"] == before["topics"]
 
 
-def test_a_long_wrong_value_does_not_come_back_whole(peer: Any) -> None:
+def test_a_long_wrong_value_does_not_come_back_whole(peer: RawConnection) -> None:
     answer = peer.pull("\N{PILE OF POO}" * 12_000)
     assert answer.code == TopicNotExist.code
     assert len(answer.fields["message"]) <= 4000
@@ -322,19 +166,19 @@ BAD_MESSAGES: dict[str, tuple[dict[str, Any], bytes]] = {
 }
 
 
-def test_a_frame_with_one_bad_message_is_refused_whole_and_nothing_is_written(peer: Any, topic: str) -> None:
-    before = info(peer)
+def test_a_frame_with_one_bad_message_is_refused_whole_and_nothing_is_written(peer: RawConnection, topic: str) -> None:
+    before = peer.runtime_info()
     for name, (fields, body) in BAD_MESSAGES.items():
         answer = peer.call(PRODUCE, {"topic": topic, "queue": 0, **fields}, body)
         assert answer.code == MessageIllegal.code, (name, answer.fields)
         assert len(answer.fields["message"]) > 10, name
-    after = info(peer)
+    after = peer.runtime_info()
     assert after["write_offset"] == before["write_offset"]
     assert after["produced_messages"] == before["produced_messages"]
     assert peer.pull(topic).fields["max_offset"] == 1
 
 
-def test_one_bad_message_refuses_the_whole_frame(peer: Any, topic: str) -> None:
+def test_one_bad_message_refuses_the_whole_frame(peer: RawConnection, topic: str) -> None:
     good = [[f"good {number}".encode(), {"KEYS": f"k{number}"}] for number in range(100)]
     answer = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 101}, rows(*good, [b"bad", {"KEYS": ""}]))
     assert answer.code == MessageIllegal.code
@@ -342,10 +186,19 @@ def test_one_bad_message_refuses_the_whole_frame(peer: Any, topic: str) -> None:
     assert peer.pull(topic).fields["max_offset"] == 1
 
 
-def test_a_produce_frame_above_its_limit_is_refused_with_the_limit(peer: Any, topic: str) -> None:
+def test_a_produce_frame_above_its_limit_is_refused_with_the_limit(peer: RawConnection, topic: str) -> None:
     answer = peer.call(PRODUCE, {"topic": topic, "count": 20}, rows(*[[bytes(60_000), {}]] * 20))
     assert answer.code == MessageIllegal.code
     assert answer.fields["produce_frame_bytes_max"] == 1024 * 1024
+
+
+def test_a_frame_of_too_many_messages_is_refused_with_the_limit(peer: RawConnection, topic: str) -> None:
+    answer = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 16_385}, rows([b"", {}]) * 16_385)
+    assert answer.code == MessageIllegal.code
+    assert answer.fields["produce_messages_max"] == 16_384
+    assert "the maximum is 16384; split it" in answer.fields["message"]
+    whole = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 16_384}, rows([b"", {}]) * 16_384)
+    assert whole.code == 0
 
 
 # ---- topics and queues ----
@@ -368,13 +221,15 @@ def test_a_produce_frame_above_its_limit_is_refused_with_the_limit(peer: Any, to
     ],
     ids=lambda value: value.name if isinstance(value, commands.Command) else "",
 )
-def test_an_unknown_topic_is_named(running: Broker, connect: Connect, command: Any, fields: dict[str, Any]) -> None:
-    answer = connect(running).call(command, {"topic": "nowhere", **fields}, CONSUMER_OFFSET_STRUCT.pack(0, 0))
+def test_an_unknown_topic_is_named(
+    shared_broker: RunningBroker, connect: ConnectionFactory, command: Any, fields: dict[str, Any]
+) -> None:
+    answer = connect(shared_broker).call(command, {"topic": "nowhere", **fields}, CONSUMER_OFFSET_STRUCT.pack(0, 0))
     assert answer.code == TopicNotExist.code
     assert "nowhere" in answer.fields["message"]
 
 
-def test_an_unknown_queue_is_refused(peer: Any, topic: str) -> None:
+def test_an_unknown_queue_is_refused(peer: RawConnection, topic: str) -> None:
     for command, fields in (
         (PULL, {"offset": 0}),
         (commands.GET_MAX_OFFSET, {}),
@@ -390,7 +245,7 @@ def test_an_unknown_queue_is_refused(peer: Any, topic: str) -> None:
     assert peer.pull(f"{topic}-fresh").code == TopicNotExist.code
 
 
-def test_an_offset_outside_of_the_queue_is_refused_with_both_ends(peer: Any, topic: str) -> None:
+def test_an_offset_outside_of_the_queue_is_refused_with_both_ends(peer: RawConnection, topic: str) -> None:
     with pytest.raises(OffsetOutOfRange) as refused:
         peer.pull(topic, offset=2).raise_for_error()
     assert (refused.value.min_offset, refused.value.max_offset) == (0, 1)
@@ -400,13 +255,13 @@ def test_an_offset_outside_of_the_queue_is_refused_with_both_ends(peer: Any, top
 @pytest.mark.parametrize(
     "system_topic", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_anything", "TBW102"]
 )
-def test_the_broker_s_own_topics_are_not_for_users(peer: Any, system_topic: str) -> None:
+def test_the_broker_s_own_topics_are_not_for_users(peer: RawConnection, system_topic: str) -> None:
     assert peer.produce(system_topic, b"x").code == NoPermission.code
     assert peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": system_topic}).code == NoPermission.code
     assert peer.call(commands.DELETE_TOPIC_IN_BROKER, {"topic": system_topic}).code == NoPermission.code
 
 
-def test_a_topic_keeps_its_queues(peer: Any, topic: str) -> None:
+def test_a_topic_keeps_its_queues(peer: RawConnection, topic: str) -> None:
     answer = peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": topic, "read_queues": 3, "write_queues": 3})
     assert answer.code == TopicExistsAlready.code
     more = {"topic": topic, "read_queues": 6, "write_queues": 6}
@@ -414,7 +269,7 @@ def test_a_topic_keeps_its_queues(peer: Any, topic: str) -> None:
     assert peer.produce(topic, b"x", queue=5).code == 0
 
 
-def test_permissions_of_a_topic_hold(peer: Any, topic: str) -> None:
+def test_permissions_of_a_topic_hold(peer: RawConnection, topic: str) -> None:
     assert peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": f"{topic}-readonly", "perm": 4}).code == 0
     assert peer.produce(f"{topic}-readonly", b"x").code == NoPermission.code
     assert peer.pull(f"{topic}-readonly").code != NoPermission.code
@@ -423,7 +278,7 @@ def test_permissions_of_a_topic_hold(peer: Any, topic: str) -> None:
     assert peer.pull(f"{topic}-writeonly").code == NoPermission.code
 
 
-def test_without_auto_create_an_unknown_topic_is_refused(broker: Callable[..., Broker], connect: Connect) -> None:
+def test_without_auto_create_an_unknown_topic_is_refused(broker: BrokerFactory, connect: ConnectionFactory) -> None:
     connection = connect(broker(settings={"topics.auto_create": False}))
     assert connection.produce("orders", b"x").code == TopicNotExist.code
     assert connection.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": "orders"}).code == 0
@@ -433,7 +288,7 @@ def test_without_auto_create_an_unknown_topic_is_refused(broker: Callable[..., B
 # ---- consumer offsets, ids ----
 
 
-def test_commits_that_cannot_be_right_are_refused_whole(peer: Any, topic: str) -> None:
+def test_commits_that_cannot_be_right_are_refused_whole(peer: RawConnection, topic: str) -> None:
     def commit(*entries: tuple[int, int], count: int | None = None) -> int:
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(*entry) for entry in entries)
         fields = {"group": "g", "topic": topic, "count": len(entries) if count is None else count}
@@ -454,129 +309,5 @@ def test_commits_that_cannot_be_right_are_refused_whole(peer: Any, topic: str) -
 @pytest.mark.parametrize(
     "message_id", ["A" * 32, "0" * 31 + "1", "7F00000100002A9F0000000000000001", "F" * 56, "x", " " * 32]
 )
-def test_an_id_that_nothing_has_is_not_found(peer: Any, message_id: str) -> None:
+def test_an_id_that_nothing_has_is_not_found(peer: RawConnection, message_id: str) -> None:
     assert peer.call(commands.VIEW_MESSAGE_BY_ID, {"id": message_id}).code == MessageNotFound.code
-
-
-# ---- time and space ----
-
-
-def test_a_frame_may_come_a_byte_at_a_time(running: Broker, connect: Connect, topic: str) -> None:
-    connection = connect(running)
-    frame = encode_frame(REQUEST, PRODUCE.code, 77, {"topic": topic, "count": 1}, rows([b"slow", {}]))
-    for at in range(len(frame)):
-        connection.send_bytes(frame[at : at + 1])
-    assert connection.receive().request_id == 77
-
-
-def test_half_a_frame_is_closed_after_its_time(broker: Callable[..., Broker], connect: Connect) -> None:
-    running = broker(settings={"limits.half_frame_timeout_ms": 300})
-    connection = connect(running)
-    began = time.monotonic()
-    frame = encode_frame(REQUEST, PRODUCE.code, 1, {"topic": "orders", "count": 1}, rows([b"x", {}]))
-    connection.send_bytes(frame[:-1])
-    answer = connection.receive()
-    assert time.monotonic() - began >= 0.3
-    assert answer.code == FrameIllegal.code
-    assert "half_frame_timeout_ms" in answer.fields["message"]
-    assert connection.is_closed()
-    assert connect(running).produce("orders", b"x").code == 0
-
-
-def test_an_idle_connection_is_closed_unless_it_waits(broker: Callable[..., Broker], connect: Connect) -> None:
-    running = broker(settings={"limits.idle_timeout_ms": 300})
-    waiting, idle = connect(running), connect(running)
-    waiting.produce("orders", b"x", queue=0)
-    waiting.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 1000})
-    assert idle.is_closed()
-    assert waiting.receive().code == 19
-
-
-def test_a_reader_that_takes_nothing_is_closed(broker: Callable[..., Broker], connect: Connect) -> None:
-    running = broker(settings={"limits.slow_reader_timeout_ms": 300, "limits.write_buffer_bytes_max": 100_000})
-    connection, bystander = connect(running), connect(running)
-    connection.produce("orders", *[bytes(10_000)] * 50, queue=0)
-    for _ in range(100):
-        connection.send(PULL, {"topic": "orders", "queue": 0, "offset": 0})
-    while info(bystander)["connections"] != 1:
-        pass
-    assert "client did not read" in running.log
-
-
-def test_connections_beyond_the_limit_get_an_error(broker: Callable[..., Broker], connect: Connect) -> None:
-    running = broker(settings={"limits.connections_max": 3, "limits.connections_per_address_max": 1})
-    first, second, third = connect(running), connect(running), connect(running)
-    fourth = connect(running, hello=False)
-    answer = fourth.receive()
-    assert answer.code == SystemBusy.code
-    assert answer.fields["retry_after_ms"] > 0
-    assert "limits.connections_max" in answer.fields["message"]
-    assert fourth.is_closed()
-    third.close()
-    while info(first)["connections"] != 2:
-        pass
-    assert connect(running).produce("orders", b"x").code == 0
-    assert info(second)["connections_refused"] == 1
-
-
-def test_a_frame_of_too_many_messages_is_refused_with_the_limit(peer: Any, topic: str) -> None:
-    answer = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 16_385}, rows([b"", {}]) * 16_385)
-    assert answer.code == MessageIllegal.code
-    assert answer.fields["produce_messages_max"] == 16_384
-    assert "the maximum is 16384; split it" in answer.fields["message"]
-    whole = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 16_384}, rows([b"", {}]) * 16_384)
-    assert whole.code == 0
-
-
-def test_a_lack_of_descriptors_is_logged_and_waiting_clients_are_served_later(
-    broker: Callable[..., Broker], connect: Connect
-) -> None:
-    running = broker(settings={"flush.checkpoint_interval_ms": 3_600_000})
-    first = connect(running)
-    first.produce("orders", b"x", queue=0).raise_for_error()
-    assert first.pull("orders").fields["count"] == 1  # the message is dispatched: the files that it needs are open
-    pid = running.process.pid
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-    lowest_free = next(number for number in itertools.count() if number not in taken)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, before[1]))
-    waiting = connect(running, hello=False)
-    soon(lambda: "cannot accept connections: Too many open files" in running.log)
-    assert first.produce("orders", b"y", queue=0).code == 0
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    assert waiting.call(HELLO, {"protocol": 1}).code == 0
-
-
-def test_too_many_held_pulls_get_an_error(broker: Callable[..., Broker], connect: Connect) -> None:
-    running = broker(settings={"limits.held_pulls_per_connection_max": 2})
-    connection = connect(running)
-    connection.produce("orders", b"x", queue=0)
-    for _ in range(3):
-        connection.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 500})
-    answers = [connection.receive() for _ in range(3)]
-    assert [answer.code for answer in answers] == [SystemBusy.code, 19, 19]
-    assert isinstance(_raised(answers[0]), SystemBusy)
-
-
-def _raised(answer: Any) -> BrokerError:
-    with pytest.raises(BrokerError) as raised:
-        answer.raise_for_error()
-    return raised.value
-
-
-def test_connections_that_say_nothing_are_no_errors(broker: Callable[..., Broker], connect: Connect) -> None:
-    running = broker()
-    for _ in range(5):
-        connect(running, hello=False).close()
-    bystander = connect(running)
-    while info(bystander)["connections"] != 1:
-        pass
-    running.stop()
-    assert not [line for line in running.log.splitlines() if "ERROR" in line or "WARNING" in line]
-
-
-def test_one_way_before_hello_closes_the_connection(running: Broker, connect: Connect, topic: str) -> None:
-    connection = connect(running, hello=False)
-    connection.send(PRODUCE, {"topic": topic, "count": 1}, rows([b"x", {}]), kind=ONE_WAY)
-    assert connection.receive().code == HelloRequired.code
-    assert connection.is_closed()

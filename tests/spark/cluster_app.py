@@ -7,7 +7,6 @@ Prints ``batch N`` whenever a micro-batch of the departures is done, and ``done`
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from flintmq.client.spark import session
 from flintmq.scripts.examples.flights import queries
 from tests.spark.conftest import SETTINGS
+from tests.spark.progress import print_batches
 
 CLUSTER_SETTINGS = {
     "spark.executor.memory": "512m",
@@ -39,13 +39,7 @@ def main(master: str, bootstrap: str, alerts_bootstrap: str, folder: str, rows_a
     )
     sink = {"bootstrap": alerts_bootstrap, "topic": "alerts", "delivery": "exactly-once", "timeoutMs": "60000"}
     alerts = started("alerts", queries.alerts(flights), "flintmq", folder, **sink)
-    said = -1
-    while not departures.awaitTermination(0.05):
-        progress = departures.lastProgress
-        batch = json.loads(progress.json)["batchId"] if progress is not None else -1
-        if batch > said:
-            said = batch
-            print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
+    print_batches(departures)
     alerts.awaitTermination()
     print("done", flush=True)  # noqa: T201 - the test waits for this line
     spark.stop()

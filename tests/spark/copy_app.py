@@ -7,12 +7,12 @@ It ends when it has copied the messages that were there at its start.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 from flintmq.client.spark import session
 from tests.spark.conftest import SETTINGS
+from tests.spark.progress import print_batches
 
 
 def main(master: str, bootstrap: str, topic: str, folder: str, rows_a_batch: str) -> None:
@@ -26,13 +26,7 @@ def main(master: str, bootstrap: str, topic: str, folder: str, rows_a_batch: str
     )
     writer = frame.writeStream.format("parquet").option("checkpointLocation", str(Path(folder, "checkpoint")))
     query = writer.trigger(availableNow=True).start(str(Path(folder, "output")))
-    said = -1
-    while not query.awaitTermination(0.02):  # type: ignore[arg-type]
-        progress = query.lastProgress
-        batch = json.loads(progress.json)["batchId"] if progress is not None else -1
-        if batch > said:
-            said = batch
-            print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
+    print_batches(query)
     print("done", flush=True)  # noqa: T201 - the test waits for this line
     spark.stop()
 

@@ -7,12 +7,12 @@ It prints ``batch N`` after each micro-batch, and ``done`` when it has copied th
 
 from __future__ import annotations
 
-import json
 import sys
 
 from flintmq.client.spark import session
 from tests.spark.cluster_app import CLUSTER_SETTINGS
 from tests.spark.conftest import SETTINGS
+from tests.spark.progress import print_batches
 
 
 def main(master: str, bootstrap: str, from_topic: str, to_topic: str, checkpoint: str, rows_a_batch: str) -> None:
@@ -24,13 +24,7 @@ def main(master: str, bootstrap: str, from_topic: str, to_topic: str, checkpoint
     writer = rows.select("body", "keys").writeStream.format("flintmq").option("checkpointLocation", checkpoint)
     writer = writer.options(bootstrap=bootstrap, topic=to_topic, delivery="exactly-once", timeoutMs="60000")
     query = writer.trigger(availableNow=True).start()
-    said = -1
-    while not query.awaitTermination(0.02):  # type: ignore[arg-type]
-        progress = query.lastProgress
-        batch = json.loads(progress.json)["batchId"] if progress is not None else -1
-        if batch > said:
-            said = batch
-            print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
+    print_batches(query)
     print("done", flush=True)  # noqa: T201 - the test waits for this line
     spark.stop()
 

@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
     print(f"sql: {spark.sql('SELECT sum(id) FROM range(10)').collect()[0][0]}")
     spark.dataSource.register(Numbers)
     print(f"source: {spark.read.format('numbers').load().groupBy().sum('n').collect()[0][0]}")
-    double = pandas_udf(lambda column: column * 2, "long")  # type: ignore[call-overload]
+    double = pandas_udf(lambda column: column * 2, "long")  # type: ignore[call-overload]  # pyspark types functions, not lambdas
     print(f"arrow: {len(spark.range(100).select(double('id')).toPandas())}")
     spark.range(10).write.parquet(str(folder / "parquet"))
     print(f"parquet: {spark.read.parquet(str(folder / 'parquet')).count()}")

@@ -45,7 +45,7 @@ _at_start = set(os.environ)
 
 
 def test_a_local_session_listens_on_loopback_only(spark: SparkSession) -> None:
-    java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]  # py4j has no types
     assert Path(f"/proc/{java}/comm").read_text() == "java\n"
     addresses = _listening(java)
     assert addresses
@@ -126,7 +126,7 @@ def test_the_sources_are_registered_and_may_be_registered_again(spark: SparkSess
 )
 def test_a_wrong_setting_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidOption) as raised:
-        session(**arguments)  # type: ignore[arg-type]
+        session(**arguments)  # type: ignore[arg-type]  # the wrong argument is the test
     assert message in str(raised.value)
 
 

@@ -235,8 +235,8 @@ def test_a_slow_brokers_response_does_not_stay_fresh_for_long(monkeypatch: pytes
 
     brokers = SlowBrokers()
     monkeypatch.setattr("flintmq.client.spark.stream.time.monotonic", lambda: brokers.now)
-    reader = stream.StreamReader(options=None, columns=())  # type: ignore[arg-type]
+    reader = stream.StreamReader(options=None, columns=())  # type: ignore[arg-type]  # no option is read
     for expected in (1, 1, 2):
-        reader._ask(brokers)  # type: ignore[arg-type]
+        reader._ask(brokers)  # type: ignore[arg-type]  # a stand-in
         assert brokers.asked == expected
         brokers.now += 0.06

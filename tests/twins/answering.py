@@ -116,9 +116,9 @@ def bodies_of(frame: ProduceFrame) -> list[bytes]:
     """Return the bodies in a frame, unpacked by msgpack itself."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(frame.body)
-    items = list(unpacker)
+    items: list[Any] = list(unpacker)
     if frame.content.layout == 1:
-        return items[0]  # type: ignore[no-any-return]
+        items = [[body] for body in items[0]]
     return [row[0] for row in items]
 
 

@@ -119,7 +119,7 @@ class _Reader:
         try:
             first = self.take(1)[0]
             if first <= 0x7F or first >= 0xE0:
-                return struct.unpack("b", bytes([first]))[0]  # type: ignore[no-any-return]
+                return int.from_bytes([first], signed=True)
             value = self.number(_INTEGERS[first])
         except (KeyError, _Wrong):
             raise _Wrong(kernel.FLAG_NOT_INTEGER) from None

@@ -184,7 +184,8 @@ class _Stream(io.TextIOWrapper):
     """A stream that may be a terminal and records its output."""
 
     def __init__(self, terminal: bool) -> None:
-        super().__init__(io.BytesIO(), encoding="utf-8")
+        self.bytes = io.BytesIO()
+        super().__init__(self.bytes, encoding="utf-8")
         self.terminal = terminal
 
     def isatty(self) -> bool:
@@ -192,9 +193,7 @@ class _Stream(io.TextIOWrapper):
 
     def written(self) -> str:
         self.flush()
-        value = self.buffer.getvalue()  # type: ignore[attr-defined]
-        assert isinstance(value, bytes)
-        return value.decode()
+        return self.bytes.getvalue().decode()
 
 
 def _printed(mode: str, message: StoredMessage, *, terminal: bool = False, **options: Any) -> str:

@@ -87,15 +87,15 @@ class TestUnknownArguments:
 
     def test_an_unknown_argument_is_a_type_error_that_names_the_client(self) -> None:
         with pytest.raises(TypeError, match=r"^Producer\(\) has no argument 'linger_ms': no need to wait"):
-            client.Producer(linger_ms=5)  # type: ignore[call-arg]
+            client.Producer(linger_ms=5)  # type: ignore[call-arg]  # the wrong argument is the test
 
     def test_an_argument_of_another_brokers_client_is_refused_with_its_counterpart(self) -> None:
         with pytest.raises(TypeError, match=r"^PushConsumer\(\) has no argument 'group_id': use group="):
-            client.PushConsumer(group_id="g", topics="t", listener=print)  # type: ignore[call-overload]
+            client.PushConsumer(group_id="g", topics="t", listener=print)  # type: ignore[call-overload]  # the wrong argument is the test
 
     def test_without_a_similar_argument_all_are_listed(self) -> None:
         with pytest.raises(TypeError, match="it takes addresses, password, timeout, tls, tls_certificate, tls_key, us"):
-            client.Consumer(qqq=1)  # type: ignore[call-arg]
+            client.Consumer(qqq=1)  # type: ignore[call-arg]  # the wrong argument is the test
 
 
 @pytest.mark.parametrize("kind", [InvalidMessage, InvalidMessageType, InvalidArgument, InvalidArgumentType])
@@ -127,7 +127,7 @@ class TestTags:
 
     def test_a_tag_must_be_a_str(self) -> None:
         with pytest.raises(InvalidArgumentType):
-            parse_tags([5])  # type: ignore[list-item]
+            parse_tags([5])  # type: ignore[list-item]  # the wrong argument is the test
 
 
 class TestFilters:
@@ -137,7 +137,7 @@ class TestFilters:
 
     def test_a_filter_that_is_not_a_str_or_too_long_is_refused(self) -> None:
         with pytest.raises(InvalidArgumentType, match="not list"):
-            check_filter(["a > 5"])  # type: ignore[arg-type]
+            check_filter(["a > 5"])  # type: ignore[arg-type]  # the wrong argument is the test
         with pytest.raises(InvalidArgument, match="4,097 characters"):
             check_filter("a" * 4097)
 
@@ -197,11 +197,11 @@ class TestOutgoing:
 
     def test_an_item_that_is_not_a_message_is_named(self) -> None:
         with pytest.raises(InvalidMessageType, match=r"messages\[1\] must be a flintmq.client.Message, not str"):
-            check_messages([Message("t", b""), "no"])  # type: ignore[list-item]
+            check_messages([Message("t", b""), "no"])  # type: ignore[list-item]  # the wrong argument is the test
 
     def test_send_many_refuses_a_single_message(self) -> None:
         with pytest.raises(InvalidMessageType, match="use send for one"):
-            check_messages(Message("t", b""))  # type: ignore[arg-type]
+            check_messages(Message("t", b""))  # type: ignore[arg-type]  # the wrong argument is the test
 
     @pytest.mark.parametrize("queue", [-1, 65_536])
     def test_a_queue_out_of_range_is_refused(self, queue: int) -> None:

@@ -234,12 +234,12 @@ class TestOperations:
             lambda: requests.pull("t", 0, 0, 0, 1, 0),
             lambda: requests.pull("t", 0, 0, 1, 0, 0),
             lambda: requests.pull("t", 0, 0, 1, 1, -1),
-            lambda: requests.pull("t", 0, 0, 1, 1, 1.5),  # type: ignore[arg-type]
-            lambda: requests.pull(b"t", 0, 0, 1, 1, 0),  # type: ignore[arg-type]
+            lambda: requests.pull("t", 0, 0, 1, 1, 1.5),  # type: ignore[arg-type]  # the wrong argument is the test
+            lambda: requests.pull(b"t", 0, 0, 1, 1, 0),  # type: ignore[arg-type]  # the wrong argument is the test
             lambda: requests.query_between("t", "", 0, 1, 1, None),
             lambda: requests.query_between("t", "k", 0, 1, 65, None),
             lambda: requests.commit("g", "t", {}),
-            lambda: requests.commit("g", "t", {0: "1"}),  # type: ignore[dict-item]
+            lambda: requests.commit("g", "t", {0: "1"}),  # type: ignore[dict-item]  # the wrong argument is the test
             lambda: topic_operations.create_topic("t", read_queues=0, write_queues=1),
             lambda: requests.message("", None),
         ],

@@ -45,9 +45,9 @@ def test_a_body_is_a_copy_of_a_bytearray() -> None:
 def test_a_message_cannot_be_changed() -> None:
     message = Message("t", b"", properties={"a": "b"})
     with pytest.raises(AttributeError):
-        message.topic = "other"  # type: ignore[misc]
+        message.topic = "other"  # type: ignore[misc]  # the assignment must fail
     with pytest.raises(TypeError):
-        message.properties["a"] = "c"  # type: ignore[index]
+        message.properties["a"] = "c"  # type: ignore[index]  # the assignment must fail
 
 
 def test_properties_are_a_copy() -> None:
@@ -67,7 +67,7 @@ def test_a_body_that_is_not_bytes_is_a_type_error(body: Any) -> None:
 
 def test_a_str_body_is_refused_with_a_hint() -> None:
     with pytest.raises(InvalidMessageType, match=r"encode it first: body\.encode\(\)"):
-        Message("t", "text")  # type: ignore[arg-type]
+        Message("t", "text")  # type: ignore[arg-type]  # the wrong argument is the test
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,12 @@ class MemoryTopic:
 
     def run(self, plan: Plan[Any]) -> Any:
         """Run a plan and return its result."""
-        results = None
-        while True:
-            try:
-                operations = plan.send(results)  # type: ignore[arg-type]
-            except StopIteration as stop:
-                return stop.value
-            results = [operation.result(self.answer(operation)) for operation in operations]
+        try:
+            operations = next(plan)
+            while True:
+                operations = plan.send([operation.result(self.answer(operation)) for operation in operations])
+        except StopIteration as stop:
+            return stop.value
 
     def span(self, from_: Any = "earliest", until: Any = None) -> Span:
         span: Span = self.run(resolve_span("t", from_, until))

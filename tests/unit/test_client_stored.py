@@ -92,7 +92,7 @@ class TestParts:
 
     def test_properties_cannot_be_changed(self) -> None:
         with pytest.raises(TypeError):
-            only(record().encode()).properties["TAGS"] = "x"  # type: ignore[index]
+            only(record().encode()).properties["TAGS"] = "x"  # type: ignore[index]  # the assignment must fail
 
     def test_a_message_found_by_id_knows_its_topic(self) -> None:
         blob = record().encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import count
 
@@ -68,7 +69,7 @@ def soon_calls() -> tuple[list[Callable[[], None]], Callable[[], None]]:
     order=st.randoms(use_true_random=False),
 )
 def test_all_frames_of_all_connections_arrive_complete_within_the_memory_bound(
-    sizes: list[list[int]], max_bytes: int, order: object
+    sizes: list[list[int]], max_bytes: int, order: random.Random
 ) -> None:
     calls, run = soon_calls()
     memory = ReceiveBudget(max_bytes, calls.append)
@@ -79,8 +80,8 @@ def test_all_frames_of_all_connections_arrive_complete_within_the_memory_bound(
     while any(reader.unread for reader in readers):
         ready = [reader for reader in readers if reader.unread and not reader.waits]
         assert ready, "there is always a connection that can resume"
-        reader = order.choice(ready)  # type: ignore[attr-defined]
-        reader.read(order.choice([1, 1000, 70_000, MIB]))  # type: ignore[attr-defined]
+        reader = order.choice(ready)
+        reader.read(order.choice([1, 1000, 70_000, MIB]))
         run()
         own = sum(reader.parser.own_bytes for reader in readers)
         assert own == memory.used_bytes

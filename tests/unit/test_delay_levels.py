@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ from tests.store_tools import HOST, find, kill
 
 LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
-
-
-@pytest.fixture
-def delayed(tmp_path: Path) -> Iterator[DelayedStore]:
-    store = DelayedStore(tmp_path / "store")
-    yield store
-    store.stop()
 
 
 def store_ms_of(delayed: DelayedStore) -> int:

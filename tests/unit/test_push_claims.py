@@ -129,15 +129,16 @@ def test_in_orderly_mode_one_work_of_a_queue_runs_at_a_time() -> None:
     claims = make(orderly=True, chunk_max=10)
     claims.assign([("t", 0, 0, 1)], rejoined=False)
     claim = only(claims)
-    (work,) = arrive(claims, claim, 0, 25)
+    works = arrive(claims, claim, 0, 25)
     assert claims.next_in_order(claim) == []
     assert arrive(claims, claim, 25, 5) == []
     order = []
-    while work is not None:
+    while works:
+        (work,) = works
         order += [message.queue_offset for message in work.messages]
         claim.running -= 1
         claim.complete(work)
-        work = next(iter(claims.next_in_order(claim)), None)  # type: ignore[assignment]
+        works = claims.next_in_order(claim)
     assert order == list(range(30))
     assert claim.commit_offset == 30
 

@@ -86,20 +86,20 @@ def test_type_checkers_know_which_listener_is_valid() -> None:
     aio.PushConsumer(group="g", topics="t", listener=plain_batch, batch=10)
     aio.PushConsumer(group="g", topics="t", listener=coroutine_batch, batch=10)
     with pytest.raises(InvalidArgument):
-        PushConsumer(group="g", topics="t", listener=coroutine)  # type: ignore[arg-type]
+        PushConsumer(group="g", topics="t", listener=coroutine)  # type: ignore[arg-type]  # the wrong argument is the test
     with pytest.raises(InvalidArgument):
-        PushConsumer(group="g", topics="t", listener=plain, start="middle")  # type: ignore[call-overload]
+        PushConsumer(group="g", topics="t", listener=plain, start="middle")  # type: ignore[call-overload]  # the wrong argument is the test
     with pytest.raises(InvalidArgument):
-        PushConsumer(group="g", topics="t", listener=plain, mode="both")  # type: ignore[call-overload]
+        PushConsumer(group="g", topics="t", listener=plain, mode="both")  # type: ignore[call-overload]  # the wrong argument is the test
     with pytest.raises(InvalidArgument):
-        PushConsumer(topics="t", listener=plain)  # type: ignore[call-overload]
+        PushConsumer(topics="t", listener=plain)  # type: ignore[call-overload]  # the wrong argument is the test
     with pytest.raises(InvalidArgument):
-        PushConsumer(group="g", listener=plain)  # type: ignore[call-overload]
+        PushConsumer(group="g", listener=plain)  # type: ignore[call-overload]  # the wrong argument is the test
     with pytest.raises(InvalidArgument):
-        PushConsumer(group="g", topics="t")  # type: ignore[call-overload]
-    PushConsumer(group="g", topics="t", listener=plain_batch)  # type: ignore[arg-type]
-    PushConsumer(group="g", topics="t", listener=plain, batch=10)  # type: ignore[arg-type]
-    aio.PushConsumer(group="g", topics="t", listener=coroutine, batch=10)  # type: ignore[arg-type]
+        PushConsumer(group="g", topics="t")  # type: ignore[call-overload]  # the wrong argument is the test
+    PushConsumer(group="g", topics="t", listener=plain_batch)  # type: ignore[arg-type]  # the wrong argument is the test
+    PushConsumer(group="g", topics="t", listener=plain, batch=10)  # type: ignore[arg-type]  # the wrong argument is the test
+    aio.PushConsumer(group="g", topics="t", listener=coroutine, batch=10)  # type: ignore[arg-type]  # the wrong argument is the test
 
 
 def test_every_option_except_workers_has_a_default() -> None:

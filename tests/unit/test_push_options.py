@@ -29,7 +29,7 @@ FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
         ({"topics": 5}, "topics must be a topic"),
         ({"topics": ["a/b"]}, "characters that are not allowed"),
         ({"topics": {"t": 5}}, "tags|int"),
-        ({"topics": {"t": Subscription(filter=5)}}, "filter must be a str"),  # type: ignore[arg-type]
+        ({"topics": {"t": Subscription(filter=5)}}, "filter must be a str"),  # type: ignore[arg-type]  # the wrong argument is the test
         ({"mode": "both"}, "'clustering' or 'broadcasting'"),
         ({"start": "middle"}, r"'earliest' \(or 'first'\), 'latest' \(or 'last'\) or an aware datetime"),
         ({"start": datetime(2026, 1, 1)}, "aware|timezone"),  # noqa: DTZ001
@@ -85,4 +85,4 @@ def test_exceptions_for_listeners_check_their_arguments() -> None:
     assert GiveUp().delay_level == DEAD_LETTER_LEVEL
     for level in (-1, 19, "1"):
         with pytest.raises(InvalidArgument):
-            TryLater(level)  # type: ignore[arg-type]
+            TryLater(level)  # type: ignore[arg-type]  # the wrong argument is the test

@@ -78,7 +78,7 @@ def test_the_reason_is_one_line_about_the_exception(error: BaseException, reason
 
 def test_a_reason_must_be_a_str() -> None:
     with pytest.raises(InvalidArgumentType, match="reason must be a str, not int"):
-        TryLater(reason=5)  # type: ignore[arg-type]
+        TryLater(reason=5)  # type: ignore[arg-type]  # the wrong argument is the test
 
 
 def test_without_retry_reason_no_reason_is_stored() -> None:

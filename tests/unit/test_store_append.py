@@ -80,7 +80,8 @@ def test_every_record_is_the_bytes_of_its_message(store: MessageStore) -> None:
     log = log_bytes(store)
     at = 0
     for number, (message, each) in enumerate(zip(messages, sent, strict=True)):
-        row = dict(message.to_row()[1])  # type: ignore[call-overload]
+        _, row, *_ = message.to_row()
+        assert isinstance(row, dict)
         record = Record(
             topic=b"orders",
             body=message.body,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -27,8 +28,8 @@ def sent(tmp_path: Path) -> list[Sent]:
     return sent
 
 
-def run(command: object, store: Path, *options: str) -> Result:
-    return CliRunner().invoke(command, [str(store), *SLOTS, *options])  # type: ignore[arg-type]
+def run(command: click.Command, store: Path, *options: str) -> Result:
+    return CliRunner().invoke(command, [str(store), *SLOTS, *options])
 
 
 def test_every_kind_of_finding_has_an_action() -> None:

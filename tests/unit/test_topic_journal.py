@@ -203,7 +203,9 @@ def test_a_table_that_is_damaged_costs_no_change_that_was_confirmed(
     assert "early-3" not in names(found)
 
 
-def test_a_change_while_another_is_written_is_not_taken_for_saved(files: CountingFiles, path: Path) -> None:
+def test_a_change_while_another_is_written_is_not_taken_for_saved(
+    files: CountingFiles, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = made(files, path, "first", "second")
     table.put(TopicConfig("third"))
     write = files.write
@@ -212,9 +214,9 @@ def test_a_change_while_another_is_written_is_not_taken_for_saved(files: Countin
         table.put(TopicConfig("third", 9, 9))
         write(fd, data, at)
 
-    files.write = change_meanwhile  # type: ignore[method-assign]
-    table.save()
-    files.write = write  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", change_meanwhile)
+        table.save()
     table.save()
     third = opened(files, path).get("third")
     assert third is not None

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -106,7 +106,7 @@ class Redeliverer:
         store: MessageStore,
         writer: RecordWriter,
         loop: asyncio.AbstractEventLoop,
-        readers: ThreadPoolExecutor,
+        readers: Executor,
         appended: Callable[[], None],
     ) -> None:
         self.store = store

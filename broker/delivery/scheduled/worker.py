@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 
 from ....protocol.storage.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
 from ...background.loop_worker import LoopWorker, wall_ms
@@ -31,7 +31,7 @@ class Delays:
         store: MessageStore,
         writer: RecordWriter,
         loop: asyncio.AbstractEventLoop,
-        readers: ThreadPoolExecutor,
+        readers: Executor,
         appended: Callable[[], None],
         fatal: Callable[[str, BaseException], None],
         *,

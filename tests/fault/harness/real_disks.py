@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from flintmq.broker.tools.findings import Finding as Damage
@@ -134,18 +135,17 @@ class TmpfsCampaign(RealDiskCampaign):
                 await self.load.read_something()
             except FlintError as error:
                 raise PromiseBroken(f"nothing can be read while the disk is full: {error}") from error
-            before = self.load.acknowledged
+            enough = self.load.acknowledged + PROGRESS_MESSAGES
             self.disk.give_back()
             self._faults += 1
-            await self._until(
-                lambda before=before: broker.ended or self.load.acknowledged >= before + PROGRESS_MESSAGES,  # type: ignore[misc]
-                broker,
-                "a write after there was room",
-            )
+            await self._until(partial(self._has_written, broker, enough), broker, "a write after there was room")
             if broker.ended:
                 raise PromiseBroken(f"a full disk ended the broker with {broker.wait()}: {broker.log}")
         broker.kill()
         return Allowance()
+
+    def _has_written(self, broker: ForkedBroker, enough: int) -> bool:
+        return broker.ended or self.load.acknowledged >= enough
 
     def _take_until_refused(self, broker: ForkedBroker) -> None:
         """Use up all space, including what retention frees and what the load has allocated."""

@@ -1,0 +1,101 @@
+"""Fixtures that several files share: clients and connections of the shared broker, group members, event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from flintmq.client import Admin, Consumer, Producer
+from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
+from tests.aio_tools import LOOPS, RunInLoop
+from tests.client_drivers import Clients
+from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.group_tools import Members, RawMember
+
+
+@pytest.fixture
+def address(shared_broker: RunningBroker) -> str:
+    return shared_broker.address
+
+
+@pytest.fixture
+def peer(shared_broker: RunningBroker, connect: ConnectionFactory) -> RawConnection:
+    """Open a connection that has said HELLO."""
+    return connect(shared_broker)
+
+
+@pytest.fixture
+def producer(clients: Clients, address: str) -> Iterator[Producer]:
+    with clients.Producer(address) as producer:
+        yield producer
+
+
+@pytest.fixture
+def consumer(clients: Clients, address: str) -> Iterator[Consumer]:
+    with clients.Consumer(address) as consumer:
+        yield consumer
+
+
+@pytest.fixture
+def admin(clients: Clients, address: str) -> Iterator[Admin]:
+    with clients.Admin(address) as admin:
+        yield admin
+
+
+@pytest.fixture
+def group(topic: str) -> str:
+    """Return the name of a group that no other test uses."""
+    return f"g-{topic}"
+
+
+@pytest.fixture
+def filled(peer: RawConnection, topic: str) -> str:
+    """Create a topic of 4 queues with 3 messages in each."""
+    peer.call(UPDATE_AND_CREATE_TOPIC, {"topic": topic}).raise_for_error()
+    for queue in range(4):
+        peer.produce(topic, b"0", b"1", b"2", queue=queue).raise_for_error()
+    return topic
+
+
+@pytest.fixture
+def member(shared_broker: RunningBroker, connect: ConnectionFactory, group: str) -> Members:
+    """Return a function ``member(name)`` that makes a member with its own connection."""
+    return lambda name, **fields: RawMember(connect(shared_broker), group, name, **fields)
+
+
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker that a test may pause, because the tests of no other file use it."""
+    brokers = Brokers(tmp_path_factory.mktemp("own"))
+    yield brokers.start()
+    brokers.stop_all()
+
+
+@pytest.fixture(params=LOOPS)
+def run_in_loop(request: pytest.FixtureRequest) -> RunInLoop:
+    """Return a function that runs a coroutine in each kind of loop; nothing may be left in the loop or logged
+    afterwards.
+    """
+
+    def run(main: Coroutine[Any, Any, None]) -> None:
+        complaints: list[dict[str, Any]] = []
+
+        async def watched() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+            await main
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not left
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+                runner.run(watched())
+            gc.collect()
+        assert complaints == []
+
+    return run
