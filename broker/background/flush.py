@@ -22,12 +22,13 @@ from ...protocol.errors import BrokerError, ServiceNotAvailable
 from ..latency import Latencies
 from ..store import Files, MessageStore, StoreFailed
 from .file_sync import FileSync
+from .loop_scheduler import CallAt
 from .service import OnFatal, Post, Service
 
 PAGE_BYTES = 4096
 MARK_INTERVAL_S = 0.1
-"""Interval of the checkpoint's mark while the compiled thread flushes. After a crash, the start examines as much more
-of the log as was written since the last mark; writing it after each flush would cost a tenth of a small flush."""
+"""Maximum age of the checkpoint's mark after a flush of the compiled thread. Writing it after each one would cost a
+tenth of a small flush. After a crash, a start takes damage above the mark for the end of the log."""
 
 Flushed = Callable[[BrokerError | None], None]
 """Called on the loop once the bytes are on disk (None), or with the error that says they may not be."""
@@ -144,11 +145,16 @@ class GroupCommitService(FlushService):
         """End offset of the compiled thread's flush, and the store time of its last record."""
         self._mark: tuple[int, int] | None = None
         """Flushed offset and store time that the Python thread is to write into the checkpoint."""
+        self._mark_due = False
+        """True while a timer runs that will hand the mark over."""
         self._marked_at = 0.0
+        self._call_later: CallAt
+        """The loop's ``call_later``; it is set with ``_sync``."""
 
     def use_compiled_thread(self, loop: AbstractEventLoop) -> None:
         """Flush single files in the compiled thread, if there is one and the store's file system is the real one."""
         if type(self._store.files).sync_data is Files.sync_data:
+            self._call_later = loop.call_later
             self._sync = FileSync.start(loop, self._synced)
 
     def wake(self) -> None:
@@ -185,13 +191,22 @@ class GroupCommitService(FlushService):
         commitlog = self._store.commitlog
         if target > commitlog.flushed_offset:  # otherwise the last flush of a stop has already published more
             commitlog.flushed_offset = target
-        if now > self._marked_at + MARK_INTERVAL_S:
-            self._marked_at = now
-            self._mark = target, self._target_ms
-            super().wake()
+        if not self._mark_due:
+            self._mark_due = True
+            wait = self._marked_at + MARK_INTERVAL_S - now
+            if wait > 0:
+                self._call_later(wait, self._hand_over_mark)
+            else:
+                self._hand_over_mark()
         if commitlog.write_offset > target:
             self.wake()  # before the responses, so that the disk works while they are sent
         self._complete(target)
+
+    def _hand_over_mark(self) -> None:
+        self._mark_due = False
+        self._marked_at = time.monotonic()
+        self._mark = self._store.flushed_offset, self._target_ms
+        super().wake()
 
     def do_once(self) -> bool:
         """Wait for a wake, then flush, or only write the checkpoint's mark."""
