@@ -75,6 +75,8 @@ class FileSync:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end)
             self._thread.join()
+            os.close(self._requests)
+            os.close(self._results)
 
     def _end(self) -> None:
         self._ending = True
