@@ -19,7 +19,9 @@ MESSAGES = 20
 _SYNCED = re.compile(r"fdatasync\(\d+<[^>]*/commitlog/\d{20}>\) += 0|fdatasync resumed>.* = 0")
 _SYNC_BEGINS = re.compile(r"fdatasync\(\d+<[^>]*/commitlog/\d{20}>.*<unfinished")
 _SENT = re.compile(r"(?:write|writev|sendmsg|sendto)\(\d+<TCP:")
-_RECEIVED = re.compile(r"(?:read|recvfrom|recvmsg)\(\d+<TCP:.* = [1-9]\d*$|(?:read|recvfrom) resumed>.* = [1-9]\d*$")
+_RECEIVED = re.compile(r"(?:read|recvfrom|recvmsg)\(\d+<TCP:.* = [1-9]\d*$")
+_INTERRUPTED = re.compile(r"(\d+) +(.*) <unfinished \.\.\.>$")
+_RESUMED = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)$")
 
 
 def _trace_allowed() -> bool:
@@ -59,8 +61,13 @@ def _acknowledgements(lines: list[str]) -> tuple[int, int]:
     """
     sent = synced_before = 0
     begun = synced = False
+    interrupted: dict[str, str] = {}
+    """Beginning of each thread's call that strace shows in two parts: only that part names the file."""
     for line in lines:
-        if _RECEIVED.search(line):
+        if part := _INTERRUPTED.match(line):
+            interrupted[part[1]] = part[2]
+        rest = _RESUMED.match(line)
+        if _RECEIVED.search(interrupted.pop(rest[1], "") + rest[2] if rest else line):
             begun = synced = False
         elif _SYNC_BEGINS.search(line):
             begun = True
