@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import os
@@ -107,6 +108,8 @@ class Terminal:
         )
         os.close(theirs)
         self.text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        """Keeps the beginning of a character whose rest the next read returns."""
 
     def read_until(self, wanted: str) -> str:
         """Read until ``wanted`` appears; return everything shown so far."""
@@ -136,5 +139,5 @@ class Terminal:
             data = os.read(self._ours, 65536)
         except OSError:  # the other end is closed
             return False
-        self.text += data.decode("utf-8", "replace")
+        self.text += self._decoder.decode(data)
         return bool(data)

@@ -237,6 +237,7 @@ class Lifecycle:
                 await self._copying.stop()
             self._broker.transaction_checks.stop()
             self._broker.transactions.stop()
+            self._broker.reput.stop_on_loop()
         await self._loop.run_in_executor(None, self._close)
         self._endpoint.close()
 

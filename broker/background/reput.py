@@ -50,7 +50,7 @@ class ReputMessageService(Service):
 
     def step(self) -> None:
         """Dispatch the backlog, or hand it to the thread. Only for the loop."""
-        if self._threaded:
+        if self._threaded or self._stopping:
             return
         store = self._store
         end = store.dispatchable_offset
@@ -72,6 +72,11 @@ class ReputMessageService(Service):
                 return
             if touched:
                 self._on_dispatched(touched)
+
+    def stop_on_loop(self) -> None:
+        """Dispatch no more on the loop, whose timers still run while another thread calls ``stop``. Only for the
+        loop."""
+        self._stopping = True
 
     def _hand_over(self) -> None:
         self._threaded = True
@@ -111,7 +116,8 @@ class ReputMessageService(Service):
         return True
 
     def stop(self) -> None:
-        """Stop the thread, then dispatch the rest for up to 5 s."""
+        """Stop the thread, then dispatch the rest for up to 5 s. If a loop dispatches too, call ``stop_on_loop`` first,
+        so that dispatch keeps one owner."""
         super().stop()
         store = self._store
         deadline = time.monotonic() + 5

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import tarfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,14 +16,16 @@ from typing import Any
 
 import pytest
 
-from flintmq.client import Consumer, Message, Producer
+from flintmq.client import Admin, Consumer, Message, Producer
 from flintmq.client.spark.columns import COLUMNS
-from tests.conftest import SMALL_FILES, BrokerFactory, Brokers
+from flintmq.protocol.store_files import checkpoint_mark
+from tests.conftest import SMALL_FILES, BrokerFactory, Brokers, RunningBroker
 from tests.store_tools import copy_store
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 COUNT = 12_000
 TOPICS = ("orders", "payments", "mails")
+MARK_TIMEOUT_S = 60.0
 FILE_BYTES = SMALL_FILES["store.commitlog_file_bytes"]
 
 Read = Callable[..., Any]
@@ -44,6 +47,18 @@ def read(spark: Any) -> Read:
 def body(number: int) -> bytes:
     """Return a body that begins with its number; one in a hundred is long enough to be compressed."""
     return f"{number:08d} ".encode() * (12 if number % 100 else 700)
+
+
+def read_up_to_here(running: RunningBroker) -> None:
+    """Wait until a read of the running broker's store includes everything written so far: see "how far" in the
+    README."""
+    with Admin(running.address) as admin:
+        end_offset = admin.status()["write_offset"]
+    checkpoint = running.store / "checkpoint"
+    deadline = time.monotonic() + MARK_TIMEOUT_S
+    while (mark := checkpoint_mark(checkpoint.read_bytes())) is None or mark.flushed_offset < end_offset:
+        assert time.monotonic() < deadline, f"the checkpoint has {mark}, the log ends at {end_offset}"
+        time.sleep(0.01)
 
 
 def fill(address: str, first: int = 0, count: int = COUNT) -> None:
@@ -75,6 +90,7 @@ def test_a_store_is_read_completely_while_its_broker_runs_and_after_it_stopped(
 ) -> None:
     running = broker("--flush", "sync")
     fill(running.address)
+    read_up_to_here(running)
     beside = sorted(read(running.store, partitionBytes=400_000).collect())
     with Consumer(running.address) as consumer:
         consumed = [message for topic in TOPICS for message in consumer.iter(topic, until="latest")]
@@ -122,6 +138,7 @@ def test_options_choose_topics_times_columns_and_places(broker: BrokerFactory, r
     between = datetime.now(UTC)
     with Producer(running.address) as producer:
         late = producer.send(Message("orders", b"late", properties={"who": "é"}))
+    read_up_to_here(running)
     store = running.store
     third = 1000
     two = read(store, topics="payments, mails").groupBy("topic").count().collect()
@@ -145,10 +162,12 @@ def test_a_broker_continues_to_write_while_its_store_is_read(broker: BrokerFacto
     """The read returns exactly the records flushed before its plan, each once."""
     running = broker("--flush", "sync")
     fill(running.address, count=3000)
+    read_up_to_here(running)
     planned = read(running.store, partitionBytes=300_000)
     before = {row.physical_offset for row in planned.select("physical_offset").collect()}
     for round_ in range(1, 3):
         fill(running.address, first=3000 * round_, count=3000)
+        read_up_to_here(running)
         rows = read(running.store, partitionBytes=300_000).select("physical_offset").collect()
         found = [row.physical_offset for row in rows]
         assert len(found) == len(set(found)) == 3000 * (round_ + 1)
