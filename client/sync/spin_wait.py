@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 LOOK_SECONDS = 250e-6
@@ -33,13 +34,17 @@ class Pollable(Protocol):
 
 
 class SpinWait:
-    """The polling policy of one connection: learns from each wait whether polling is worth it for the next."""
+    """The polling policy of one connection: learns from each wait whether polling is worth it for the next.
 
-    def __init__(self) -> None:
+    ``clock``: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._alone = False
         self._judge_in = 1
         """Waits until the load of the other threads is measured again."""
-        self._judged_at = time.perf_counter()
+        self._judged_at = clock()
         self._others_before = _cpu_of_other_threads()
         self._usual_seconds = LOOK_SECONDS
         """Moving average of the waits that polling ended."""
@@ -61,14 +66,14 @@ class SpinWait:
     def _judge(self) -> None:
         """Measure whether other threads have been busy since the last time."""
         self._judge_in = JUDGED_EVERY
-        now, others = time.perf_counter(), _cpu_of_other_threads()
+        now, others = self._clock(), _cpu_of_other_threads()
         busy = others - self._others_before > OTHERS_SHARE_MAX * (now - self._judged_at)
         self._alone = not busy and processors() > 1
         self._judged_at, self._others_before = now, others
 
     def look(self, reads: Pollable) -> bool:
         """Poll until there is something to read or the time is over; returns whether there is something."""
-        clock, poll = time.perf_counter, reads.poll
+        clock, poll = self._clock, reads.poll
         began = now = clock()
         end = began + min(LOOK_SECONDS, max(LOOK_SECONDS_MIN, LOOK_USUAL * self._usual_seconds))
         while now < end:

@@ -125,12 +125,16 @@ class TestLife:
             consumer.close()
 
     def test_a_listener_that_ends_its_thread_ends_the_consumer_loudly(self, address: str, topic: str) -> None:
+        started = threading.Event()
+
         def listener(message: StoredMessage) -> None:
+            started.wait()  # else ``start`` may already report the end
             raise SystemExit("gone")
 
         with Producer(address) as producer:
             producer.send(Message(topic, b"x"))
             consumer = PushConsumer(address, topic, topic, listener, start="first").start()
+            started.set()
             with pytest.raises(ClientFailed, match="ended its thread with SystemExit"):
                 consumer.wait()
             with pytest.raises(ClientFailed):

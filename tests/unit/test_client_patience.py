@@ -10,57 +10,76 @@ import pytest
 from flintmq.client.sync import spin_wait
 from flintmq.client.sync.spin_wait import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX, SpinWait
 
+POLL_SECONDS = 1e-6
+
+
+class Clock:
+    """A clock that only a poll moves, so that a busy machine does not make polls late."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
 
 class Socket:
-    """A socket that is readable at the ``ready_at``-th poll."""
+    """A socket that is readable at the ``ready_at``-th poll; each poll takes ``POLL_SECONDS``."""
 
-    def __init__(self, ready_at: int | None) -> None:
+    def __init__(self, clock: Clock, ready_at: int | None) -> None:
         self.ready_at = ready_at
         self.looks = 0
+        self._clock = clock
 
     def poll(self, timeout: int, /) -> object:
         assert timeout == 0
         self.looks += 1
+        self._clock.seconds += POLL_SECONDS
         return [1] if self.looks == self.ready_at else []
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> SpinWait:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> SpinWait:
     """Return the policy in a process with two CPUs and no other busy threads."""
     monkeypatch.setattr(spin_wait, "processors", lambda: 2)
     monkeypatch.setattr(spin_wait, "_cpu_of_other_threads", lambda: 0.0)
-    return SpinWait()
+    return SpinWait(clock)
 
 
-def test_a_response_that_arrives_soon_is_found_without_sleeping(judged: SpinWait) -> None:
+def test_a_response_that_arrives_soon_is_found_without_sleeping(judged: SpinWait, clock: Clock) -> None:
     for _ in range(JUDGED_EVERY * 2):
         assert judged.worthwhile()
-        assert judged.look(Socket(ready_at=3))
+        assert judged.look(Socket(clock, ready_at=3))
 
 
-def test_after_polling_in_vain_more_and_more_waits_sleep_at_once(judged: SpinWait) -> None:
+def test_after_polling_in_vain_more_and_more_waits_sleep_at_once(judged: SpinWait, clock: Clock) -> None:
     skipped = []
     for _ in range(12):
         waits = 0
         while not judged.worthwhile():
             waits += 1
         skipped.append(waits)
-        began = time.perf_counter()
-        assert not judged.look(Socket(ready_at=None))
-        assert time.perf_counter() - began >= LOOK_SECONDS
+        began = clock.seconds
+        assert not judged.look(Socket(clock, ready_at=None))
+        assert clock.seconds - began >= LOOK_SECONDS
     assert skipped == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, SKIPPED_MAX, SKIPPED_MAX]
 
 
-def test_one_successful_poll_resets_the_skipping(judged: SpinWait) -> None:
+def test_one_successful_poll_resets_the_skipping(judged: SpinWait, clock: Clock) -> None:
     for _ in range(5):
         while not judged.worthwhile():
             pass
-        judged.look(Socket(ready_at=None))
+        judged.look(Socket(clock, ready_at=None))
     while not judged.worthwhile():
         pass
-    assert judged.look(Socket(ready_at=1))
+    assert judged.look(Socket(clock, ready_at=1))
     assert judged.worthwhile()
-    judged.look(Socket(ready_at=None))
+    judged.look(Socket(clock, ready_at=None))
     assert not judged.worthwhile()
     assert judged.worthwhile()
 
