@@ -175,6 +175,29 @@ def test_a_lost_index_of_the_quarantine_is_rebuilt(
     assert [[each[name] for name in same] for each in again] == [[each[name] for name in same] for each in holes]
 
 
+@pytest.mark.parametrize("end", [24, 40], ids=["among the first tombstones", "after the first tombstones"])
+@pytest.mark.parametrize("damage", [broken_index, broken_index_and_bak, no_index])
+@both_settings
+def test_a_lost_index_is_rebuilt_although_later_damage_hit_tombstones(
+    tmp_path: Path, damage: Callable[[Path], None], settings: StoreSettings, end: int
+) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path, settings=settings)
+    places = [each.physical_offset for each in sent]
+    for first, behind in ((20, 31), (22, end)):
+        overwrite(path / "commitlog" / FIRST, places[first], bytes(places[behind] - places[first]))
+        open_store(path, settings).close()
+    lost = sent[20 : max(31, end)]
+    folder = path / "flintmq" / "quarantine"
+    assert len(json.loads((folder / "index.json").read_text())["holes"]) == 2
+    damage(folder)
+    for _ in range(2):
+        store, _ = reopen(path, settings)
+        assert_only_these_are_left(store, [each for each in sent if each not in lost], lost)
+        assert store.quarantine.lost_messages == len(lost)
+        store.close()
+
+
 def test_retention_deletes_the_kept_bytes_of_a_hole_with_the_log_around_it(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = two_topics(path, size=200_000, frames=30)

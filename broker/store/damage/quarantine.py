@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ class Quarantine:
                 yield path.name, int(match[1]), int(match[2]), int(path.stat().st_mtime * 1000)
 
     def _take(self, ranges: list[QuarantinedRange]) -> None:
-        self.ranges = sorted(ranges, key=lambda each: (each.physical_offset, each.found_ms))
+        self.ranges = _by_place(ranges)
         begins: list[int] = []
         ends: list[int] = []
         for each in self.ranges:
@@ -231,7 +231,7 @@ class Quarantine:
                 self._files.unlink(path)
 
     def _save(self, ranges: list[QuarantinedRange]) -> None:
-        self._file.save({"holes": [each.to_json() for each in ranges]})
+        self._file.save({"holes": [each.to_json() for each in _by_place(ranges)]})
         self._take(ranges)
 
     def _copy(self, hole: QuarantinedRange, read: ReadLog) -> str:
@@ -274,6 +274,10 @@ class Quarantine:
             return True
         finally:
             self._files.close(fd)
+
+
+def _by_place(ranges: Iterable[QuarantinedRange]) -> list[QuarantinedRange]:
+    return sorted(ranges, key=lambda each: (each.physical_offset, each.found_ms))
 
 
 def _chunks(size: int) -> Iterator[tuple[int, int]]:

@@ -66,24 +66,29 @@ class HoleFiller:
 
     def find_unlisted(self) -> None:
         """Fill ``unlisted`` with the tombstones that have a copy but no row in the index. Changes no file."""
-        for name, physical_offset, size, found_ms in self._quarantine.unlisted():
-            found = self._tombstones_at(physical_offset, size)
-            if found is not None:
-                lost, store_ms, ends_file = found
-                self.unlisted.append(
-                    QuarantinedRange(
-                        physical_offset,
-                        size,
-                        "unknown: the index was lost",
-                        found_ms,
-                        store_ms,
-                        tuple(lost),
-                        ends_file,
-                        self._checksummed.at(physical_offset)[0],
-                        name,
-                        filled=True,
+        newer = [(each.physical_offset, each.end_offset) for each in self._quarantine]
+        newest_first = sorted(self._quarantine.unlisted(), key=lambda copy: copy[3], reverse=True)
+        for name, physical_offset, size, found_ms in newest_first:
+            # Later damage may have hit the tombstones themselves: its own tombstones then replace a part of the range.
+            for begin, end in _without(physical_offset, physical_offset + size, newer):
+                found = self._tombstones_at(begin, end - begin)
+                if found is not None:
+                    lost, store_ms, ends_file = found
+                    self.unlisted.append(
+                        QuarantinedRange(
+                            begin,
+                            end - begin,
+                            "unknown: the index was lost",
+                            found_ms,
+                            store_ms,
+                            tuple(lost),
+                            ends_file,
+                            self._checksummed.at(begin)[0],
+                            name,
+                            filled=True,
+                        )
                     )
-                )
+            newer.append((physical_offset, physical_offset + size))
 
     def _tombstones_at(self, begin: int, size: int) -> tuple[list[LostRange], int, bool] | None:
         """Return (messages, store time, whether a blank follows) of the tombstones that fill a range exactly.
@@ -264,6 +269,16 @@ def _patch(queues: ConsumeQueueTable, run: list[Tombstone]) -> None:
     units = b"".join(UNIT.pack(each.physical_offset, each.size, 0) for each in run)[: len(held)]
     if units and any(held) and held != units:
         queue.write_at(first, memoryview(units))
+
+
+def _without(begin: int, end: int, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of ``[begin, end)``, in ascending order, that no range of ``taken`` covers."""
+    for other_begin, other_end in sorted(taken):
+        if begin < min(other_begin, end):
+            yield begin, min(other_begin, end)
+        begin = max(begin, other_end)
+    if begin < end:
+        yield begin, end
 
 
 def _plan(each: QuarantinedRange) -> Iterator[Tombstone]:
