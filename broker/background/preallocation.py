@@ -1,4 +1,4 @@
-"""AllocateMappedFileService: prepares the CommitLog's next extents, pages and file ahead of the write offset."""
+"""AllocateMappedFileService: prepares the CommitLog's next extents and file ahead of the write offset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AllocateMappedFileService(Service):
         """True if the last attempt to preallocate found the disk full."""
 
     def do_once(self) -> bool:
-        """Prepare one step of extents, or the next file, or one step of pages."""
+        """Prepare one step of extents, or the next file."""
         try:
             did = self._store.commitlog.prepare_ahead()
         except OSError:
@@ -31,4 +31,4 @@ class AllocateMappedFileService(Service):
         if did and self.full:
             log.warning("the disk of %s has space again", self._store.path)
             self.full = False
-        return did or self._store.commitlog.populate_ahead()
+        return did

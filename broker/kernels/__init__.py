@@ -6,7 +6,7 @@ With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests u
 =============  ======================================================================================
 ``record_crc`` the checksum over a whole record: written at its end, and checked
 ``text``       UTF-8 checks and Java's string hash
-``produce``    a PRODUCE frame's messages: validate, then write records into the mapped CommitLog
+``produce``    a PRODUCE frame's messages: validate, then make records of them for the CommitLog
 ``dispatch``   CommitLog records: check, and turn them into ConsumeQueue units and index keys
 ``index``      put entries into an IndexFile, check one
 ``gather``     choose ConsumeQueue units, copy and check the records of a response

@@ -1,8 +1,8 @@
 """Redelivery: messages that wait in one of the broker's topics become messages of their target topic.
 
 ``find_targets`` examines many stored records: it finds the target of each, grouped by topic and queue, and the time at
-which a timed one is due. The caller gives each group the queue offset of its first message; ``deliver`` then writes the
-new records into the mapped CommitLog. A new record has another topic, queue, queue offset, physical offset, store time
+which a timed one is due. The caller gives each group the queue offset of its first message; ``deliver`` then makes
+the new records for the CommitLog. A new record has another topic, queue, queue offset, physical offset, store time
 and store host; body, flag, compression, born time and host, reconsume times and properties stay. ``__CRC32#`` is left
 out because it covers the old record. With ``N_CHECKSUM_BYTES`` the new record gets its own, if its properties leave
 room for it.
@@ -87,18 +87,18 @@ NOWHERE = 0
 """The first group: records that do not name their target."""
 
 # Slots of ``numbers``.
-N_POSITION = 0
-N_LIMIT = 1
-N_FILE_BASE = 2
-N_STORE_MS = 3
-N_STORE_HOST_END = 4
+N_LIMIT = 0
+N_BASE = 1
+"""Physical offset of the first byte of ``log``."""
+N_STORE_MS = 2
+N_STORE_HOST_END = 3
 """Length of the store host, which is at the beginning of ``texts``."""
-N_COMMITTED = 5
+N_COMMITTED = 4
 """Not 0: these are prepared messages of a transaction that commits now. Like those of committed half messages, the new
 records are marked as committed and hold the physical offset of the prepared ones."""
-N_CHECKSUM_BYTES = 6
+N_CHECKSUM_BYTES = 5
 """Size of a checksum over the whole record: 20, or 0 if none is written."""
-N_LENGTH = 7
+N_LENGTH = 6
 
 # Slots of ``found``: begin and end of each value; begin = end: none.
 _TOPIC = 0
@@ -347,7 +347,7 @@ def _write_record(
     copy_bytes(records, source + 8, log, position + 8, 12)  # body_crc, queue_id, flag
     store_be32(log, position + _AT_QUEUE_ID, groups[group + G_TO_QUEUE_ID])
     store_be64(log, position + _AT_QUEUE_OFFSET, groups[group + G_NEXT])
-    store_be64(log, position + _AT_PHYSICAL_OFFSET, numbers[N_FILE_BASE] + position)
+    store_be64(log, position + _AT_PHYSICAL_OFFSET, numbers[N_BASE] + position)
     store_be32(log, position + _AT_SYS_FLAG, sys_flag)
     at = source + _AT_BORN_TIMESTAMP
     to = _copy(records, at, at + 8 + born_host_bytes, log, position + _AT_BORN_TIMESTAMP)
@@ -391,12 +391,13 @@ def deliver(
     numbers: np.ndarray,
     log: np.ndarray,
 ) -> tuple[int, int]:
-    """Write the planned records, starting with ``first``, to their groups' queues in ``log``, a CommitLog file's map.
+    """Write the planned records, starting with ``first``, for their groups' queues into ``log``, a buffer for the
+    CommitLog.
 
-    Increments ``G_NEXT`` of each group. Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``, and each leaves room
-    for a blank record after it. Returns (records done, position after them): fewer than ``count`` if the file is full.
+    Increments ``G_NEXT`` of each group. Records take up to ``numbers[N_LIMIT]`` bytes, and each leaves room for a blank
+    record after it. Returns (records done, bytes of the new ones): fewer than ``count`` if there is no room for more.
     """
-    position = numbers[N_POSITION]
+    position = 0
     for k in range(first, count):
         row = k * PLAN_ROW
         if plan[row + P_GROUP] == UNSOUND:

@@ -1,9 +1,8 @@
-"""The messages of a PRODUCE frame: validate all of them, then write them as records into the mapped CommitLog.
+"""The messages of a PRODUCE frame: validate all of them, then make records of them for the CommitLog.
 
 ``plan`` walks the msgpack of the body without creating objects, checks every rule that a producer must keep, and notes
-the positions of each message's parts. ``produce`` calls ``write`` only if the whole frame is valid, so that a refused
-frame leaves no bytes after the log's end that recovery could mistake for a record. Within a record, magic and size are
-stored last for the same reason.
+the positions of each message's parts. ``produce`` makes a record only if the whole frame is valid, so that a refused
+frame leaves no bytes after the log's end that recovery could mistake for a record.
 
 Values common to all messages come in two arrays: ``numbers`` (see ``N_``) and ``texts``, bytes that ``numbers``
 locates."""
@@ -69,13 +68,13 @@ N_QUEUE_OFFSET = 17
 N_BORN_MS = 18
 N_STORE_MS = 19
 N_RECORD_MAX = 20
-N_POSITION = 21
-N_LIMIT = 22
-N_FILE_BASE = 23
-N_RECORDS_MAX = 24
-N_CHECKSUM_BYTES = 25
+N_LIMIT = 21
+N_BASE = 22
+"""Physical offset of the first byte of ``log``."""
+N_RECORDS_MAX = 23
+N_CHECKSUM_BYTES = 24
 """Size of the property with a checksum over the whole record: 20, or 0 if none is written."""
-N_LENGTH = 26
+N_LENGTH = 25
 
 # Columns of the plan, one row per message.
 P_BODY_AT = 0
@@ -510,7 +509,7 @@ def _write_record(
     store_be32(log, position + _AT_QUEUE_ID, numbers[N_QUEUE_ID])
     store_be32(log, position + _AT_FLAG, plan[row + P_FLAG])
     store_be64(log, position + _AT_QUEUE_OFFSET, numbers[N_QUEUE_OFFSET] + message)
-    store_be64(log, position + _AT_PHYSICAL_OFFSET, numbers[N_FILE_BASE] + position)
+    store_be64(log, position + _AT_PHYSICAL_OFFSET, numbers[N_BASE] + position)
     store_be32(log, position + _AT_SYS_FLAG, sys_flag)
     store_be64(log, position + _AT_BORN_TIMESTAMP, numbers[N_BORN_MS])
     at = _copy(texts, numbers[N_BORN_HOST_AT], numbers[N_BORN_HOST_END], log, position + _AT_BORN_HOST)
@@ -542,7 +541,7 @@ def _write(
     physical_offsets: np.ndarray,
     first: int,
 ) -> tuple[int, int]:
-    position = numbers[N_POSITION]
+    position = 0
     fixed = _record_bytes_fixed(numbers)
     for message in range(first, numbers[N_COUNT]):
         row = message * PLAN_WIDTH
@@ -550,7 +549,7 @@ def _write(
         if position + size + _BLANK_ROOM > numbers[N_LIMIT]:
             return message, position
         _write_record(frame, numbers, texts, plan, message, log, position, size)
-        store_be64(physical_offsets, message * 8, numbers[N_FILE_BASE] + position)
+        store_be64(physical_offsets, message * 8, numbers[N_BASE] + position)
         position += size
     return numbers[N_COUNT], position
 
@@ -586,15 +585,14 @@ def produce(
     log: np.ndarray,
     physical_offsets: np.ndarray,
 ) -> tuple[int, int, int]:
-    """Validate a frame's messages and write their records into ``log``, a CommitLog file's map.
+    """Validate a frame's messages and write their records into ``log``, a buffer for the CommitLog.
 
     ``plan`` has room for ``PLAN_WIDTH`` integers per message, ``physical_offsets`` for 8 bytes per message
-    (big-endian). Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``; each must leave room for a blank record
-    after it.
+    (big-endian). Records take up to ``numbers[N_LIMIT]`` bytes; each must leave room for a blank record after it.
 
-    Returns ``(OK, messages written, position after them)``: fewer than ``N_COUNT`` if the file is full and
-    ``produce_on`` must continue in the next; or ``(error, number of the message, byte of the frame or the size that is
-    too large)`` with nothing written.
+    Returns ``(OK, messages written, bytes of their records)``: fewer than ``N_COUNT`` if there is no room for the next
+    and ``produce_on`` must continue; or ``(error, number of the message, byte of the frame or the size that is too
+    large)`` with nothing written.
     """
     return _produce(frame, numbers, texts, plan, log, physical_offsets, _PLAN_FIRST)
 
@@ -608,9 +606,9 @@ def produce_on(
     physical_offsets: np.ndarray,
     first: int,
 ) -> tuple[int, int]:
-    """Write the messages that ``produce`` has planned, starting with ``first``, into the next file.
+    """Write the messages that ``produce`` has planned, starting with ``first``, to the beginning of ``log``.
 
-    Returns ``(messages written in all, position after them)``.
+    Returns ``(messages written in all, bytes of these records)``.
     """
     _, message, position = _produce(frame, numbers, texts, plan, log, physical_offsets, first)
     return message, position

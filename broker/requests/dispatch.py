@@ -17,7 +17,7 @@ from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_scheduler import ContentionTracker
 from ..background.preallocation import AllocateMappedFileService
 from ..background.reput import ReputMessageService
-from ..store import POPULATE_AHEAD_BYTES, MessageStore
+from ..store import MessageStore
 
 LAZY_S = 0.002
 """Maximum time for which messages that no client waits for stay undispatched."""
@@ -65,7 +65,7 @@ class DispatchScheduler:
         """True if a client waits for messages that are not dispatched yet."""
         self._late_due = False
         self._allocate_at = 0
-        self._allocate_every_bytes = min(store.settings.allocate_step_bytes, POPULATE_AHEAD_BYTES) // 4
+        self._allocate_every_bytes = store.settings.allocate_step_bytes // 4
         """The preallocation is woken again after this many more bytes of the log."""
         self._waiting: deque[tuple[int, float, Callable[[], None]]] = deque()
         """Calls that wait for the dispatch: (physical offset, deadline, callback); offsets and deadlines only grow."""

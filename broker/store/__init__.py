@@ -16,7 +16,6 @@ from .errors import (
 from .files.file_system import Files
 from .files.mapped_file import MappedFile
 from .files.open_files import descriptors_max, store_descriptors
-from .log.preallocation import POPULATE_AHEAD_BYTES
 from .log.produce_batch import Appended, ProduceBatch, check_count, common_properties
 from .log.repeated_batch import RepeatedBatch
 from .message_store import MessageStore
@@ -28,7 +27,6 @@ from .tables.config_files import TopicConfig
 from .tables.staged_state import StagedSnapshot
 
 __all__ = [
-    "POPULATE_AHEAD_BYTES",
     "Appended",
     "CorruptFile",
     "CorruptLog",

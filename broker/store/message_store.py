@@ -324,7 +324,13 @@ class MessageStore:
         queue_offset = self.append_offsets.known(topic, queue_id)
         if queue_offset < 0 or self.failed is not None or self.refusal is not None:
             return None
-        appended = self.commitlog.append_repeated(repeated, frame, queue_id, queue_offset)
+        try:
+            appended = self.commitlog.append_repeated(repeated, frame, queue_id, queue_offset)
+        except ServiceNotAvailable:
+            return None  # nothing of it is left, and ``append`` reports why
+        except StoreFailed as failure:
+            self._stop_writing(failure)
+            return None
         if appended is not None:
             self.append_offsets.advance(topic, queue_id, queue_offset + frame[3])
         return appended

@@ -4,6 +4,7 @@ itself."""
 from __future__ import annotations
 
 import errno
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -24,17 +25,24 @@ from tests.store_tools import (
     kill,
     open_store,
     plain,
+    pull_all,
     put,
     queue_files,
+    reopen,
 )
 
 
 class FullFiles(UnsyncedFiles):
-    """A disk with space for ``room`` more allocations, writes, new files and new names; None: unlimited."""
+    """A disk with space for ``room`` more allocations, writes, new files and new names; None: unlimited.
+
+    A write to allocated bytes needs no space.
+    """
 
     def __init__(self, room: int | None = None) -> None:
         self.room = room
         self.refused = 0
+        self._allocated: dict[int, int] = {}
+        """End of the allocated bytes by descriptor."""
 
     def _take(self) -> None:
         if self.room is None:
@@ -54,11 +62,18 @@ class FullFiles(UnsyncedFiles):
         """Allocate; needs space."""
         self._take()
         super().allocate(fd, at, size)
+        self._allocated[fd] = at + size
+
+    def close(self, fd: int) -> None:
+        """Close the file."""
+        self._allocated.pop(fd, None)
+        super().close(fd)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Write; needs space. Without it, half of the data is written."""
+        """Write; needs space unless it is allocated. Without space, half of the data is written."""
         try:
-            self._take()
+            if at + len(data) > self._allocated.get(fd, 0):
+                self._take()
         except OSError:
             super().write(fd, memoryview(data)[: len(data) // 2], at)
             raise
@@ -226,4 +241,91 @@ def test_a_log_that_cannot_grow_stops_the_store_with_the_reason(tmp_path: Path) 
     kill(store)
     store = open_store(tmp_path / "store")
     assert_holds(store, sent)
+    store.close()
+
+
+class FailingWrites(UnsyncedFiles):
+    """A disk on which the ``nth`` write to the log from now on fails with ``number``, after half of its bytes, and with
+    ``stays`` every later write too."""
+
+    def __init__(self) -> None:
+        self.nth = 0
+        self.number = errno.ENOSPC
+        self.stays = False
+
+    def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
+        """Write, or fail."""
+        if Path(f"/proc/self/fd/{fd}").readlink().parent.name == "commitlog":
+            self.nth -= 1
+            if self.nth == 0 or (self.nth < 0 and self.stays):
+                super().write(fd, memoryview(data)[: len(data) // 2], at)
+                raise OSError(self.number, os.strerror(self.number), str(Path(f"/proc/self/fd/{fd}").readlink()))
+        super().write(fd, data, at)
+
+
+WRITES_ACROSS_FILES = 6
+"""Number of writes of the frame below: a write of each buffer, and of a blank."""
+
+
+def nearly_full(path: Path, files: FailingWrites) -> tuple[MessageStore, list[Sent]]:
+    """Return a store whose first log file has room for one more buffer and a half, and its messages."""
+    store = open_store(path, files=files)
+    return store, put(store, "orders", 0, plain(25, size=100_000))
+
+
+@pytest.mark.parametrize("nth", range(1, WRITES_ACROSS_FILES + 1))
+def test_a_frame_that_a_full_disk_cuts_short_leaves_no_record(tmp_path: Path, nth: int) -> None:
+    files = FailingWrites()
+    store, sent = nearly_full(tmp_path / "store", files)
+    end = store.write_offset
+    files.nth = nth
+    with pytest.raises(ServiceNotAvailable, match="is full"):
+        append(store, "orders", 0, plain(40, first=25, size=100_000))
+    assert store.write_offset == end
+    for file in [*store.commitlog.queue.files, *store.commitlog.ahead.prepared]:
+        assert not file.array()[max(end - file.start_offset, 0) :].any()
+    crashed = tmp_path / "crashed"
+    shutil.copytree(store.path, crashed)
+    # The same sizes again: anything left of the refused frame would follow the new record without a gap.
+    sent += put(store, "orders", 0, plain(1, first=25, size=100_000))
+    assert_holds(store, sent)
+    sent += put(store, "orders", 0, plain(40, first=26, size=100_000))
+    assert_holds(store, sent)
+    kill(store)
+    for path, expected in ((store.path, sent), (crashed, sent[:25])):
+        store = open_store(path)
+        assert_holds(store, expected)
+        store.close()
+
+
+def test_the_frame_across_two_files_takes_that_many_writes(tmp_path: Path) -> None:
+    files = FailingWrites()
+    store, _ = nearly_full(tmp_path / "store", files)
+    files.nth = 0
+    append(store, "orders", 0, plain(40, first=25, size=100_000))
+    assert -files.nth == WRITES_ACROSS_FILES
+    assert len(store.commitlog.queue.files) == 2
+    store.close()
+
+
+@pytest.mark.parametrize("nth", range(1, WRITES_ACROSS_FILES + 1))
+@pytest.mark.parametrize(("number", "stays"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["EIO", "ENOSPC"])
+def test_a_log_that_cannot_be_written_stops_the_store_with_the_reason(
+    tmp_path: Path, nth: int, number: int, stays: bool
+) -> None:
+    files = FailingWrites()
+    store, sent = nearly_full(tmp_path / "store", files)
+    end = store.write_offset
+    files.nth, files.number, files.stays = nth, number, stays
+    with pytest.raises(StoreFailed, match=rf"cannot be written: .*{os.strerror(number)}.*commitlog.*the broker ends"):
+        append(store, "orders", 0, plain(40, first=25, size=100_000))
+    assert store.write_offset == end
+    assert isinstance(store.failed, StoreFailed)
+    with pytest.raises(ServiceNotAvailable, match="stopped writing"):
+        append(store, "orders", 0, plain(1))
+    kill(store)
+    store, report = reopen(tmp_path / "store")
+    assert report.quarantined == []
+    found = [message.body for message in pull_all(store, "orders", 0)]
+    assert found[:25] == [each.message.body for each in sent]
     store.close()

@@ -86,10 +86,12 @@ def store(prepared: PreparedParent, may_trace: None, tmp_path: Path) -> Iterator
     prepared.kill_all()
 
 
-def inject(store: Store, process: int, call: str, error: str, *, when: str = "1+", path: str = "") -> Any:
+def inject(
+    store: Store, process: int, call: str, error: str, *, when: str = "1+", path: str = "", beside_main: bool = False
+) -> Any:
     """Call ``injection`` with a path in the store."""
-    trace = store.path.with_name("trace")
-    return injection(process, trace, call, error, when=when, path=store.path / path if path else None)
+    trace, full_path = store.path.with_name("trace"), store.path / path if path else None
+    return injection(process, trace, call, error, when=when, path=full_path, beside_main=beside_main)
 
 
 @pytest.mark.parametrize("call", ["fdatasync", "pwrite"])  # a sync ends with a write of no bytes
@@ -98,7 +100,7 @@ def test_a_failed_sync_leaves_its_message_and_later_ones_unacknowledged(store: S
     broker = store.start()
     with connection_to(store.port) as connection:
         store.send(connection)
-        with inject(store, broker.pid, call, "EIO", when=str(number), path=LOG):
+        with inject(store, broker.pid, call, "EIO", when=str(number), path=LOG, beside_main=True):
             refusal = store.send_until_refused(connection)
             assert broker.wait() == EXIT_FATAL
     assert isinstance(refusal, ServiceNotAvailable)
@@ -119,6 +121,7 @@ def test_a_failed_sync_leaves_its_message_and_later_ones_unacknowledged(store: S
         ("fdatasync", "checkpoint", {}),
         ("pwrite", f"consumequeue/{TOPIC}/0/{FIRST_FILE}", {}),
         ("pwrite", "checkpoint", {}),
+        ("pwrite", LOG, {}),
         ("fallocate", LOG, {}),
         ("rename", f"flintmq/new/new-new-{SECOND_FILE}", {}),
         ("rename", f"flintmq/new/{SECOND_FILE}", {}),

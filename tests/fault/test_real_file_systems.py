@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
 import os
 import random
 import signal
@@ -115,8 +114,7 @@ def test_a_sync_during_a_shutdown_of_ext4_confirms_only_bytes_on_the_disk(ext4: 
 
 
 def write_until_shut_down(path: Path, disk: LoopExt4, source: random.Random) -> int:
-    """Write through a map, and sync, until the file system is shut down; return how many bytes were confirmed as
-    synced."""
+    """Write and sync until the file system is shut down; return how many bytes were confirmed as synced."""
     files = Files()
     fd = files.open(path, create=True)
     files.resize(fd, FILE_BYTES)
@@ -127,15 +125,14 @@ def write_until_shut_down(path: Path, disk: LoopExt4, source: random.Random) -> 
     begun = threading.Event()
 
     def write() -> None:
-        with mmap.mmap(fd, FILE_BYTES) as pages:
-            for at in range(0, FILE_BYTES, STEP_BYTES):
-                pages[at : at + STEP_BYTES] = b"x" * STEP_BYTES
+        for at in range(0, FILE_BYTES, STEP_BYTES):
+            try:
+                files.write(fd, b"x" * STEP_BYTES, at)
                 begun.set()
-                try:
-                    files.sync_data(fd)
-                except OSError:
-                    return
-                synced[0] = at + STEP_BYTES
+                files.sync_data(fd)
+            except OSError:
+                return
+            synced[0] = at + STEP_BYTES
 
     writing = threading.Thread(target=write)
     writing.start()

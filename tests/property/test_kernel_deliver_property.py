@@ -160,18 +160,16 @@ def test_records_are_written_like_the_twin_and_continue_in_the_next_file(
         queue_offsets.append(first)
         targets.append(name)
     position = chance.choice([0, 8, 100])
-    log = room(position + room_bytes, sentinel=sentinel)
+    log = room(room_bytes, sentinel=sentinel)
     text_array = fenced(texts, sentinel=sentinel)
     numbers = fenced(
-        [position, position + room_bytes, FILE_BASE, STORE_MS, len(host), int(committed), 20 * checksum],
-        np.int64,
-        sentinel,
+        [room_bytes, FILE_BASE + position, STORE_MS, len(host), int(committed), 20 * checksum], np.int64, sentinel
     )
     done, end = kernel.deliver(
         records.array, plan.array, 0, count, groups.array, text_array.array, numbers.array, log.array
     )
     assert all(array.intact for array in (records, plan, groups, text_array, numbers, log))
-    expected = bytearray(b"\xff" * position)
+    expected = bytearray()
     written = 0
     for k, planned in enumerate(twin.plan(blobs, chosen)):
         group = row_of(plan, k, kernel.PLAN_ROW)[kernel.P_GROUP]
@@ -181,16 +179,16 @@ def test_records_are_written_like_the_twin_and_continue_in_the_next_file(
                 targets[group],
                 group,
                 queue_offsets[group],
-                FILE_BASE + len(expected),
+                FILE_BASE + position + len(expected),
                 STORE_MS,
                 host,
                 committed,
             ).encode(checksum=checksum)
-            if len(expected) + len(blob) + 8 > position + room_bytes:
+            if len(expected) + len(blob) + 8 > room_bytes:
                 break
             expected += blob
             queue_offsets[group] += 1
         written = k + 1
     assert (done, end) == (written, len(expected))
-    assert log.bytes() == bytes(expected).ljust(position + room_bytes, b"\xff")
+    assert log.bytes() == bytes(expected).ljust(room_bytes, b"\xff")
     assert queue_offsets == [row_of(groups, number, kernel.GROUP_ROW)[kernel.G_NEXT] for number in range(found)]

@@ -45,8 +45,8 @@ class Call:
     def resume(self, file_bytes: int) -> Fenced:
         """Call ``produce_on`` for the next file, which is returned."""
         numbers = self.numbers.array
-        numbers[kernel.N_POSITION] = 0
-        numbers[kernel.N_FILE_BASE] += numbers[kernel.N_LIMIT]
+        numbers[kernel.N_BASE] += numbers[kernel.N_LIMIT]
+        numbers[kernel.N_LIMIT] = file_bytes
         log = fenced(bytes([UNTOUCHED]) * file_bytes)
         self.message, self.position = kernel.produce_on(
             self.frame.array,
@@ -92,9 +92,8 @@ def _numbers(batch: Batch, body_at: int, position: int, file_bytes: int) -> list
         kernel.N_BORN_MS: batch.born_ms,
         kernel.N_STORE_MS: batch.store_ms,
         kernel.N_RECORD_MAX: batch.record_max,
-        kernel.N_POSITION: position,
-        kernel.N_LIMIT: file_bytes,
-        kernel.N_FILE_BASE: FILE_BASE,
+        kernel.N_LIMIT: file_bytes - position,
+        kernel.N_BASE: FILE_BASE + position,
         kernel.N_RECORDS_MAX: batch.records_max,
         kernel.N_CHECKSUM_BYTES: 20 if batch.checksum else 0,
     }
@@ -105,14 +104,15 @@ def _numbers(batch: Batch, body_at: int, position: int, file_bytes: int) -> list
 def produce(
     batch: Batch, *, file_bytes: int = 4096, position: int = 0, before: bytes = b"", sentinel: int = 0xA5
 ) -> Call:
-    """Call ``produce`` once. ``before``: bytes of the frame in front of the messages, its header."""
+    """Call ``produce`` once, for ``position`` in a file. ``before``: bytes of the frame in front of the messages, its
+    header."""
     texts = batch.unique_prefix.ljust(20) + batch.common + batch.topic + batch.born_host + batch.store_host
     call = Call(
         frame=fenced(before + batch.body, sentinel=sentinel),
         numbers=fenced(_numbers(batch, len(before), position, file_bytes), np.int64, sentinel),
         texts=fenced(texts, sentinel=sentinel),
         plan=room(batch.count * kernel.PLAN_WIDTH, np.int64, sentinel),
-        log=fenced(bytes([UNTOUCHED]) * file_bytes, sentinel=sentinel),
+        log=fenced(bytes([UNTOUCHED]) * (file_bytes - position), sentinel=sentinel),
         physical_offsets=fenced(bytes(8 * batch.count), sentinel=sentinel),
     )
     call.status, call.message, call.position = kernel.produce(

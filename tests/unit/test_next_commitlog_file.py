@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import mmap
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,8 +12,6 @@ import pytest
 
 from flintmq.broker.store import MessageStore, ProduceBatch, StoreSettings, TopicConfig
 from flintmq.broker.store.files.file_system import Files
-from flintmq.broker.store.files.mapped_file import MappedFile
-from flintmq.broker.store.log import preallocation
 from flintmq.broker.store.log.commitlog import count_rolls
 from flintmq.protocol.errors import MessageIllegal
 from flintmq.protocol.storage.layout import BLANK_BYTES_MIN
@@ -35,14 +30,6 @@ class WatchedFiles(Files):
     def __init__(self) -> None:
         self.before_rename: Callable[[Path], None] = lambda target: None
         self.before_sync_folder: Callable[[Path], None] = lambda path: None
-        self.cannot_populate = False
-        self.populated_bytes = 0
-
-    def populate(self, fd: int, begin: int, address: int, size: int) -> None:
-        if self.cannot_populate:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        super().populate(fd, begin, address, size)
-        self.populated_bytes += size
 
     def rename(self, source: Path, target: Path) -> None:
         self.before_rename(target)
@@ -170,47 +157,3 @@ def test_the_files_that_are_gone_on_in_are_counted_as_they_are_filled() -> None:
                 rolls, position = rolls + 1, 0
             position += size
         assert count_rolls(np.array(sizes, np.int64), room, 1000) == rolls
-
-
-def resident(file: MappedFile) -> int:
-    """Return the number of bytes, from the file's beginning, that are in the page cache."""
-    array = file.array()
-    pages = (ctypes.c_ubyte * (file.size // mmap.PAGESIZE))()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(file.size), pages) == 0
-    return mmap.PAGESIZE * (bytes(byte & 1 for byte in pages) + b"\0").index(0)
-
-
-def test_pages_are_got_ready_as_far_ahead_as_was_written_and_in_the_next_file_too(
-    store: MessageStore, files: WatchedFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preallocation, "POPULATE_STEP_BYTES", 64 * 1024)
-    log = store.commitlog
-    assert not log.populate_ahead(), "nothing was written"
-    for _ in range(8):
-        append(store)
-    store.commitlog.prepare_ahead()
-    assert resident(log.ahead.prepared[0]) == 0
-    while log.populate_ahead():
-        pass
-    assert files.populated_bytes > 0
-    first, following = log.queue.files[-1], log.ahead.prepared[0]
-    assert first.populated == FILE_BYTES == resident(first)
-    assert following.populated == following.allocated <= resident(following)
-    assert not first.array()[log.write_offset :].any()
-    for _ in range(8):
-        append(store)
-    assert store.commitlog.write_offset > FILE_BYTES
-    store.close()
-
-
-def test_everything_works_on_systems_that_cannot_prepare_pages(
-    store: MessageStore, files: WatchedFiles, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    files.cannot_populate = True
-    store.commitlog.populate_ahead()
-    for _ in range(8):
-        append(store)
-        assert not store.commitlog.populate_ahead()
-    assert caplog.text.count("cannot bring pages of the log into memory") == 1
-    store.close()

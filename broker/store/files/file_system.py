@@ -1,14 +1,13 @@
 """The seam between the store and the file system: every access goes through one ``Files`` object.
 
-Tests pass the store a ``Files`` object that fails at the n-th call or discards everything that was not synced. The
-kernels write to maps directly, under one rule: a mapped range must be allocated (``allocate``) before it is touched,
+Tests pass the store a ``Files`` object that fails at the n-th call or discards everything that was not synced. Only
+the index is written through maps, under one rule: a mapped range must be allocated (``allocate``) before it is touched,
 because touching a hole that the file system cannot fill raises SIGBUS.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
@@ -17,9 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
-_LIBC = ctypes.CDLL(None, use_errno=True)  # unlike mmap.madvise, a call releases the GIL
-_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_MADV_POPULATE_READ = 22
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 ZERO_CHUNK = bytes(1 << 20)
 
@@ -109,18 +105,6 @@ class Files:
     def map(self, fd: int, size: int) -> mmap.mmap:
         """Map the first ``size`` bytes of the file, shared and writable."""
         return mmap.mmap(fd, size)
-
-    def populate(self, fd: int, begin: int, address: int, size: int) -> None:
-        """Read ``size`` bytes of a file, from ``begin`` on, into memory and map their pages, which stay clean.
-
-        ``address``: where ``begin`` is mapped; both must be page-aligned. Raises OSError, with EINVAL if the system
-        does not support it (Linux before 5.14).
-        """
-        # Reads many pages at a time; mapping them afterwards is cheap.
-        os.posix_fadvise(fd, begin, size, os.POSIX_FADV_WILLNEED)
-        if _LIBC.madvise(address, size, _MADV_POPULATE_READ):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename, replacing ``target``."""

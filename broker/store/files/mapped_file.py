@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import mmap
 import threading
 from pathlib import Path
 
@@ -18,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class MappedFile:
-    """One file of fixed size. Reads go through its descriptor; only kernels use the map.
+    """One file of fixed size. Writes and most reads go through its descriptor; kernels read through the map.
 
-    No view of the map leaves the store: code that needs the bytes elsewhere copies them.
+    No view of the map leaves the store: code that needs the bytes elsewhere copies them. Nothing writes through it.
     """
 
     def __init__(self, files: Files, path: Path, fd: int, size: int, *, allocated: int = 0) -> None:
@@ -30,9 +29,7 @@ class MappedFile:
         self.size = size
         self.start_offset = int(path.name)
         self.allocated = allocated
-        """End of the bytes that have disk blocks; only these may be written through a map."""
-        self.populated = 0
-        """Position below which pages are in memory already, or no more bytes will be written."""
+        """End of the bytes that have disk blocks, so that writing them needs no space."""
         self._array: np.ndarray | None = None
 
     @property
@@ -41,7 +38,7 @@ class MappedFile:
         return self.start_offset + self.size
 
     def array(self) -> np.ndarray:
-        """Return the file's bytes, mapped shared and writable."""
+        """Return the file's bytes, mapped, for reading only. They show at once what is written to the file."""
         array = self._array
         if array is None:
             array = self._array = np.frombuffer(self.files.map(self.fd, self.size), np.uint8)
@@ -57,22 +54,6 @@ class MappedFile:
             size = min(step, self.size - self.allocated)
             self.files.allocate(self.fd, self.allocated, size)
             self.allocated += size
-
-    def populate(self, begin: int, end: int, step: int) -> bool:
-        """Bring the next ``step`` bytes of ``[begin, end)`` that are not in memory yet into memory.
-
-        Returns False, and does nothing, if fewer than ``step`` are left, unless they are the last of the file. Raises
-        OSError.
-        """
-        begin = max(self.populated, begin - begin % mmap.PAGESIZE)
-        end = min(end, self.allocated)
-        size = min(step, end - begin)
-        if size <= 0 or (size < step and end < self.size):
-            return False
-        array = self.array()
-        self.files.populate(self.fd, begin, array.ctypes.data + begin, size)
-        self.populated = begin + size
-        return True
 
     def close(self) -> None:
         """Close the descriptor and drop the map."""

@@ -1,4 +1,4 @@
-"""CommitLog: append a produce frame's messages in one kernel call, roll to the next file, flush."""
+"""CommitLog: append a produce frame's messages in one kernel call and one write, roll to the next file, flush."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ....protocol.errors import MessageIllegal
 from ....protocol.storage.ids import UNIQUE_PREFIX_DIGITS
-from ....protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
+from ....protocol.storage.layout import BLANK_BYTES_MIN, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
 from ....protocol.storage.record import Record
 from ....protocol.storage.record_crc import RECORD_CRC_BYTES
 from ...kernels import produce as kernel
@@ -18,11 +18,11 @@ from ..files.file_system import Files
 from ..files.mapped_file import MappedFile, MappedFileQueue
 from ..settings import StoreSettings
 from ..tables.clock import StoreClock
+from .log_writer import LogWriter
 from .preallocation import LogPreallocator
 from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, FrameBody, ProduceBatch, check_count, refusal
 from .repeated_batch import RepeatedBatch
 
-_SIZE_AND_MAGIC_BYTES = 8
 _NUMBERS = struct.Struct(f"={kernel.N_LENGTH}q")
 _PLAN_MESSAGES = 4096
 _RECORD_OVERHEAD_BYTES = (
@@ -61,6 +61,7 @@ class CommitLog:
             files, folder, settings.commitlog_file_bytes, scratch_folder, "store.commitlog_file_bytes"
         )
         self.ahead = LogPreallocator(files, self.queue, settings)
+        self.writer = LogWriter(files, self.ahead)
         self.write_offset = 0
         self.flushed_offset = 0
         self.last_store_ms = 0
@@ -107,23 +108,26 @@ class CommitLog:
             self._frame_blob = batch.buffer
             self._frame = np.frombuffer(batch.buffer, np.uint8)
         store_ms = self.clock.store_ms(self.last_store_ms)
-        self._set_numbers(topic, queue_id, queue_offset, batch, store_ms, file)
+        writer = self.writer
+        writer.begin(file, self.write_offset, self.settings.message_bytes_max)
+        self._set_numbers(topic, queue_id, queue_offset, batch, store_ms)
         arrays = (self._frame, self._numbers, self._texts, self._plan)
         if self.write_offset + bound > file.end_offset:
-            sizes = self._plan_only(arrays, file, count)
+            sizes = self._plan_only(arrays, count)
             self.ahead.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)
-            written, position = kernel.produce_on(*arrays, file.array(), self._offsets, 0)
+            made, size = kernel.produce_on(*arrays, writer.array, self._offsets, 0)
         else:
-            status, written, position = kernel.produce(*arrays, file.array(), self._offsets)
+            status, made, size = kernel.produce(*arrays, writer.array, self._offsets)
             if status != kernel.OK:
-                raise self._refusal(status, written, position)
-        while written < count:
-            file = self.roll(file, position)
-            self._numbers[kernel.N_POSITION] = 0
-            self._numbers[kernel.N_FILE_BASE] = file.start_offset
-            written, position = kernel.produce_on(*arrays, file.array(), self._offsets, written)
+                raise self._refusal(status, made, size)
+        while made < count:
+            writer.put(size, is_last=False)
+            self._numbers[kernel.N_LIMIT] = writer.limit
+            self._numbers[kernel.N_BASE] = writer.offset
+            made, size = kernel.produce_on(*arrays, writer.array, self._offsets, made)
+        writer.put(size, is_last=True)
         self.last_store_ms = store_ms
-        self.write_offset = end_offset = file.start_offset + position
+        self.write_offset = end_offset = writer.finish()
         return Appended(queue_offset, store_ms, bytes(memoryview(self._offsets_blob)[: 8 * count]), end_offset)
 
     def repeated_batch(self) -> RepeatedBatch:
@@ -136,6 +140,7 @@ class CommitLog:
         """Append a batch like an earlier one as ``append`` does, with the same result.
 
         Returns None, and writes nothing, if the batch needs more than one kernel call: ``append`` then finds out why.
+        Raises as ``append`` does if the write fails.
         """
         buffer, body_at, body_end, count, unique_first, born_ms = frame
         files = self.queue.files
@@ -157,22 +162,24 @@ class CommitLog:
         values[kernel.N_QUEUE_OFFSET] = queue_offset
         values[kernel.N_BORN_MS] = born_ms or store_ms
         values[kernel.N_STORE_MS] = store_ms
-        values[kernel.N_POSITION] = position
-        values[kernel.N_LIMIT] = file.size
-        values[kernel.N_FILE_BASE] = file.start_offset
-        status, _, end = kernel.produce(
-            self._frame, repeated.numbers, repeated.texts, self._plan, file.array(), self._offsets
+        writer = self.writer
+        writer.begin(file, self.write_offset, self.settings.message_bytes_max)
+        values[kernel.N_LIMIT] = writer.limit
+        values[kernel.N_BASE] = writer.offset
+        status, made, size = kernel.produce(
+            self._frame, repeated.numbers, repeated.texts, self._plan, writer.array, self._offsets
         )
-        if status != kernel.OK:
+        if status != kernel.OK or made < count:
             return None
+        writer.put(size, is_last=True)
         self.last_store_ms = store_ms
-        self.write_offset = end_offset = file.start_offset + end
+        self.write_offset = end_offset = writer.finish()
         return Appended(queue_offset, store_ms, self._offsets_blob[: 8 * count], end_offset)
 
-    def _plan_only(self, arrays: _FrameArrays, file: MappedFile, count: int) -> np.ndarray:
+    def _plan_only(self, arrays: _FrameArrays, count: int) -> np.ndarray:
         """Validate and plan a frame without writing it; return the size of each record. Raises ``MessageIllegal``."""
         self._numbers[kernel.N_RECORDS_MAX] = -1  # makes the kernel refuse after planning, with the size of all records
-        status, message, detail = kernel.produce(*arrays, file.array(), self._offsets)
+        status, message, detail = kernel.produce(*arrays, self.writer.array, self._offsets)
         if status != kernel.RECORDS_TOO_LONG or detail > FRAME_RECORDS_BYTES_MAX:
             raise self._refusal(status, message, detail)
         plan = self._plan[: count * kernel.PLAN_WIDTH].reshape(count, kernel.PLAN_WIDTH)
@@ -210,26 +217,24 @@ class CommitLog:
         if self.write_offset + bound > file.end_offset:
             sizes = np.array([len(each.encode(checksum=self.settings.record_checksum)) for each in records], np.int64)
             self.ahead.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)
-        position = self.write_offset - file.start_offset
+        writer = self.writer
+        writer.begin(file, self.write_offset, largest)
+        made = bytearray()
         for record in records:
-            record.physical_offset = file.start_offset + position
+            record.physical_offset = writer.offset + len(made)
             blob = record.encode(checksum=self.settings.record_checksum)
-            if position + len(blob) + BLANK_BYTES_MIN > file.size:
-                file, position = self.roll(file, position), 0
-                record.physical_offset = file.start_offset
+            if len(made) + len(blob) + BLANK_BYTES_MIN > writer.room:
+                writer.write(bytes(made))
+                writer.roll()
+                made.clear()
+                record.physical_offset = writer.offset
                 blob = record.encode(checksum=self.settings.record_checksum)
-            array = file.array()
-            at = position + _SIZE_AND_MAGIC_BYTES
-            # Size and magic are written last: without them no reader and no recovery takes the bytes for a record.
-            array[at : position + len(blob)] = np.frombuffer(blob, np.uint8)[_SIZE_AND_MAGIC_BYTES:]
-            array[position:at] = np.frombuffer(blob, np.uint8)[:_SIZE_AND_MAGIC_BYTES]
-            position += len(blob)
+            made += blob
+        writer.write(bytes(made))
         self.last_store_ms = store_ms
-        self.write_offset = file.start_offset + position
+        self.write_offset = writer.finish()
 
-    def _set_numbers(
-        self, topic: bytes, queue_id: int, queue_offset: int, batch: ProduceBatch, store_ms: int, file: MappedFile
-    ) -> None:
+    def _set_numbers(self, topic: bytes, queue_id: int, queue_offset: int, batch: ProduceBatch, store_ms: int) -> None:
         prefix = batch.unique_prefix
         if prefix and not (len(prefix) == UNIQUE_PREFIX_DIGITS and _hexadecimal(prefix)):
             raise MessageIllegal(f"unique_prefix must be {UNIQUE_PREFIX_DIGITS} hex digits, not {prefix[:40]!r}")
@@ -264,33 +269,15 @@ class CommitLog:
             batch.born_ms or store_ms,
             store_ms,
             self.settings.message_bytes_max,
-            self.write_offset - file.start_offset,
-            file.size,
-            file.start_offset,
+            self.writer.limit,
+            self.writer.offset,
             FRAME_RECORDS_BYTES_MAX,
             self.checksum_bytes,
         )
 
-    def roll(self, file: MappedFile, position: int) -> MappedFile:
-        """End ``file`` with a blank at ``position``, in the middle of a frame; return the next file.
-
-        ``LogPreallocator.place_next`` has already placed that file, so this cannot fail.
-        """
-        self._write_blank(file, position)
-        return self.ahead.enter_next()
-
-    def _write_blank(self, file: MappedFile, position: int) -> None:
-        array = file.array()
-        array[position + 4 : position + 8] = np.frombuffer(MAGIC_BLANK.to_bytes(4, "big", signed=True), np.uint8)
-        array[position : position + 4] = np.frombuffer((file.size - position).to_bytes(4, "big"), np.uint8)
-
     def prepare_ahead(self) -> bool:
         """Allocate the next extents or the next file; return whether there was anything to do."""
         return self.ahead.prepare(self.write_offset)
-
-    def populate_ahead(self) -> bool:
-        """Bring the next pages of the log into memory; return whether there was anything to do."""
-        return self.ahead.populate(self.write_offset)
 
     def flush(self) -> int:
         """Put everything below the current write offset on disk; publish and return that offset.

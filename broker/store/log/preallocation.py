@@ -1,9 +1,8 @@
-"""Preallocation: extents, pages in memory and files that the CommitLog has ready beyond its write offset."""
+"""Preallocation: extents and files that the CommitLog has ready beyond its write offset."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 
 from ....protocol.errors import ServiceNotAvailable
@@ -13,21 +12,17 @@ from ..files.file_system import Files
 from ..files.mapped_file import MappedFile, MappedFileQueue
 from ..settings import StoreSettings
 
-POPULATE_AHEAD_BYTES = 32 * 1024 * 1024
-"""Maximum number of bytes beyond the write offset whose pages are in memory: 0.1 s of the fastest writes."""
-_CANNOT_POPULATE = -2
-"""Value of ``_populate_from`` if the system has no call that populates pages."""
-POPULATE_STEP_BYTES = 8 * 1024 * 1024
-"""Bytes of one step. Every step first waits for the GIL, which a busy event loop gives up every 5 ms."""
 
-log = logging.getLogger(__name__)
+def is_full(error: OSError) -> bool:
+    """Return whether the error says that the disk is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class LogPreallocator:
     """Room for the next records.
 
-    ``make``, ``place_next`` and ``enter_next`` belong to the appending thread, ``prepare`` and ``populate`` to the
-    allocation service, which works ahead so that appends seldom have to allocate.
+    ``make``, ``place_next`` and ``enter_next`` belong to the appending thread, ``prepare`` to the allocation service,
+    which works ahead so that appends seldom have to allocate.
     """
 
     def __init__(self, files: Files, queue: MappedFileQueue, settings: StoreSettings) -> None:
@@ -37,8 +32,6 @@ class LogPreallocator:
         self.prepared: list[MappedFile] = []
         """The next files, created ahead."""
         self._preparing = threading.Lock()
-        self._populate_from = -1
-        """Write offset at the first ``populate``; -1 before it, or ``_CANNOT_POPULATE``."""
 
     def make(self, write_offset: int, bound: int, record_bytes: int = 0) -> MappedFile:
         """Return the file to write to, with extents for ``bound`` bytes from the write offset on.
@@ -63,11 +56,11 @@ class LogPreallocator:
                 self._have_next(position + bound - file.size + waste, waste)
             return file
         except OSError as error:
-            raise self._no_room(error, bound) from error
+            self._check_full(error)
+            raise self.no_room(bound) from error
 
-    def _no_room(self, error: OSError, needed_bytes: int) -> ServiceNotAvailable:
-        """Return the error for the producer if the disk is full; raise ``StoreFailed`` for any other error."""
-        self._check_full(error)
+    def no_room(self, needed_bytes: int) -> ServiceNotAvailable:
+        """Return the error for the producer if the disk is full."""
         folder = self.queue.folder
         free = self.os.free_bytes(folder)
         step = self.settings.allocate_step_bytes
@@ -83,7 +76,7 @@ class LogPreallocator:
 
     def _check_full(self, error: OSError) -> None:
         """Raise ``StoreFailed`` unless the error says that the disk is full."""
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise StoreFailed(
                 f"the log in {self.queue.folder} cannot be made longer: {error}. Nothing was written; the broker ends. "
                 "Check the disk, then start it again"
@@ -124,19 +117,19 @@ class LogPreallocator:
         return file
 
     def place_next(self, count: int, needed_bytes: int) -> None:
-        """Move the next ``count`` files, which ``make`` created, into the log's folder and map them.
+        """Move the next ``count`` files, which ``make`` created, into the log's folder.
 
-        After this, a write that continues in these files cannot fail. Call it only if the write will reach them: a
-        RocketMQ that is started by mistake deletes files of the folder that nothing was written to. ``needed_bytes``:
+        Call it before the first byte is written, and only if the write will reach these files: a RocketMQ that is
+        started by mistake deletes files of the folder that nothing was written to. ``needed_bytes``:
         requested size, for the error. Raises as ``make`` does.
         """
         try:
             with self._preparing:
                 for file in self.prepared[:count]:
                     self.queue.place(file)
-                    file.array()
         except OSError as error:
-            raise self._no_room(error, needed_bytes) from error
+            self._check_full(error)
+            raise self.no_room(needed_bytes) from error
 
     def prepare(self, write_offset: int) -> bool:
         """Allocate the next step of extents, or the next file once this one is three quarters full.
@@ -167,37 +160,6 @@ class LogPreallocator:
                     self.prepared.append(self._create_next(0))
             return True
         return False
-
-    def populate(self, write_offset: int) -> bool:
-        """Bring the next pages of the log into memory, one step at a time.
-
-        Only for the allocation service. Returns whether there was anything to do.
-
-        The first write to a page takes microseconds, but tens of milliseconds if the system must first fill the pages
-        around it with zeros (up to the disk's ``read_ahead_kb``) while the log is synced, or if a virtual machine's
-        host must find memory for it. The event loop should not wait that long.
-
-        Reaches as far ahead as was written since the store was opened, up to ``POPULATE_AHEAD_BYTES``: an idle broker
-        needs no pages. Pages are only read, because written zeros would have to be synced.
-        """
-        if self._populate_from == -1:
-            self._populate_from = write_offset
-        files = self.queue.files
-        if not files or self._populate_from == _CANNOT_POPULATE:
-            return False
-        ahead = min(write_offset - self._populate_from, POPULATE_AHEAD_BYTES)
-        file = files[-1]
-        begin = max(write_offset - file.start_offset, 0)
-        end = begin + ahead
-        try:
-            if file.populate(begin, end, POPULATE_STEP_BYTES):
-                return True
-            following = self.prepared[:1]
-            return bool(following) and following[0].populate(0, end - file.size, POPULATE_STEP_BYTES)
-        except OSError as error:
-            log.info("cannot bring pages of the log into memory ahead of writes, so some writes take longer: %s", error)
-            self._populate_from = _CANNOT_POPULATE
-            return False
 
     def close(self) -> None:
         """Close the prepared files."""

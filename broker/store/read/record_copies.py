@@ -132,42 +132,39 @@ class RecordCopier:
         store_ms = log.clock.store_ms(log.last_store_ms)
         largest = int(waiting.chosen[C_SIZE::CHOSEN_ROW].max(initial=0)) + _LONGER_AT_MOST
         bound = waiting.record_bytes + waiting.count * _LONGER_AT_MOST + BLANK_BYTES_MIN
-        file = log.ahead.make(log.write_offset, bound, largest)
-        position = log.write_offset - file.start_offset
-        numbers = np.array(
-            [position, file.size, file.start_offset, store_ms, len(log.store_host), committed, log.checksum_bytes],
-            np.int64,
-        )
-        if position + bound > file.size:
-            log.ahead.place_next(self._count_rolls(waiting, texts, numbers, bound), bound)
+        file, writer = log.ahead.make(log.write_offset, bound, largest), log.writer
+        writer.begin(file, log.write_offset, largest)
+        numbers = np.array([0, 0, store_ms, len(log.store_host), committed, log.checksum_bytes], np.int64)
+        if bound > writer.room:
+            log.ahead.place_next(self._count_rolls(waiting, texts, numbers, writer.room, file.size, bound), bound)
         done = 0
-        while True:
-            done, position = kernel.deliver(
-                waiting.records, waiting.plan, done, waiting.count, waiting.groups, texts, numbers, file.array()
+        while done < waiting.count:
+            numbers[[kernel.N_LIMIT, kernel.N_BASE]] = writer.limit, writer.offset
+            done, size = kernel.deliver(
+                waiting.records, waiting.plan, done, waiting.count, waiting.groups, texts, numbers, writer.array
             )
-            if done == waiting.count:
-                break
-            file = log.roll(file, position)
-            numbers[[kernel.N_POSITION, kernel.N_FILE_BASE]] = 0, file.start_offset
+            writer.put(size, is_last=done == waiting.count)
         log.last_store_ms = store_ms
-        log.write_offset = file.start_offset + position
+        log.write_offset = writer.finish()
         return following
 
     @staticmethod
-    def _count_rolls(waiting: WaitingRecords, texts: np.ndarray, numbers: np.ndarray, bound: int) -> int:
-        """Return how many further files the delivery of ``numbers`` takes.
+    def _count_rolls(
+        waiting: WaitingRecords, texts: np.ndarray, numbers: np.ndarray, room: int, file_bytes: int, bound: int
+    ) -> int:
+        """Return how many further files the delivery of ``numbers`` takes if the current file has ``room`` bytes left.
 
         Runs the kernel into a buffer of ``bound`` bytes, because only the kernel knows the size of the new records.
         """
         trial, tried, groups = np.empty(bound, np.uint8), numbers.copy(), waiting.groups.copy()
-        tried[[kernel.N_POSITION, kernel.N_LIMIT]] = 0, numbers[kernel.N_LIMIT] - numbers[kernel.N_POSITION]
+        tried[kernel.N_LIMIT] = room
         done = rolls = 0
         while True:
             done, _ = kernel.deliver(waiting.records, waiting.plan, done, waiting.count, groups, texts, tried, trial)
             if done == waiting.count:
                 return rolls
             rolls += 1
-            tried[kernel.N_LIMIT] = numbers[kernel.N_LIMIT]
+            tried[kernel.N_LIMIT] = file_bytes
 
     def _answer_groups(
         self, waiting: WaitingRecords, places: Sequence[Place | None], next_offset: Callable[[str, int], int]

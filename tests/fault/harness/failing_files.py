@@ -16,8 +16,8 @@ from .hooked_files import HookedFiles
 NEEDS_ROOM = frozenset({"open", "allocate", "write"})
 """Operations that a full disk refuses. A resize needs no blocks and a rename rarely does: a rename fails only as the
 first failure."""
-WRITTEN_IN_PLACE = frozenset({"checkpoint"})
-"""Files whose blocks were all allocated at the start."""
+WRITTEN_IN_PLACE = re.compile(r"checkpoint|commitlog/\d{20}")
+"""Files of which only bytes with blocks are written."""
 WRITTEN_ONCE = ("commitlog", "consumequeue", "index", "checkpoint")
 """Files and folders that are written once: data of theirs that did not reach the disk is not written again."""
 
@@ -44,8 +44,9 @@ class FailingFiles(HookedFiles):
 
     def can_fail(self, operation: str, path: str) -> bool:
         """Return whether the fault may happen at such a call."""
-        needs_no_room = self._number == errno.ENOSPC and operation == "write" and path in WRITTEN_IN_PLACE
-        return operation == self._operation and not needs_no_room and self._path.fullmatch(path) is not None
+        if operation != self._operation or (self._number == errno.ENOSPC and _needs_no_room(operation, path)):
+            return False
+        return self._path.fullmatch(path) is not None
 
     def before(self, operation: str, path: str) -> None:
         """Raise the error when it is due."""
@@ -56,7 +57,7 @@ class FailingFiles(HookedFiles):
                     self.failed = f"{operation} {path}"
                     self.say()
                     self._fail(path)
-            if self.full and operation in self._needs_room and path not in WRITTEN_IN_PLACE:
+            if self.full and operation in self._needs_room and not _needs_no_room(operation, path):
                 self._fail(path)
 
     def say(self) -> None:
@@ -81,6 +82,10 @@ class FailingFiles(HookedFiles):
     def free_bytes(self, path: Path) -> int:
         """Return nearly 0 while the disk is full."""
         return 4096 if self.full else super().free_bytes(path)
+
+
+def _needs_no_room(operation: str, path: str) -> bool:
+    return operation == "write" and WRITTEN_IN_PLACE.fullmatch(path) is not None
 
 
 class FailingInBroker(FailingFiles):

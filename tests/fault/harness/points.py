@@ -20,6 +20,7 @@ from flintmq.broker.store import MessageStore
 from flintmq.broker.store.dispatch.dispatcher import Dispatcher
 from flintmq.broker.store.index.index_file import IndexFile
 from flintmq.broker.store.log.commitlog import CommitLog
+from flintmq.broker.store.log.log_writer import LogWriter
 from flintmq.broker.store.tables.store_state import StoreState
 
 from .hooked_files import HookedFiles
@@ -27,13 +28,13 @@ from .hooked_files import HookedFiles
 OPENING, SERVING, CLOSING = "opening", "serving", "closing"
 CALLS: dict[str, tuple[type, str]] = {
     "append": (CommitLog, "append"),
-    "blank": (CommitLog, "roll"),
+    "blank": (LogWriter, "roll"),
     "dispatch": (Dispatcher, "step"),
     "index": (IndexFile, "put"),
     "log_begins_at": (StoreState, "log_begins_at"),
     "delete": (StoreState, "delete"),
 }
-"""Calls inside the store that are points: they change a memory map, or several files."""
+"""Calls inside the store that are points: they change a memory map, or files in several steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,10 @@ CONFIG, CONFIG_TMP = r"config/\w+\.json", r"config/\w+\.json\.tmp"
 
 POINTS = {
     "append": Point("append", nth_max=40),
+    "append: the records are written": Point("write", LOG, after=True, nth_max=40),
     "append: written, not flushed": Point("append", after=True, nth_max=40),
     "roll: in the middle of a frame": Point("blank"),
-    "roll: the blank is written, the next file entered": Point("blank", after=True),
+    "roll: the blank is written": Point("blank", after=True),
     "roll: the next file is made": Point("rename", r"flintmq/new/\d{20}", after=True),
     "roll: the next file gets its blocks": Point("allocate", r"flintmq/new/.*"),
     "roll: the next file enters": Point("rename", LOG),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -47,22 +48,29 @@ class Injection:
 
 @contextmanager
 def injection(
-    pid: int, trace: Path, call: str, error: str, *, when: str = "1+", path: Path | None = None
+    pid: int,
+    trace: Path,
+    call: str,
+    error: str,
+    *,
+    when: str = "1+",
+    path: Path | None = None,
+    beside_main: bool = False,
 ) -> Iterator[Injection]:
     """Let the calls of ``FAILING_CALLS[call]`` fail with ``error`` ("EIO") without any effect, or hang if it is HANG.
 
     ``when``: which of them, counted in each thread ("3": the third, "3+": the third and all that follow). ``path``:
-    only calls on this file; for a rename, its old name. Raises ``NotHere``.
+    only calls on this file; for a rename, its old name. ``beside_main``: only calls of the threads that the process has
+    now besides its main one. Raises ``NotHere``.
     """
     if shutil.which("strace") is None:
         raise NotHere("strace is not installed")
     calls = FAILING_CALLS[call]
     effect = f"delay_enter={HANG_MICROSECONDS}" if error == HANG else f"error={error}"
+    threads = [each for each in os.listdir(f"/proc/{pid}/task") if each != str(pid)]
     command = [
         "strace",
-        "-f",
-        "-p",
-        str(pid),
+        *([f"-p{each}" for each in threads] if beside_main else ["-f", f"-p{pid}"]),
         "-o",
         str(trace),
         "-e",
@@ -77,9 +85,10 @@ def injection(
         injected = Injection(tracer, trace)
         try:
             assert tracer.stderr is not None
-            output = tracer.stderr.readline()
-            if "attached" not in output:
-                raise NotHere(f"`{' '.join(command)}` fails: {output.strip()}")
+            for _ in threads if beside_main else [pid]:  # with -f, one line tells of all threads
+                output = tracer.stderr.readline()
+                if "attached" not in output:
+                    raise NotHere(f"`{' '.join(command)}` fails: {output.strip()}")
             yield injected
         finally:
             injected.end()
