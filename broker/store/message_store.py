@@ -326,8 +326,6 @@ class MessageStore:
             return None
         try:
             appended = self.commitlog.append_repeated(repeated, frame, queue_id, queue_offset)
-        except ServiceNotAvailable:
-            return None  # nothing of it is left, and ``append`` reports why
         except StoreFailed as failure:
             self._stop_writing(failure)
             return None
@@ -437,8 +435,6 @@ class MessageStore:
         self.topics.save()
         self.state.delete(deleted)
         self.dispatcher.deleted_topics.extend(names)
-
-    # Reading.
 
     def query(
         self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ....protocol.errors import MessageIllegal
+from ....protocol.errors import MessageIllegal, ServiceNotAvailable
 from ....protocol.storage.ids import UNIQUE_PREFIX_DIGITS
 from ....protocol.storage.layout import BLANK_BYTES_MIN, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
 from ....protocol.storage.record import Record
@@ -140,7 +140,7 @@ class CommitLog:
         """Append a batch like an earlier one as ``append`` does, with the same result.
 
         Returns None, and writes nothing, if the batch needs more than one kernel call: ``append`` then finds out why.
-        Raises as ``append`` does if the write fails.
+        Raises ``StoreFailed`` as ``append`` does.
         """
         buffer, body_at, body_end, count, unique_first, born_ms = frame
         files = self.queue.files
@@ -171,7 +171,10 @@ class CommitLog:
         )
         if status != kernel.OK or made < count:
             return None
-        writer.put(size, is_last=True)
+        try:
+            writer.put(size, is_last=True)
+        except ServiceNotAvailable:
+            return None
         self.last_store_ms = store_ms
         self.write_offset = end_offset = writer.finish()
         return Appended(queue_offset, store_ms, self._offsets_blob[: 8 * count], end_offset)
