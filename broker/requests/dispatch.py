@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ...protocol.errors import BrokerError
 from ..background.flush import FlushService
 from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_scheduler import ContentionTracker
@@ -26,9 +27,9 @@ LAZY_BYTES = 128 * 1024
 TURN_BACKLOG_BYTES = 2 * 1024 * 1024
 """Above this dispatch backlog, producers that use up their turn are delayed until it shrinks."""
 TURN_BACKLOG_SHARED_BYTES = 512 * 1024
-"""The same limit while several connections are active. It allows hardly two large frames at a time, which leaves CPU
-time for the other connections. A single producer is faster with the larger limit, because the broker writes its next
-frame while it dispatches the last one."""
+"""The same limit while several connections are active, for bytes that wait for a sync flush too. It allows hardly two
+large frames at a time, which leaves CPU time and the disk for the other connections. A single producer is faster with
+the larger limit, because the broker writes its next frame while it dispatches the last one."""
 DISPATCH_WAIT_S = 1.0
 """Maximum time that a request waits for the dispatch of just-acknowledged messages."""
 
@@ -147,14 +148,31 @@ class DispatchScheduler:
     def next_turn(self, call: Callable[[], None]) -> None:
         """Call ``call`` after the other connections' turns, and not before the dispatch backlog is small enough.
 
-        A producer that outruns dispatch would delay every consumer pulling just-acknowledged messages.
+        A producer that outruns dispatch would delay every consumer pulling just-acknowledged messages. With sync flush,
+        one that outruns the disk would delay every other producer, whose message is on disk only after all before it.
         """
         shared = self.sharing.is_shared(time.monotonic())
+        if shared and self._only_flushed and self._flush.backlog() > TURN_BACKLOG_SHARED_BYTES:
+            self._when_flushed(call)
+            return
         backlog_max = TURN_BACKLOG_SHARED_BYTES if shared else TURN_BACKLOG_BYTES
         if self._dispatchable_offset() - self._dispatcher.reput_offset > backlog_max:
             self.when_done(call)
         else:
             self._loop.call_soon(call)
+
+    def _when_flushed(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once everything written by now is on disk, or after ``DISPATCH_WAIT_S``: while the disk hangs,
+        the connection's next frames are refused with the reason."""
+        waiting = [call]
+
+        def proceed(error: BrokerError | None = None) -> None:
+            if waiting:
+                timer.cancel()
+                self._loop.call_soon(waiting.pop())
+
+        timer = self._loop.call_later(DISPATCH_WAIT_S, proceed)
+        self._flush.wait_for(self._commitlog.write_offset, proceed)
 
     def run_waiting(self) -> None:
         """Run the callbacks whose offset has been dispatched, or whose deadline has passed."""

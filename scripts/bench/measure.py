@@ -29,7 +29,6 @@ _NUMBER = {
     "MB": ",.0f",
     "KiB": ",.1f",
     "×": ".2f",
-    "× as long": ".1f",
     "queues": ",.0f",
 }
 _MORE_IS_BETTER = {"msg/s", "rows/s", "GB/s", "×"}
