@@ -64,6 +64,7 @@ from .core.produce.receipts import Receipt as Receipt
 from .core.topics import ConsumeStats as ConsumeStats
 from .core.topics import QueueStats as QueueStats
 from .core.topics import TopicInfo as TopicInfo
+from .core.topics import TopicTotals as TopicTotals
 from .errors import ClientClosed as ClientClosed
 from .errors import ClientFailed as ClientFailed
 from .errors import CompressionUnavailable as CompressionUnavailable

@@ -55,6 +55,7 @@ _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.UPDATE_AND_CREATE_TOPIC, topics.update_and_create_topic, rules.topic(ADMIN)),
     (commands.DELETE_TOPIC_IN_BROKER, topics.delete_topic_in_broker, rules.topic(ADMIN)),
     (commands.GET_ALL_TOPIC_CONFIG, topics.get_all_topic_config, rules.anybody),
+    (commands.GET_TOPICS_STATS, topics.get_topics_stats, rules.anybody),
     (commands.GET_TOPIC_STATS_INFO, topics.get_topic_stats_info, rules.topic(QUERY, PUBLISH, ADMIN)),
     (commands.GET_BROKER_CONFIG, settings.get_broker_config, rules.broker(QUERY)),
     (commands.UPDATE_BROKER_CONFIG, settings.update_broker_config, rules.broker(ADMIN)),

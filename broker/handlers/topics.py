@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import heapq
 from functools import partial
+from typing import TypeAlias
 
 import msgpack
 
@@ -13,8 +16,10 @@ from ...protocol.commands import (
     QUEUE_STATS_STRUCT,
     Command,
     EmptyAnswer,
+    GetTopicsStatsRequest,
     TopicRequest,
     TopicsAnswer,
+    TopicsStatsAnswer,
     TopicStatsAnswer,
     UpdateAndCreateTopicRequest,
 )
@@ -23,10 +28,16 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_name, is_system_topic
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ..requests.audit import topic_values
+from ..requests.counters import Traffic
 from ..requests.request import Request
-from ..store import TopicConfig
+from ..store import TopicConfig, WouldBlock
 from ..store.tables.config_files import RETENTION_FOREVER
 
+_TopicTotals: TypeAlias = tuple[str, tuple[int, int, int, int]]
+"""A topic's name and the result of ``QueueReads.topic_totals``."""
+_DELETED = (0, 0, 0, -1)
+"""Totals of a topic that was deleted since the names were chosen: without a row, the page would seem to be the last."""
+_NO_TRAFFIC = Traffic()
 AS_IT_IS = -2
 """Value of ``retention_hours`` that keeps the topic's retention; a new topic then has none of its own."""
 
@@ -150,3 +161,38 @@ def get_topic_stats_info(request: Request) -> None:
         request.respond(TopicStatsAnswer(count=len(stats)), body)
 
     request.after_dispatch(lambda: request.read(lambda hot: store.queue_reads.topic_stats(params.topic, hot=hot), done))
+
+
+def get_topics_stats(request: Request) -> None:
+    """Return the figures of the next topics, by name, that the user may see."""
+    params = decode_fields(GetTopicsStatsRequest, request.frame.fields)
+    broker, access = request.broker, request.peer.access
+    reads, produced, pulled = broker.store.queue_reads, broker.counters.produced, broker.counters.pulled
+
+    def read(hot: bool) -> list[_TopicTotals]:
+        if hot:
+            raise WouldBlock  # a thousand topics have thousands of queues: too much for a turn of the loop
+        found = []
+        for name in names:
+            totals = _DELETED
+            with contextlib.suppress(TopicNotExist):
+                totals = reads.topic_totals(name)
+            found.append((name, totals))
+        return found
+
+    def done(found: list[_TopicTotals]) -> None:
+        rows = []
+        for name, totals in found:
+            into, out = produced.by_topic.get(name, _NO_TRAFFIC), pulled.by_topic.get(name, _NO_TRAFFIC)
+            rows.append((name, *totals, into.messages, into.bytes, out.messages, out.bytes))
+        request.respond(TopicsStatsAnswer(count=len(rows)), msgpack.packb(rows))
+
+    names = heapq.nsmallest(
+        params.max_count,
+        (
+            config.name
+            for config in broker.store.topics
+            if config.name > params.after and (access is None or access.sees(TOPIC, config.name))
+        ),
+    )
+    request.after_dispatch(lambda: request.read(read, done))

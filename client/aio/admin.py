@@ -25,6 +25,7 @@ class Admin(Client):
     delete_topic = async_method(topic_operations.delete_topic)
     topics = async_method(topic_operations.topics)
     topic_stats = async_method(topic_operations.topic_stats)
+    topics_stats = async_method(topic_operations.topics_stats)
     consume_stats = async_method(topic_operations.consume_stats)
 
     groups = async_method(group_operations.groups)

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ...protocol.errors import TopicNotExist, UnknownCommand
+from ...protocol.errors import UnknownCommand
 from ..sync.admin import Admin
 from .condition import Condition
 from .lags import Lag, lag_in, read_rows
-from .topics import is_own
-
-TOPICS_ASKED_MAX = 1000
-"""Maximum number of topics per sample, because each topic takes a request."""
+from .topics import all_topics_stats, is_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +25,15 @@ class Sample:
     ends: Mapping[str, int]
     held: Mapping[str, int]
     groups: Mapping[tuple[str, str], tuple[int, Lag]]
-    topics_left_out: int = 0
 
 
 def take(admin: Admin, *, system: bool = False) -> Sample:
     """Request all figures from the broker; ``system``: include the topics that it created for itself and for groups."""
-    ends: dict[str, int] = {}
-    held: dict[str, int] = {}
     condition = Condition(admin.status())
-    names = [name for name, info in admin.topics(system=system).items() if system or not is_own(info)]
-    for name in names[:TOPICS_ASKED_MAX]:
-        try:
-            stats = admin.topic_stats(name)
-        except TopicNotExist:  # deleted meanwhile
-            continue
-        ends[name] = sum(queue.max_offset for queue in stats)
-        held[name] = sum(queue.count for queue in stats)
-    left_out = max(0, len(names) - TOPICS_ASKED_MAX)
-    return Sample(time.monotonic(), condition, ends, held, _groups(admin), left_out)
+    topics = [totals for name, totals in all_topics_stats(admin).items() if system or not is_own(name)]
+    ends = {totals.topic: totals.max_offsets for totals in topics}
+    held = {totals.topic: totals.messages for totals in topics}
+    return Sample(time.monotonic(), condition, ends, held, _groups(admin))
 
 
 def _groups(admin: Admin) -> dict[tuple[str, str], tuple[int, Lag]]:
@@ -88,7 +76,6 @@ class Rates:
     per_second: Mapping[str, float | None]
     topics: list[TopicRate] = field(default_factory=list)
     groups: list[GroupRate] = field(default_factory=list)
-    topics_left_out: int = 0
 
 
 COUNTERS = ("produced_messages", "produced_bytes", "pulled_messages", "pulled_bytes", "produces", "pulls")
@@ -120,7 +107,7 @@ def between(before: Sample, after: Sample) -> Rates:
         for (group, topic), (committed, lag) in after.groups.items()
     ]
     groups.sort(key=lambda row: (row.lag is not None, -(row.lag or 0), row.group, row.topic))
-    return Rates(after.condition, per_second, topics, groups, after.topics_left_out)
+    return Rates(after.condition, per_second, topics, groups)
 
 
 def rates_row(rates: Rates) -> dict[str, Any]:

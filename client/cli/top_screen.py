@@ -141,7 +141,7 @@ def _tables(rates: Rates, view: View, width: int, lines: int) -> list[Text | Tab
     parts: list[Text | Table] = []
     if for_topics:
         some, others = view.window(TOPICS, topics, for_topics)
-        parts += [Text(""), _topics(rates, some, width), *_others(others, view, TOPICS, rates.topics_left_out)]
+        parts += [Text(""), _topics(rates, some, width), *_others(others, view, TOPICS)]
     if for_groups:
         rows, others = view.window(GROUPS, groups, for_groups)
         parts += [Text(""), _groups(rows, width), *_others(others, view, GROUPS)]
@@ -150,12 +150,10 @@ def _tables(rates: Rates, view: View, width: int, lines: int) -> list[Text | Tab
     return parts
 
 
-def _others(others: str, view: View, table: str, not_asked: int = 0) -> list[Text]:
+def _others(others: str, view: View, table: str) -> list[Text]:
     """Return the line about the rows that are not shown; it is bold for the table that the keys scroll."""
     if not others:
         return []
-    if not_asked:
-        others += f", and {not_asked:,} not sampled"
     here = view.focus == table
     style, key = ("bold", "↑ ↓") if here else ("dim", "Tab")
     return [Text(f"{others} ({key})", style=style, overflow="ellipsis", no_wrap=True)]

@@ -1,13 +1,16 @@
-"""Predicates that separate users' topics from the broker's, shared by ``topic list`` and ``top``."""
+"""Topics as ``topic list`` and ``top`` show them: the figures of all, and those that users created."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...protocol.commands import TOPICS_STATS_MAX
+from ...protocol.names import is_system_topic
 from ...protocol.storage.delivery import GROUP_TOPIC_PREFIXES
 
 if TYPE_CHECKING:
-    from ..core.topics import TopicInfo
+    from ..core.topics import TopicTotals
+    from ..sync.admin import Admin
 
 
 def is_group_topic(name: str) -> bool:
@@ -15,6 +18,16 @@ def is_group_topic(name: str) -> bool:
     return name.startswith(GROUP_TOPIC_PREFIXES)
 
 
-def is_own(info: TopicInfo) -> bool:
+def is_own(name: str) -> bool:
     """Return whether the broker created the topic, for itself or for a group."""
-    return info.system or is_group_topic(info.topic)
+    return is_system_topic(name) or is_group_topic(name)
+
+
+def all_topics_stats(admin: Admin) -> dict[str, TopicTotals]:
+    """Return the figures of all topics by name; takes a request for each thousand."""
+    found: dict[str, TopicTotals] = {}
+    page = admin.topics_stats()
+    while page:
+        found |= {totals.topic: totals for totals in page if totals.queues}
+        page = admin.topics_stats(page[-1].topic) if len(page) == TOPICS_STATS_MAX else []
+    return found

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from ...protocol import commands
-from ...protocol.commands import QUEUE_STATS_STRUCT
+from ...protocol.commands import QUEUE_STATS_STRUCT, TOPICS_STATS_MAX
 from ...protocol.fields import decode_fields
 from ..errors import InvalidArgument
 from .rpc.operation import Operation, check_body, nothing, operation, unpack_rows
@@ -71,6 +71,31 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicTotals:
+    """The figures of one topic over all of its queues.
+
+    ``messages``: number of messages that it holds; ``max_offsets``: sum of the queues' max offsets, which grows by one
+    with each message; ``last_stored_ms``: store time of its newest message in ms since 1970 UTC, -1 if it is empty. The
+    last four count what PRODUCE requests and PULL responses have carried since the broker started.
+    """
+
+    topic: str
+    queues: int
+    messages: int
+    max_offsets: int
+    last_stored_ms: int
+    produced_messages: int
+    produced_bytes: int
+    pulled_messages: int
+    pulled_bytes: int
+
+    @property
+    def last_stored_at(self) -> datetime | None:
+        """Store time of its newest message, None if the topic is empty."""
+        return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumeStats:
     """A group's progress in one queue, which has the offsets in ``[min_offset, max_offset)``.
 
@@ -102,6 +127,21 @@ def topic_stats(topic: str, *, timeout: float | None = None) -> Operation[list[Q
         return sorted((QueueStats(*row) for row in QUEUE_STATS_STRUCT.iter_unpack(answer.body)), key=_queue)
 
     return operation(commands.GET_TOPIC_STATS_INFO, decode, timeout=timeout, topic=topic)
+
+
+def topics_stats(
+    after: str = "", *, max_count: int = TOPICS_STATS_MAX, timeout: float | None = None
+) -> Operation[list[TopicTotals]]:
+    """Return the figures of at most ``max_count`` topics (1 to 1,000) whose names follow ``after``, by name.
+
+    System topics are included, and topics that the user may not see are left out. If there are ``max_count`` of them,
+    call it again with the last name.
+    """
+
+    def decode(answer: Answer) -> list[TopicTotals]:
+        return [TopicTotals(*row) for row in unpack_rows(answer, "topics stats")]
+
+    return operation(commands.GET_TOPICS_STATS, decode, timeout=timeout, after=after, max_count=max_count)
 
 
 def _queue(stats: QueueStats) -> int:

@@ -25,6 +25,7 @@ class Admin(Client):
     delete_topic = blocking_method(topic_operations.delete_topic)
     topics = blocking_method(topic_operations.topics)
     topic_stats = blocking_method(topic_operations.topic_stats)
+    topics_stats = blocking_method(topic_operations.topics_stats)
     consume_stats = blocking_method(topic_operations.consume_stats)
 
     groups = blocking_method(group_operations.groups)

@@ -12,6 +12,8 @@ from .table import Command
 
 QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
 """Queue, its min offset, its max offset and the store time of its last message (ms, -1: the queue is empty)."""
+TOPICS_STATS_MAX = 1000
+"""Maximum number of topics in one GET_TOPICS_STATS response."""
 SETTINGS_MAX = 100
 """Maximum number of settings that one UPDATE_BROKER_CONFIG changes."""
 
@@ -53,6 +55,24 @@ class TopicStatsAnswer:
     """Body: count × (i32 queue, i64 min offset, i64 max offset, i64 store time of the last message, ms or -1)."""
 
     count: int = integer("number of queues in the body")
+
+
+@dataclass(slots=True)
+class GetTopicsStatsRequest:
+    """Get the figures of many topics, in ascending order of their names."""
+
+    after: str = text("name after which to begin, such as the last one of the previous response", 32767, default="")
+    max_count: int = integer("maximum number of topics in the response", 1, TOPICS_STATS_MAX, TOPICS_STATS_MAX)
+
+
+@dataclass(slots=True)
+class TopicsStatsAnswer:
+    """Body: one msgpack array of `[topic, queues, messages, max_offsets, last_stored_ms, produced_messages,
+    produced_bytes, pulled_messages, pulled_bytes]`. `max_offsets` is the sum of the queues' max offsets,
+    `last_stored_ms` the store time of the newest message (-1: there is none); the last four count since the start of
+    the broker. A topic that is being deleted has 0 queues."""
+
+    count: int = integer("number of topics in the body; fewer than `max_count`: there are no more")
 
 
 @dataclass(slots=True)
@@ -157,6 +177,7 @@ occurred: the number of responses with that result since the start. Names are ad
 
 
 GET_DELAY_STATS = Command("GET_DELAY_STATS", 1011, GetDelayStatsRequest, DelayStatsAnswer)
+GET_TOPICS_STATS = Command("GET_TOPICS_STATS", 1012, GetTopicsStatsRequest, TopicsStatsAnswer)
 UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
 GET_ALL_TOPIC_CONFIG = Command("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, TopicsAnswer)
 UPDATE_BROKER_CONFIG = Command("UPDATE_BROKER_CONFIG", 25, UpdateBrokerConfigRequest, UpdateBrokerConfigAnswer)

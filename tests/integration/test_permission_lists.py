@@ -47,10 +47,15 @@ def seen(log_in: LogIn) -> RawConnection:
 def test_topics_and_groups_are_listed_for_users_with_any_right_on_them(seen: RawConnection, log_in: LogIn) -> None:
     seer, nobody = log_in("seer"), log_in("nobody")
     assert [row["topic"] for row in listed(seer, commands.GET_ALL_TOPIC_CONFIG)] == ["seen"]
+    assert [row[0] for row in listed(seer, commands.GET_TOPICS_STATS)] == ["seen"]
     (group,) = listed(seer, commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     assert group["group"] == "seen-group"
     assert group["topics"] == ["seen"]
-    for command in (commands.GET_ALL_TOPIC_CONFIG, commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG):
+    for command in (
+        commands.GET_ALL_TOPIC_CONFIG,
+        commands.GET_TOPICS_STATS,
+        commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    ):
         assert listed(nobody, command) == []
     members = msgpack.unpackb(
         seer.call(commands.GET_CONSUMER_CONNECTION_LIST, {"group": "seen-group"}).raise_for_error().body

@@ -167,6 +167,7 @@ PURPOSES = {
     "ABORT_PREPARED": "drop what attempts prepared",
     "GET_PREPARED": "what is prepared, and what is being copied",
     "GET_DELAY_STATS": "what waits to be delivered later",
+    "GET_TOPICS_STATS": "the figures of many topics",
     "AUTH_CREATE_USER": "adds a user",
     "AUTH_UPDATE_USER": "gives a user another password or other grants",
     "AUTH_DELETE_USER": "removes a user",

@@ -145,6 +145,14 @@ class QueueReads:
             rows.append((queue_id, low, high, -1 if store_ms is None else store_ms))
         return rows
 
+    def topic_totals(self, topic: str) -> tuple[int, int, int, int]:
+        """Return (queues, messages, sum of the max offsets, store time of the newest message or -1) of a topic.
+        Blocks."""
+        rows = self.topic_stats(topic, hot=False)
+        messages = sum(high - low for _, low, high, _ in rows)
+        ends = sum(high for _, _, high, _ in rows)
+        return len(rows), messages, ends, max((stored_ms for *_, stored_ms in rows), default=-1)
+
 
 def first_stored_since(reads: QueueReads, queues: Iterable[ConsumeQueue], since_ms: int) -> int | None:
     """Return the physical offset of the first message of these queues that was stored at ``since_ms`` or later; None if

@@ -15,7 +15,7 @@ from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, number
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, NumberType, show_permission
 from ..settings import BrokerChoice
-from ..topics import is_own
+from ..topics import all_topics_stats, is_own
 from ..units import plural, show_second
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _row(info: TopicInfo) -> dict[str, Any]:
         "permission": show_permission(info.perm),
         "retention_hours": info.retention_hours,
         "retention_bytes": info.retention_bytes,
-        "system": is_own(info),
+        "system": is_own(info.topic),
     }
 
 
@@ -139,7 +139,7 @@ def _found(admin: Admin, name: str) -> TopicInfo:
 @topic.command("list")
 @pass_settings
 @click.argument("pattern", type=TOPIC, default="*")
-@click.option("-m", "--messages", is_flag=True, help="Count the messages of each topic (one request per topic).")
+@click.option("-m", "--messages", is_flag=True, help="Count the messages of each topic.")
 @click.option("--system", is_flag=True, help="Include the topics of the broker and of groups.")
 def list_topics(settings: BrokerChoice, pattern: str, messages: bool, system: bool) -> None:
     """List the topics, or those that match PATTERN, such as 'orders*'.
@@ -151,10 +151,12 @@ def list_topics(settings: BrokerChoice, pattern: str, messages: bool, system: bo
         rows = [
             _row(info)
             for name, info in admin.topics(system=system).items()
-            if fnmatchcase(name, pattern) and (system or pattern.startswith("%") or not is_own(info))
+            if fnmatchcase(name, pattern) and (system or pattern.startswith("%") or not is_own(name))
         ]
-        for row in rows if messages else ():
-            row |= _held(admin.topic_stats(row["topic"]))
+        stats = all_topics_stats(admin) if messages and rows else {}
+    for row in rows:
+        if totals := stats.get(row["topic"]):
+            row |= {"messages": totals.messages, "last_stored_at": totals.last_stored_at}
     what = f"no topic matches {pattern}" if pattern != "*" else "there are no topics; flintmq topic create creates one"
     columns = _columns(settings, rows, system=system)
     settings.output.rows(columns + (MESSAGE_COLUMNS if messages else ()), rows, empty=what)

@@ -1,0 +1,95 @@
+"""GET_TOPICS_STATS: the figures of many topics in one request."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from flintmq.client import Admin, Consumer, InvalidParameter, Message, Producer, TopicTotals
+from flintmq.client.cli.topics import all_topics_stats
+from flintmq.protocol import commands
+from tests.conftest import BrokerFactory, ConnectionFactory
+
+
+def test_the_figures_are_the_sums_of_each_topics_queues(broker: BrokerFactory) -> None:
+    running = broker()
+    with Admin(running.address) as admin, Producer(running.address) as producer, Consumer(running.address) as consumer:
+        for name, count in (("orders", 30), ("bills", 3)):
+            admin.create_topic(name, queues=3)
+            for number in range(count):
+                producer.send(Message(name, b"x" * number), queue=number % 3)
+        admin.create_topic("empty", queues=2)
+        pulled = consumer.pull("orders", 0, 0, max_count=4)
+        found = {totals.topic: totals for totals in admin.topics_stats()}
+        assert {"orders", "bills", "empty"} <= found.keys()
+        for name in ("orders", "bills", "empty"):
+            queues = admin.topic_stats(name)
+            totals = found[name]
+            assert totals.queues == len(queues)
+            assert totals.messages == sum(queue.count for queue in queues)
+            assert totals.max_offsets == sum(queue.max_offset for queue in queues)
+            assert totals.last_stored_ms == max(queue.last_stored_ms for queue in queues)
+        assert [found[name].produced_messages for name in ("orders", "bills", "empty")] == [30, 3, 0]
+        assert found["orders"].produced_bytes > sum(range(30))
+        assert found["orders"].pulled_messages == len(pulled.messages) == 4
+        assert found["empty"].last_stored_at is None
+
+
+def test_pages_continue_after_a_name_in_ascending_order(broker: BrokerFactory) -> None:
+    running = broker()
+    with Admin(running.address) as admin:
+        names = [f"topic-{number:03}" for number in range(25)]
+        for name in names:
+            admin.create_topic(name, queues=1)
+        found: list[str] = []
+        page = admin.topics_stats("topic-", max_count=10)
+        sizes = [len(page)]
+        while page:
+            found += [totals.topic for totals in page]
+            page = admin.topics_stats(page[-1].topic, max_count=10)
+            sizes.append(len(page))
+        assert found == names
+        assert sizes == [10, 10, 5, 0]
+
+
+def test_a_thousand_topics_take_the_command_line_two_requests(
+    broker: BrokerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = broker()
+    with Admin(running.address) as admin:
+        for number in range(1_000):
+            admin.create_topic(f"topic-{number:04}", queues=1)
+        asked: list[str] = []
+        topics_stats = Admin.topics_stats
+
+        def counted(self: Admin, after: str = "") -> list[TopicTotals]:
+            asked.append(after)
+            return topics_stats(self, after)
+
+        monkeypatch.setattr(Admin, "topics_stats", counted)
+        found = all_topics_stats(admin)
+        assert sum(name.startswith("topic-") for name in found) == 1_000
+        assert len(asked) == 2
+
+
+def test_a_topic_that_is_deleted_while_it_is_read_does_not_end_the_pages(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    running = broker()
+    raw = connect(running)
+    with Admin(running.address) as admin:
+        for number in range(200):
+            admin.create_topic(f"topic-{number:03}", queues=1)
+        for number in range(0, 200, 7):
+            raw.send(commands.GET_TOPICS_STATS, {"after": "topic-", "max_count": 200})
+            admin.delete_topic(f"topic-{number:03}")
+            rows = msgpack.unpackb(raw.receive().raise_for_error().body)
+            gone = len(range(0, number, 7))
+            assert len(rows) in (200 - gone, 200 - gone - 1)  # the deletion may have come first
+
+
+@pytest.mark.parametrize("fields", [{"max_count": 0}, {"max_count": 1_001}, {"after": 3}])
+def test_illegal_fields_are_refused(
+    broker: BrokerFactory, connect: ConnectionFactory, fields: dict[str, object]
+) -> None:
+    assert connect(broker()).call(commands.GET_TOPICS_STATS, fields).code == InvalidParameter.code
