@@ -8,7 +8,7 @@ With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests u
 ``text``       UTF-8 checks and Java's string hash
 ``produce``    a PRODUCE frame's messages: validate, then make records of them for the CommitLog
 ``dispatch``   CommitLog records: check, and turn them into ConsumeQueue units and index keys
-``index``      put entries into an IndexFile, check one
+``index``      put entries into an IndexFile, check one, compare its entries with keys
 ``gather``     choose ConsumeQueue units, copy and check the records of a response
 ``sequences``  producer runs, read back from the log
 ``deliver``    stored messages that are due, as new records of their target topics

@@ -202,14 +202,6 @@ def _find_queue(
         slot = (slot + 1) & mask
 
 
-@kernel(i64, bytes_array, i64, i64, i64, i32_array, i64_table, bytes_array)
-def find_queue(
-    array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray, topics: np.ndarray
-) -> int:
-    """Return the row of the queue whose topic's name is ``array[at:end]``, or -1."""
-    return _find_queue(array, at, end, queue_id, slots, queues, topics)
-
-
 @kernel(i64, bytes_array, i64, i64, i64)
 def queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
     """Return the hash of a (topic, queue) for ``slots``, before masking."""

@@ -27,7 +27,6 @@ from ...protocol.storage.arrays.record_parts import (
 from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, load_le64, store_be32, store_be64
 from ...protocol.storage.layout import (
     INDEX_ENTRY,
-    INDEX_ENTRY_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -41,9 +40,6 @@ from .dispatch import (
     BAD_CRC,
     BAD_RECORD_CRC,
     FULL,
-    K_HASH,
-    K_PHYSICAL_OFFSET,
-    K_STORE_MS,
     KEY_ROW,
     NEW_QUEUE,
     Q_DELETED_BELOW,
@@ -69,7 +65,6 @@ from .dispatch import (
     _put_keys,
     _tags_code,
 )
-from .index import _seconds_since
 from .text import _sequence
 
 # Columns that ``examine`` adds to a queue's row.
@@ -402,30 +397,6 @@ def next_record(log: np.ndarray, at: int, end: int, file_base: int, parts: np.nd
             return at
         at += 1
     return end
-
-
-@kernel(i64, bytes_array, i64, i64, i64_array, i64, i64, i64)
-def compare_entries(
-    index: np.ndarray, entries_at: int, number: int, keys: np.ndarray, first: int, count: int, begin_ms: int
-) -> int:
-    """Compare the keys ``[first, count)`` with the index entries that begin at ``number``; return the first key whose
-    entry differs, or ``count``.
-
-    ``entries_at``: position of entry 0; ``begin_ms``: the header's begin time. The file must have the entries. The
-    time of entry 1 is not compared because RocketMQ counts it from the end of the previous file.
-    """
-    for key in range(first, count):
-        row = key * KEY_ROW
-        at = entries_at + INDEX_ENTRY_BYTES * number
-        if (
-            load_be32(index, at) != keys[row + K_HASH]
-            or load_be64(index, at + _ENTRY_PHYSICAL_AT) != keys[row + K_PHYSICAL_OFFSET]
-        ):
-            return key
-        if number > 1 and load_be32(index, at + _ENTRY_SECONDS_AT) != _seconds_since(begin_ms, keys[row + K_STORE_MS]):
-            return key
-        number += 1
-    return count
 
 
 @kernel(results(i64, i64, i64), bytes_array, i64, i64, i64, bytes_array, i64, i64, i64, i64, i64_array, i64_array)

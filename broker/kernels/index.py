@@ -1,4 +1,4 @@
-"""Entries of an IndexFile: put them, and check that a file is consistent."""
+"""Entries of an IndexFile: put them, check that a file is consistent, and compare them with the keys of the log."""
 
 from __future__ import annotations
 
@@ -168,3 +168,58 @@ def check(index: np.ndarray, slots: int, entries: int, heads: np.ndarray) -> int
         store_be32(index, _AT_SLOT_COUNT, used)
         result = REPAIRED
     return result
+
+
+@kernel(results(i64, i64, i64), bytes_array, i64, i64, i64, i64, i64, i64_array, i64, i64_array, i64)
+def match(
+    index: np.ndarray,
+    entries_at: int,
+    number: int,
+    stop: int,
+    reached: int,
+    begin_ms: int,
+    keys: np.ndarray,
+    key: int,
+    optional_keys: np.ndarray,
+    any_optional: int,
+) -> tuple[int, int, int]:
+    """Compare the entries ``[number, stop)`` of records below the physical offset ``reached`` with ``dispatch``'s keys
+    from ``key`` on.
+
+    ``entries_at``: position of entry 0; ``begin_ms``: the header's begin time. Entries of deleted topics may be there
+    too: those of ``optional_keys`` or, with ``any_optional``, those of all records without a key in ``keys``.
+    Returns (first entry, first key that was not compared; 1, or 0 if these two differ). The time of entry 1 is not
+    compared because RocketMQ counts it from the end of the previous file.
+    """
+    last = load_be64(index, entries_at + INDEX_ENTRY_BYTES * (number - 1) + _AT_PHYSICAL) if number > 1 else 0
+    count, optional = len(keys) // KEY_ROW, 0
+    while number < stop:
+        at = entries_at + INDEX_ENTRY_BYTES * number
+        physical = load_be64(index, at + _AT_PHYSICAL)
+        if physical >= reached:
+            break
+        row = key * KEY_ROW
+        if key < count and keys[row + K_PHYSICAL_OFFSET] == physical:
+            if load_be32(index, at) != keys[row + K_HASH]:
+                return number, key, 0
+            if number > 1 and load_be32(index, at + _AT_SECONDS) != _seconds_since(begin_ms, keys[row + K_STORE_MS]):
+                return number, key, 0
+            key += 1
+        elif (
+            physical < last
+            or (key < count and keys[row + K_PHYSICAL_OFFSET] < physical)
+            or (key > 0 and keys[row - KEY_ROW + K_PHYSICAL_OFFSET] == physical)
+        ):
+            return number, key, 0
+        elif not any_optional:
+            while optional < len(optional_keys) and (
+                optional_keys[optional + K_PHYSICAL_OFFSET] != physical
+                or optional_keys[optional + K_HASH] != load_be32(index, at)
+            ):
+                optional += KEY_ROW
+            if optional >= len(optional_keys):
+                return number, key, 0
+            optional += KEY_ROW
+        last = physical
+        number += 1
+    return number, key, 1

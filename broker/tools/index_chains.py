@@ -8,7 +8,6 @@ from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER, INDEX_HE
 from ..kernels import index as kernel
 from ..store.index.index_file import IndexFile
 from .findings import Findings
-from .index_entries import entries_of
 
 
 def check_file(file: IndexFile, findings: Findings, *, clean: bool) -> None:
@@ -23,7 +22,7 @@ def check_file(file: IndexFile, findings: Findings, *, clean: bool) -> None:
         return
     # The map is private: corrections by the kernel stay in this process.
     result = kernel.check(file.array(), file.slots, file.entries, np.zeros(file.slots, np.int32))
-    begins_right = file.header.begin_physical_offset == entries_of(file)[1]["physical_offset"]
+    begins_right = file.header.begin_physical_offset == file.all_entries[1]["physical_offset"]
     if result == kernel.DAMAGED or not begins_right or (result == kernel.REPAIRED and clean):
         fresh = IndexFile(file.files, file.path, file.files.open(file.path), file.slots, file.entries)
         fresh.index_count = file.index_count
@@ -35,7 +34,7 @@ def check_file(file: IndexFile, findings: Findings, *, clean: bool) -> None:
 def _set_count_right(file: IndexFile, findings: Findings) -> None:
     """Compare the header's count with the entries: a used one has a physical offset or a hash, an unused one is all
     zeros."""
-    entries = entries_of(file)
+    entries = file.all_entries
     count = file.index_count
     ends_there = 0 <= count <= file.entries and (count == file.entries or not entries[count]["key_hash"])
     if ends_there and (count <= 1 or entries[count - 1]["key_hash"]):
@@ -53,7 +52,7 @@ def _set_count_right(file: IndexFile, findings: Findings) -> None:
 
 def _find_damage(file: IndexFile, findings: Findings) -> None:
     """Report where slots and chains contradict the entries. Sorts all entries by slot."""
-    used = entries_of(file)[1 : file.index_count]
+    used = file.all_entries[1 : file.index_count]
     hashes, offsets = used["key_hash"].astype(np.int64), used["physical_offset"].astype(np.int64)
     for number in np.flatnonzero(hashes < 0).tolist():
         _add(file, number + 1, f"has the hash {hashes[number]:,}, which no key can have", findings)

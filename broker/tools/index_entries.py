@@ -10,8 +10,8 @@ import numpy as np
 
 from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER
 from ..kernels import dispatch as kernel
-from ..kernels import examine
-from ..store.index.index_file import ENTRY_DTYPE, IndexFile
+from ..store.index.index_cursor import IndexCursor
+from ..store.index.index_file import IndexFile
 from .findings import Findings
 
 SECONDS_MAX = 2**31 - 1
@@ -24,63 +24,69 @@ Entry = tuple[int, int, int, int]
 """(hash, physical offset, seconds, previous)."""
 
 
-def entries_of(file: IndexFile) -> np.ndarray:
-    """Return a view of all entries of a file, entry 0 included."""
-    return np.frombuffer(file.array(), ENTRY_DTYPE, file.entries, file.entries_at)
+class EntryComparison:
+    """Comparison of the keys of one segment of the log, up to the first difference.
 
-
-class EntryCursor:
-    """Cursor through the entries of ``files``, oldest first, starting with the first record at or after ``begin``.
-
-    ``dispatched``: keys of records below this must exist. ``detailed``: report every error and continue; otherwise the
-    first difference ends the comparison, which can then be repeated in detail from the beginning of the log.
+    ``dispatched``: keys of records below this must exist.
     """
 
-    def __init__(
-        self, folder: Path, files: Sequence[IndexFile], begin: int, dispatched: int, *, detailed: bool
-    ) -> None:
+    def __init__(self, cursor: IndexCursor, dispatched: int) -> None:
+        self._cursor = cursor
+        self._dispatched = dispatched
+        self._differs = False
+        self.pending = 0
+        """Number of keys that the next start will put."""
+
+    def compare(self, keys: np.ndarray, optional_keys: np.ndarray, reached: int, findings: Findings) -> bool:
+        """Compare the entries of the records before ``reached`` with the keys that ``examine`` returned; entries of
+        ``optional_keys`` may exist too. Return False if there is a difference, which is not reported."""
+        if not self._differs:
+            done = self._cursor.compare(keys, reached, optional_keys)
+            missing = keys[done * kernel.KEY_ROW :] if done >= 0 else keys[:0]
+            self.pending += len(missing) // kernel.KEY_ROW
+            self._differs = done < 0 or (
+                len(missing) > 0
+                and (not self._cursor.at_end or int(missing[kernel.K_PHYSICAL_OFFSET]) < self._dispatched)
+            )
+        return not self._differs
+
+
+class EntryAlignment:
+    """Comparison of all entries of ``files``, oldest first, with the keys of the whole log, that reports every error.
+
+    ``begin``: the log's begin; ``dispatched``: keys of records below this must exist.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[IndexFile], begin: int, dispatched: int) -> None:
         self._folder = folder
         self._files = [file for file in files if file.index_count > 1]
         self._dispatched = dispatched
-        self._detailed = detailed
-        self._lost = False
         self.pending = 0
         """Number of keys that the next start will put."""
         self._at = 0
         """Index of the file with the next entry."""
         self._number = 1
         self._held: list[Key] = []
-        """In detailed mode: the last keys, kept until later ones show what is wrong."""
+        """The last keys, kept until later ones show what is wrong."""
         self._begin_ms: dict[IndexFile, int] = {}
-        self._seek(begin)
-
-    def _seek(self, begin: int) -> None:
         while self._at < len(self._files):
             file = self._files[self._at]
-            if self._detailed:  # a search by halves would be led astray by a wrong entry
-                offsets = entries_of(file)["physical_offset"][1 : file.index_count]
-                self._number = 1 + int(np.count_nonzero(offsets < begin)) if begin else 1
-            else:
-                self._number = file.first_entry_at(begin)
+            # A search by halves would be led astray by a wrong entry.
+            offsets = file.all_entries["physical_offset"][1 : file.index_count]
+            self._number = 1 + int(np.count_nonzero(offsets < begin)) if begin else 1
             if self._number < file.index_count:
                 return
             self._at, self._number = self._at + 1, 1
 
-    def compare(self, keys: np.ndarray, optional: np.ndarray, reached: int, findings: Findings) -> bool:
-        """Compare the entries of the records before ``reached`` with ``keys``, as ``examine`` returns them; entries of
-        ``optional`` keys may exist too. Return False if there is a difference that was not reported."""
-        if self._detailed:
-            self._held += _merged(keys, optional)
-            if len(self._held) > 2 * LOOK_AHEAD:
-                del self._held[: self._align(self._held, len(self._held) - LOOK_AHEAD, findings)]
-            return True
-        if not self._lost:
-            fits = self._fits(_merged(keys, optional), reached) if len(optional) else self._compare_fast(keys, reached)
-            self._lost = not fits
-        return not self._lost
+    def compare(self, keys: np.ndarray, optional_keys: np.ndarray, reached: int, findings: Findings) -> bool:
+        """Take the next keys, as ``EntryComparison`` does; report what they show of the entries. Return True."""
+        self._held += _merged(keys, optional_keys)
+        if len(self._held) > 2 * LOOK_AHEAD:
+            del self._held[: self._align(self._held, len(self._held) - LOOK_AHEAD, findings)]
+        return True
 
     def finish(self, findings: Findings) -> None:
-        """Finish the detailed comparison: no key follows."""
+        """Finish the comparison: no key follows."""
         self._align(self._held, len(self._held), findings)
         self._held.clear()
         places, entries = self._window(LOOK_AHEAD)
@@ -90,49 +96,6 @@ class EntryCursor:
             self._go_on(len(entries))
             places, entries = self._window(LOOK_AHEAD)
 
-    def _fits(self, keys: list[Key], reached: int) -> bool:
-        """Return whether the next entries are those of the keys, some of which may be left out."""
-        _, entries = self._window(len(keys) + 1)
-        entry = 0
-        for key in keys:
-            if entry < len(entries) and _same(key, entries[entry]):
-                entry += 1
-            elif not key[3] and (entry < len(entries) or key[1] < self._dispatched):
-                return False
-        self._go_on(entry)
-        return entry == len(entries) or entries[entry][1] >= reached
-
-    def _compare_fast(self, keys: np.ndarray, reached: int) -> bool:
-        count, done = len(keys) // kernel.KEY_ROW, 0
-        while done < count:
-            if self._at == len(self._files):
-                self.pending += count - done
-                return bool(keys[done * kernel.KEY_ROW + kernel.K_PHYSICAL_OFFSET] >= self._dispatched)
-            file = self._files[self._at]
-            stop = min(count, done + file.index_count - self._number)
-            header = file.header
-            first, last = (keys[key * kernel.KEY_ROW :] for key in (done, stop - 1))
-            if self._number == 1 and header.begin_timestamp != first[kernel.K_STORE_MS]:
-                return False
-            if (
-                examine.compare_entries(
-                    file.array(), file.entries_at, self._number, keys, done, stop, header.begin_timestamp
-                )
-                != stop
-            ):
-                return False
-            self._number += stop - done
-            if self._number == file.index_count:
-                if header.end_timestamp != last[kernel.K_STORE_MS]:
-                    return False
-                self._at, self._number = self._at + 1, 1
-            done = stop
-        if self._at == len(self._files):
-            return True
-        return bool(entries_of(self._files[self._at])[self._number]["physical_offset"] >= reached)
-
-    # In detail.
-
     def _window(self, count: int) -> tuple[list[tuple[IndexFile, int]], list[Entry]]:
         """Return the next entries, at most ``count``: (file, number) and content of each."""
         places: list[tuple[IndexFile, int]] = []
@@ -141,7 +104,7 @@ class EntryCursor:
         for file in self._files[self._at :]:
             stop = min(file.index_count, number + count - len(places))
             places += [(file, each) for each in range(number, stop)]
-            entries += entries_of(file)[number:stop].tolist()
+            entries += file.all_entries[number:stop].tolist()
             number = 1
         return places, entries
 

@@ -19,11 +19,13 @@ import numpy as np
 from ..kernels import dispatch as kernel
 from ..kernels import examine
 from ..store.files.mapped_file import MappedFile
+from ..store.index.index_cursor import IndexCursor
+from ..store.index.index_file import IndexFile
 from .findings import Findings
 from .index_chains import check_file
-from .index_entries import EntryCursor
+from .index_entries import EntryAlignment, EntryComparison
 from .log_end import LogEnd
-from .log_verifier import Examiner, PassStopped, QueueSpan, Segment
+from .log_verifier import Examiner, PassStopped, QueueSpan, Segment, store_time
 from .offline import OfflineStore
 
 SEGMENT_BYTES = 32 * 1024 * 1024
@@ -87,7 +89,8 @@ class LogPass:
         self._progress(self.bytes, self.bytes)
         segments = self._join(segments)
         self.findings.extend(index_findings)
-        if index_findings.total or any(segment.index_differs for segment in segments):
+        differs = any(segment.index_differs for segment in segments)
+        if index_findings.total or differs or not all(map(self._times_fit, self._store.index_files)):
             self._compare_index_in_detail(segments)
 
     def _bytes_done(self) -> int:
@@ -119,9 +122,10 @@ class LogPass:
         examiner = getattr(self._local, "examiner", None)
         if examiner is None:
             examiner = self._local.examiner = self._new_examiner()
-        cursor = self._cursor(segment.file.start_offset + segment.begin, detailed=False)
-        result: Segment = examiner.run(segment, cursor)
-        result.pending_keys = cursor.pending
+        cursor = IndexCursor(self._store.index_files, segment.file.start_offset + segment.begin)
+        entries = EntryComparison(cursor, self._end.dispatched)
+        result: Segment = examiner.run(segment, entries)
+        result.pending_keys = entries.pending
         return result
 
     def _new_examiner(self) -> Examiner:
@@ -129,10 +133,15 @@ class LogPass:
         self._examiners.append(examiner)
         return examiner
 
-    def _cursor(self, begin: int, *, detailed: bool) -> EntryCursor:
-        return EntryCursor(
-            self._store.path / "index", self._store.index_files, begin, self._end.dispatched, detailed=detailed
-        )
+    def _times_fit(self, file: IndexFile) -> bool:
+        """Return whether the times of an index file's header are those of its first and its last record."""
+        header = file.header
+        if file.index_count <= 1:
+            return True
+        begin = store_time(self._store, header.begin_physical_offset)
+        end = store_time(self._store, header.end_physical_offset)
+        # Retention may have deleted the records; the header of an interrupted update may name one after the log's end.
+        return begin in (None, header.begin_timestamp) and end in (None, header.end_timestamp)
 
     # Joining the segments.
 
@@ -190,14 +199,15 @@ class LogPass:
         """Go through the log again, in order, with one cursor, to report every error of the index."""
         examiner = self._new_examiner()
         examiner.bytes_done = 0
-        cursor = self._cursor(self._store.log_start, detailed=True)
+        store = self._store
+        entries = EntryAlignment(store.path / "index", store.index_files, store.log_start, self._end.dispatched)
         for number, segment in enumerate(segments):
             again = Segment(segment.file, segment.begin, segment.end)
-            examiner.run(again, cursor)
+            examiner.run(again, entries)
             self._progress(sum(each.end - each.begin for each in segments[: number + 1]), self.bytes)
             self.findings.extend(again.findings, "index-")
-        cursor.finish(self.findings)
-        self.pending_keys = cursor.pending
+        entries.finish(self.findings)
+        self.pending_keys = entries.pending
 
 
 __all__ = ["LogPass", "PassStopped", "Progress"]

@@ -15,7 +15,7 @@ from ..store.dispatch.dispatcher import KEYS_MAX, UNITS_MAX
 from ..store.files.mapped_file import MappedFile
 from ..store.queue.consume_queue import ConsumeQueue
 from .findings import Findings
-from .index_entries import EntryCursor
+from .index_entries import EntryAlignment, EntryComparison
 from .log_end import LogEnd
 from .offline import OfflineStore
 from .queue_units import UnitComparison
@@ -85,8 +85,8 @@ class Examiner:
         self._rows = np.zeros((0, examine.EXAMINED_ROW), np.int64)
         self._queues: list[ConsumeQueue] = []
 
-    def run(self, segment: Segment, cursor: EntryCursor | None) -> Segment:
-        """Check the segment. ``cursor``: position of its keys in the index; None: ignore the index. Raises
+    def run(self, segment: Segment, entries: EntryComparison | EntryAlignment | None) -> Segment:
+        """Check the segment. ``entries``: the comparison of its keys with the index; None: ignore the index. Raises
         ``PassStopped``."""
         segment.units = UnitComparison(self._store, segment.findings, self._end.dispatched)
         file, array = segment.file, segment.file.array()
@@ -130,8 +130,8 @@ class Examiner:
                 at = self._new_queue(segment, array, at)
             elif status not in (kernel.DONE, kernel.FULL):
                 at = self._pass_over(segment, array, at, status)
-            if cursor is not None:
-                self._compare_keys(segment, cursor, min(file.start_offset + at, self._end.offset))
+            if entries is not None:
+                self._compare_keys(segment, entries, min(file.start_offset + at, self._end.offset))
             self.bytes_done += at - before
         segment.reached = at
         self._note_spans(segment)
@@ -173,10 +173,10 @@ class Examiner:
         assert queue is not None
         return queue.row
 
-    def _compare_keys(self, segment: Segment, cursor: EntryCursor, reached: int) -> None:
+    def _compare_keys(self, segment: Segment, entries: EntryComparison | EntryAlignment, reached: int) -> None:
         keys = self._keys[: kernel.KEY_ROW * int(self._state[kernel.S_KEYS])]
         optional = self._optional_keys[: kernel.KEY_ROW * int(self._state[examine.S_OPTIONAL_KEYS])]
-        if not cursor.compare(keys, optional, reached, segment.findings):
+        if not entries.compare(keys, optional, reached, segment.findings):
             segment.index_differs = True
 
     def _know_queues(self) -> None:

@@ -10,14 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import dispatch, examine
-from flintmq.protocol.storage.layout import INDEX_ENTRY_BYTES, MAGIC_BLANK
+from flintmq.protocol.storage.layout import MAGIC_BLANK
 from flintmq.protocol.storage.record import Record
 from tests.property.test_kernel_dispatch_property import damages, sentinels, stretches, tails
-from tests.property.test_kernel_index_property import files
 from tests.twins import examine as twin
 from tests.twins.arrays import examples, fenced, room
-from tests.twins.index import Index, Key, entry_at
-from tests.twins.index_call import key_array
 from tests.twins.log import SCHEDULE_TOPIC, Queue, Queues, Stopped, read_record, size_at, write_log
 
 margins = st.sampled_from([0, 3_000, 2**40])
@@ -167,30 +164,6 @@ def places(log: bytes, begin: int, end: int, file_base: int, blank: int) -> list
                 continue
         found.append(at)
     return found
-
-
-@given(files(), st.integers(0, 5), st.data(), sentinels)
-@examples(120)
-def test_the_first_entry_of_another_key_is_named(
-    case: tuple[Index, list[Key]], first: int, data: st.DataObject, sentinel: int
-) -> None:
-    file, keys = case
-    count = file.put(keys)
-    first = min(first, count)
-    blob = bytearray(file.encode())
-    changed = data.draw(st.integers(0, max(count - 1, 0)))
-    at = data.draw(st.integers(0, 15))
-    is_changed = data.draw(st.booleans()) and count > 0
-    if is_changed:
-        blob[entry_at(file.slots, changed + 1) + at] ^= data.draw(st.integers(1, 255))
-    array, array_of_keys = fenced(blob, sentinel=sentinel), key_array(keys, sentinel)
-    found = examine.compare_entries(
-        array.array, entry_at(file.slots, 0), first + 1, array_of_keys.array, first, count, keys[0][2]
-    )
-    assert array.intact
-    assert INDEX_ENTRY_BYTES == 20
-    seconds_of_first = changed == 0 and at >= 12
-    assert found == (changed if is_changed and changed >= first and not seconds_of_first else count)
 
 
 @given(stretches(), tails, st.integers(1, 20), seeds, sentinels)

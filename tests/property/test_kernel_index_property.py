@@ -11,7 +11,7 @@ from flintmq.broker.kernels import index as kernel
 from flintmq.protocol.storage.layout import INDEX_ENTRY, INDEX_HEADER
 from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
-from tests.twins.index_call import check, put, select
+from tests.twins.index_call import check, match, put, select
 
 sentinels = st.sampled_from(SENTINELS)
 hashes = st.one_of(st.integers(0, 12), st.integers(0, 2**31 - 1), st.sampled_from([0, 2**31 - 1]))
@@ -209,3 +209,71 @@ def test_random_bytes_never_cause_reads_outside_the_file(
         numbers = [number for _, number in found]
         assert numbers == sorted(set(numbers), reverse=True)
         assert all(0 < number < entries for number in numbers)
+
+
+ROLES = st.sampled_from(["wanted", "wanted", "optional", "hidden"])
+
+
+@given(files(), st.lists(ROLES, min_size=20, max_size=20), st.booleans(), st.data(), sentinels)
+@examples(300)
+def test_entries_are_matched_with_keys_like_by_the_twin(
+    case: tuple[Index, list[Key]], roles: list[str], knows_optional: bool, data: st.DataObject, sentinel: int
+) -> None:
+    twin, keys = case
+    assume(twin.put(keys))
+    offsets = sorted({key[1] for key in keys})
+    role = dict(zip(offsets, roles, strict=False))
+    wanted = [key for key in keys if role[key[1]] == "wanted"]
+    optional = [key for key in keys if role[key[1]] == "optional"] if knows_optional else None
+    number = data.draw(
+        st.sampled_from([1, *(k for k in range(2, len(twin.keys) + 1) if keys[k - 1][1] > keys[k - 2][1])])
+    )
+    wanted = [key for key in wanted if key[1] >= keys[number - 1][1]]
+    reached = data.draw(st.sampled_from([*offsets, offsets[-1] + 1]))
+    blob = bytearray(twin.encode())
+    if data.draw(st.booleans()):
+        changed = data.draw(st.integers(1, len(twin.keys)))
+        blob[entry_at(twin.slots, changed) + data.draw(st.integers(0, 15))] ^= data.draw(st.integers(1, 255))
+    if data.draw(st.booleans()) and wanted:
+        wanted.pop(data.draw(st.integers(0, len(wanted) - 1)))
+    found = match(bytes(blob), twin, number, reached, wanted, optional, sentinel)
+    assert found == expected_match(bytes(blob), twin, number, reached, wanted, optional)
+
+
+def expected_match(
+    blob: bytes, twin: Index, number: int, reached: int, wanted: list[Key], optional: list[Key] | None
+) -> tuple[int, int, bool]:
+    entries = [INDEX_ENTRY.unpack(blob, entry_at(twin.slots, each)) for each in range(len(twin.keys) + 1)]
+    key, last = 0, entries[number - 1].physical_offset
+    known = [other[:2] for other in optional or []]
+    while number < len(entries) and (entry := entries[number]).physical_offset < reached:
+        at = entry.physical_offset
+        rest = [other[1] for other in wanted[key:]]
+        if rest and rest[0] == at:
+            key_hash, _, store_ms = wanted[key]
+            seconds = min(max(store_ms - twin.keys[0][2], 0) // 1000, 2**31 - 1)
+            if entry.key_hash != key_hash or (number > 1 and entry.seconds != seconds):
+                return number, key, False
+            key += 1
+        else:
+            is_repeated = at in [other[1] for other in wanted[:key][-1:]]
+            is_known = optional is None or (entry.key_hash, at) in known
+            if at < last or min(rest, default=at) < at or is_repeated or not is_known:
+                return number, key, False
+            if optional is not None:
+                del known[: known.index((entry.key_hash, at)) + 1]
+        last, number = at, number + 1
+    return number, key, True
+
+
+def test_a_file_without_the_last_key_of_a_record_lacks_it_and_a_repeated_entry_differs() -> None:
+    keys = [(5, 100, 1_000), (6, 100, 1_000), (7, 200, 3_000)]
+    twin = Index(7, 24)
+    twin.put(keys[:1])
+    assert match(twin.encode(), twin, 1, 300, keys, None) == (2, 1, True)
+    twin.put([keys[1], keys[1], keys[2]])
+    assert match(twin.encode(), twin, 1, 300, keys, None) == (3, 2, False)
+    assert match(twin.encode(), twin, 1, 300, [keys[2]], None) == (5, 1, True), "of a deleted topic"
+    assert match(twin.encode(), twin, 1, 300, [keys[2]], []) == (1, 0, False)
+    assert match(twin.encode(), twin, 1, 300, [keys[2]], keys[:2]) == (3, 0, False), "repeated"
+    assert match(twin.encode(), twin, 1, 300, [keys[2]], [*keys[:2], keys[1]]) == (5, 1, True)

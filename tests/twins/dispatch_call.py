@@ -10,6 +10,7 @@ import numpy as np
 from flintmq.broker.kernels import dispatch as kernel
 from flintmq.protocol.storage.javahash import java_hash
 from flintmq.protocol.storage.layout import UNIT_BYTES
+from flintmq.protocol.storage.record import Record
 
 from .arrays import Fenced, fenced, room
 from .log import SCHEDULE_TOPIC, Queue, QueueName, Queues
@@ -61,13 +62,11 @@ class Table:
         return self.topics.intact and self.rows.intact and self.slots.intact
 
     def find(self, name: QueueName) -> int:
-        """Return the kernel's result for a queue."""
-        topic = fenced(b"\xa5" + name[0] + b"\xa5")
-        return int(
-            kernel.find_queue(
-                topic.array, 1, 1 + len(name[0]), name[1], self.slots.array, self.rows.array, self.topics.array
-            )
-        )
+        """Return the row at which the kernel finds a queue whose next offset is 0, or -1."""
+        log = Record(name[0], b"", b"", name[1], queue_offset=1).encode()
+        answer = dispatch(fenced(log), 0, len(log), 0, self)
+        assert answer.status == (kernel.GAP if answer.gap else kernel.NEW_QUEUE)
+        return self.names.index(answer.gap) if answer.gap else -1
 
 
 @dataclass

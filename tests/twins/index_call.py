@@ -7,7 +7,7 @@ import numpy as np
 from flintmq.broker.kernels import dispatch, index
 
 from .arrays import Fenced, fenced, room
-from .index import Index, Key
+from .index import Index, Key, entry_at
 
 
 def key_array(keys: list[Key], sentinel: int = 0xA5) -> Fenced:
@@ -66,3 +66,34 @@ def select(
             assert file.bytes() == blob
             return found
         assert count == step, "a call stops only when there is no room or no entry left"
+
+
+def match(
+    blob: bytes,
+    twin: Index,
+    number: int,
+    reached: int,
+    keys: list[Key],
+    optional_keys: list[Key] | None,
+    sentinel: int = 0xA5,
+) -> tuple[int, int, bool]:
+    """Compare the entries from ``number`` on with keys; return (entry, key, whether they are the same so far)."""
+    file, array = fenced(blob, sentinel=sentinel), key_array(keys, sentinel)
+    optional = key_array(optional_keys or [], sentinel)
+    found = index.match(
+        file.array,
+        entry_at(twin.slots, 0),
+        number,
+        len(twin.keys) + 1,
+        reached,
+        twin.keys[0][2],
+        array.array,
+        0,
+        optional.array,
+        int(optional_keys is None),
+    )
+    assert file.intact
+    assert file.bytes() == blob
+    assert array.intact
+    assert optional.intact
+    return int(found[0]), int(found[1]), bool(found[2])

@@ -19,7 +19,7 @@ from ....protocol.storage.layout import (
     IndexHeader,
 )
 from ...kernels import index as kernel
-from ...kernels.dispatch import K_HASH, K_PHYSICAL_OFFSET, K_STORE_MS, KEY_ROW
+from ...kernels.dispatch import K_PHYSICAL_OFFSET, KEY_ROW
 from ..errors import SettingMismatch, WouldBlock
 from ..files.file_system import Files, create_whole, move_aside
 
@@ -28,7 +28,6 @@ _NAME = re.compile(rf"\d{{{NAME_DIGITS}}}\Z", re.ASCII)
 CHAIN_STEP = 1024
 """Maximum number of entries that one kernel call follows."""
 ALLOCATE_STEP_BYTES = 32 * 1024 * 1024
-BLOCK_ENTRIES = 16_384
 ENTRY_DTYPE: np.dtype[np.void] = np.dtype(INDEX_ENTRY.dtype())
 
 Entries = np.ndarray[Any, np.dtype[np.void]]
@@ -128,34 +127,14 @@ class IndexFile:
 
     def physical_offset_of(self, number: int) -> int:
         """Return the physical offset of an entry's record."""
-        return int(self._read_block(number, 1)["physical_offset"][0])
-
-    def read_entries(self, number: int, below: int) -> Entries:
-        """Return the entries from ``number`` on whose records are below the physical offset ``below``."""
-        blocks = [self._read_block(number, 0)]
-        while number < self.index_count:
-            block = self._read_block(number, min(BLOCK_ENTRIES, self.index_count - number))
-            count = int(np.searchsorted(block["physical_offset"], below))
-            blocks.append(block[:count])
-            if count < len(block):
-                break
-            number += count
-        return np.concatenate(blocks)
-
-    def _read_block(self, number: int, count: int) -> Entries:
-        blob = bytearray(INDEX_ENTRY_BYTES * count)
+        blob = bytearray(INDEX_ENTRY_BYTES)
         self.files.read(self.fd, memoryview(blob), self.entries_at + INDEX_ENTRY_BYTES * number, wait=True)
-        return np.frombuffer(blob, ENTRY_DTYPE)
+        return INDEX_ENTRY.unpack(blob).physical_offset
 
-    def holds(self, entries: Entries, keys: np.ndarray, *, first: int) -> bool:
-        """Return whether ``entries``, numbered from ``first`` on, are the entries that ``put`` makes of ``keys``."""
-        seconds = np.clip((keys[:, K_STORE_MS] - self.header.begin_timestamp) // 1000, 0, 2**31 - 1)
-        same_seconds = entries["seconds"] == seconds
-        if first == 1:
-            same_seconds[:1] = True  # the first entry's time is relative to the end of the file before
-        same_hash = entries["key_hash"] == keys[:, K_HASH]
-        same_offset = entries["physical_offset"] == keys[:, K_PHYSICAL_OFFSET]
-        return bool((same_hash & same_offset & same_seconds).all())
+    @property
+    def all_entries(self) -> Entries:
+        """View of all entries, mapped; entry 0 and those from ``index_count`` on are unused."""
+        return np.frombuffer(self.array(), ENTRY_DTYPE, self.entries, self.entries_at)
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         """Return whether the file may hold messages of ``[begin_ms, end_ms]``."""

@@ -9,7 +9,7 @@ import numpy as np
 from ....protocol.storage.layout import UNIT_BYTES
 from ...kernels import dispatch as kernel
 from ..errors import DamagedRecord
-from ..index.index_file import IndexService
+from ..index.index_cursor import IndexCursor
 from ..queue.queue_check import count_units
 from .loaded_store import LoadedStore
 from .log_recovery import Progress
@@ -117,9 +117,10 @@ class DerivedCheck:
             if first < behind and row not in unsound and (problem := on_gap(row, first, behind)):
                 problems.setdefault(row, problem)
 
-        cursor = IndexCursor(self._index, index_files, begin)
+        cursor = IndexCursor(self._index.files[:index_files], begin)
         index_problem = ""
-        reach = min(max(end, cursor.reach), self._commitlog.write_offset)
+        index_end = cursor.files[-1].end_physical_offset + 1 if cursor.files else 0
+        reach = min(max(end, index_end), self._commitlog.write_offset)
         for derived in self._derive(begin, end, missing):
             for row, first, units in derived.units:
                 look_between(row, following[row] if row in following else self._count_below(row, begin, first), first)
@@ -127,7 +128,7 @@ class DerivedCheck:
                 if row not in problems and row not in missing:
                     self._compare_units(row, first, units, problems)
             if not index_problem:
-                index_files, index_problem = cursor.compare(derived)
+                index_files, index_problem = _compare_entries(cursor, derived, index_files)
             progress("checking queues and index", derived.end - begin, reach - begin)
         for row, count in counts.items():
             look_between(row, following[row] if row in following else self._count_below(row, begin, count), count)
@@ -135,7 +136,7 @@ class DerivedCheck:
             problems.setdefault(row, "it has no files")
         for derived in self._derive(max(begin, end), reach, set()):
             if not index_problem:
-                index_files, index_problem = cursor.compare(derived)
+                index_files, index_problem = _compare_entries(cursor, derived, index_files)
         return index_problem, index_files
 
     def _count_below(self, row: int, physical_offset: int, without_files: int) -> int:
@@ -169,49 +170,16 @@ class DerivedCheck:
         return None
 
 
-class IndexCursor:
-    """Reads the entries of the first ``file_count`` index files in order, in step with the log."""
-
-    def __init__(self, index: IndexService, file_count: int, begin: int) -> None:
-        self._files = index.files[:file_count]
-        ends = [file.end_physical_offset for file in self._files if file.index_count > 1]
-        self.reach = ends[-1] + 1 if ends else 0
-        """One more than the physical offset of the last record that has an entry."""
-        self._file = 0
-        self._number = 1
-        while self._file + 1 < file_count and self._files[self._file].end_physical_offset < begin:
-            self._file += 1
-        if self._files:
-            self._number = self._files[self._file].first_entry_at(begin)
-
-    def compare(self, derived: Derived) -> tuple[int, str]:
-        """Compare the entries of the records before ``derived.end``; returns (number of right files, problem)."""
-        keys = derived.keys
-        reached = self._file
-        wanted = np.unique(keys[:, kernel.K_PHYSICAL_OFFSET])
-        at = 0
-        while self._file < len(self._files):
-            file = self._files[self._file]
-            entries, first = file.read_entries(self._number, derived.end), self._number
-            self._number += len(entries)
-            # Records of deleted topics still have entries but are no longer derived, so their entries are skipped.
-            is_shown = np.isin(entries["physical_offset"], wanted)
-            shown = entries[is_shown]
-            expected = keys[at : at + len(shown)]
-            if not is_shown[:1].all():
-                first += 1
-            if len(expected) < len(shown) or not file.holds(shown, expected, first=first):
-                return self._file, f"{file.path}: its entries are not those of the log"
-            at += len(shown)
-            if self._number < file.index_count:
-                break
-            if self._file + 1 == len(self._files):
-                break
-            self._file, self._number = self._file + 1, 1
-        if at < len(keys):
-            last = self._files[self._file].path if self._files else "there is no index file"
-            return (
-                reached,
-                f"{last}: keys from physical offset {keys[at, kernel.K_PHYSICAL_OFFSET]:,} are not in the index",
-            )
-        return len(self._files), ""
+def _compare_entries(cursor: IndexCursor, derived: Derived, index_files: int) -> tuple[int, str]:
+    """Compare the entries of the records before ``derived.end``; return (number of right files, problem)."""
+    files, keys = cursor.files, derived.keys
+    last = len(files) - 1
+    reached = max(min(cursor.file_number, last), 0)
+    done = cursor.compare(keys.reshape(-1), derived.end)
+    if done < 0:
+        return cursor.file_number, f"{files[cursor.file_number].path}: its entries are not those of the log"
+    if done < len(keys):
+        path = files[min(cursor.file_number, last)].path if files else "there is no index file"
+        missing = keys[done, kernel.K_PHYSICAL_OFFSET]
+        return reached, f"{path}: keys from physical offset {missing:,} are not in the index"
+    return index_files, ""
