@@ -44,6 +44,7 @@ from ..protocol.errors import UserExistsAlready as UserExistsAlready
 from ..protocol.errors import UserNotExist as UserNotExist
 from ..protocol.errors import VersionNotSupported as VersionNotSupported
 from ..protocol.storage.record import CorruptRecord as CorruptRecord
+from .core.admin.connections import ConnectionInfo as ConnectionInfo
 from .core.admin.delays import DelayedMessages as DelayedMessages
 from .core.admin.delays import DelayStats as DelayStats
 from .core.admin.groups import GroupInfo as GroupInfo

@@ -6,6 +6,7 @@ from ...protocol import commands
 from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
 from . import (
     auth,
+    connections,
     delays,
     group_admin,
     groups,
@@ -63,6 +64,8 @@ _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.AUTH_UPDATE_USER, users.auth_update_user, rules.broker(ADMIN)),
     (commands.AUTH_DELETE_USER, users.auth_delete_user, rules.broker(ADMIN)),
     (commands.AUTH_LIST_USER, users.auth_list_user, rules.broker(ADMIN)),
+    (commands.GET_CONNECTIONS, connections.get_connections, rules.broker(QUERY)),
+    (commands.GET_RIGHTS, connections.get_rights, rules.anybody),
     (commands.GET_BROKER_RUNTIME_INFO, runtime.get_broker_runtime_info, rules.anybody),
 )
 

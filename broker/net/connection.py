@@ -75,9 +75,9 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = tuple(
         (
-            "arrived authenticate_by broker close_by deferred ending frame_bytes half_since handlers idle_since "
-            "lingering memory on_lost parser peer reading reads reads_seen repeated responses stops transport "
-            "write_level write_since"
+            "arrived authenticate_by broker bytes_in close_by deferred ending frame_bytes frames_in half_since "
+            "handlers idle_since lingering memory number on_lost opened_ms parser peer reading reads reads_seen "
+            "repeated responses stops transport write_level write_since"
         ).split()
     )
 
@@ -104,6 +104,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.ending = False
         self.lingering = False
         self.arrived = 0
+        self.number = broker.counters.connections_accepted
+        """Number of the connection since the start of the broker."""
+        self.opened_ms = int(time.time() * 1000)
+        self.frames_in = self.bytes_in = 0
         self.reads = 0
         self.reads_seen = 0
         self.half_since = 0.0
@@ -128,6 +132,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.lingering:
             return
         self.reads += 1
+        self.bytes_in += nbytes
         self.parser.received(nbytes)
         if not self.stops:
             self._run()
@@ -204,6 +209,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     self.broker.dispatch.next_turn(lambda: self.unstop(STOP_TURN))
         except RemoteProtocolError as error:
             self.turn_away(FrameIllegal(str(error)), 0)
+        self.frames_in += frames
         self._after_run(frames, incomplete)
 
     def _after_run(self, frames: int, incomplete: bool) -> None:
@@ -327,6 +333,24 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.unstop(STOP_IN_FLIGHT)
         if self.ending:
             self.check_end()
+
+    def describe(self) -> tuple[int, str, int, str, str, int, int, int, int, int, int, bool]:
+        """Return the connection's row of a GET_CONNECTIONS response."""
+        idle_ms = 0 if self.reads != self.reads_seen else int((self.broker.loop.time() - self.idle_since) * 1000)
+        peer, user = self.peer, self.peer.user
+        return (
+            self.number,
+            *peer.address,
+            "" if user is None else user.name,
+            peer.client,
+            self.opened_ms,
+            idle_ms,
+            self.frames_in,
+            self.bytes_in,
+            self.responses.bytes_out,
+            len(self.deferred.held_pulls),
+            self.broker.tls is not None,
+        )
 
     # ---- stopping and continuing ----
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import heapq
 import ipaddress
 import logging
 import socket
 import time
+from typing import Any
 
 from ...protocol.errors import ConfigurationError, SystemBusy
 from ..addresses import parse_address
@@ -108,6 +110,7 @@ class Server:
         self.take_limits()
         broker.when_settings_change.append(lambda settings: self.take_limits())
         broker.users_changed = self._look_at_users
+        broker.list_connections = self._list
 
     def take_limits(self) -> None:
         """Apply the broker's current limits."""
@@ -312,6 +315,10 @@ class Server:
             self._by_address[host] = count - 1
         else:
             self._by_address.pop(host, None)
+
+    def _list(self, after: int, count: int) -> list[tuple[Any, ...]]:
+        later = (connection for connection in self._connections if connection.number > after)
+        return [each.describe() for each in heapq.nsmallest(count, later, key=lambda each: each.number)]
 
     # ---- timeouts and reloading ----
 

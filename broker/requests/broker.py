@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import BrokerError
 from ..background.cold_reads import ColdReads
@@ -157,6 +157,8 @@ class Broker:
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
+        self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
+        """Callback that returns the GET_CONNECTIONS rows of the first ``count`` connections after number ``after``."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Callbacks that get all settings after each change."""
         self.receive_memory = ReceiveBudget(settings.limits.receive_bytes_max, loop.call_soon)

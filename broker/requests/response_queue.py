@@ -33,8 +33,8 @@ class ResponseQueue:
 
     __slots__ = tuple(
         (
-            "_broker _on_flushed _on_full closed flush_offset out out_bytes paused running transport turn_began "
-            "unflushed unflushed_bytes written"
+            "_broker _on_flushed _on_full bytes_out closed flush_offset out out_bytes paused running transport "
+            "turn_began unflushed unflushed_bytes written"
         ).split()
     )
 
@@ -47,6 +47,8 @@ class ResponseQueue:
         self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
         self.out: list[bytes | bytearray] = []
         self.out_bytes = 0
+        self.bytes_out = 0
+        """Number of bytes given to the transport since the connection was opened."""
         self.running = False
         """True while frames are being handled; their responses are collected until that is done."""
         self.turn_began = 0.0
@@ -79,8 +81,10 @@ class ResponseQueue:
         if self.closed or self.transport.is_closing():
             return
         if len(out) == 1:
+            self.bytes_out += len(out[0])
             self.transport.write(out[0])
         else:
+            self.bytes_out += sum(map(len, out))
             self.transport.writelines(out)
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes > SMALL_BYTES:

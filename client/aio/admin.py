@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..core import topics as topic_operations
+from ..core.admin import connections as connection_operations
 from ..core.admin import delays as delay_operations
 from ..core.admin import groups as group_operations
 from ..core.admin import settings as setting_operations
@@ -55,6 +56,9 @@ class Admin(Client):
     create_user = async_method(user_operations.create_user)
     change_user = async_method(user_operations.change_user)
     delete_user = async_method(user_operations.delete_user)
+
+    connections = async_method(connection_operations.connections)
+    whoami = async_method(connection_operations.whoami)
 
     settings = async_method(setting_operations.settings)
     change_settings = async_method(setting_operations.change_settings)

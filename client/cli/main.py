@@ -47,9 +47,11 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "status": Lazy("status", "Show the state of the broker."),
         "top": Lazy("top", "Show rates, lag and disk space live."),
         "check": Lazy("check", "Print one line and an exit code for a monitor."),
+        "connections": Lazy("connections", "List the clients that are connected."),
         "config": Lazy("config", "List, show and change the broker's settings."),
         "bench": Lazy("bench", "Measure the running broker."),
         "user": Lazy("user", "Add, remove and list users, and grant permissions."),
+        "whoami": Lazy("whoami", "Show as which user you are known, and what you may do."),
     },
     "Shell": {
         "context": Lazy("context", "Save brokers under names and choose one."),

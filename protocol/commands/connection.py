@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..fields import I32_MAX, boolean, integer, text
-from .common import QUEUES_MAX
+from ..fields import I32_MAX, I64_MAX, boolean, integer, text
+from .common import QUEUES_MAX, EmptyRequest
 from .table import Command
+from .users import USER_CHARS_MAX
 
 PROTOCOL_VERSION = 1
 
@@ -54,5 +55,37 @@ class AuthAnswer:
     done: bool = boolean("whether the connection is authenticated now", False)
 
 
+CONNECTIONS_MAX = 1000
+"""Maximum number of connections in one GET_CONNECTIONS response."""
+
+
+@dataclass(slots=True)
+class GetConnectionsRequest:
+    """List the open connections, in the order in which they were opened."""
+
+    after: int = integer("id after which to begin, such as the last one of the previous response", 0, I64_MAX, 0)
+    max_count: int = integer("maximum number of connections in the response", 1, CONNECTIONS_MAX, CONNECTIONS_MAX)
+
+
+@dataclass(slots=True)
+class ConnectionsAnswer:
+    """Body: one msgpack array of `[id, host, port, user, client, opened_ms, idle_ms, frames_in, bytes_in, bytes_out,
+    held_pulls, tls]`. `id` counts the connections since the start of the broker; `user` and `client` are empty if
+    unknown; `idle_ms` is the time for which nothing has arrived and no request has waited, to about a second; bytes are
+    counted without TLS."""
+
+    count: int = integer("number of connections in the body; fewer than `max_count`: there are no more")
+
+
+@dataclass(slots=True)
+class RightsAnswer:
+    """Body: one msgpack array of the user's grants, as in AUTH_CREATE_USER."""
+
+    user: str = text("name of the user; empty: the broker has no users, and every client may do all", USER_CHARS_MAX)
+    count: int = integer("number of grants in the body")
+
+
 HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
 AUTH = Command("AUTH", 1001, AuthRequest, AuthAnswer)
+GET_CONNECTIONS = Command("GET_CONNECTIONS", 1013, GetConnectionsRequest, ConnectionsAnswer)
+GET_RIGHTS = Command("GET_RIGHTS", 1014, EmptyRequest, RightsAnswer)

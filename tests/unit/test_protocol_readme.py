@@ -168,6 +168,8 @@ PURPOSES = {
     "GET_PREPARED": "what is prepared, and what is being copied",
     "GET_DELAY_STATS": "what waits to be delivered later",
     "GET_TOPICS_STATS": "the figures of many topics",
+    "GET_CONNECTIONS": "who is connected",
+    "GET_RIGHTS": "the caller's user, and what it may do",
     "AUTH_CREATE_USER": "adds a user",
     "AUTH_UPDATE_USER": "gives a user another password or other grants",
     "AUTH_DELETE_USER": "removes a user",

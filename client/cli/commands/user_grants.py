@@ -115,12 +115,13 @@ def show_grants(settings: BrokerChoice, name: str, store: str) -> None:
     table = settings.output.mode == TABLE
     settings.output.rows(
         COLUMNS if table else DATA_COLUMNS,
-        [_row(each, table=table) for each in known[name]],
+        [grant_row(each, table=table) for each in known[name]],
         empty=f"user {name} has no permissions; flintmq user grant {name} adds some",
     )
 
 
-def _row(each: Grant, *, table: bool) -> dict[str, Any]:
+def grant_row(each: Grant, *, table: bool) -> dict[str, Any]:
+    """Return the row of a grant; ``table``: for a person to read."""
     actions = [action for action in ACTIONS if action in each.actions]
     name = f"{each.name}…" if table and each.prefix else each.name
     return {"actions": actions, "on": each.kind, "name": name, "prefix": each.prefix}

@@ -1,0 +1,69 @@
+"""The command ``flintmq connections``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ....protocol.commands import CONNECTIONS_MAX
+from ....protocol.display import TABLE, show_bytes
+from ..command import CliCommand, pass_settings
+from ..output import TableColumn, number
+from ..settings import BrokerChoice
+from ..units import show_second, show_seconds
+
+if TYPE_CHECKING:
+    from ...core.admin.connections import ConnectionInfo
+    from ...sync.admin import Admin
+
+COLUMNS = (
+    number("id", "ID"),
+    TableColumn("address", "ADDRESS"),
+    TableColumn("user", "USER"),
+    TableColumn("client", "CLIENT", fold=True),
+    TableColumn("opened_at", "SINCE", show_second, spare=True),
+    TableColumn("idle_seconds", "IDLE", lambda seconds: show_seconds(seconds) if seconds >= 1 else ""),
+    number("frames_in", "FRAMES IN"),
+    TableColumn("bytes_in", "IN", show_bytes),
+    TableColumn("bytes_out", "OUT", show_bytes),
+    number("held_pulls", "HELD PULLS"),
+    TableColumn("tls", "TLS", lambda tls: "yes" if tls else ""),
+)
+
+
+@click.command("connections", cls=CliCommand)
+@pass_settings
+def connections(settings: BrokerChoice) -> None:
+    """List the clients that are connected to the broker, this one last."""
+    with settings.admin() as admin:
+        rows = [_row(each) for each in _all(admin)]
+    hidden = {name for name in ("user", "tls") if settings.output.mode == TABLE and not any(row[name] for row in rows)}
+    settings.output.rows(tuple(column for column in COLUMNS if column.name not in hidden), rows)
+
+
+def _all(admin: Admin) -> list[ConnectionInfo]:
+    """Return all connections; takes a request for each thousand."""
+    found: list[ConnectionInfo] = []
+    page = admin.connections()
+    while page:
+        found += page
+        page = admin.connections(page[-1].id) if len(page) == CONNECTIONS_MAX else []
+    return found
+
+
+def _row(each: ConnectionInfo) -> dict[str, Any]:
+    host = f"[{each.host}]" if ":" in each.host else each.host
+    return {
+        "id": each.id,
+        "address": f"{host}:{each.port}",
+        "user": each.user,
+        "client": each.client,
+        "opened_at": each.opened_at,
+        "idle_seconds": each.idle_ms / 1000,
+        "frames_in": each.frames_in,
+        "bytes_in": each.bytes_in,
+        "bytes_out": each.bytes_out,
+        "held_pulls": each.held_pulls,
+        "tls": each.tls,
+    }

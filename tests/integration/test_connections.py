@@ -1,0 +1,133 @@
+"""GET_CONNECTIONS and GET_RIGHTS: who is connected, and what the own user may do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.client import Admin, Message, NoPermission, Producer
+from flintmq.protocol import commands
+from tests.cli_tools import Cli
+from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
+from tests.group_tools import until
+from tests.security_tools import PASSWORD, broker_with_users
+from tests.tls_tools import Authority
+
+GRANTS: dict[str, list[dict[str, Any]]] = {
+    "ops": [{"actions": ["admin"], "broker": True}],
+    "shop": [{"actions": ["publish"], "topic": "orders"}, {"actions": ["consume"], "topicPrefix": "bills-"}],
+    "nobody": [],
+}
+
+
+@pytest.fixture
+def with_users(tmp_path: Path) -> Iterator[RunningBroker]:
+    with broker_with_users(tmp_path, GRANTS, {}) as running:
+        yield running
+
+
+def test_a_connection_is_listed_with_its_client_and_its_traffic(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    running = broker()
+    began = int(time.time() * 1000)
+    with Admin(running.address) as admin, Producer(running.address) as producer:
+        admin.create_topic("orders", queues=1)
+        (own,) = admin.connections()
+        producer.send(Message("orders", bytes(1_000)))
+        raw = connect(running)
+        held = raw.send(commands.PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 30_000})
+        until(lambda: any(each.held_pulls for each in admin.connections()))
+        first, second, third = admin.connections()
+        assert (first.id, first.client, first.opened_ms) == (own.id, own.client, own.opened_ms)
+        assert "pid" in first.client
+        assert first.id < second.id < third.id
+        assert began <= first.opened_ms <= third.opened_ms <= time.time() * 1000
+        assert first.frames_in > own.frames_in
+        assert first.bytes_out > own.bytes_out
+        assert second.frames_in >= 2  # HELLO and PRODUCE
+        assert 1_000 < second.bytes_in < 2_000
+        assert (third.client, third.held_pulls, third.frames_in) == ("test", 1, 2)
+        assert (third.host, third.port) == raw.sock.getsockname()[:2]
+        assert (third.user, third.tls) == ("", False)
+        producer.send(Message("orders", b"x"))
+        assert raw.receive().request_id == held
+        assert [each.held_pulls for each in admin.connections()] == [0, 0, 0]
+
+
+def test_pages_continue_after_an_id(broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    running = broker()
+    for _ in range(7):
+        connect(running)
+    with Admin(running.address) as admin:
+        everything = [each.id for each in admin.connections()]
+        assert len(everything) == 8
+        found: list[int] = []
+        while page := admin.connections(found[-1] if found else 0, max_count=3):
+            assert len(page) <= 3
+            found += [each.id for each in page]
+        assert found == everything
+
+
+def test_a_closed_connection_is_not_listed(broker: BrokerFactory) -> None:
+    running = broker()
+    with Admin(running.address) as admin:
+        with Producer(running.address) as producer:
+            producer.send(Message("orders", b"x"))
+            assert len(admin.connections()) == 2
+        until(lambda: len(admin.connections()) == 1)
+
+
+def test_an_idle_connection_says_for_how_long(broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    running = broker(settings={"limits.half_frame_timeout_ms": 400})  # the broker then looks every 100 ms
+    connect(running)
+    with Admin(running.address) as admin:
+        until(lambda: admin.connections()[0].idle_ms >= 300)
+        idle, asking = admin.connections()
+        assert asking.idle_ms < idle.idle_ms
+
+
+def test_a_user_sees_its_own_rights_and_only_an_operator_the_connections(with_users: RunningBroker) -> None:
+    with (
+        Admin(with_users.address, user="ops", password=PASSWORD) as ops,
+        Admin(with_users.address, user="shop", password=PASSWORD) as shop,
+    ):
+        own = shop.whoami()
+        assert own.user == "shop"
+        assert [grant.as_json() for grant in own.grants] == GRANTS["shop"]
+        assert {each.user for each in ops.connections()} == {"ops", "shop"}
+        with pytest.raises(NoPermission, match="query on the broker"):
+            shop.connections()
+
+
+def test_encrypted_connections_are_marked(broker: BrokerFactory, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    running = broker(settings=authority.issue().broker_settings)
+    with Admin(running.address, tls=authority.path) as admin:
+        assert [each.tls for each in admin.connections()] == [True]
+
+
+def test_the_command_line_shows_both(with_users: RunningBroker, broker: BrokerFactory, tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home", with_users.address, {"FLINTMQ_USER": "shop", "FLINTMQ_PASSWORD": PASSWORD})
+    shown = cli.run("whoami")
+    assert "user shop may:" in shown.err
+    assert any("publish" in line and "orders" in line for line in shown.lines)
+    assert cli.run("whoami", "-o", "json").rows[1] == {
+        "user": "shop",
+        "actions": ["consume"],
+        "on": "topic",
+        "name": "bills-",
+        "prefix": True,
+    }
+    nobody = Cli(tmp_path / "home", with_users.address, {"FLINTMQ_USER": "nobody", "FLINTMQ_PASSWORD": PASSWORD})
+    assert "user nobody has no permissions" in nobody.run("whoami", "-o", "table").out
+    everybody = Cli(tmp_path / "home", broker().address, {})
+    assert "the broker has no users: every client may do everything" in everybody.run("whoami", "-o", "table").out
+    (row,) = everybody.run("connections", "-o", "json").rows
+    assert row["address"].startswith("127.0.0.1:")
+    assert row["frames_in"] >= 1
+    assert "HELD PULLS" in everybody.run("connections", "-o", "table").lines[0]
