@@ -78,7 +78,9 @@ def _select(request: Request, params: PullRequest) -> None:
     # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
     # end; a pull that selects may reach the end although it starts long before it.
     selects = tags is not None or records is not None
-    if ahead > 0 or (not params.wait_ms and (ahead == 0 or selects)):
+    if ahead == 0 and params.wait_ms and records is None:
+        _Pull(request, params, tags).hold()  # the usual case of a consumer that has read everything
+    elif ahead > 0 or (not params.wait_ms and (ahead == 0 or selects)):
         request.after_dispatch(lambda: _pull(request, params, tags, records))
     else:
         _pull(request, params, tags, records)
@@ -277,6 +279,11 @@ class _Pull:
             # Messages arrived while a reader thread searched.
             self.look_again()
             return
+        self.hold()
+
+    def hold(self) -> None:
+        """Wait for a message at the offset, which is the queue's end."""
+        broker, params = self.request.broker, self.params
         self.request.deferred.check_may_wait()
         self.busy_s = time.monotonic() - self.request.frame.began
         self.held = broker.holds.hold(

@@ -38,7 +38,7 @@ class QueueReads:
         config = self._topics.get(topic)
         if config is None:
             raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
-        if not 0 <= queue_id < config.queues:
+        if queue_id < 0 or (queue_id >= config.read_queues and queue_id >= config.write_queues):
             raise QueueNotExist(f"topic {topic!r} has queues 0 to {config.queues - 1}, not {queue_id}")
         return self._with_messages(topic, queue_id)
 
@@ -63,8 +63,8 @@ class QueueReads:
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the queue's next dispatched message."""
-        self.queue(topic, queue_id)
-        return self.end_offset(topic, queue_id)
+        queue = self.queue(topic, queue_id)
+        return queue.max_offset if queue is not None else self.next_offset(topic, queue_id)
 
     def min_offset(self, topic: str, queue_id: int, *, hot: bool) -> int:
         """Return the first queue offset that can be read."""
