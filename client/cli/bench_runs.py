@@ -15,11 +15,11 @@ from ...protocol.errors import FlintError
 from ..core.produce.grouping import Flush
 from ..errors import ClientClosed
 from ..message import Message
+from ..operator.units import plural, show_rate
 from ..sync.consumer import Consumer
 from ..sync.producer import Producer
 from .histogram import LatencyHistogram
 from .settings import BrokerChoice
-from .units import plural, show_rate
 
 SAMPLED_KEYS = 10_000
 PULL_BYTES = 1 << 20

@@ -9,9 +9,9 @@ from ...protocol.escaping import escape_bytes
 from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from ..core.consume.stored import StoredMessage
 from ..core.rpc.address import Address
+from ..operator.units import show_moment
 from .messages import message_row
 from .output import Output, TableColumn
-from .units import show_moment
 
 _SHOWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
 

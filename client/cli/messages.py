@@ -10,9 +10,9 @@ from ...protocol.display import JSON, PLAIN, TABLE, to_json
 from ...protocol.escaping import escape, escape_bytes
 from ..core.consume.stored import StoredMessage
 from ..core.produce.receipts import Receipt
+from ..operator.units import show_moment, show_second, show_seconds
 from .formats import Format
 from .output import Output, TableColumn
-from .units import show_moment, show_second, show_seconds
 
 BODY_CHARS_SHOWN = 1000
 """Maximum characters of a body that a terminal shows."""

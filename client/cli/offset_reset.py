@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.consume.positions import EARLIEST
+from ..operator.positions import OFFSET_FORMS, Typed, check_queues, offsets_to_commit
 from .command import note
 from .output import TableColumn, number
 from .params import GROUP, POSITION, QUEUE, TOPIC
-from .positions import OFFSET_FORMS, EveryQueue, Typed, check_held, check_queues, check_reached
 from .settings import BrokerChoice
 
 if TYPE_CHECKING:
@@ -72,14 +72,6 @@ def _offsets(consumer: Consumer, topic: str, to: Typed, stats: list[QueueStats])
         raise click.BadParameter(
             f"{to} counts messages of the topic, not of a queue; use {RESET_FORMS}", param_hint="'--to'"
         )
-    if isinstance(to, EveryQueue):
-        check_reached(to.offset, topic, stats)
-        return {queue.queue: min(max(to.offset, queue.min_offset), queue.max_offset) for queue in stats}
-    if isinstance(to, dict):
-        check_queues(to, topic, stats)
-        for queue in stats:
-            check_held(to.get(queue.queue, queue.max_offset), topic, queue)
-        return to
-    if isinstance(to, str):
-        return {queue.queue: queue.min_offset if to == EARLIEST else queue.max_offset for queue in stats}
+    if not isinstance(to, datetime):
+        return offsets_to_commit(to, topic, stats)
     return {queue.queue: consumer.offset_at(topic, queue.queue, to) for queue in stats}

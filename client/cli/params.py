@@ -81,7 +81,7 @@ class PositionType(_Checked):
 
     def parse(self, text: str) -> Any:
         """Return the position."""
-        from .positions import parse_position
+        from ..operator.positions import parse_position
 
         return parse_position(text)
 
@@ -97,7 +97,7 @@ class TimeType(_Checked):
 
     def parse(self, text: str) -> Any:
         """Return the time as an aware datetime."""
-        from .positions import parse_time
+        from ..operator.positions import parse_time
 
         return parse_time(text.removeprefix("@"))
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...protocol.errors import UnknownCommand
+from ..operator.condition import Condition
+from ..operator.lags import Lag, lag_in, read_rows
 from ..sync.admin import Admin
-from .condition import Condition
-from .lags import Lag, lag_in, read_rows
 from .topics import all_topics_stats, is_own
 
 

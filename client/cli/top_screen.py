@@ -11,9 +11,9 @@ from rich.text import Text
 
 from ...protocol.display import show_bytes
 from ...protocol.escaping import escape
+from ..operator.units import show_count, show_rate, show_seconds
 from .sampler import GroupRate, Rates, TopicRate
 from .top_view import GROUPS, TOPICS, View
-from .units import show_count, show_rate, show_seconds
 
 NARROW = 60
 WIDE = 150

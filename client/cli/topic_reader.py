@@ -15,13 +15,13 @@ from ...protocol.errors import FilterIllegal
 from ...protocol.escaping import escape
 from ..core.consume.stored import StoredMessage
 from ..errors import CorruptMessage
+from ..operator.units import plural, show_rate, show_seconds
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from .formats import DIRECTIVES, Format
 from .messages import MessagePrinter
 from .params import FORMAT
 from .settings import BrokerChoice
-from .units import plural, show_rate, show_seconds
 
 FORMAT_HELP = (
     "Template for each message: "

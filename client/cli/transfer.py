@@ -19,13 +19,13 @@ import click
 from ...protocol.display import show_bytes
 from ..core.consume.positions import EARLIEST, LATEST
 from ..errors import CorruptMessage, DeliveryFailed, InvalidArgument
+from ..operator.positions import POSITION_FORMS, Typed, end_of, start_of
+from ..operator.units import plural, show_rate, show_seconds
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from .params import POSITION, TOPIC
-from .positions import POSITION_FORMS, Typed, end_of, start_of
 from .stop_signals import stop_request
 from .topic_reader import FILTER_HELP, TAG_HELP, pointed_at
-from .units import plural, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
-from flintmq.client.cli.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
+from flintmq.client.operator.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from flintmq.protocol.display import iso
 from tests.cli_tools import Cli, Terminal

@@ -12,9 +12,9 @@ import pytest
 from flintmq.client import ConfigurationError, InvalidArgument, OffsetOutOfRange, QueueStats
 from flintmq.client.cli.contexts import Contexts, contexts_path
 from flintmq.client.cli.params import OFFSETS, PERMISSION, PROPERTY, SIZE, SPAN, show_permission
-from flintmq.client.cli.positions import EveryQueue, end_of, parse_position, parse_time, start_of
 from flintmq.client.cli.settings import DEFAULT_BROKER, BrokerChoice
 from flintmq.client.core.rpc.address import parse_addresses
+from flintmq.client.operator.positions import EveryQueue, end_of, parse_position, parse_time, start_of
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 STATS = [QueueStats(0, 5, 20, 0), QueueStats(1, 0, 8, 0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flintmq.client import InvalidMessage, StoredMessage
-from flintmq.client.cli.dead_letters import DeadQueue, Target, own_properties
+from flintmq.client.operator.dead_letters import DeadQueue, Target, own_properties
 from flintmq.protocol.errors import MessageNotFound
 from flintmq.protocol.storage.record import Record, encode_properties
 

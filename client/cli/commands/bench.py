@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ....protocol.display import JSON, PLAIN, show_bytes, to_json
+from ...operator.units import plural, show_count, show_rate, show_seconds
 from ..bench_runs import Advance, LatencyRun, Produce, Report, fill, run_pull, run_query
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
 from ..histogram import LatencyHistogram
 from ..params import COUNT, SIZE, TOPIC, NumberType
 from ..settings import BrokerChoice
-from ..units import plural, show_count, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from ...core.produce.grouping import Flush

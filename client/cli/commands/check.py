@@ -11,13 +11,13 @@ from click.core import ParameterSource
 
 from ....protocol.display import JSON, show_bytes, to_json
 from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
+from ...operator.condition import Condition
+from ...operator.lags import Lag, lag_by_group
+from ...operator.units import show_count, show_seconds
 from ..command import CliCommand, pass_settings
-from ..condition import Condition
 from ..failures import describe
-from ..lags import Lag, lag_by_group
 from ..params import GROUP, SIZE, SPAN, TOPIC, NumberType
 from ..settings import BrokerChoice
-from ..units import show_count, show_seconds
 
 if TYPE_CHECKING:
     from ...sync.admin import Admin

@@ -8,10 +8,10 @@ import click
 
 from ....protocol.commands import CONNECTIONS_MAX
 from ....protocol.display import TABLE, show_bytes
+from ...operator.units import show_second, show_seconds
 from ..command import CliCommand, pass_settings
 from ..output import TableColumn, number
 from ..settings import BrokerChoice
-from ..units import show_second, show_seconds
 
 if TYPE_CHECKING:
     from ...core.admin.connections import ConnectionInfo

@@ -17,8 +17,8 @@ from ..transfer import MessageSelection, Transfer, for_each_sound, say_done, sel
 if TYPE_CHECKING:
     from ...core.consume.stored import StoredMessage
     from ...core.topics import TopicInfo
+    from ...operator.positions import Typed
     from ...sync.admin import Admin
-    from ..positions import Typed
 
 
 @command("copy")

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from ....protocol.display import TABLE
+from ...operator.units import plural, show_moment
 from ..command import CliGroup, note, pass_settings
 from ..output import TableColumn, number
 from ..params import NumberType
 from ..settings import BrokerChoice
-from ..units import plural, show_moment
 
 COLUMNS = (
     TableColumn("waits", "WAITS"),

@@ -13,8 +13,7 @@ from ....protocol.errors import FlintError
 from ....protocol.escaping import escape, escape_bytes
 from ....protocol.storage.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
 from ...errors import CorruptMessage
-from ..command import CliGroup, confirm, note, pass_settings
-from ..dead_letters import (
+from ...operator.dead_letters import (
     BATCH_COUNT,
     DeadQueue,
     Resending,
@@ -26,12 +25,13 @@ from ..dead_letters import (
     original_topic,
     own_properties,
 )
+from ...operator.units import plural, show_moment, show_second
+from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from ..messages import message_row
 from ..output import TableColumn, number
 from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC, NumberType
 from ..settings import BrokerChoice
-from ..units import plural, show_moment, show_second
 
 if TYPE_CHECKING:
     from ...core.consume.stored import StoredMessage

@@ -7,15 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 from ....protocol.display import to_json
+from ...operator.units import plural, show_seconds
 from ..command import command, note
 from ..messages import message_row
 from ..settings import BrokerChoice
 from ..transfer import MessageSelection, for_each_sound, selection_options
-from ..units import plural, show_seconds
 
 if TYPE_CHECKING:
     from ...core.consume.stored import StoredMessage
-    from ..positions import Typed
+    from ...operator.positions import Typed
 
 
 @command("export")

@@ -13,15 +13,15 @@ from ....protocol.display import JSON, PLAIN, to_json
 from ....protocol.errors import TopicNotExist
 from ....protocol.escaping import escape
 from ....protocol.storage.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
+from ...operator.lags import Lag, lag_by_group, lag_in, lag_of
+from ...operator.positions import TIME_FORMS
+from ...operator.units import plural, show_moment, show_seconds
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
-from ..lags import Lag, lag_by_group, lag_in, lag_of
 from ..offset_reset import reset_group, reset_options
 from ..output import TableColumn, number
 from ..params import GROUP, TIME
-from ..positions import TIME_FORMS
 from ..settings import BrokerChoice
-from ..units import plural, show_moment, show_seconds
 
 if TYPE_CHECKING:
     from datetime import datetime

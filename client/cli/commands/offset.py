@@ -11,13 +11,13 @@ import click
 from ....protocol.display import to_json
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
+from ...operator.positions import check_committable, check_queues
+from ...operator.units import plural
 from ..command import CliGroup, note, pass_settings
 from ..offset_reset import reset_group, reset_options
 from ..output import TableColumn, number
 from ..params import GROUP, TOPIC
-from ..positions import check_committable, check_queues
 from ..settings import BrokerChoice
-from ..units import plural
 
 if TYPE_CHECKING:
     from ...core.topics import ConsumeStats

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...operator.positions import POSITION_FORMS, EveryQueue, Typed, start_of
 from ..command import command
 from ..params import COUNT, POSITION, QUEUE, SPAN, TOPIC
-from ..positions import POSITION_FORMS, EveryQueue, Typed, start_of
 from ..settings import BrokerChoice
 from ..topic_reader import MessageFilter, MessageStyle, filter_options, format_options, show_messages
 

@@ -13,15 +13,15 @@ from ....protocol.display import PLAIN
 from ....protocol.errors import MessageNotFound
 from ....protocol.escaping import escape
 from ....protocol.storage.ids import ID_DIGITS
+from ...operator.positions import TIME_FORMS, is_before_now
+from ...operator.units import plural, show_moment
 from ..command import CliCommand, CliGroup, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
 from ..message_record import show_record
 from ..output import TableColumn, number
 from ..params import COUNT, TIME, TOPIC
-from ..positions import TIME_FORMS, is_before_now
 from ..settings import BrokerChoice
 from ..topic_reader import DEFAULT_STYLE, MessageStyle, format_options, show_messages
-from ..units import plural, show_moment
 
 if TYPE_CHECKING:
     from ...core.consume.stored import StoredMessage

@@ -15,12 +15,12 @@ import click
 
 from ....protocol.display import show_bytes
 from ...errors import DeliveryFailed
+from ...operator.units import plural, show_rate, show_seconds
 from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import show_receipts
 from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC, NumberType
 from ..settings import BrokerChoice
-from ..units import plural, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from ...core.produce.grouping import Flush

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ....protocol.display import TABLE, show_bytes
+from ...operator.condition import Condition
+from ...operator.units import plural, show_count, show_seconds
 from ..command import command
-from ..condition import Condition
 from ..output import TableColumn
 from ..settings import BrokerChoice
-from ..units import plural, show_count, show_seconds
 
 COLUMNS = (
     TableColumn("broker", "broker", style="bold"),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...operator.positions import POSITION_FORMS, Typed, end_of, start_of
 from ..command import command
 from ..outages import outages_told
 from ..params import COUNT, POSITION, TOPIC
-from ..positions import POSITION_FORMS, Typed, end_of, start_of
 from ..settings import BrokerChoice
 from ..topic_reader import MessageFilter, MessageStyle, filter_options, format_options, show_messages
 

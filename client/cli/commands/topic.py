@@ -11,12 +11,12 @@ from ....protocol.display import TABLE, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ....protocol.escaping import escape
 from ...errors import InvalidArgument
+from ...operator.units import plural, show_second
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, number
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, NumberType, show_permission
 from ..settings import BrokerChoice
 from ..topics import all_topics_stats, is_own
-from ..units import plural, show_second
 
 if TYPE_CHECKING:
     from ...core.topics import QueueStats, TopicInfo

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...operator.units import plural, show_moment, show_seconds
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_NOT_FOUND
 from ..output import TableColumn, number
 from ..params import COUNT
 from ..settings import BrokerChoice
-from ..units import plural, show_moment, show_seconds
 
 if TYPE_CHECKING:
     from ...core.admin.transactions import TransactionInfo

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ...protocol.errors import OffsetOutOfRange
 from ...protocol.fields import I64_MAX
-from ..core.consume.positions import ENDS, End, Position
+from ..core.consume.positions import EARLIEST, ENDS, End, Position
 from ..core.topics import QueueStats
 from ..errors import InvalidArgument
 
@@ -134,6 +134,22 @@ def end_of(position: Typed | None, topic: str, stats: list[QueueStats]) -> Posit
         check_queues(position, topic, stats)
         return position
     return position
+
+
+def offsets_to_commit(to: End | dict[int, int] | EveryQueue, topic: str, stats: list[QueueStats]) -> dict[int, int]:
+    """Return the offsets by queue that a group commits to continue at ``to``; if ``to`` names queues, only those.
+
+    Raises ``OffsetOutOfRange`` for an offset that no queue holds, ``InvalidArgument`` for a queue that does not exist.
+    """
+    if isinstance(to, EveryQueue):
+        check_reached(to.offset, topic, stats)
+        return {queue.queue: min(max(to.offset, queue.min_offset), queue.max_offset) for queue in stats}
+    if isinstance(to, dict):
+        check_queues(to, topic, stats)
+        for queue in stats:
+            check_held(to.get(queue.queue, queue.max_offset), topic, queue)
+        return to
+    return {queue.queue: queue.min_offset if ENDS[to] == EARLIEST else queue.max_offset for queue in stats}
 
 
 def check_reached(offset: int, topic: str, stats: list[QueueStats]) -> None:
