@@ -51,6 +51,8 @@ from .core.admin.groups import GroupInfo as GroupInfo
 from .core.admin.groups import GroupMember as GroupMember
 from .core.admin.groups import GroupQueue as GroupQueue
 from .core.admin.groups import GroupStatus as GroupStatus
+from .core.admin.quarantine import LostOffsets as LostOffsets
+from .core.admin.quarantine import QuarantineEntry as QuarantineEntry
 from .core.admin.transactions import TransactionInfo as TransactionInfo
 from .core.admin.transactions import Transactions as Transactions
 from .core.admin.users import UserInfo as UserInfo

@@ -134,6 +134,7 @@ CASES = [
     Case(commands.ABORT_PREPARED, [on("topic", "T", "publish")], {"drop": "attempt-of-t-ABORT_PREPARED"}),
     Case(commands.GET_DELAY_STATS, [{"actions": ["query"], "broker": True}]),
     Case(commands.GET_CONNECTIONS, [{"actions": ["query"], "broker": True}]),
+    Case(commands.GET_QUARANTINE, [{"actions": ["query"], "broker": True}]),
     Case(commands.UPDATE_AND_CREATE_TOPIC, [on("topic", "T", "admin")], {**T, "perm": 4}),
     Case(commands.UPDATE_AND_CREATE_TOPIC, [on("topic", "T-new", "admin")], {"topic": "T-new"}, name="created"),
     Case(commands.DELETE_TOPIC_IN_BROKER, [on("topic", "T", "admin")], T),

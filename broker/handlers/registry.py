@@ -14,6 +14,7 @@ from . import (
     offsets,
     produce,
     pull,
+    quarantine,
     query,
     rules,
     runtime,
@@ -65,6 +66,7 @@ _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.AUTH_DELETE_USER, users.auth_delete_user, rules.broker(ADMIN)),
     (commands.AUTH_LIST_USER, users.auth_list_user, rules.broker(ADMIN)),
     (commands.GET_CONNECTIONS, connections.get_connections, rules.broker(QUERY)),
+    (commands.GET_QUARANTINE, quarantine.get_quarantine, rules.broker(QUERY)),
     (commands.GET_RIGHTS, connections.get_rights, rules.anybody),
     (commands.GET_BROKER_RUNTIME_INFO, runtime.get_broker_runtime_info, rules.anybody),
 )

@@ -11,6 +11,7 @@ from ..core import topics as topic_operations
 from ..core.admin import connections as connection_operations
 from ..core.admin import delays as delay_operations
 from ..core.admin import groups as group_operations
+from ..core.admin import quarantine as quarantine_operations
 from ..core.admin import settings as setting_operations
 from ..core.admin import transactions as transaction_operations
 from ..core.admin import users as user_operations
@@ -59,6 +60,7 @@ class Admin(Client):
 
     connections = async_method(connection_operations.connections)
     whoami = async_method(connection_operations.whoami)
+    quarantine = async_method(quarantine_operations.quarantine)
 
     settings = async_method(setting_operations.settings)
     change_settings = async_method(setting_operations.change_settings)

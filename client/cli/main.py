@@ -48,6 +48,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "top": Lazy("top", "Show rates, lag and disk space live."),
         "check": Lazy("check", "Print one line and an exit code for a monitor."),
         "connections": Lazy("connections", "List the clients that are connected."),
+        "quarantine": Lazy("quarantine", "List damage of the broker's log, and the messages lost."),
         "config": Lazy("config", "List, show and change the broker's settings."),
         "bench": Lazy("bench", "Measure the running broker."),
         "user": Lazy("user", "Add, remove and list users, and grant permissions."),

@@ -14,6 +14,10 @@ QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
 """Queue, its min offset, its max offset and the store time of its last message (ms, -1: the queue is empty)."""
 TOPICS_STATS_MAX = 1000
 """Maximum number of topics in one GET_TOPICS_STATS response."""
+QUARANTINE_MAX = 1000
+"""Maximum number of entries in one GET_QUARANTINE response."""
+QUARANTINE_LOST_MAX = 20
+"""Maximum number of ranges of lost messages in one entry: a full page stays below the default frame limit."""
 SETTINGS_MAX = 100
 """Maximum number of settings that one UPDATE_BROKER_CONFIG changes."""
 
@@ -118,6 +122,31 @@ class DelayStatsAnswer:
 
 
 @dataclass(slots=True)
+class GetQuarantineRequest:
+    """List the quarantine: the damaged ranges (holes) that the broker found in its CommitLog, by physical offset; those
+    with the same one by the time at which they were found."""
+
+    after: int = integer("physical offset of the entry after which to begin; −1: with the first one", -1, I64_MAX, -1)
+    after_found_ms: int = integer(
+        "`found_ms` of that entry, which matters if others have the same physical offset", 0, I64_MAX, I64_MAX
+    )
+    max_count: int = integer("maximum number of entries in the response", 1, QUARANTINE_MAX, QUARANTINE_MAX)
+
+
+@dataclass(slots=True)
+class QuarantineAnswer:
+    """Body: one msgpack array of `[physical_offset, bytes, reason, found_ms, stored_ms, file, lost_messages,
+    lost_left_out, lost]`. `reason` is what was wrong at the beginning of the range; `stored_ms` the store time of the
+    record before it, or of the one after it if none precedes it (0: unknown); `file` the name of the file in
+    `flintmq/quarantine/` that has the damaged bytes. `lost_messages` is the number of messages known to have been in
+    the range (0: none is known), and `lost` an array of at most 20 `[topic, queue, first queue offset, messages]`,
+    without `lost_left_out` further ones. Damage that hits a range again makes another entry, which has the messages
+    once more."""
+
+    count: int = integer("number of entries in the body; fewer than `max_count`: there are no more")
+
+
+@dataclass(slots=True)
 class RuntimeInfoAnswer:
     """No fields. Body: one msgpack map, str to int, float, str or bool; ``RUNTIME_INFO`` lists the keys."""
 
@@ -139,7 +168,7 @@ RUNTIME_INFO: dict[str, str] = {
     "index_behind_bytes": "CommitLog bytes that are not yet in queues and index",
     "commitlog_files": "number of CommitLog files",
     "index_files": "number of IndexFiles",
-    "quarantined_holes": "number of damaged ranges of the CommitLog: see `flintmq/quarantine/index.json`",
+    "quarantined_holes": "number of damaged ranges of the CommitLog; GET_QUARANTINE lists them",
     "quarantined_bytes": "CommitLog bytes in them",
     "lost_messages": "messages known to have been in them; consumers skip these",
     "flush_p50_us": "median duration of the last minute's flushes in µs; 0: there was none",
@@ -178,6 +207,7 @@ occurred: the number of responses with that result since the start. Names are ad
 
 GET_DELAY_STATS = Command("GET_DELAY_STATS", 1011, GetDelayStatsRequest, DelayStatsAnswer)
 GET_TOPICS_STATS = Command("GET_TOPICS_STATS", 1012, GetTopicsStatsRequest, TopicsStatsAnswer)
+GET_QUARANTINE = Command("GET_QUARANTINE", 1015, GetQuarantineRequest, QuarantineAnswer)
 UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
 GET_ALL_TOPIC_CONFIG = Command("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, TopicsAnswer)
 UPDATE_BROKER_CONFIG = Command("UPDATE_BROKER_CONFIG", 25, UpdateBrokerConfigRequest, UpdateBrokerConfigAnswer)

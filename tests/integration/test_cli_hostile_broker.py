@@ -107,6 +107,8 @@ LINES: list[list[str]] = [
     ["tx", "list"],
     ["tx", "list", "--parked"],
     ["delay", "list"],
+    ["connections"],
+    ["quarantine"],
     ["status"],
     ["check"],
     ["config", "list"],
@@ -222,6 +224,10 @@ def content(command: Command, fields: dict[str, Any]) -> tuple[int, dict[str, An
             "delivered": False,
         }
         return 0, {"count": 1, "open": 1, "parked": 1}, msgpack.packb([row])
+    if command is commands.GET_CONNECTIONS:
+        return 0, {"count": 1}, msgpack.packb([[1, EVIL, 1, EVIL, EVIL, 1, 1, 1, 1, 1, 1, False]])
+    if command is commands.GET_QUARANTINE:
+        return 0, {"count": 1}, msgpack.packb([[0, 1, EVIL, 1, 1, EVIL, 1, 1, [[EVIL, 0, 0, 1]]]])
     if command is commands.GET_BROKER_RUNTIME_INFO:
         info: dict[str, Any] = dict.fromkeys(RUNTIME_INFO, 1)
         texts = dict.fromkeys(("name", "version", "store_path", "flush", "write_refusal", "metrics_address"), EVIL)

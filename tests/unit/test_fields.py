@@ -178,6 +178,7 @@ def test_codes_are_rocketmqs_if_it_has_the_command() -> None:
         "GET_TOPICS_STATS": 1012,
         "GET_CONNECTIONS": 1013,
         "GET_RIGHTS": 1014,
+        "GET_QUARANTINE": 1015,
         "AUTH_CREATE_USER": 3001,
         "AUTH_UPDATE_USER": 3002,
         "AUTH_DELETE_USER": 3003,

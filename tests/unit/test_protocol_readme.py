@@ -170,6 +170,7 @@ PURPOSES = {
     "GET_TOPICS_STATS": "the figures of many topics",
     "GET_CONNECTIONS": "who is connected",
     "GET_RIGHTS": "the caller's user, and what it may do",
+    "GET_QUARANTINE": "damaged ranges of the log, and the lost messages",
     "AUTH_CREATE_USER": "adds a user",
     "AUTH_UPDATE_USER": "gives a user another password or other grants",
     "AUTH_DELETE_USER": "removes a user",

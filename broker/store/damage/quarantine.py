@@ -105,7 +105,7 @@ class Quarantine:
         self.path = folder / "index.json"
         self._file = ConfigFile(files, self.path)
         self.ranges: list[QuarantinedRange] = []
-        """By physical offset."""
+        """By physical offset, then by the time at which they were found."""
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._bounds = np.zeros(0, np.int64)
@@ -176,6 +176,13 @@ class Quarantine:
     def bytes(self) -> int:
         """Number of bytes of the log that are in quarantine."""
         return sum(end - begin for begin, end in zip(self._begins, self._ends, strict=True))
+
+    def page(self, after: int, after_found_ms: int, max_count: int) -> list[QuarantinedRange]:
+        """Return at most ``max_count`` ranges, in the order of ``ranges``, that follow the one at the physical offset
+        ``after`` that was found at ``after_found_ms``."""
+        ranges = self.ranges
+        first = bisect.bisect_right(ranges, (after, after_found_ms), key=_place)
+        return ranges[first : first + max_count]
 
     def lost_between(self, topic: str, queue: int, begin: int, end: int) -> list[tuple[int, int]]:
         """Return the lost messages of a queue with queue offsets in ``[begin, end)``.
@@ -277,7 +284,12 @@ class Quarantine:
 
 
 def _by_place(ranges: Iterable[QuarantinedRange]) -> list[QuarantinedRange]:
-    return sorted(ranges, key=lambda each: (each.physical_offset, each.found_ms))
+    return sorted(ranges, key=_place)
+
+
+def _place(each: QuarantinedRange) -> tuple[int, int]:
+    """Return the key of the order: later damage may have the same physical offset."""
+    return each.physical_offset, each.found_ms
 
 
 def _chunks(size: int) -> Iterator[tuple[int, int]]:
