@@ -106,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         return connection
 
     async def _greet(self, access: ClientAccess) -> None:
-        greeting = self._session.greeting(client_name(), access)
+        greeting = self._session.greeting(access.client_name or client_name(), access)
         request = advance(greeting, None)
         while request is not None:
             if self._failure is not None:

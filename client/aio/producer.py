@@ -90,7 +90,7 @@ class Producer(Base):
         **access: Unpack[AccessOptions],
     ) -> None:
         sending = self._sending = ProducerCore(
-            client_name(),
+            access.get("client_name") or client_name(),
             delivery_timeout=delivery_timeout,
             compress_over=compress_over,
             compression=compression,

@@ -96,7 +96,7 @@ class Connection:
         return connection
 
     def _greet(self, access: ClientAccess, deadline: float, timeout: float) -> None:
-        greeting = self._session.greeting(client_name(), access)
+        greeting = self._session.greeting(access.client_name or client_name(), access)
         request = advance(greeting, None)
         while request is not None:
             try:

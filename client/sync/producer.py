@@ -94,7 +94,7 @@ class Producer:
         **access: Unpack[AccessOptions],
     ) -> None:
         self._sending = ProducerCore(
-            client_name(),
+            access.get("client_name") or client_name(),
             delivery_timeout=delivery_timeout,
             compress_over=compress_over,
             compression=compression,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.client import Admin, Message, NoPermission, Producer
+from flintmq.client import Admin, InvalidArgument, InvalidArgumentType, Message, NoPermission, Producer
 from flintmq.protocol import commands
 from tests.cli_tools import Cli
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
@@ -71,6 +71,23 @@ def test_pages_continue_after_an_id(broker: BrokerFactory, connect: ConnectionFa
             assert len(page) <= 3
             found += [each.id for each in page]
         assert found == everything
+
+
+def test_clients_appear_under_the_names_that_they_choose(broker: BrokerFactory) -> None:
+    running = broker()
+    with (
+        Admin(running.address, client_name="billing for 10.1.2.3") as admin,
+        Producer(running.address, client_name="till 7") as producer,
+    ):
+        producer.send(Message("new-topic", b"x"))  # greets again, to learn how many queues a new topic gets
+        assert [each.client for each in admin.connections()] == ["till 7", "billing for 10.1.2.3"]
+
+
+def test_a_client_name_is_checked_before_anything_is_sent() -> None:
+    with pytest.raises(InvalidArgument, match="client_name has 257 characters"):
+        Admin(client_name="x" * 257)
+    with pytest.raises(InvalidArgumentType, match="client_name must be a str, not int"):
+        Admin(client_name=7)  # type: ignore[arg-type] # that is the test
 
 
 def test_a_closed_connection_is_not_listed(broker: BrokerFactory) -> None:

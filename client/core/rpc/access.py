@@ -23,6 +23,9 @@ KEYS_KEPT = 16
 """Maximum number of derived keys to keep, so that only the first connection with a broker and a password derives
 them."""
 
+CLIENT_NAME_CHARS_MAX = 256
+"""Maximum length of a client's name: the rule of HELLO's field ``client``."""
+
 Password = str | Callable[[], str]
 
 
@@ -33,7 +36,8 @@ class AccessOptions(TypedDict, total=False):
     each new connection (by an asyncio client in a thread). ``tls``: True for TLS with the CAs that this machine trusts,
     the path of a PEM file with the CA of the broker's certificate, or an ``ssl.SSLContext``. ``tls_certificate`` and
     ``tls_key``: paths of this client's certificate and key, if the broker requires one (the key may be in the
-    certificate's file).
+    certificate's file). ``client_name``: the name that the broker shows in its list of connections, at most 256
+    characters; by default the program, its process id and the host.
     """
 
     user: str | None
@@ -41,6 +45,7 @@ class AccessOptions(TypedDict, total=False):
     tls: bool | str | os.PathLike[str] | ssl.SSLContext | None
     tls_certificate: str | os.PathLike[str] | None
     tls_key: str | os.PathLike[str] | None
+    client_name: str | None
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,18 @@ class ClientAccess:
     tls: bool | str | ssl.SSLContext = False
     tls_certificate: str = ""
     tls_key: str = ""
+    client_name: str = ""
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ClientAccess, (self.user, self.password, self.tls, self.tls_certificate, self.tls_key)
+        return ClientAccess, (
+            self.user,
+            self.password,
+            self.tls,
+            self.tls_certificate,
+            self.tls_key,
+            self.client_name,
+        )
 
     @property
     def options(self) -> AccessOptions:
@@ -69,6 +82,8 @@ class ClientAccess:
             options["tls_certificate"] = self.tls_certificate
         if self.tls_key:
             options["tls_key"] = self.tls_key
+        if self.client_name:
+            options["client_name"] = self.client_name
         return options
 
     def context(self) -> ssl.SSLContext | None:
@@ -128,7 +143,7 @@ class ClientAccess:
 
 
 NO_ACCESS = ClientAccess()
-"""Access of a client without options: no user, no TLS."""
+"""Access of a client without options: no user, no TLS, the usual name."""
 
 
 REPLACEMENTS = {
@@ -175,17 +190,27 @@ def _instead(client: object, name: str, others: Collection[str]) -> str:
 
 
 def access_of(
-    *, user: Any = None, password: Any = None, tls: Any = None, tls_certificate: Any = None, tls_key: Any = None
+    *,
+    user: Any = None,
+    password: Any = None,
+    tls: Any = None,
+    tls_certificate: Any = None,
+    tls_key: Any = None,
+    client_name: Any = None,
 ) -> ClientAccess:
     """Check the access arguments of a client (``AccessOptions``).
 
     Raises ``InvalidArgument`` for invalid values and for files that cannot be used.
     """
-    if user is None and password is None and tls in (None, False) and not (tls_certificate or tls_key):
+    if user is None and password is None and tls in (None, False) and not (tls_certificate or tls_key or client_name):
         return NO_ACCESS
+    if not isinstance(client_name, str | None):
+        raise InvalidArgumentType(f"client_name must be a str, not {type(client_name).__name__}")
+    if client_name and len(client_name) > CLIENT_NAME_CHARS_MAX:
+        raise InvalidArgument(f"client_name has {len(client_name)} characters; at most {CLIENT_NAME_CHARS_MAX} fit")
     user, password = _checked_user(user, password)
     tls, tls_certificate, tls_key = _checked_tls(tls, tls_certificate, tls_key)
-    access = ClientAccess(user, password, tls, tls_certificate, tls_key)
+    access = ClientAccess(user, password, tls, tls_certificate, tls_key, client_name or "")
     access.context()
     return access
 
