@@ -58,6 +58,8 @@ from .core.admin.transactions import Transactions as Transactions
 from .core.admin.users import UserInfo as UserInfo
 from .core.consume.batch import Batch as Batch
 from .core.consume.batch import Found as Found
+from .core.consume.pages import MessageSummary as MessageSummary
+from .core.consume.pages import TopicPage as TopicPage
 from .core.consume.stored import StoredMessage as StoredMessage
 from .core.produce.prepared import AttemptInfo as AttemptInfo
 from .core.produce.prepared import Committed as Committed

@@ -132,6 +132,7 @@ CASES = [
         msgpack.packb([["attempt-of-t-COMMIT_PREPARED", 1]]),
     ),
     Case(commands.ABORT_PREPARED, [on("topic", "T", "publish")], {"drop": "attempt-of-t-ABORT_PREPARED"}),
+    Case(commands.BROWSE_MESSAGES, [on("topic", "T", "query")], T),
     Case(commands.GET_DELAY_STATS, [{"actions": ["query"], "broker": True}]),
     Case(commands.GET_CONNECTIONS, [{"actions": ["query"], "broker": True}]),
     Case(commands.GET_QUARANTINE, [{"actions": ["query"], "broker": True}]),

@@ -6,6 +6,7 @@ from ...protocol import commands
 from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
 from . import (
     auth,
+    browse,
     connections,
     delays,
     group_admin,
@@ -32,6 +33,7 @@ _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.AUTH, auth.auth, rules.anybody),
     (commands.PRODUCE, produce.produce, rules.topic(PUBLISH)),
     (commands.PULL, pull.pull, rules.of_group_in_topic(CONSUME, CONSUME)),
+    (commands.BROWSE_MESSAGES, browse.browse_messages, rules.topic(QUERY)),
     (commands.QUERY_BY_KEY, query.query_by_key, rules.topic(QUERY)),
     (commands.VIEW_MESSAGE_BY_ID, query.view_message_by_id, rules.topic(QUERY)),
     (commands.QUERY_CONSUMER_OFFSET, offsets.query_consumer_offset, rules.of_group_in_topic(QUERY, QUERY)),

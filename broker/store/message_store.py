@@ -32,6 +32,7 @@ from .log.repeated_batch import RepeatedBatch
 from .queue.append_offsets import AppendOffsets
 from .queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .read.log_reads import LogReads
+from .read.pages import Pages
 from .read.pulls import Pulls
 from .read.queries import Queries, QueryResult
 from .read.queue_reads import QueueReads
@@ -101,6 +102,7 @@ class MessageStore:
         self.log_reads = LogReads(self.commitlog, self.state, self.quarantine)
         self.queue_reads = QueueReads(self.commitlog, self.queues, self.topics, self.state, self.log_reads)
         self.pulls = Pulls(self.commitlog, self.queue_reads, self.log_reads)
+        self.pages = Pages(self.commitlog, self.queue_reads, self.log_reads)
         self.queries = Queries(self.index, self.topics, self.state, self.log_reads)
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.rewriter = RecordCopier(self.commitlog, self.log_reads)
@@ -130,8 +132,6 @@ class MessageStore:
             self.commitlog, self.queues, self.index, self.dispatcher, self.state, self._checkpoint
         )
         self.append_offsets = AppendOffsets(self.queue_reads.next_offset)
-
-    # Opening and closing.
 
     def open(
         self, progress: Progress = _ignore_progress, *, rebuild: bool = False, verify_all: bool = False

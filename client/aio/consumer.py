@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ...protocol.commands import QUERY_COUNT_MAX
 from ..core import topics as topic_operations
-from ..core.consume import requests
+from ..core.consume import pages, requests
 from ..core.consume.batch import Batch
 from ..core.consume.positions import EARLIEST, Position, check_position
 from ..core.consume.pull import pull_found
@@ -81,6 +81,7 @@ class Consumer(Client):
         iteration = Iteration(self._caller, self._dialer, self._life, self._watch, self._waits)
         return iteration.messages(topic, from_, until, parse_tags(tags), check_filter(filter), seconds)
 
+    browse = async_method(pages.browse)
     query = async_method(requests.query)
 
     async def query_iter(

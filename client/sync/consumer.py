@@ -8,7 +8,7 @@ from datetime import datetime
 
 from ...protocol.commands import QUERY_COUNT_MAX
 from ..core import topics as topic_operations
-from ..core.consume import requests
+from ..core.consume import pages, requests
 from ..core.consume.batch import Batch
 from ..core.consume.positions import EARLIEST, Position
 from ..core.consume.pull import pull_found
@@ -71,6 +71,7 @@ class Consumer(Client):
         """
         return iterate(self._caller, topic, from_, until, parse_tags(tags), check_filter(filter), timeout)
 
+    browse = blocking_method(pages.browse)
     query = blocking_method(requests.query)
 
     def query_iter(

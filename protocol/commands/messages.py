@@ -1,11 +1,12 @@
-"""Requests and responses that carry messages: PRODUCE, PULL, QUERY_BY_KEY and VIEW_MESSAGE_BY_ID."""
+"""Requests and responses that carry messages: PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID and
+BROWSE_MESSAGES."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
 
-from ..fields import I32_MAX, I64_MAX, integer, text
+from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 from .common import (
     FILTER_CHARS_MAX,
@@ -21,6 +22,12 @@ LAYOUT_ROWS = 0
 """``count`` arrays ``[body: bin, properties: map str -> str, sys_flag = 0, flag = 0]`` of 2 to 4 items."""
 LAYOUT_COLUMNS = 1
 """One array of ``count`` bodies (bin), then one of ``count`` KEYS values (str or nil)."""
+BROWSE_COUNT_MAX = 200
+"""Maximum number of messages in one BROWSE_MESSAGES response."""
+BROWSE_BODY_BYTES_MAX = 64 * 1024
+"""Maximum bytes of each body in one BROWSE_MESSAGES response."""
+BROWSE_SCAN_MAX = 20_000
+"""Maximum number of messages that one BROWSE_MESSAGES request looks at."""
 RECORD_SIZE_STRUCT = struct.Struct(">I")
 """Size of one record, in the list of sizes that begins the body of a response with records."""
 PHYSICAL_OFFSET_STRUCT = struct.Struct(">q")
@@ -127,7 +134,48 @@ class ViewMessageAnswer:
     count: int = integer("always 1")
 
 
+@dataclass(slots=True)
+class BrowseMessagesRequest:
+    """Show a page of a topic: the messages of all queues in the order in which they were stored, with the beginnings of
+    their bodies. At most one of `physical`, `since_ms` and `queue_offset` says where the page begins; without one it
+    begins at the newest message, or at the oldest if `backward` is false."""
+
+    topic: str = text("topic to show", 32767, 1)
+    queue: int = integer("the only queue to show; -1: all", -1, QUEUES_MAX - 1, -1)
+    backward: bool = boolean("newest first, from before the position; else oldest first, from the position on", True)
+    physical: int = integer("position as a physical offset, such as `next_physical` of a response; -1", -1, I64_MAX, -1)
+    since_ms: int = integer("position as a store time, ms since 1970 UTC; -1", -1, I64_MAX, -1)
+    queue_offset: int = integer("position as an offset of `queue`; -1", -1, I64_MAX, -1)
+    count: int = integer("maximum number of messages in the response", 1, BROWSE_COUNT_MAX, 50)
+    body_bytes: int = integer("maximum bytes of each body, as stored, in the response", 0, BROWSE_BODY_BYTES_MAX, 256)
+    tags: str = text("`a || b`: only messages with the hash of one of these tags; empty or `*`: all", 4096, default="")
+    filter: str = text(
+        "SQL92 condition: only messages whose properties match, in addition to `tags`; empty: all",
+        FILTER_CHARS_MAX,
+        default="",
+    )
+    scan_max: int = integer(
+        "maximum number of messages to look at if `tags` or `filter` is given", 1, BROWSE_SCAN_MAX, 10_000
+    )
+
+
+@dataclass(slots=True)
+class BrowseMessagesAnswer:
+    """Body: one msgpack array of `[queue, queue_offset, physical_offset, record_bytes, flag, sys_flag, born_ms,
+    stored_ms, born_host, reconsume_times, body_bytes, body, properties, offset_id]`. `body_bytes` is the size of the
+    stored body, `body` its beginning and `properties` all properties (both binary, as stored)."""
+
+    count: int = integer("number of messages in the body; the broker sends fewer than asked for rather than over 1 MiB")
+    next_physical: int = integer("`physical` of the next page in this direction; -1: there is none", -1, I64_MAX)
+    examined: int = integer("number of messages looked at")
+    reached_ms: int = integer("store time of the last one, ms since 1970 UTC; -1: there is none", -1, I64_MAX)
+    lost: int = integer("number of messages on the way that are damaged or in quarantine")
+    messages: int = integer("number of messages in the queues")
+    max_offsets: int = integer("sum of the queues' max offsets, which grows by one with each message")
+
+
 PRODUCE = Command("PRODUCE", 10, ProduceRequest, ProduceAnswer, one_way=True)
 PULL = Command("PULL", 11, PullRequest, RecordsAnswer)
 QUERY_BY_KEY = Command("QUERY_BY_KEY", 12, QueryByKeyRequest, QueryByKeyAnswer)
 VIEW_MESSAGE_BY_ID = Command("VIEW_MESSAGE_BY_ID", 33, ViewMessageByIdRequest, ViewMessageAnswer)
+BROWSE_MESSAGES = Command("BROWSE_MESSAGES", 1016, BrowseMessagesRequest, BrowseMessagesAnswer)

@@ -177,6 +177,7 @@ def test_codes_are_rocketmqs_if_it_has_the_command() -> None:
         "GET_DELAY_STATS": 1011,
         "GET_TOPICS_STATS": 1012,
         "GET_CONNECTIONS": 1013,
+        "BROWSE_MESSAGES": 1016,
         "GET_RIGHTS": 1014,
         "GET_QUARANTINE": 1015,
         "AUTH_CREATE_USER": 3001,

@@ -169,6 +169,7 @@ PURPOSES = {
     "GET_DELAY_STATS": "what waits to be delivered later",
     "GET_TOPICS_STATS": "the figures of many topics",
     "GET_CONNECTIONS": "who is connected",
+    "BROWSE_MESSAGES": "a page of a topic across its queues, bodies cut",
     "GET_RIGHTS": "the caller's user, and what it may do",
     "GET_QUARANTINE": "damaged ranges of the log, and the lost messages",
     "AUTH_CREATE_USER": "adds a user",

@@ -33,6 +33,7 @@ WIDE = {
     "broker/store/read/queries.py: query",
     "client/aio/consumer.py: pull",
     "client/core/consume/batch.py: __init__",
+    "client/core/consume/pages.py: browse",
     "client/core/consume/pull.py: pull_found",
     "client/core/produce/accumulator.py: __init__",
     "client/message.py: __init__",
