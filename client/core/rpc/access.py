@@ -61,14 +61,7 @@ class ClientAccess:
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ClientAccess, (
-            self.user,
-            self.password,
-            self.tls,
-            self.tls_certificate,
-            self.tls_key,
-            self.client_name,
-        )
+        return ClientAccess, (self.user, self.password, self.tls, self.tls_certificate, self.tls_key, self.client_name)
 
     @property
     def options(self) -> AccessOptions:
