@@ -27,6 +27,22 @@ def access_options(settings: BrokerChoice) -> AccessOptions:
 
     Raises ``ConfigurationError`` if there is a user and no password.
     """
+    options = tls_options(settings)
+    said = settings.context_options
+    user = _chosen(settings, "user", "FLINTMQ_USER")
+    if user:
+        file = settings.password_file
+        if not file and user == said.get("user"):
+            file = str(said.get("password_file") or "")
+        options["user"] = user
+        options["password"] = given_password(file) or _ask(user, settings.may_ask)
+    elif settings.password_file:
+        raise ConfigurationError("--password-file needs a user: pass --user or set FLINTMQ_USER")
+    return options
+
+
+def tls_options(settings: BrokerChoice) -> AccessOptions:
+    """Return the access options without user and password."""
     options: AccessOptions = {}
     said = settings.context_options
     ca = _chosen(settings, "tls_ca", "FLINTMQ_TLS_CA")
@@ -40,15 +56,6 @@ def access_options(settings: BrokerChoice) -> AccessOptions:
         options["tls_certificate"] = certificate
     if key:
         options["tls_key"] = key
-    user = _chosen(settings, "user", "FLINTMQ_USER")
-    if user:
-        file = settings.password_file
-        if not file and user == said.get("user"):
-            file = str(said.get("password_file") or "")
-        options["user"] = user
-        options["password"] = given_password(file) or _ask(user, settings.may_ask)
-    elif settings.password_file:
-        raise ConfigurationError("--password-file needs a user: pass --user or set FLINTMQ_USER")
     return options
 
 

@@ -56,24 +56,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
 
 
-def error_code(error: FlintError) -> str:
-    """Return the stable code of an error: ``TOPIC_NOT_EXIST (17)``, or only a name for an error of the client."""
-    from ...protocol.errors import BrokerError, ConnectionFailed, RequestTimeout
-    from ..errors import CorruptMessage, DeliveryFailed
-
-    if isinstance(error, BrokerError):
-        return f"{error.name} ({error.code})"
-    for kind, name in (
-        (ConnectionFailed, "CONNECTION_FAILED"),
-        (RequestTimeout, "REQUEST_TIMEOUT"),
-        (DeliveryFailed, "DELIVERY_FAILED"),
-        (CorruptMessage, "MESSAGE_CORRUPT"),
-    ):
-        if isinstance(error, kind):
-            return name
-    return "".join(f"_{letter}" if letter.isupper() else letter for letter in type(error).__name__).strip("_").upper()
-
-
 def exit_code(error: FlintError) -> int:
     """Return the exit code of a command that ended with this error."""
     from ...protocol.errors import (
@@ -103,6 +85,7 @@ def describe(error: FlintError) -> list[str]:
     """Return the lines to print for an error: the code and the message, then the next step if the message has none."""
     from ...protocol.errors import ConfigurationError
     from ..errors import DeliveryFailed
+    from ..operator.errors import error_code
 
     prefix = ""
     if isinstance(error, DeliveryFailed):

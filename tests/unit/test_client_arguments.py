@@ -94,7 +94,9 @@ class TestUnknownArguments:
             client.PushConsumer(group_id="g", topics="t", listener=print)  # type: ignore[call-overload]  # the wrong argument is the test
 
     def test_without_a_similar_argument_all_are_listed(self) -> None:
-        with pytest.raises(TypeError, match="it takes addresses, password, timeout, tls, tls_certificate, tls_key, us"):
+        with pytest.raises(
+            TypeError, match="it takes addresses, client_name, password, timeout, tls, tls_certificate, tls_key, us"
+        ):
             client.Consumer(qqq=1)  # type: ignore[call-arg]  # the wrong argument is the test
 
 

@@ -1,0 +1,204 @@
+"""The console as an ASGI application: routes, sessions, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from ... import __version__
+from ...protocol.errors import AuthenticationFailed, AuthenticationRequired, ConfigurationError, FlintError
+from ..core.rpc.access import CLIENT_NAME_CHARS_MAX, AccessOptions
+from . import login, render
+from .attempts import LoginAttempts
+from .failures import describe
+from .options import ConsoleOptions
+from .pages import PAGES
+from .policy import SecurityPolicy
+from .sampler import Sampler
+from .sessions import BrokerClients, ConsoleSession, Sessions
+from .visit import Refused, Visit, nonce_of
+
+COOKIE = "flintmq_console"
+SWEEP_SECONDS = 30.0
+LOGIN_NEEDED_SECONDS = 5.0
+"""Seconds for which a broker that asked for a login is not asked again on behalf of visitors without one."""
+SAMPLERS_MAX = 100
+"""Maximum number of users whose rates are sampled at the same time."""
+Page = Callable[[Visit], Awaitable[Response]]
+
+
+class Console:
+    """Everything that the requests of one console process share."""
+
+    def __init__(self, options: ConsoleOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self.options = options
+        self.sessions = Sessions(self._open_clients, clock)
+        self.attempts = LoginAttempts(clock)
+        self.ending = asyncio.Event()
+        """Set when the console stops: live streams end, which uvicorn would otherwise wait for."""
+        self._clock = clock
+        self._login_needed_until = 0.0
+        self._templates: Environment = render.environment()
+        self._samplers: dict[str, Sampler] = {}
+
+    @property
+    def cookie(self) -> str:
+        """Name of the session's cookie. With HTTPS, the prefix keeps other hosts and plain HTTP from setting it."""
+        return f"__Host-{COOKIE}" if self.options.is_encrypted else COOKIE
+
+    def _open_clients(self, user: str, password: str, address: str) -> BrokerClients:
+        name = f"console/{__version__} for {address}"[:CLIENT_NAME_CHARS_MAX]
+        access: AccessOptions = {**self.options.tls, "client_name": name}
+        if user:
+            access |= {"user": user, "password": password}
+        return BrokerClients(self.options.broker, access)
+
+    def sampler(self, session: ConsoleSession) -> Sampler:
+        """Return the sampler that all sessions of one user share, and keep it running."""
+        sampler = self._samplers.get(session.user)
+        if sampler is None:
+            if len(self._samplers) >= SAMPLERS_MAX:
+                self._samplers.pop(next(iter(self._samplers))).stop()
+            sampler = self._samplers[session.user] = Sampler(self._clock)
+        sampler.watch(session)
+        return sampler
+
+    # ---- who asks
+
+    def address_of(self, request: Request) -> str:
+        """Return the browser's address; behind a proxy, the one that the proxy saw."""
+        if self.options.behind_proxy and (forwarded := request.headers.get("x-forwarded-for")):
+            return forwarded.rpartition(",")[2].strip()[:64]
+        return request.client.host if request.client else "unknown"
+
+    def session_of(self, request: Request) -> ConsoleSession | None:
+        """Return the session of a request, or None if there is no login."""
+        return self.sessions.find(request.cookies.get(self.cookie, ""))
+
+    def set_cookie(self, response: Response, session: ConsoleSession) -> None:
+        """Give the browser its session."""
+        response.set_cookie(
+            self.cookie, session.id, httponly=True, samesite="strict", secure=self.options.is_encrypted, path="/"
+        )
+
+    # ---- answers
+
+    def html(self, template: str, status: int, context: dict[str, Any], request: Request) -> Response:
+        """Return a rendered page."""
+        text = self._templates.get_template(template).render(
+            options=self.options,
+            version=__version__,
+            path=request.url.path,
+            url=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
+            nonce=nonce_of(request),
+            now=datetime.now(UTC),
+            **context,
+        )
+        return HTMLResponse(text, status)
+
+    def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint that finds the session, calls the page and turns errors into pages."""
+
+        async def serve(request: Request) -> Response:
+            session = self.session_of(request)
+            if session is None:
+                if self._clock() < self._login_needed_until:
+                    return self._to_login(request, "")
+                session = self.sessions.anonymous(self.address_of(request))
+            try:
+                visit = Visit(request, self, session)
+                if not session.user:
+                    await self._check_open(session)
+                return await page(visit)
+            except (AuthenticationRequired, AuthenticationFailed) as error:
+                self.sessions.end(session)
+                self._login_needed_until = self._clock() + LOGIN_NEEDED_SECONDS
+                return self._to_login(request, str(error) if session.user else "")
+            except (FlintError, Refused) as error:
+                failure = describe(error)
+                return await visit.page("error.html", failure.status, failure=failure)
+
+        return serve
+
+    async def _check_open(self, session: ConsoleSession) -> None:
+        """Raise unless visitors may use the console without a login: the broker has no users, and only this machine
+        can reach the console."""
+        await session.status(time.monotonic())  # raises AuthenticationRequired if the broker has users
+        try:
+            self.options.check_access()
+        except ConfigurationError as error:
+            raise Refused(403, str(error)) from None
+
+    def _to_login(self, request: Request, reason: str) -> Response:
+        if request.method != "GET":
+            return RedirectResponse("/login", status_code=303)
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        if request.headers.get("sec-fetch-site") == "cross-site" and not reason:
+            # The browser sends a strict cookie only with requests that begin on this site: load the page once more.
+            return self.html("reload.html", 200, {}, request)
+        return RedirectResponse(f"/login?next={quote(wanted)}", status_code=303)
+
+    # ---- life
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Sweep sessions while the console runs, and end them when it stops."""
+        sweeper = asyncio.create_task(self._sweep())
+        try:
+            yield
+        finally:
+            self.ending.set()
+            sweeper.cancel()
+            for sampler in self._samplers.values():
+                sampler.stop()
+            await self.sessions.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sessions.sweep()
+
+
+def make_app(console: Console) -> Starlette:
+    """Return the ASGI application of a console."""
+
+    async def not_found(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        failure = describe(Refused(error.status_code, "there is no such page"))
+        return console.html("plain_error.html", error.status_code, {"failure": failure}, request)
+
+    routes = [
+        Mount("/static", _Static(directory=render.FOLDER / "static")),
+        Route("/login", login.endpoint(console), methods=["GET", "POST"]),
+        Route("/logout", login.logout(console), methods=["POST"]),
+        *(Route(path, console.endpoint(page), methods=[method]) for method, path, page in PAGES),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(SecurityPolicy, options=console.options)],
+        exception_handlers={404: not_found, 405: not_found},
+        lifespan=console.lifespan,
+    )
+
+
+class _Static(StaticFiles):
+    """Scripts and styles. Their URLs contain the release, so browsers may keep them."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["cache-control"] = "public, max-age=86400"
+        return response

@@ -1,0 +1,67 @@
+"""Errors as pages show them: a heading, the reason, and an HTTP status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...protocol.errors import (
+    BrokerError,
+    ConnectionFailed,
+    DelayIllegal,
+    FilterIllegal,
+    FlintError,
+    GroupNotExist,
+    InvalidParameter,
+    MessageNotFound,
+    NoPermission,
+    QueueNotExist,
+    RequestTimeout,
+    SubscriptionIllegal,
+    TopicNotExist,
+    UserNotExist,
+)
+from ..errors import DeliveryFailed
+from ..operator.errors import error_code
+from .visit import Refused
+
+_TITLES = {
+    400: "The request is not valid",
+    403: "Not allowed",
+    404: "Not found",
+    413: "Too large",
+    502: "The broker refused",
+    503: "The broker cannot be reached",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownError:
+    """An error for a page. ``code``: the error's stable code, or empty; ``notes``: what to do next."""
+
+    status: int
+    title: str
+    code: str
+    message: str
+    notes: tuple[str, ...] = ()
+
+
+def describe(error: FlintError | Refused) -> ShownError:
+    """Return an error as a page shows it."""
+    if isinstance(error, Refused):
+        return ShownError(error.status, _TITLES.get(error.status, "The request failed"), "", str(error))
+    if isinstance(error, DeliveryFailed) and len(set(map(str, error.errors.values()))) == 1:
+        error = next(iter(error.errors.values()))
+    status = _status(error)
+    return ShownError(status, _TITLES[status], error_code(error), str(error), tuple(getattr(error, "__notes__", ())))
+
+
+def _status(error: FlintError) -> int:
+    if isinstance(error, ConnectionFailed | RequestTimeout):
+        return 503
+    if isinstance(error, NoPermission):
+        return 403
+    if isinstance(error, TopicNotExist | QueueNotExist | GroupNotExist | MessageNotFound | UserNotExist):
+        return 404
+    if isinstance(error, DelayIllegal | FilterIllegal | InvalidParameter | SubscriptionIllegal):
+        return 400
+    return 502 if isinstance(error, BrokerError | DeliveryFailed) else 400

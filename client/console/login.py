@@ -1,0 +1,87 @@
+"""Login and logout. The console has no users of its own: the broker checks the password."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from ...protocol.errors import AuthenticationFailed, FlintError
+from ..errors import InvalidArgument
+from .sessions import ConsoleSession
+from .visit import Refused, form_fields
+
+if TYPE_CHECKING:
+    from .app import Console
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def endpoint(console: Console) -> Endpoint:
+    """Return the endpoint of the login form."""
+
+    async def serve(request: Request) -> Response:
+        wanted = _own_path(request.query_params.get("next", "/"))
+        if request.method == "GET":
+            return console.html("login.html", 200, {"wanted": wanted, "error": "", "user": ""}, request)
+        address = console.address_of(request)
+        user = ""
+        try:
+            fields = dict(await form_fields(request))
+            user, wanted = fields.get("user", "").strip(), _own_path(fields.get("next", "/"))
+            session = await _attempt(console, user, fields.get("password", ""), address)
+        except (FlintError, Refused) as error:
+            status = error.status if isinstance(error, Refused) else 403
+            context = {"wanted": wanted, "error": str(error), "user": user}
+            return console.html("login.html", status, context, request)
+        if (earlier := console.session_of(request)) is not None:
+            console.sessions.end(earlier)
+        response = RedirectResponse(wanted, status_code=303)
+        console.set_cookie(response, session)
+        return response
+
+    return serve
+
+
+async def _attempt(console: Console, user: str, password: str, address: str) -> ConsoleSession:
+    attempts = console.attempts
+    if seconds := attempts.wait_seconds(address):
+        raise Refused(429, f"too many failed logins from {address}; try again in {seconds:.0f} s")
+    if not user or not password:
+        raise InvalidArgument("type the name and the password of a user of the broker (flintmq user add creates one)")
+    attempts.in_progress += 1
+    try:
+        session = await console.sessions.login(user, password, address)
+    except AuthenticationFailed:
+        attempts.failed(address)
+        raise
+    finally:
+        attempts.in_progress -= 1
+    attempts.succeeded(address)
+    return session
+
+
+def logout(console: Console) -> Endpoint:
+    """Return the endpoint that ends a session."""
+
+    async def serve(request: Request) -> Response:
+        session = console.session_of(request)
+        if session is not None:
+            console.sessions.end(session)
+        response = RedirectResponse("/login", status_code=303)
+        response.delete_cookie(
+            console.cookie, path="/", secure=console.options.is_encrypted, httponly=True, samesite="strict"
+        )
+        return response
+
+    return serve
+
+
+def _own_path(text: str) -> str:
+    """Return a path of this console, or the first page for anything else: a login must not lead to another site."""
+    parts = urlsplit(text)
+    is_own = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    return text if is_own and text.isprintable() and "\\" not in text else "/"

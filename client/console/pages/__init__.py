@@ -1,0 +1,20 @@
+"""The pages: each module has the screens of one subject, as functions that take a visit and return a response."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.responses import Response
+
+from ..visit import Visit
+from . import messages, topics
+
+PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
+    ("GET", "/topics", topics.topic_list),
+    ("POST", "/topics", topics.create),
+    ("GET", "/topics/{topic}", messages.message_list),
+    ("GET", "/topics/{topic}/{queue:int}/{offset:int}", messages.message_detail),
+    ("GET", "/topics/{topic}/{queue:int}/{offset:int}/body", messages.message_body),
+    ("GET", "/search", messages.search),
+)
+"""Method, path and function of each page."""

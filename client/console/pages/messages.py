@@ -1,0 +1,306 @@
+"""Messages of a topic: the list, one message, its body as a download, and the search box.
+
+A list is one request for a page of the topic, or one query by key; nothing is found by reading the topic.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import RedirectResponse, Response
+
+from ....protocol.errors import FilterIllegal, MessageNotFound
+from ....protocol.storage.layout import SysFlag
+from ...core.consume.pages import MessageSummary, TopicPage
+from ...core.consume.stored import StoredMessage
+from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
+from ...operator.positions import EveryQueue, parse_position
+from ..bodies import preview, view_body
+from ..render import query
+from ..visit import Refused, Visit, chosen, whole_number
+from .command_line import as_command, as_python
+
+COUNTS = {"50": "50", "100": "100", "200": "200"}
+KEY_COUNT = 50
+"""Messages with a key on one page; the broker sends their bodies whole."""
+LIST_BODY_BYTES = 1024
+"""Bytes of each body that a list requests: compressed text of that size fills the preview."""
+FIELD_BODY_BYTES = 8192
+"""Bytes of each body that a list requests if a field of JSON bodies is shown."""
+SCAN_MAX = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """One line of a list. ``value``: the chosen field of a JSON body."""
+
+    message: MessageSummary | StoredMessage
+    size: int
+    preview: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a list begins. ``ascending``: shown oldest first; ``upward``: the page before, in the order shown;
+    ``arguments``: of ``Consumer.browse``."""
+
+    ascending: bool
+    upward: bool
+    arguments: dict[str, Any]
+
+
+async def message_list(visit: Visit) -> Response:
+    """Return a page of a topic: newest first, from a position, or by key."""
+    if visit.text("key"):
+        return await _by_key(visit)
+    topic = visit.path("topic")
+    queue = visit.number("queue", -1, 0, 2**31 - 1)
+    try:
+        position = _position(visit, queue)
+    except ValueError as error:
+        raise InvalidArgument(f"from: {error}") from None
+    field = visit.text("field")
+    page = None
+    wrong_filter: FilterIllegal | None = None
+    try:
+        page = await visit.consumer.browse(
+            topic,
+            **position.arguments,
+            newest_first=position.ascending == position.upward,
+            count=int(chosen(COUNTS, visit.text("count"))),
+            body_bytes=0 if visit.console.options.no_bodies else FIELD_BODY_BYTES if field else LIST_BODY_BYTES,
+            tags=visit.text("tag") or None,
+            filter=visit.text("filter") or None,
+            scan_max=SCAN_MAX,
+        )
+    except FilterIllegal as error:
+        wrong_filter = error
+    rows = [_summary_row(visit, message, field) for message in page or ()]
+    if position.upward:
+        rows.reverse()
+    return await visit.page(
+        "messages.html",
+        status=400 if wrong_filter else 200,
+        topic=topic,
+        rows=rows,
+        result=page,
+        position=position,
+        links=_links(visit, page, rows, position),
+        counts=COUNTS,
+        field=field,
+        wrong_filter=wrong_filter,
+        selects=bool(visit.text("tag") or visit.text("filter")),
+        scan_max=SCAN_MAX,
+        command=as_command(visit, topic),
+        python=as_python(visit, topic),
+        damaged=0,
+    )
+
+
+async def _by_key(visit: Visit) -> Response:
+    """Return the messages with a key, newest first."""
+    topic, key, field = visit.path("topic"), visit.text("key"), visit.text("field")
+    found = await visit.consumer.query(topic, key, max_count=KEY_COUNT, cursor=visit.text("cursor") or None)
+    rows = [_stored_row(visit, message, field) for message in found]
+    links = {"older": _list_link(visit, cursor=found.cursor) if found.cursor else "", "newer": ""}
+    return await visit.page(
+        "messages.html",
+        topic=topic,
+        rows=rows,
+        result=None,
+        position=Position(ascending=False, upward=False, arguments={}),
+        links=links,
+        counts=COUNTS,
+        field=field,
+        wrong_filter=None,
+        selects=False,
+        scan_max=SCAN_MAX,
+        command=as_command(visit, topic),
+        python=as_python(visit, topic),
+        damaged=found.damaged,
+    )
+
+
+def _position(visit: Visit, queue: int) -> Position:
+    """Return where the list begins. Raises ``ValueError`` for a text that is no position."""
+    arguments: dict[str, Any] = {"queue": queue} if queue >= 0 else {}
+    at = visit.number("at", -1, 0, 2**63 - 1)
+    if at >= 0:
+        return Position(visit.text("order") == "asc", visit.text("up") == "1", arguments | {"physical": at})
+    words = visit.text("from")
+    if words in ("", "newest", "latest"):
+        return Position(ascending=False, upward=False, arguments=arguments)
+    given = parse_position(words)
+    if isinstance(given, int):
+        raise ValueError("the list shows the newest messages already; choose how many below")
+    if isinstance(given, EveryQueue):
+        if queue < 0:
+            raise ValueError(f"{given.offset} is an offset, which needs a queue; or write @{given.offset} for a time")
+        arguments["from_"] = given.offset
+    elif isinstance(given, dict):
+        if len(given) > 1:
+            raise ValueError("the list begins in one queue; use QUEUE=OFFSET")
+        arguments["queue"], arguments["from_"] = next(iter(given.items()))
+    elif not isinstance(given, str):
+        arguments["from_"] = given
+    return Position(ascending=True, upward=False, arguments=arguments)
+
+
+def _links(visit: Visit, page: TopicPage | None, rows: list[MessageRow], position: Position) -> dict[str, str]:
+    """Return the links to the pages above and below, in the order shown; empty if there is none."""
+    links = {"older": "", "newer": ""}
+    if page is None:
+        return links
+    order = "asc" if position.ascending else ""
+    begins_at_end = not position.arguments.keys() - {"queue"} and not position.ascending
+    below = above = page.next_physical
+    if position.upward:
+        # The page that the person came from is below; its first message is next to the last one shown here.
+        last = rows[-1].message.physical_offset if rows else visit.number("at", 0, 0, 2**63 - 1)
+        below = last + 1 if position.ascending else last
+    else:
+        first = rows[0].message.physical_offset if rows else None
+        above = None if first is None or begins_at_end else first if position.ascending else first + 1
+    down, up = ("newer", "older") if position.ascending else ("older", "newer")
+    if below is not None:
+        links[down] = _list_link(visit, at=below, order=order)
+    if above is not None:
+        links[up] = _list_link(visit, at=above, order=order, up="1")
+    return links
+
+
+def _list_link(visit: Visit, **position: object) -> str:
+    """Return the list's URL with the same selection and another position."""
+    kept = {name: visit.text(name) for name in ("queue", "tag", "filter", "count", "field", "key")}
+    return f"/topics/{quote(visit.path('topic'), safe='')}{query(**kept, **position)}"
+
+
+def _summary_row(visit: Visit, message: MessageSummary, field: str) -> MessageRow:
+    shown = preview(message.body, message.sys_flag, message.has_whole_body)
+    value = ""
+    if field:
+        value = _field_of(message.body, field) if message.has_whole_body else "(longer than 8 KiB)"
+    return MessageRow(message, message.body_bytes, "" if visit.console.options.no_bodies else shown, value)
+
+
+def _stored_row(visit: Visit, message: StoredMessage, field: str) -> MessageRow:
+    try:
+        body = message.body
+    except (CorruptMessage, CompressionUnavailable) as error:
+        return MessageRow(message, 0, f"({error})", "")
+    shown = "" if visit.console.options.no_bodies else preview(body, 0, is_whole=True)
+    return MessageRow(message, len(body), shown, _field_of(body[:FIELD_BODY_BYTES], field) if field else "")
+
+
+def _field_of(body: bytes, path: str) -> str:
+    """Return a field of a JSON body by a path such as ``user.id`` or ``$.items.0``; empty if there is none."""
+    try:
+        value = json.loads(body, parse_int=str, parse_float=str)  # digits stay as they were sent
+    except (ValueError, RecursionError):
+        return ""
+    for name in path.removeprefix("$").strip(".").split("."):
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)[:200]
+
+
+# ---- one message
+
+
+async def message_detail(visit: Visit) -> Response:
+    """Return one message with everything that is known about it."""
+    topic = visit.path("topic")
+    summary = await _summary(visit)
+    shows_body = not visit.console.options.no_bodies
+    stored = await visit.consumer.message(summary.offset_id) if shows_body else None
+    view, body, trouble = None, b"", ""
+    if stored is not None:
+        try:
+            body = stored.body
+            view = view_body(body, visit.text("view"))
+        except (CorruptMessage, CompressionUnavailable) as error:
+            trouble = str(error)
+    readers = []
+    if visit.text("readers"):
+        rows = await visit.admin.consume_stats(topic=topic)
+        readers = [row for row in rows if row.queue == summary.queue]
+    return await visit.page(
+        "message.html",
+        topic=topic,
+        message=summary,
+        is_compressed=bool(summary.sys_flag & SysFlag.COMPRESSED),
+        view=view,
+        body_trouble=trouble,
+        body_bytes=len(body),
+        readers=readers,
+        here=f"/topics/{quote(topic, safe='')}/{summary.queue}/{summary.queue_offset}",
+    )
+
+
+async def message_body(visit: Visit) -> Response:
+    """Return a message's whole body as a file to save."""
+    if visit.console.options.no_bodies:
+        raise Refused(403, "this console was started with --no-bodies")
+    summary = await _summary(visit)
+    stored = await visit.consumer.message(summary.offset_id)
+    name = f"{visit.path('topic')}-{summary.queue}-{summary.queue_offset}.bin".replace("%", "_")
+    return Response(
+        stored.body,
+        media_type="application/octet-stream",
+        headers={"content-disposition": f'attachment; filename="{name}"', "content-security-policy": "sandbox"},
+    )
+
+
+async def _summary(visit: Visit) -> MessageSummary:
+    """Return the message that the path names. Raises ``MessageNotFound`` if its queue does not hold it."""
+    topic, queue = visit.path("topic"), int(visit.path("queue"))
+    offset = whole_number("offset", visit.path("offset"), 0, 0, 2**63 - 1)
+    page = await visit.consumer.browse(topic, queue, offset, newest_first=False, count=1, body_bytes=0)
+    if not page or page[0].queue_offset != offset:
+        raise MessageNotFound(
+            f"queue {queue} of topic {topic} has no message at offset {offset:,}: it does not exist yet, has expired, "
+            "or was lost to damage"
+        )
+    found: MessageSummary = page[0]
+    return found
+
+
+# ---- the search box
+
+
+async def search(visit: Visit) -> Response:
+    """Find a topic, a group, a message by its id, or a message by topic and key."""
+    words = visit.text("q").split()
+    if len(words) > 1:
+        key = quote(" ".join(words[1:]), safe="")
+        return RedirectResponse(f"/topics/{quote(words[0], safe='')}?key={key}", 303)
+    if not words:
+        return RedirectResponse("/topics", 303)
+    wanted = words[0]
+    topics = await visit.admin.topics(system=True)
+    if wanted in topics:
+        return RedirectResponse(f"/topics/{quote(wanted, safe='')}", 303)
+    groups = [info.group for info in await visit.admin.groups()]
+    if wanted in groups:
+        return RedirectResponse(f"/groups/{quote(wanted, safe='')}", 303)
+    try:
+        message = await visit.consumer.message(wanted)
+    except MessageNotFound:
+        pass
+    else:
+        return RedirectResponse(f"/topics/{quote(message.topic, safe='')}/{message.queue}/{message.queue_offset}", 303)
+    lower = wanted.lower()
+    return await visit.page(
+        "search.html",
+        wanted=wanted,
+        topics=[name for name in topics if lower in name.lower()][:50],
+        groups=[name for name in groups if lower in name.lower()][:50],
+    )

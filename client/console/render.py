@@ -1,0 +1,56 @@
+"""Templates, and the filters that show figures in them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from ...protocol.display import iso, show_bytes
+from ...protocol.escaping import escape
+from ..core.times import from_millis
+from ..operator.units import plural, show_count, show_rate, show_seconds
+
+FOLDER = Path(__file__).parent
+_NOTHING = "–"
+
+
+def environment() -> Environment:
+    """Return the environment of all templates. Values are escaped, and a missing value is an error."""
+    made = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(
+        count=show_count,
+        size=show_bytes,
+        rate=show_rate,
+        seconds=show_seconds,
+        moment=moment,
+        millis=lambda ms: moment(None if ms is None or ms < 0 else from_millis(ms)),
+        part=lambda text: quote(str(text), safe=""),
+        visible=lambda text: escape(str(text)),
+    )
+    made.globals.update(plural=plural, query=query)
+    return made
+
+
+def moment(value: datetime | None) -> Markup | str:
+    """Return a time element: UTC to the millisecond, which the page's script shows in the browser's zone."""
+    if value is None:
+        return _NOTHING
+    stamp = iso(value)
+    return Markup('<time datetime="{}">{} UTC</time>').format(stamp, stamp[:-1].replace("T", " "))
+
+
+def query(**arguments: object) -> str:
+    """Return ``?name=value&…`` without the empty arguments."""
+    given = {name.rstrip("_"): value for name, value in arguments.items() if value not in (None, "", False)}
+    return f"?{urlencode(given)}" if given else "?"

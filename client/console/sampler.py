@@ -1,0 +1,118 @@
+"""Rates of topics and of the broker, from figures that are sampled while somebody looks at a page with rates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...protocol.commands import TOPICS_STATS_MAX
+from ...protocol.errors import FlintError
+from ..core.topics import TopicTotals
+from .sessions import ConsoleSession
+
+SAMPLE_SECONDS = 2.0
+WATCHED_SECONDS = 30.0
+"""Seconds after the last page for which sampling continues, so that a reload does not begin again."""
+HISTORY_SECONDS = 3600.0
+TOPIC_SAMPLES_MAX = 30
+"""Number of samples kept by topic: the sparklines show one minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSample:
+    """The broker's counters at a time (monotonic seconds)."""
+
+    at: float
+    produced: float
+    pulled: float
+    produced_bytes: float
+    pulled_bytes: float
+
+
+class Sampler:
+    """Counters of the broker and its topics over time. ``clock``: monotonic seconds.
+
+    One user's pages share a sampler. It asks with the clients of the session that looked last.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._session: ConsoleSession | None = None
+        self._watched_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.topics: list[TopicTotals] = []
+        """The topics as of the last sample."""
+        self._produced: deque[tuple[float, dict[str, int]]] = deque(maxlen=TOPIC_SAMPLES_MAX)
+        self._broker: deque[BrokerSample] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
+
+    def watch(self, session: ConsoleSession) -> None:
+        """Sample for a while from now on."""
+        self._session = session
+        self._watched_at = self._clock()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> None:
+        """End the sampling."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def add_topics(self, rows: list[TopicTotals]) -> None:
+        """Take the figures that a page has just requested as a sample."""
+        self.topics = rows
+        now = self._clock()
+        if not self._produced or now - self._produced[-1][0] >= SAMPLE_SECONDS / 2:
+            self._produced.append((now, {row.topic: row.max_offsets for row in rows}))
+
+    def rates(self, topic: str) -> list[float | None]:
+        """Return messages stored per second in a topic, one value for each interval between samples, oldest first; None
+        for an interval in which the topic did not exist or was created again."""
+        found: list[float | None] = []
+        samples = list(self._produced)
+        for (before_at, before), (at, after) in pairwise(samples):
+            first, last = before.get(topic), after.get(topic)
+            known = first is not None and last is not None and last >= first and at > before_at
+            found.append((last - first) / (at - before_at) if known else None)  # type: ignore[operator] # known
+        return found
+
+    def history(self) -> list[tuple[float, float, float]]:
+        """Return (seconds ago, messages in per second, messages out per second) for each interval of the last hour."""
+        now = self._clock()
+        rows = []
+        samples = list(self._broker)
+        for before, after in pairwise(samples):
+            seconds = after.at - before.at
+            if 0 < seconds < 5 * SAMPLE_SECONDS and after.produced >= before.produced:  # not across a pause or restart
+                incoming = (after.produced - before.produced) / seconds
+                rows.append((now - after.at, incoming, max(0.0, after.pulled - before.pulled) / seconds))
+        return rows
+
+    async def _run(self) -> None:
+        while self._session is not None and self._clock() - self._watched_at < WATCHED_SECONDS:
+            # The pages themselves show why the broker does not answer; sampling continues when it does.
+            with contextlib.suppress(FlintError):
+                await self._sample(self._session)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def _sample(self, session: ConsoleSession) -> None:
+        condition = await session.status(self._clock())
+        figures = [condition.number(name) for name in ("produced_messages", "pulled_messages")]
+        volumes = [condition.number(name) for name in ("produced_bytes", "pulled_bytes")]
+        if all(figure is not None for figure in (*figures, *volumes)):
+            counts = [float(figure or 0) for figure in (*figures, *volumes)]
+            self._broker.append(BrokerSample(self._clock(), *counts))
+        self.add_topics(await all_topics(session))
+
+
+async def all_topics(session: ConsoleSession) -> list[TopicTotals]:
+    """Return the figures of all topics that the user may see; takes a request for each thousand."""
+    found: list[TopicTotals] = []
+    page = await session.clients.admin.topics_stats()
+    while page:
+        found += page
+        page = await session.clients.admin.topics_stats(page[-1].topic) if len(page) == TOPICS_STATS_MAX else []
+    return found

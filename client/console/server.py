@@ -1,0 +1,96 @@
+"""The console's process: opens the port, prints its address, and serves until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from ...protocol.errors import ConfigurationError
+from .app import Console, make_app
+from .options import ConsoleOptions
+
+CONNECTIONS_MAX = 500
+"""Maximum number of requests and open connections; further ones get the status 503."""
+STOP_SECONDS = 2
+
+
+def serve(options: ConsoleOptions, ready: Callable[[str], None]) -> None:
+    """Serve the console until SIGTERM or Ctrl-C. ``ready``: called with its URL when it accepts connections.
+
+    Raises ``ConfigurationError`` if the options are not valid or the address is in use.
+    """
+    options.check()
+    listener = _listen(options)
+    try:
+        asyncio.run(serve_on(listener, options, ready))
+    finally:
+        listener.close()
+
+
+async def serve_on(listener: socket.socket, options: ConsoleOptions, ready: Callable[[str], None]) -> None:
+    """Serve the console on a bound socket until a signal arrives or the task is cancelled."""
+    console = Console(options)
+    config = uvicorn.Config(
+        make_app(console),
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # the console reads X-Forwarded-For itself, and only if it is told to
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+    )
+    server = _Server(config, console)
+    scheme = "https" if options.certificate else "http"
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    ready(f"{scheme}://{shown}:{port}/")
+    await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """A server that ends live streams before it stops: uvicorn would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, console: Console) -> None:
+        super().__init__(config)
+        self._console = console
+
+    def stop(self) -> None:
+        """Stop serving soon."""
+        self._console.ending.set()
+        self.should_exit = True
+
+    def capture_signals(self):  # type: ignore[no-untyped-def] # a context manager of uvicorn's own
+        """Leave the signals to ``serve_on``: uvicorn would raise them again after it has stopped."""
+        import contextlib
+
+        return contextlib.nullcontext()
+
+
+def _listen(options: ConsoleOptions) -> socket.socket:
+    """Return a bound, listening socket. Raises ``ConfigurationError`` with the reason."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the console cannot listen on {options.host}:{options.port}: {error.strerror or error}; choose another "
+            "address with --listen HOST:PORT"
+        ) from None
+    return listener

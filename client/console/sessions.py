@@ -1,0 +1,193 @@
+"""Logins of people, each with broker clients of its own. They exist in memory only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...protocol.auth.permissions import Permissions
+from ..aio.admin import Admin
+from ..aio.consumer import Consumer
+from ..aio.producer import Producer
+from ..core.rpc.access import AccessOptions
+from ..operator.condition import Condition
+
+LIFE_SECONDS = 12 * 3600
+IDLE_SECONDS = 30 * 60
+SESSIONS_MAX = 1_000
+SESSIONS_PER_USER_MAX = 10
+BROKER_SECONDS = 5.0
+"""Seconds within which the broker must answer a page's request."""
+STATUS_SECONDS = 2.0
+"""Seconds for which the broker's status in the bar is reused, so that a page has its requests for itself."""
+
+
+class BrokerClients:
+    """The admin client, consumer and producer of one session, each made on first use."""
+
+    def __init__(self, addresses: str, access: AccessOptions) -> None:
+        self._addresses = addresses
+        self._access = access
+        self._admin: Admin | None = None
+        self._consumer: Consumer | None = None
+        self._producer: Producer | None = None
+
+    @property
+    def admin(self) -> Admin:
+        """The admin client."""
+        if self._admin is None:
+            self._admin = Admin(self._addresses, timeout=BROKER_SECONDS, **self._access)
+        return self._admin
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer. It reads; the console never commits for a group except to reset it."""
+        if self._consumer is None:
+            self._consumer = Consumer(self._addresses, timeout=BROKER_SECONDS, **self._access)
+        return self._consumer
+
+    @property
+    def producer(self) -> Producer:
+        """The producer, for messages that a person sends or replays."""
+        if self._producer is None:
+            self._producer = Producer(self._addresses, delivery_timeout=BROKER_SECONDS, **self._access)
+        return self._producer
+
+    @property
+    def terms(self) -> tuple[str, AccessOptions]:
+        """Addresses and access for a further client, such as the sync ones of a long job."""
+        return self._addresses, self._access
+
+    async def close(self) -> None:
+        """Disconnect all of them."""
+        for client in (self._admin, self._consumer, self._producer):
+            if client is not None:
+                await client.close()
+
+
+@dataclass(slots=True)
+class ConsoleSession:
+    """One login. ``user``: empty if the broker has no users; ``address``: the browser's; ``created``, ``seen``:
+    monotonic seconds; ``notices``: messages for the next page, (kind, text) each; ``tails``: open live streams."""
+
+    id: str
+    user: str
+    address: str
+    clients: BrokerClients
+    created: float
+    seen: float
+    rights: Permissions | None = None
+    notices: list[tuple[str, str]] = field(default_factory=list)
+    tails: int = 0
+    jobs: dict[str, Any] = field(default_factory=dict)
+    _status: Condition | None = None
+    _status_at: float = 0.0
+
+    async def status(self, now: float) -> Condition:
+        """Return the broker's runtime status, at most ``STATUS_SECONDS`` old."""
+        if self._status is None or now - self._status_at > STATUS_SECONDS:
+            self._status = Condition(await self.clients.admin.status())
+            self._status_at = now
+        return self._status
+
+    async def permissions(self) -> Permissions | None:
+        """Return the rights of the user; None: the broker has no users, so everything is allowed."""
+        if self.user and self.rights is None:
+            self.rights = Permissions((await self.clients.admin.whoami()).grants)
+        return self.rights
+
+
+class Sessions:
+    """All sessions, by id. A session ends 12 hours after the login, 30 minutes after its last page, at logout, or if
+    its user or the console has too many newer ones.
+
+    ``open_clients``: makes the broker clients for a user, a password and a browser's address. ``clock``: monotonic
+    seconds.
+    """
+
+    def __init__(self, open_clients: Callable[[str, str, str], BrokerClients], clock: Callable[[], float]) -> None:
+        self._open_clients = open_clients
+        self._clock = clock
+        self._by_id: dict[str, ConsoleSession] = {}  # in the order of their logins
+        self._anonymous: dict[str, ConsoleSession] = {}  # by address
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._by_id) + len(self._anonymous)
+
+    def find(self, session_id: str) -> ConsoleSession | None:
+        """Return the living session with this id, and mark it as seen."""
+        session = self._by_id.get(session_id)
+        if session is None:
+            return None
+        now = self._clock()
+        if self._is_over(session, now):
+            self.end(session)
+            return None
+        session.seen = now
+        return session
+
+    def anonymous(self, address: str) -> ConsoleSession:
+        """Return the session of all visitors from an address, for a broker without users."""
+        now = self._clock()
+        session = self._anonymous.pop(address, None)
+        if session is None:
+            while len(self._anonymous) >= SESSIONS_MAX:
+                self.end(next(iter(self._anonymous.values())))
+            session = ConsoleSession("", "", address, self._open_clients("", "", address), now, now)
+        session.seen = now
+        self._anonymous[address] = session
+        return session
+
+    async def login(self, user: str, password: str, address: str) -> ConsoleSession:
+        """Authenticate at the broker and return a new session. Raises the broker's refusal."""
+        clients = self._open_clients(user, password, address)
+        try:
+            rights = Permissions((await clients.admin.whoami()).grants)
+        except BaseException:
+            await clients.close()
+            raise
+        own = [session for session in self._by_id.values() if session.user == user]
+        for session in own[: len(own) - SESSIONS_PER_USER_MAX + 1]:
+            self.end(session)
+        while len(self._by_id) >= SESSIONS_MAX:
+            self.end(next(iter(self._by_id.values())))
+        now = self._clock()
+        session = ConsoleSession(secrets.token_urlsafe(32), user, address, clients, now, now, rights)
+        self._by_id[session.id] = session
+        return session
+
+    def of_user(self, user: str) -> list[ConsoleSession]:
+        """Return the sessions of a user, the oldest first."""
+        return [session for session in self._by_id.values() if session.user == user]
+
+    def end(self, session: ConsoleSession) -> None:
+        """Forget a session and disconnect its clients."""
+        self._by_id.pop(session.id, None)
+        if self._anonymous.get(session.address) is session:
+            del self._anonymous[session.address]
+        closing = asyncio.ensure_future(session.clients.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def sweep(self) -> None:
+        """End the sessions that are over, so that their connections to the broker do not stay open."""
+        now = self._clock()
+        for session in [*self._by_id.values(), *self._anonymous.values()]:
+            if self._is_over(session, now):
+                self.end(session)
+
+    async def close(self) -> None:
+        """End all sessions."""
+        for session in [*self._by_id.values(), *self._anonymous.values()]:
+            self.end(session)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._closing)
+
+    def _is_over(self, session: ConsoleSession, now: float) -> bool:
+        is_idle = now - session.seen > IDLE_SECONDS
+        return is_idle or (bool(session.id) and now - session.created > LIFE_SECONDS)

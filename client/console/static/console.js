@@ -1,0 +1,183 @@
+// The page works without this script; it adds local times, refreshing, keys, and the detail in a dialog.
+
+const REFRESH_MS = 3000;
+const $ = (selector, root = document) => root.querySelector(selector);
+const main = $("#main");
+const dialog = $("#dialog");
+
+// ---- times: the server writes UTC, the browser shows its own zone
+
+const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+
+function showTimes(root) {
+  for (const element of root.querySelectorAll("time[datetime]:not([title])")) {
+    const at = new Date(element.dateTime);
+    element.title = element.textContent;
+    element.textContent =
+      `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ` +
+      `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}`;
+  }
+}
+
+// ---- theme
+
+const themes = ["system", "light", "dark"];
+const themeButton = $("#theme");
+
+function showTheme() {
+  const theme = localStorage.getItem("theme") ?? "system";
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  themeButton.textContent = `Theme: ${theme}`;
+  document.dispatchEvent(new Event("themechange"));
+}
+
+themeButton.hidden = false;
+themeButton.addEventListener("click", () => {
+  const next = themes[(themes.indexOf(localStorage.getItem("theme") ?? "system") + 1) % themes.length];
+  if (next === "system") localStorage.removeItem("theme");
+  else localStorage.setItem("theme", next);
+  showTheme();
+});
+showTheme();
+
+// ---- refreshing: the whole page is requested again and morphed, so focus, selection and scroll position stay
+
+const live = $("#live");
+let refreshing = false;
+
+async function refresh() {
+  const busy = refreshing || document.hidden || dialog.open || main.querySelector("form :focus, details[open] form");
+  if (!live?.checked || busy) return;
+  refreshing = true;
+  try {
+    await htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph" });
+  } finally {
+    refreshing = false;
+  }
+}
+
+if (live) {
+  live.closest(".live").hidden = false;
+  live.checked = sessionStorage.getItem("live") === "on";
+  live.addEventListener("change", () => sessionStorage.setItem("live", live.checked ? "on" : "off"));
+  setInterval(refresh, REFRESH_MS);
+}
+document.addEventListener("htmx:after:swap", () => showTimes(document));
+
+// ---- details in a dialog; without this script the link opens a page
+
+let opener = null;
+
+async function openDetail(link) {
+  opener = link;
+  await htmx.ajax("GET", link.href, { target: "#dialog", select: "#detail", swap: "innerHTML" });
+  showTimes(dialog);
+  if (!dialog.open) dialog.showModal();
+  $("h1, h2", dialog)?.setAttribute("id", "dialog-title");
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-dialog]");
+  if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) {
+    event.preventDefault();
+    openDetail(link);
+  }
+  if (event.target.closest("[data-close]")) dialog.close();
+  const copied = event.target.closest("[data-copy]");
+  if (copied) copy(copied);
+});
+dialog.addEventListener("click", (event) => {
+  if (event.target === dialog) dialog.close();
+});
+dialog.addEventListener("close", () => {
+  dialog.replaceChildren();
+  if (opener?.isConnected) opener.focus();
+});
+
+async function copy(button) {
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "copied";
+  } catch {
+    button.textContent = "not allowed by the browser";
+  }
+  setTimeout(() => (button.textContent = before), 1500);
+}
+
+// ---- keys; a person can switch them off, because single letters collide with speech input
+
+const places = { o: "/", t: "/topics", g: "/groups", d: "/dlq", w: "/waiting", s: "/store", c: "/clients" };
+let awaitsPlace = false;
+const keysOn = () => localStorage.getItem("keys") !== "off";
+
+function step(by) {
+  const rows = [...main.querySelectorAll("tbody tr")];
+  if (!rows.length) return;
+  const at = rows.findIndex((row) => row.contains(document.activeElement));
+  const next = rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + by))];
+  next.querySelector("a, button, input")?.focus();
+}
+
+function showHelp() {
+  const title = document.createElement("h2");
+  title.id = "dialog-title";
+  title.textContent = "Keys";
+  const table = document.createElement("table");
+  const rows = [
+    ["/", "search"], ["g then o t g d w s c", "Overview, Topics, Groups, Dead letters, Waiting, Store, Clients"],
+    ["j k", "next and previous row"], ["Enter", "open the row"], ["[ ]", "previous and next message in a detail"],
+    ["p", "pause or resume the live view"], ["l", "refresh on or off"], ["Esc", "close"], ["?", "this list"],
+  ];
+  for (const [keys, meaning] of rows) {
+    const row = table.insertRow();
+    const head = document.createElement("th");
+    head.scope = "row";
+    head.textContent = keys;
+    row.append(head);
+    row.insertCell().textContent = meaning;
+  }
+  const off = document.createElement("label");
+  off.className = "check";
+  const box = document.createElement("input");
+  box.type = "checkbox";
+  box.checked = keysOn();
+  box.addEventListener("change", () => localStorage.setItem("keys", box.checked ? "on" : "off"));
+  off.append(box, "use these keys");
+  const close = document.createElement("button");
+  close.dataset.close = "";
+  close.textContent = "Close";
+  dialog.replaceChildren(title, table, off, document.createElement("br"), close);
+  opener = $("#help");
+  dialog.showModal();
+}
+
+$(".keys").hidden = false;
+$("#help").addEventListener("click", showHelp);
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input:not([type=checkbox]), textarea, select");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || !keysOn()) return;
+  if (awaitsPlace) {
+    awaitsPlace = false;
+    if (places[event.key]) location.href = places[event.key];
+    return;
+  }
+  const actions = {
+    "/": () => $("#search").focus(),
+    g: () => (awaitsPlace = true),
+    j: () => step(1),
+    k: () => step(-1),
+    l: () => live?.click(),
+    p: () => $("#pause")?.click(),
+    "?": showHelp,
+    "[": () => $("[rel=prev]", dialog.open ? dialog : main)?.click(),
+    "]": () => $("[rel=next]", dialog.open ? dialog : main)?.click(),
+  };
+  if (actions[event.key]) {
+    event.preventDefault();
+    actions[event.key]();
+  }
+});
+
+showTimes(document);
