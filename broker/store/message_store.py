@@ -180,8 +180,7 @@ class MessageStore:
         if self.consumer_offsets.is_missing and self.groups.names():
             log.warning(
                 "%s has %d consumer groups, but there is no config/consumerOffset.json: nothing is committed. If the "
-                "file was lost, stop the broker and restore it from a backup, or reset the groups' "
-                "offsets",
+                "file was lost, stop the broker and restore it from a backup, or reset the groups' offsets",
                 self.path,
                 len(self.groups.names()),
             )
@@ -216,6 +215,7 @@ class MessageStore:
         report = recovery.run()
         self.clock.begin(self.commitlog.last_store_ms, self.write_offset)
         if not clean:
+            # The crash may have taken messages that were consumed and committed: new ones get their queue offsets.
             self.consumer_offsets.clamp(self.queue_reads.end_offset)
             if self.consumer_offsets.dirty:
                 self.consumer_offsets.persist()
@@ -334,8 +334,7 @@ class MessageStore:
         return appended
 
     def append_records(self, records: Sequence[Record]) -> int:
-        """Append records that the broker itself makes (retried, delivered, committed …), each to its own topic and
-        queue.
+        """Append records that the broker itself makes (retried, delivered, committed …), each to its topic and queue.
 
         All of them are appended, or none. Sets their queue offsets, physical offsets, store time and store host, and
         returns the log's end after them. The caller must make sure that the topics exist. Raises as ``append`` does.
@@ -391,6 +390,7 @@ class MessageStore:
         ``on_disk``: called with the flushed offset before the checkpoint is written, so that acknowledgements do not
         wait for the checkpoint.
         """
+        # Read before the flush, so that it is not the time of a later record.
         store_ms = self.commitlog.last_store_ms
         flushed = self.commitlog.flush()
         if on_disk is not None:
@@ -412,8 +412,7 @@ class MessageStore:
         self._derived.sync()
 
     def expire(self, count: int) -> int:
-        """Delete the oldest ``count`` CommitLog files; return how many bytes of the log are gone. One thread at a
-        time."""
+        """Delete the oldest ``count`` CommitLog files; return the deleted bytes. One thread at a time."""
         gone_bytes = self._derived.expire(count)
         self.expiry.forget_below(self.commitlog.start_offset)
         return gone_bytes

@@ -169,6 +169,7 @@ class Quarantine:
 
     def mask(self, physical_offsets: np.ndarray) -> np.ndarray:
         """Return an array with the result of ``covers`` for each of the physical offsets."""
+        # The joined ranges alternate between begin and end, so an odd position is inside one.
         inside: np.ndarray = np.searchsorted(self._bounds, physical_offsets, side="right") % 2 == 1
         return inside
 
@@ -212,6 +213,7 @@ class Quarantine:
         """
         make_durable_folder(self._files, self.folder)
         added = [replace(hole, file=self._copy(hole, read)) for hole in holes]
+        # Names before the index: a row of the index always has its copy, even after a crash.
         self._files.sync_folder(self.folder)
         self._save([*self.ranges, *added])
         return added
@@ -231,6 +233,7 @@ class Quarantine:
 
     def forget(self, ranges: list[QuarantinedRange]) -> None:
         """Remove ranges from the index, and their copies too: retention has deleted that part of the log."""
+        # The index first: after a stop in between, no row refers to a copy that is gone.
         self.drop(ranges)
         for each in ranges:
             path = self.folder / each.file
@@ -246,10 +249,12 @@ class Quarantine:
         stem = f"{hole.physical_offset:020d}-{hole.bytes}"
         name, number = f"{stem}.bin", 1
         while (self.folder / name).exists():
+            # A start that was interrupted has made this copy already.
             if self.holds(name, hole, read):
                 return name
             number += 1
             name = f"{stem}-{number}.bin"
+        # Under another name until it is complete: ``unlisted`` would take half a copy for a whole one.
         scratch = self.folder / "new.tmp"
         fd = self._files.open(scratch, create=True)
         try:

@@ -111,10 +111,12 @@ def _surplus(at: int, end: int, *, checksum: bool) -> Iterator[Tombstone]:
     """Yield records without a message that fill ``[at, end)``."""
     if at == end:
         return
+    # Records of about equal size: full ones and a rest would not do, because the rest could be too small for a record.
     count = -((at - end) // SURPLUS_BYTES_MAX)
     for number in range(count, 0, -1):
         size = (end - at) // number
         room = size - _bytes_min(0, checksum=checksum)
+        # If no room is left beside a checksum, ``encode`` leaves the checksum out, and the name may fill its room.
         topic = SURPLUS_TOPIC[: room if room > 0 else size - RECORD_BYTES_MIN]
         yield Tombstone(topic, 0, 0, SysFlag.TRANSACTION_ROLLBACK, at, size)
         at += size

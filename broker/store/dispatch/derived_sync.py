@@ -46,6 +46,7 @@ class DerivedFiles:
 
     def _sync(self) -> int:
         """Sync, and return the physical offset below which log, queues and index are on disk."""
+        # All values are read before the syncs, which therefore cover everything that they describe.
         taken = self.snapshot()
         store_ms = self._dispatcher.last_store_ms
         flushed = self._commitlog.flushed_offset
@@ -63,6 +64,7 @@ class DerivedFiles:
         else:
             self._pending_snapshot = taken
         self._checkpoint.dispatched(flushed, dispatched, store_ms, self._index.full_end_ms)
+        # Only dispatch reads these files through their maps, and it is past them.
         self._commitlog.release_below(dispatched)
         return dispatched
 
@@ -85,6 +87,7 @@ class DerivedFiles:
             if not self._fits(lambda: self._state.log_begins_at(log_start, index_names)):
                 log.error("no room for %s, so nothing can be removed: free some kilobytes", self._state.path)
                 return 0
+            # The pending snapshot names files that are deleted now.
             self._pending_snapshot = Snapshot()
             self._commitlog.queue.remove_first(count)
             self._index.remove_first(index_count)

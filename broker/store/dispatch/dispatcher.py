@@ -75,6 +75,7 @@ class Dispatcher:
         propagate.
         """
         self.dispatched_records = 0
+        # The thread that deletes topics only adds names: only the owner of reput may change the kernel's rows.
         while self.deleted_topics:
             self._queues.topic_deleted(self.deleted_topics.popleft())
         if self._unfinished is not None:
@@ -101,6 +102,8 @@ class Dispatcher:
         self.dispatched_records = counts[kernel.S_RECORDS]
         store_ms = counts[kernel.S_LAST_STORE_MS] if self.dispatched_records else self.last_store_ms
         self.derived_bytes += UNIT_BYTES * self.dispatched_records + INDEX_ENTRY_BYTES * keys
+        # The units found so far are written even if the kernel stopped at a special record: what follows below needs
+        # queues that end directly before that record.
         result = self._finish(_Unfinished(touched, keys, next_offset, store_ms))
         if status == kernel.NEW_QUEUE:
             self.add_queue(array, position)

@@ -67,6 +67,7 @@ class Files:
             if count == 0:
                 return done
             done += count
+            # A short read without waiting ends at the first page that is not cached: reading on would only fail.
             if flags and done < len(buffer):
                 return done
         return done
@@ -183,6 +184,7 @@ def zero(files: Files, fd: int, at: int, end: int) -> int:
             size = min(len(ZERO_CHUNK), stop - chunk)
             held = bytearray(size)
             files.read(fd, memoryview(held), chunk, wait=True)
+            # Zeros are not written again: that would only make clean pages dirty.
             if held != ZERO_CHUNK[:size]:
                 files.write(fd, memoryview(ZERO_CHUNK)[:size], chunk)
                 reached = chunk - at + len(held.rstrip(b"\0"))
@@ -202,6 +204,7 @@ def create_whole(
     scratch = scratch_folder / f"new-{path.parent.name}-{path.name}"
     fd = files.open(scratch, create=True)
     try:
+        # A scratch file of an interrupted start may have content: cut it first, so that every byte is zero.
         files.resize(fd, 0)
         files.resize(fd, size)
         if allocate:
@@ -224,6 +227,7 @@ def replace_file(files: Files, path: Path, content: bytes) -> None:
     scratch = path.with_name(path.name + ".tmp")
     fd = files.open(scratch, create=True)
     try:
+        # A scratch file of an interrupted start may be longer than the content.
         files.resize(fd, 0)
         files.write(fd, content, 0)
         files.sync_data(fd)
@@ -259,6 +263,7 @@ def remove_content(files: Files, folder: Path) -> None:
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
+        # A link to a folder is removed as a link: its target may be outside of the store.
         if path.is_dir() and not path.is_symlink():
             remove_content(files, path)
             files.remove_folder(path)

@@ -22,6 +22,7 @@ from .file_system import Files, make_durable_folder, replace_file
 SHAPE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """Exceptions that reading a table of an unexpected shape raises."""
 
+# The first alternative consumes strings whole, so that a key-like text inside of one stays as it is.
 _BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?\d+)(?=\s*:)')
 
 T = TypeVar("T")
@@ -110,6 +111,7 @@ class ConfigFile:
         """
         make_durable_folder(self._files, self.path.parent)
         if not self._broken and self.path.exists():
+            # Copied, not renamed: the table itself exists at every moment.
             replace_file(self._files, self._bak, self.path.read_bytes())
         blob = encode_checked(table).encode()
         replace_file(self._files, self.path, blob)

@@ -126,6 +126,7 @@ class MappedFileQueue:
                 f"{held:,}",
                 f"{file.size:,}",
             )
+            # Allocation also makes the file longer; the new bytes read as zeros.
             self.os.allocate(file.fd, held, file.size - held)
             self.os.sync_data(file.fd)
         self._short.clear()
@@ -203,6 +204,7 @@ class MappedFileQueue:
     def sync_placed(self) -> None:
         """Put the names of placed files on disk."""
         if self._placed:
+            # Cleared first: a file that the appending thread places during the sync needs the next one.
             self._placed = False
             try:
                 self.os.sync_folder(self.folder)

@@ -44,6 +44,7 @@ class StoreLock:
             raise self._locked()
         fd = self._files.open(self._path, create=create)
         try:
+            # The first byte is the one that RocketMQ locks (``tryLock(0, 1, false)``).
             fcntl.lockf(fd, how | fcntl.LOCK_NB, 1, 0)
         except (BlockingIOError, PermissionError):
             self._files.close(fd)

@@ -90,6 +90,7 @@ class IndexFile:
         """
         number = max(self.index_count, 1)
         end = min(self.entries_at + (number + count - first) * INDEX_ENTRY_BYTES, self.size)
+        # Blocks before the kernel writes through the map: a hole that the disk cannot fill would raise SIGBUS.
         while self.allocated < end:
             size = min(max(ALLOCATE_STEP_BYTES, self.entries_at - self.allocated), self.size - self.allocated)
             self.files.allocate(self.fd, self.allocated, size)
@@ -178,6 +179,8 @@ class IndexFile:
             entry_ms = begin_timestamp + (1000 * found.seconds if number > 1 else 0)
             if found.key_hash == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
                 yield found.physical_offset, number
+            # The rest of the chain is older still. A link that does not lead to an older entry is damage, and could be
+            # a circle.
             if entry_ms + 1000 <= begin_ms or found.previous >= number:
                 return
             number = found.previous
@@ -313,6 +316,7 @@ class IndexService:
         path = self.folder / name
         slots_end = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
         size = index_file_bytes(self.slots, self.entries)
+        # As in RocketMQ, a new file's header begins with the end of the file before it.
         end_ms, end_physical = (before.end_timestamp, before.end_physical_offset) if before else (0, 0)
         header = INDEX_HEADER.pack(end_ms, end_ms, end_physical, end_physical, 0, 1)
         fd = create_whole(self._os, path, size, self._scratch, allocate=slots_end, head=header)

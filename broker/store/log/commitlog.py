@@ -112,6 +112,8 @@ class CommitLog:
         writer.begin(file, self.write_offset, self.settings.message_bytes_max)
         self._set_numbers(topic, queue_id, queue_offset, batch, store_ms)
         arrays = (self._frame, self._numbers, self._texts, self._plan)
+        # The frame may roll into further files. All of them must be in the folder before its first byte is written, so
+        # a planning call counts them.
         if self.write_offset + bound > file.end_offset:
             sizes = self._plan_only(arrays, count)
             self.ahead.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)
@@ -147,6 +149,8 @@ class CommitLog:
         file = files[-1]
         position = self.write_offset - file.start_offset
         bound = body_end - body_at + count * repeated.record_overhead_bytes + BLANK_BYTES_MIN
+        # Only the plain case: blocks are allocated, no roll, and the arrays are large enough. ``append`` handles the
+        # others.
         if position + bound > file.allocated or count > _PLAN_MESSAGES or bound > FRAME_RECORDS_BYTES_MAX:
             return None
         if buffer is not self._frame_blob:
@@ -174,6 +178,7 @@ class CommitLog:
         try:
             writer.put(size, is_last=True)
         except ServiceNotAvailable:
+            # The writer has undone its write; ``append`` meets the full disk again and says so.
             return None
         self.last_store_ms = store_ms
         self.write_offset = end_offset = writer.finish()
@@ -230,6 +235,7 @@ class CommitLog:
                 writer.write(bytes(made))
                 writer.roll()
                 made.clear()
+                # The offset is part of the record, so a record that moved to the next file is encoded again.
                 record.physical_offset = writer.offset
                 blob = record.encode(checksum=self.settings.record_checksum)
             made += blob
@@ -287,6 +293,7 @@ class CommitLog:
 
         One thread at a time. After an OSError it is unknown which bytes are on disk: the caller must end the process.
         """
+        # Read once, before the sync: bytes that are appended meanwhile are not covered by it.
         target = self.write_offset
         begin = self.flushed_offset
         if target <= begin:
@@ -294,6 +301,7 @@ class CommitLog:
         for file in list(self.queue.files):
             if file.end_offset > begin and file.start_offset < target:
                 self.os.sync_data(file.fd)
+        # A file counts as on disk only with its name, so this comes before ``flushed_offset`` is published.
         self.queue.sync_placed()
         self.flushed_offset = target
         return target

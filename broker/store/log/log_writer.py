@@ -69,6 +69,7 @@ class LogWriter:
         self.write(self.array.data[:size])
         if is_last:
             return
+        # The end of the file was the limit, not that of the buffer.
         if size + self.room == self.limit:
             self.roll()
         elif not size:  # the record is larger than the buffer
@@ -93,6 +94,7 @@ class LogWriter:
 
     def finish(self) -> int:
         """Enter the files that the append rolled into; return the physical offset of its end."""
+        # Only now, because an append that failed must leave the log's list of files as it was.
         for _ in self._files[1:]:
             self._ahead.enter_next()
         self.array = self._buffer

@@ -32,6 +32,8 @@ class LogPreallocator:
         self.prepared: list[MappedFile] = []
         """The next files, created ahead."""
         self._preparing = threading.Lock()
+        """Held to allocate blocks or to create and place files: the appending thread and the allocation service both
+        do."""
 
     def make(self, write_offset: int, bound: int, record_bytes: int = 0) -> MappedFile:
         """Return the file to write to, with extents for ``bound`` bytes from the write offset on.
@@ -113,6 +115,7 @@ class LogPreallocator:
             file = self.prepared[0]
             self.queue.place(file)
             self.queue.enter(file)
+            # Last: if the file could not be placed, it stays prepared for the next attempt.
             del self.prepared[0]
         return file
 
@@ -156,6 +159,7 @@ class LogPreallocator:
             return True
         if not self.prepared and 4 * position > 3 * file.size:
             with self._preparing:
+                # Checked again under the lock: an append may have prepared a file, or rolled, meanwhile.
                 if not self.prepared and self.queue.files[-1] is file:
                     self.prepared.append(self._create_next(0))
             return True

@@ -103,7 +103,7 @@ def common_properties(text: str) -> bytes:
 
 
 def check_count(count: int, layout: int, body_bytes: int) -> None:
-    """Raise ``MessageIllegal`` if the body is too short for ``count`` messages."""
+    """Raise ``MessageIllegal`` if the body is too short for ``count`` messages, before arrays are sized by it."""
     if count * _MESSAGE_BYTES_MIN[layout] > body_bytes:
         raise MessageIllegal(f"count says {count} messages, but the body has {body_bytes} bytes")
 

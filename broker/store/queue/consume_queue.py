@@ -288,6 +288,7 @@ class ConsumeQueue:
             physical_offset, size, _ = self.unit(behind - 1, hot=False)
             if size <= 0 or physical_offset >= log_start:
                 break
+            # Raised before the file goes, so that readers no longer begin in it.
             self.min_hint = max(self.min_hint, behind)
             self._leave(start)  # closed when the last reader drops its reference
             self.files.unlink(self.folder / file_name(start))

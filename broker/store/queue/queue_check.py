@@ -64,6 +64,7 @@ def _search(queue: ConsumeQueue, low: int, high: int, below: int) -> int:
 
 def last_record_unit(queue: ConsumeQueue, end: int) -> tuple[int, int, int] | None:
     """Return (queue offset, physical offset, size) of the last unit below ``end`` that is not filling, or None."""
+    # A real unit is nearly always among the last few, so the first read is small.
     begin, block_units = first_unit(queue), 64
     while end > begin:
         at = max(end - block_units, begin)

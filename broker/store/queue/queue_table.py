@@ -150,7 +150,7 @@ class ConsumeQueueTable:
         slot = queue_hash(self.topics, at, at + int(entry[Q_TOPIC_BYTES]), int(entry[Q_QUEUE_ID])) & mask
         while self.slots[slot]:
             slot = (slot + 1) & mask
-        self.slots[slot] = row + 1
+        self.slots[slot] = row + 1  # 0 marks an empty slot
 
     def sync_row(self, queue: ConsumeQueue) -> None:
         """Tell the kernel the queue's next offset after other code than the kernel changed it."""
@@ -173,6 +173,7 @@ class ConsumeQueueTable:
         """Put every changed queue on disk."""
         folders = set()
         for queue in self:
+            # Read before ``queue.sync`` clears it: the entries of a new queue's parent folders must be on disk too.
             if queue.folder_dirty:
                 folders.add(queue.folder.parent)
             if queue.dirty:

@@ -22,8 +22,11 @@ from ..tables.store_state import StoreState
 ANSWER_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 8
 """Maximum bytes of the sizes and records in one response."""
 GAP_BYTES_MAX = 4096
+"""Maximum number of unwanted bytes between two records that one read covers."""
 SPARSE_MAX = 8
+"""Maximum ratio of the bytes of a read to the wanted bytes in it."""
 SPAN_BYTES_MAX = 4 * 1024 * 1024
+"""Maximum bytes of a read that covers unwanted bytes."""
 
 
 class LogReads:

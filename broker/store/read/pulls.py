@@ -118,6 +118,7 @@ class Pulls:
             )
         if queue is None or offset == max_offset:
             return PullResult(PULL_NOT_FOUND, 0, offset, min_offset, max_offset, bytearray())
+        # The u32 sizes before the records need room too: one for each record that can fit.
         max_bytes = min(max_bytes, ANSWER_BYTES_MAX - 4 * min(max_count, max_bytes // RECORD_BYTES_MIN + 1))
         read_count, read_bytes = max_count, max_bytes
         if records is not None:
@@ -203,6 +204,7 @@ class Pulls:
         if bad == kernel.SOUND:
             return body, count
         if bad:
+            # Read again, because with fewer sizes before them the records have other positions in the body.
             return self._read_chosen(chosen, bad, int(chosen[1 : 3 * bad : 3].sum()), queue, hot)
         physical_offset, queue_offset = int(chosen[kernel.C_PHYSICAL_OFFSET]), int(chosen[kernel.C_QUEUE_OFFSET])
         raise DamagedRecord(

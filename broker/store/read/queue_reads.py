@@ -94,6 +94,7 @@ class QueueReads:
                 low = middle + 1
             else:
                 high = middle
+        # Any thread may set the hint without a lock: an older value is a lower bound too.
         queue.min_hint = low
         return low
 

@@ -68,6 +68,7 @@ def keep_matching(
             break
         end = min(first + chunk, count)
         found = properties.select(first, end, records)
+        # Nearly always the whole chunk fits, so its matches need not be counted one by one.
         if len(kept) + len(found) < max_count and kept_bytes + properties.span_bytes(first, end) <= max_bytes:
             kept += found
             kept_bytes += sum([sizes[number] for number in found])

@@ -40,6 +40,7 @@ def derive(
     skips them.
     """
     commitlog, queues, dispatcher = store.commitlog, store.queues, store.dispatcher
+    # A copy, because dispatch still needs the queues' real next offsets.
     rows = queues.kernel_rows.copy()
     rows[:, kernel.Q_NEXT] = UNKNOWN
     at = begin

@@ -15,6 +15,7 @@ from .loaded_store import LoadedStore
 from .log_recovery import LogRecovery, Progress
 
 GAP_UNITS_JUDGED_MAX = 1000
+"""Maximum number of units of one gap that are compared with the records that they point at."""
 QUEUE_CHECK_BYTES_MAX = 64 * 1024 * 1024
 """If the queues are at most this large together, all units are checked, otherwise only each queue's last file."""
 

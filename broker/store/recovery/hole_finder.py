@@ -162,6 +162,7 @@ class HoleFinder:
         """
         from ...kernels import search  # imported only here, so that a start without damage need not compile it
 
+        # If a unit points at the damaged record itself, it tells the record's size: nothing inside of it is a record.
         extents = {each.physical_offset: each.size for each in self._evidence.between(begin, begin + 1)}
         last = limit if known is None else known
         array, base, end = file.array(), file.start_offset, last - file.start_offset

@@ -228,6 +228,7 @@ class LogRecovery:
         while (file := self._files.find(at)) is not None:
             if at in self._passed_over:
                 at = self._passed_over[at]
+                # ``_lost_its_tail`` must only judge a record that directly precedes.
                 parts[kernel.R_SIZE] = 0
                 continue
             position = at - file.start_offset
@@ -316,6 +317,7 @@ class LogRecovery:
         queue.remove_empty()
         kept = max(sum(1 for file in queue.files if file.start_offset < end), 1)
         removed = queue.remove_from(kept)
+        # Newest first: after a stop in between, the remaining files have no gap.
         for file in reversed(removed):
             if not FileHead(file).empty:
                 log.warning("%s was removed: the log ends at %d", file.path, end)
@@ -333,6 +335,7 @@ class LogRecovery:
                     log.warning("%s: the rest of a torn write after offset %d is cut", file.path, end)
                 queue.os.sync_data(file.fd)
             elif file.end_offset > flushed:
+                # Its records may be in the page cache only, and the new end says that they are on disk.
                 queue.os.sync_data(file.fd)
         self._open_tail(end)
 

@@ -155,6 +155,7 @@ class Recovery:
             return list(examination.liars.values())
         needed = examination.index_from(index_keep, dispatched) if examination.index_problem else dispatched
         needed = begin if self._queue_problems else max(needed, begin)
+        # Before anything is removed: if the start is killed, the next one dispatches from here again.
         self._mark(end, needed)
         self._repair(counts, index_keep)
         self._dispatch(needed, end)
@@ -331,6 +332,7 @@ class Recovery:
                 self._refilled.add(queue.row)
                 self._note(f"consumequeue {queue.topic}/{queue.queue_id}: it ends at {queue.max_offset:,}")
                 dispatcher.reput_offset = begin = self._commitlog.start_offset
+                # As in ``_derive``: the mark goes back before the queue's files go.
                 self._mark(end, begin)
                 self._queues.move_aside(queue)
             self._progress("dispatching", dispatcher.reput_offset - begin, end - begin)

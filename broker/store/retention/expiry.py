@@ -94,6 +94,8 @@ class Expiry:
         for file in self._commitlog.queue.files[:-1]:
             newest_ms = self.newest_ms(file)
             held = [each for each in pending if each.physical_offset < file.end_offset]
+            # A message that cannot be appended again decides: while it is needed, rolling the others would free
+            # nothing.
             first = min(held, key=lambda each: (each.rolls, each.physical_offset), default=None)
             kept_for = first.why if first is not None else ""
             if newest_ms is None:

@@ -87,6 +87,7 @@ class StoreCheckpoint:
         with self._lock:
             self._flushed_offset = max(self._flushed_offset, flushed_offset)
             self.physic_msg_timestamp = max(self.physic_msg_timestamp, store_ms)
+            # Not synced: after a power failure the file may say less than what is on disk, never more.
             self._write()
 
     def dispatched(self, flushed_offset: int, dispatched_offset: int, store_ms: int, index_ms: int) -> None:
@@ -102,6 +103,7 @@ class StoreCheckpoint:
             self.logics_msg_timestamp = max(self.logics_msg_timestamp, store_ms)
             self.index_msg_timestamp = max(self.index_msg_timestamp, index_ms)
             self._write()
+        # Outside of the lock, so that the flush thread does not wait for this sync.
         self._files.sync_data(self._fd)
 
     def reset(

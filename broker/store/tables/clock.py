@@ -78,8 +78,7 @@ class StoreClock:
 
 class Step(NamedTuple):
     """A move of the clock by ``moved_ms``, to ``clock_ms``. Records from ``physical_offset`` on were stored after it;
-    no
-    record before has a later store time than ``store_ms``."""
+    no record before has a later store time than ``store_ms``."""
 
     physical_offset: int
     store_ms: int
@@ -192,6 +191,7 @@ class SteadyClock(StoreClock):
                 self._base, self._last_ns = (wall, elapsed), wall
                 self._below_ns = wall + STEP_MS * _NS_A_MS
             return self._last_ns  # the wall clock went back a little: time stands still until it catches up
+        # No call may take the shortcut while the wall clock is off.
         self._below_ns = 0
         if self._held is None or abs(off - self._held[1]) > STEP_MS * _NS_A_MS:
             self._held = elapsed, off

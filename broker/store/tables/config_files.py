@@ -121,6 +121,7 @@ class TopicTable:
         self._lock = threading.Lock()
         """Held while table or journal are written."""
         self._noting = threading.Lock()
+        """Held to read or change ``version`` and ``_unsaved``."""
         self._topics: dict[str, TopicConfig] = {}
         self._rest: dict[str, Any] = {}
         self._unsaved: dict[str, int] = {}
@@ -176,6 +177,7 @@ class TopicTable:
     def put(self, config: TopicConfig) -> None:
         """Add or replace a topic, in memory."""
         before = self._topics.get(config.name)
+        # A change through FlintMQ must not lose RocketMQ's other fields.
         if before is not None and not config.extra:
             config = replace(config, extra=before.extra)
         self._topics[config.name] = config
@@ -335,8 +337,11 @@ class ConsumerOffsetTable:
     def persist(self) -> None:
         """Write the table; durable when it returns. Blocks."""
         with self._lock:
+            # Cleared first: a commit during the write makes the table dirty again.
             self.dirty = False
             try:
+                # ``list`` copies a row in one step while the event loop commits; iterating over the row itself could
+                # fail.
                 rows = {
                     key: {str(queue): next_offset for queue, next_offset in sorted(list(row.items()))}  # noqa: C414
                     for key, row in list(self._offsets.items())

@@ -47,6 +47,7 @@ class SubscriptionGroupTable:
     def _read(table: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         rows = table.pop("subscriptionGroupTable", {})
         for row in rows.values():
+            # A wrong value raises here, where the ``.bak`` can still replace the table, not when a message is retried.
             int(row.get("retryMaxTimes", RETRY_TIMES_MAX))
         return {name: dict(row) for name, row in rows.items()}, table
 
