@@ -35,6 +35,7 @@ class CheckpointService(Service):
     def do_once(self) -> bool:
         """Do one round: persist what has changed."""
         store = self._store
+        # Read before the sync, which may cover more but never less.
         reput_offset = store.reput_offset
         if store.failed is None and reput_offset != self._synced and self._is_due():
             began = time.monotonic()

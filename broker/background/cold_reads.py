@@ -1,7 +1,7 @@
 """Scheduling of reads that may wait for the disk: at most one per reader thread at a time.
 
 Each may return a large response. A read starts only after the loop has taken over and counted the result of an earlier
-one (``net/deferred_requests.py``); otherwise the threads would read faster than responses are sent, and results would
+one (``requests/request.py``); otherwise the threads would read faster than responses are sent, and results would
 pile up.
 """
 

@@ -215,6 +215,7 @@ class GroupCommitService(FlushService):
         if self._sync is None:
             self._flush()
         elif self._requested:
+            # The mark that was taken is dropped: ``store.flush`` writes a newer one.
             self._requested = False
             self._flush()
             self._post(self._taken_back)
@@ -229,6 +230,7 @@ class GroupCommitService(FlushService):
 
     def stop(self) -> None:
         """Flush the rest, call the waiting callbacks, and end both threads."""
+        # First, so that ``wake`` turns to the Python thread, which makes the last flush.
         self._stopping = True
         if self._sync is not None:
             self._sync.stop()

@@ -173,6 +173,7 @@ class PullRequestHoldService:
         held = HeldPull(self, alike, offset, deadline, callback)
         alike.pulls[held] = None
         self._held += 1
+        # The number decides between equal deadlines, because pulls cannot be compared.
         heapq.heappush(self._deadlines, (deadline, next(self._sequence), held))
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)

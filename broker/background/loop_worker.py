@@ -84,6 +84,7 @@ class LoopWorker:
         trouble = ""
         try:
             while not self._stopping:
+                # Before the step, not after it: a wake during the step must not be lost.
                 self._woken.clear()
                 try:
                     if await self._job.step(self._now_ms()):

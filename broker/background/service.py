@@ -72,6 +72,7 @@ class Service:
             while not self._stopping:
                 if not self.do_once():
                     self._woken.wait(self.interval_seconds)
+                # Before the next piece of work, so that a wake during it is not lost.
                 self._woken.clear()
             self.last_work()
         except BaseException as error:

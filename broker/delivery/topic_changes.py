@@ -79,6 +79,7 @@ class TopicChanges:
             self._running = False
             return
         batch = [self._queue.popleft()]
+        # Deletions are written differently. Only neighbours share a write, so that the changes keep their order.
         while self._queue and self._queue[0].delete == batch[0].delete:
             batch.append(self._queue.popleft())
         work = self._loop.run_in_executor(self._thread, self._write, batch)
@@ -92,6 +93,7 @@ class TopicChanges:
 
     def _written(self, batch: list[_Change], failure: BaseException | None) -> None:
         for change in batch:
+            # Before the callbacks, which may change the topic again.
             del self.pending[change.topic]
             error = self._undo(change, failure) if failure is not None else None
             if change.delete and error is None:

@@ -53,6 +53,7 @@ class RecordWriter:
                 if error is not None:
                     done(error)
                 else:
+                    # All topics again: one that existed may have been deleted meanwhile.
                     self.with_topics(configs, done)
 
             if pending:

@@ -126,6 +126,7 @@ def update_consumer_offset(request: Request) -> None:
             target = f"group {params.group}, topic {params.topic}"
             request.audit(UPDATE_CONSUMER_OFFSET, target, table.committed(name, params.topic), dict(held))
         for queue, offset in held:
+            # A commit never moves progress back; only a reset does.
             if offset > (table.committed_of(name, params.topic, queue) or -1):
                 table.commit(name, params.topic, queue, offset)
         if fenced is not None:
@@ -133,6 +134,7 @@ def update_consumer_offset(request: Request) -> None:
         request.respond(EmptyAnswer())
 
     _check_queues(request.broker, params.topic, entries)
+    # A larger offset may follow a message that is acknowledged and not dispatched yet.
     if all(offset <= request.broker.store.queue_reads.max_offset(params.topic, queue) for queue, offset in entries):
         commit()
     else:

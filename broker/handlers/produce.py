@@ -54,6 +54,7 @@ def produce(request: Request) -> None:
     if topic is None or name in broker.topic_changes.pending:
         _wait_for_topic(request, params)
         return
+    # Before the checks below: a duplicate gets its first response even if its topic is no longer writable.
     if params.unique_prefix:
         before = broker.sequences.find(params.unique_prefix, name, params.unique_first, params.count)
         if before is not None:

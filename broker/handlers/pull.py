@@ -307,6 +307,7 @@ class _Pull:
         assert self.held is not None
         self.request.deferred.held_pulls.discard(self.held)
         if wake is not Wake.ARRIVED:
+            # Its time is over, so ``pulled`` must respond instead of holding it again.
             self.deadline = 0.0
         if self.request.responses.paused:
             self.request.deferred.waiting.append(self._resume)

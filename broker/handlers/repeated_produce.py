@@ -106,6 +106,7 @@ class RepeatedProduces:
         count, before_first, first, before_born, born_ms = HEAD_END.unpack_from(buffer, numbers_at)
         broker, peer = connection.broker, connection.peer
         name, config, prefix = header.topic, header.config, header.prefix
+        # Each change of a topic makes a new object.
         if broker.store.topics.get(name) is not config:
             self._forget(broker, fixed)
             return False
@@ -132,6 +133,7 @@ class RepeatedProduces:
         )
         if appended is None:
             return False
+        # Only after the append: if it gives up, the general way chooses the queue.
         if header.queue < 0:
             broker.next_queue[name] = queue + 1
         parser.start = body_end

@@ -1,4 +1,4 @@
-"""Permission rules: what a user needs before a handler gets the request. The table in ``dispatch`` has one per command.
+"""Permission rules: what a user needs before a handler gets the request. The table in ``registry`` has one per command.
 
 A rule reads a frame's undecoded fields. If a field is missing or has a wrong type, the rule needs nothing, because the
 handler refuses such a request before it does anything. If a permission depends on the body, the log or a table

@@ -125,6 +125,7 @@ def _change(request: Request, edit: Edit) -> None:
         return after
 
     def changed() -> None:
+        # The response first, because the change may close this very connection.
         request.respond(EmptyAnswer())
         broker.users_changed(request.peer)
 

@@ -146,6 +146,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything that this connection held or waited for."""
+        # First, because the callbacks below must see that nothing can be sent any more.
         self.peer.lost = self.responses.closed = True
         self.stops |= STOP_ENDING
         self.deferred.cancel_held()

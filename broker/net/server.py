@@ -256,6 +256,7 @@ class Server:
         if not ipaddress.ip_address(host).is_loopback:
             self._by_address[host] = self._by_address.get(host, 0) + 1
         task = self._broker.loop.create_task(self._connect(sock, host, address[1]))
+        # The event loop keeps only a weak reference to a task.
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 

@@ -106,6 +106,7 @@ class ConnectedClient:
 
     def disconnected(self) -> None:
         """Call all callbacks that wait for a response or for the loss of the connection."""
+        # Taken first, because a callback may cancel others.
         asked, self._asked = self._asked, {}
         calls, self._when_lost = self._when_lost, {}
         for answered in asked.values():

@@ -102,6 +102,7 @@ class DispatchScheduler:
 
     def _end_turn(self) -> None:
         self._turn_due = False
+        # The flush first, so that the disk works while the loop dispatches.
         if self._flush_due:
             self._flush_due = False
             self._flush.wake()
@@ -128,6 +129,7 @@ class DispatchScheduler:
             self._reput.step()
         except Exception as error:  # noqa: BLE001 - after any error, undispatched messages would never become visible
             self._fatal("dispatch", error)
+        # With sync flush, the rest may be dispatched only after its flush; it stays urgent until then.
         if self._urgent:
             self._urgent = self._dispatcher.reput_offset < self._commitlog.write_offset
         if self._waiting:
@@ -164,6 +166,7 @@ class DispatchScheduler:
     def _when_flushed(self, call: Callable[[], None]) -> None:
         """Call ``call`` once everything written by now is on disk, or after ``DISPATCH_WAIT_S``: while the disk hangs,
         the connection's next frames are refused with the reason."""
+        # Flush and timer both end the wait; whichever comes first takes the call.
         waiting = [call]
 
         def proceed(error: BrokerError | None = None) -> None:

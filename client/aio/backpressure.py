@@ -129,6 +129,7 @@ class Admission:
         for held in self.held:
             if held.deadline <= now and not held.future.done():
                 self._refuse(held, self._sending.no_room())
+        # Failed messages at the front leave the line now.
         self.progressed()
 
     def fail(self, error: FlintError) -> None:

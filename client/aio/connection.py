@@ -181,6 +181,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _fail(self, error: FlintError) -> None:
         """Close the connection and tell the receiver why."""
+        # Kept here, because ``abort`` clears it.
         receiver = self.receiver
         self._failure = error
         if self._awaited is not None and not self._awaited.done():
@@ -194,6 +195,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set up the connected socket."""
         self._transport = cast(asyncio.Transport, transport)
+        # Given up while the loop was still connecting.
         if self.gone or self._life.ended:
             self.gone = True
             self._transport.abort()

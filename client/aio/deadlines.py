@@ -64,6 +64,7 @@ class Watch:
         real = time.monotonic()
         if real - self._expected > STALL_SECONDS:
             self._stalled += real - self._expected
+            # Otherwise the next call would count the same time again.
             self._expected = real
         return real - self._stalled
 

@@ -163,8 +163,10 @@ class Producer(Base):
         now = self._watch.now()
         prepared = self._sending.prepare(message, queue, flush, timeout, now)
         to, row, _, deadline = prepared
+        # The next tick of the timer would be too late for this deadline.
         if deadline - now < TICK_SECONDS:
             self._watch.wake(deadline)
+        # Messages that wait come first, even if there is room for this one.
         if self._held or to == ASK or not self._delivery.has_room(len(row[0])):
             return self._admission.hold(message, prepared, future)
         return self._add(message, prepared, future)

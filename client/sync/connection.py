@@ -296,6 +296,7 @@ class Connection:
     def shut_down(self) -> None:
         """Interrupt the user of the connection; close it if it is not in use. Callable from any thread."""
         self.interrupt()
+        # If it is in use, its user closes it after the interrupt.
         if self.in_use.acquire(blocking=False):
             self.close()
             self.in_use.release()

@@ -181,6 +181,7 @@ class DeliveryDriver:
             if deadline != inf and time.monotonic() >= deadline:
                 self._expire()
                 return
+            # Woken, but not done: the driver has handed over, so ask for a role again.
             role = None
 
     @property
@@ -320,6 +321,7 @@ class DeliveryDriver:
             return
         connection = self._dialer.dial(min(CONNECT_SECONDS_MAX, max(seconds, 0.001)))
         with self.mutex:
+            # ``stop`` may have run meanwhile, and it could not close a connection that it did not know.
             if not self._stopping:
                 self._connection = connection
                 self._unanswered_since = inf

@@ -82,6 +82,7 @@ class ConnectionPool:
             self.discard(connection)
         connection = self._dialer.dial(timeout)
         with self._lock:
+            # The client may have been closed meanwhile, before this connection was among the busy ones.
             if not self._guard.closed:
                 self._busy.add(connection)
                 return connection

@@ -128,6 +128,7 @@ class Producer:
         ``RequestTimeout`` when the time is over.
         """
         single: Single | None = None
+        # The role that ``claim`` gave, if the driver adopts what the single sender has sent.
         role: Role | None = True
         try:
             if queue is None and flush is None and timeout is None and type(message) is Message:
@@ -176,6 +177,7 @@ class Producer:
             to = self._caller.run(self._sending.sharded_queue(message, now), deadline)
         while True:
             with self._mutex:
+                # Checked again under the mutex: nothing may be added after ``stop`` has failed everything.
                 if self._guard.closed:
                     self._guard.check()
                 if self._delivery.has_room(len(row[0])):
@@ -287,6 +289,7 @@ class Producer:
                 raise RequestTimeout(
                     f"{left} of {len(outstanding)} messages are not acknowledged yet; the producer keeps trying them"
                 )
+        # A callback would wait for futures that its own thread has to complete.
         if not self._driver.is_calling_back:
             wait_for_futures([single.future for single in outstanding])
         self._raise_failures()

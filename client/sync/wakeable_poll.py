@@ -13,6 +13,7 @@ class Waiter:
     """One thread waits, after ``open``; any other may ``wake`` it. A wake before the wait counts."""
 
     def __init__(self) -> None:
+        # Until ``open``, ``wake`` must not write to a socket that does not exist.
         self._woken = True
         self._watched: int | None = None
 

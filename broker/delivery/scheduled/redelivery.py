@@ -41,7 +41,7 @@ _SAID_MAX = 1_000
 
 
 def choose(units: np.ndarray, first_queue_offset: int) -> tuple[np.ndarray, int]:
-    """Return the longest prefix of ``units`` that fits a step: (rows for ``RecordRewriter.read``, number of units)."""
+    """Return the longest prefix of ``units`` that fits a step: (rows for ``RecordCopier.read``, number of units)."""
     sizes = units["size"].astype(np.int64)
     sizes[sizes == PRE_BLANK_SIZE] = 0
     totals = np.cumsum(np.maximum(sizes, 0))

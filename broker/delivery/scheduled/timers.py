@@ -222,6 +222,7 @@ class Timers:
         skipped = (chosen[:, C_QUEUE_OFFSET] < state.skip_until) & (due_second < state.skip_before)
         wanted = (waiting.group_of != UNSOUND) & ~(skipped & (waiting.due_ms >= 0))
         rows = np.empty(int(wanted.sum()), ROWS)
+        # Messages that are due already go into the present second, because delivery never goes back.
         rows["due_second"] = np.maximum(due_second[wanted] + state.shift, state.second)
         rows["queue_offset"] = chosen[wanted, C_QUEUE_OFFSET]
         rows["physical_offset"] = chosen[wanted, C_PHYSICAL_OFFSET]
@@ -261,6 +262,7 @@ class Timers:
             rolled_below = int(part["physical_offset"][-1]) + 1
             self._happened(end_offset, Rolled(number, rolled_below, len(part), topics_of(waiting, -1)))
             await asyncio.sleep(0)
+        # The hour's bound rises to ``below`` in any case: otherwise the next step would find the hour again.
         self._happened(self._store.write_offset, Rolled(number, below, 0, Counter()))
         return True
 
@@ -278,7 +280,7 @@ class Timers:
 
 
 def _chosen(rows: np.ndarray) -> np.ndarray:
-    """Return the rows in the form that ``RecordRewriter.read`` takes."""
+    """Return the rows in the form that ``RecordCopier.read`` takes."""
     chosen = np.zeros((len(rows), CHOSEN_ROW), np.int64)
     chosen[:, C_PHYSICAL_OFFSET] = rows["physical_offset"]
     chosen[:, C_SIZE] = rows["size"]

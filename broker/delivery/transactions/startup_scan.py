@@ -71,6 +71,7 @@ class History:
             if half is None:
                 log.error("the half message at physical offset %d lacks its target topic", record.physical_offset)
                 continue
+            # All copies: a committed message names the one that was the newest at its commit.
             places.setdefault(half.transaction_id, set()).add(half.physical_offset)
             if half.queue_offset not in ended:
                 found.halves.append(half)

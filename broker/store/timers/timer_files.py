@@ -225,6 +225,7 @@ class TimerFiles:
         if parts:
             self._files.sync_folder(self.folder)
         with self.lock:
+            # Only this method removes events, so the first ones are still those that were written.
             for _ in events:
                 self._waiting.popleft()[1].apply(self.state)
             for number, (length, checksum) in written.items():
@@ -236,6 +237,7 @@ class TimerFiles:
             self._dirty = True
             self._cursor.save(self.state.to_json())
             self._dirty = False
+            # After the cursor: a file may go only when no cursor on disk counts its rows.
             self._remove_past()
 
     def _append(self, number: int, rows: np.ndarray) -> tuple[int, int]:
@@ -245,6 +247,7 @@ class TimerFiles:
         blob = rows.astype(STORED_ROWS).tobytes()
         fd = self._files.open(self._path(number), create=True)
         try:
+            # After the valid rows, and over those that a failed sync may have left there.
             self._files.write(fd, blob, hour.rows * ROWS.itemsize)
             self._files.sync_data(fd)
         finally:
@@ -299,6 +302,7 @@ class TimerFiles:
         first = self.first_pending()
         queue_offset = min(first[0], state.indexed) if first is not None else state.indexed
         file_bytes = timer_log_file_bytes(self._store_path)
+        # The cautious offset first: if anything below fails, RocketMQ repeats messages, but loses none.
         remove_timer_log(self._files, self._store_path)
         self._write_timercheck(check, read_ms, queue_offset)
         if state.shift or state.indexed <= queue.start_offset or state.pending * TIMER_LOG_UNITS.itemsize > file_bytes:

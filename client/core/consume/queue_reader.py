@@ -114,6 +114,7 @@ class TopicReader:
         """Take the response to a queue's pull."""
         queue = self._queues[number]
         queue.asked = False
+        # Only the start may be moved: after it, an expired offset means that messages were missed.
         queue.may_move = False
         queue.position = max(queue.position, batch.next_offset)
         queue.caught_up = queue.position >= batch.max_offset

@@ -292,6 +292,7 @@ class StoredMessage:
     def _property_bytes(self) -> bytes:
         records, at, end = self._records, self._at, self._at + self._size
         _, sys_flag, length = BODY_HEAD.unpack_from(records, at)
+        # The usual record: its properties are found without decoding the rest. Anything unusual is decoded and checked.
         if not sys_flag & PLAIN_MASK and _SIZE_AND_MAGIC.unpack_from(records, at) == (self._size, MAGIC_V1):
             topic_at = at + BODY_AT + length
             if length >= 0 and topic_at < end:

@@ -271,6 +271,7 @@ class Lane:
             if size + following.size > bytes_target:
                 break
             waiting.popleft()
+            # A message that has expired, or that its caller gave up, is done already.
             if not following.done:
                 singles.append(following)
                 size += following.size

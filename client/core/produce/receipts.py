@@ -102,6 +102,7 @@ class _Outcomes:
         self.count = sum(len(part.indexes) for part in parts)
         self._starts: list[int] | None = None
         self._places: list[tuple[int, int]] | None = None
+        # A call to one destination: its frames are consecutive ranges, and a search by halving finds a message's frame.
         if all(type(part.indexes) is range for part in parts):
             parts.sort(key=lambda part: part.indexes[0])
             self._starts = [part.indexes[0] for part in parts]
