@@ -15,6 +15,7 @@ import pytest
 
 from flintmq.broker.store import (
     Appended,
+    KeySearch,
     MessageStore,
     ProduceBatch,
     RecoveryReport,
@@ -203,7 +204,7 @@ def find(store: MessageStore, topic: str, key: str) -> list[Record]:
     """Return every message with that key, newest first, page by page."""
     found, cursor = [], ""
     while True:
-        page = store.query(topic, key, 0, FOREVER, 64, cursor, False)
+        page = store.query(KeySearch(topic, key, cursor=cursor), hot=False)
         found += [decode_record(blob) for blob in split_answer(page.body, page.count)]
         cursor = page.cursor
         if not cursor:

@@ -10,7 +10,7 @@ from ...protocol.errors import BrokerFailure, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import HEADER_BYTES_MAX
 from ..requests.request import Request
-from ..store import QueryResult
+from ..store import KeySearch, QueryResult
 from .pull import check_has_messages
 
 
@@ -38,9 +38,8 @@ class _Query:
 
     def _read(self, hot: bool) -> QueryResult:
         params = self.params
-        return self.request.broker.store.query(
-            params.topic, params.key, params.begin_ms, params.end_ms, self.max_count, params.cursor, hot
-        )
+        search = KeySearch(params.topic, params.key, params.begin_ms, params.end_ms, self.max_count, params.cursor)
+        return self.request.broker.store.query(search, hot=hot)
 
     def _found(self, found: QueryResult) -> None:
         if _too_large(self.request, found) and found.count > 1:

@@ -20,7 +20,7 @@ from .log.produce_batch import Appended, ProduceBatch, check_count, common_prope
 from .log.repeated_batch import RepeatedBatch
 from .message_store import MessageStore
 from .read.pulls import PullResult
-from .read.queries import QueryResult
+from .read.queries import KeySearch, QueryResult
 from .recovery.recovery_report import RecoveryReport
 from .settings import StoreSettings
 from .tables.config_files import TopicConfig
@@ -32,6 +32,7 @@ __all__ = [
     "CorruptLog",
     "DamagedRecord",
     "Files",
+    "KeySearch",
     "MappedFile",
     "MessageStore",
     "Places",

@@ -34,7 +34,7 @@ from .queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .read.log_reads import LogReads
 from .read.pages import Pages
 from .read.pulls import Pulls
-from .read.queries import Queries, QueryResult
+from .read.queries import KeySearch, Queries, QueryResult
 from .read.queue_reads import QueueReads
 from .read.record_copies import Place, RecordCopier, WaitingRecords
 from .recovery.loaded_store import LoadedStore
@@ -435,12 +435,10 @@ class MessageStore:
         self.state.delete(deleted)
         self.dispatcher.deleted_topics.extend(names)
 
-    def query(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool
-    ) -> QueryResult:
+    def query(self, search: KeySearch, *, hot: bool) -> QueryResult:
         """Find messages of a topic by key, as ``Queries.query`` does."""
         behind = max(self.write_offset - self.reput_offset, 0)
-        return self.queries.query(topic, key, begin_ms, end_ms, max_count, cursor, hot=hot, behind_bytes=behind)
+        return self.queries.query(search, hot=hot, behind_bytes=behind)
 
     def view(
         self, message_id: str, topic: str, hot: bool, may_show: Callable[[str], bool] | None = None

@@ -30,7 +30,6 @@ WIDE = {
     "broker/requests/broker.py: __init__",
     "broker/store/read/pulls.py: _pull",
     "broker/store/read/pulls.py: pull",
-    "broker/store/read/queries.py: query",
     "client/aio/consumer.py: pull",
     "client/core/consume/batch.py: __init__",
     "client/core/consume/pages.py: browse",

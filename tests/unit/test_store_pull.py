@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.filters import compile_filter
-from flintmq.broker.store import MessageStore, PullResult, TopicConfig, WouldBlock
+from flintmq.broker.store import KeySearch, MessageStore, PullResult, TopicConfig, WouldBlock
 from flintmq.broker.store.read.log_reads import ANSWER_BYTES_MAX
 from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX
 from flintmq.protocol.errors import (
@@ -26,7 +26,6 @@ from flintmq.protocol.storage.javahash import tags_code
 from flintmq.protocol.storage.layout import UNIT
 from flintmq.protocol.storage.record import decode_record
 from tests.store_tools import (
-    FOREVER,
     HOST,
     MIB,
     SMALL,
@@ -250,7 +249,7 @@ def test_uncached_data_is_read_only_in_a_reader_thread(tmp_path: Path) -> None:
         lambda hot: (
             store.pulls.pull("orders", 0, 3, 10, MIB, None, hot=hot, records=compile_filter("KEYS = 'key-5'")).count
         ),
-        lambda hot: store.query("orders", "key-7", 0, FOREVER, 10, "", hot).count,
+        lambda hot: store.query(KeySearch("orders", "key-7", max_count=10), hot=hot).count,
         lambda hot: store.view(identity, "", hot).count,
         lambda hot: store.queue_reads.offset_by_time("orders", 0, sent[0].store_ms, hot=hot),
         lambda hot: store.queue_reads.earliest_store_time("orders", 0, hot=hot),

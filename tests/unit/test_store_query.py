@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flintmq.broker.store import MessageStore, QueryResult
+from flintmq.broker.store import KeySearch, MessageStore, QueryResult
 from flintmq.protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
 from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.ids import offset_id
@@ -118,7 +118,7 @@ def test_pages_follow_each_other_without_a_gap_or_a_repetition(store: MessageSto
         seen: list[int] = []
         cursor = ""
         while True:
-            found = store.query("orders", key, 0, FOREVER, page, cursor, False)
+            found = store.query(KeySearch("orders", key, max_count=page, cursor=cursor), hot=False)
             assert found.count <= min(page, 64)
             seen += offsets_of(records_of(found))
             cursor = found.cursor
@@ -129,9 +129,9 @@ def test_pages_follow_each_other_without_a_gap_or_a_repetition(store: MessageSto
 
 def test_a_page_continues_after_the_last_despite_new_messages(store: MessageStore) -> None:
     sent = put(store, "orders", 0, [Message(b"x", keys=("all",))] * 10)
-    first = store.query("orders", "all", 0, FOREVER, 4, "", False)
+    first = store.query(KeySearch("orders", "all", max_count=4), hot=False)
     put(store, "orders", 0, [Message(b"y", keys=("all",))] * 300)
-    rest = store.query("orders", "all", 0, FOREVER, 64, first.cursor, False)
+    rest = store.query(KeySearch("orders", "all", cursor=first.cursor), hot=False)
     assert offsets_of(records_of(rest)) == [each.physical_offset for each in reversed(sent[:6])]
 
 
@@ -141,7 +141,7 @@ def test_a_page_continues_after_the_last_despite_new_messages(store: MessageStor
 def test_an_invalid_cursor_is_refused(store: MessageStore, cursor: str) -> None:
     make_topic(store, "orders")
     with pytest.raises(InvalidParameter, match="is no cursor"):
-        store.query("orders", "k", 0, FOREVER, 4, cursor, False)
+        store.query(KeySearch("orders", "k", max_count=4, cursor=cursor), hot=False)
 
 
 def test_a_time_range_is_exact_to_the_millisecond_in_every_index_file(
@@ -164,7 +164,7 @@ def test_a_time_range_is_exact_to_the_millisecond_in_every_index_file(
             seen: list[int] = []
             cursor = ""
             while True:
-                found = store.query("orders", "all", first, last, 64, cursor, False)
+                found = store.query(KeySearch("orders", "all", first, last, cursor=cursor), hot=False)
                 seen += [record.store_timestamp for record in records_of(found)]
                 cursor = found.cursor
                 if not cursor:
@@ -175,16 +175,16 @@ def test_a_time_range_is_exact_to_the_millisecond_in_every_index_file(
 def test_undispatched_messages_are_not_found_and_the_response_has_the_backlog(store: MessageStore) -> None:
     put(store, "orders", 0, plain(1))
     appended = append(store, "orders", 0, plain(1, first=1))
-    found = store.query("orders", "key-1", 0, FOREVER, 10, "", False)
+    found = store.query(KeySearch("orders", "key-1", max_count=10), hot=False)
     assert (found.count, found.index_behind_bytes) == (0, store.write_offset - appended[0].physical_offset)
     dispatch(store)
-    assert store.query("orders", "key-1", 0, FOREVER, 10, "", False).index_behind_bytes == 0
+    assert store.query(KeySearch("orders", "key-1", max_count=10), hot=False).index_behind_bytes == 0
     assert len(find(store, "orders", "key-1")) == 1
 
 
 def test_a_query_for_a_topic_that_is_not_there_is_an_error(store: MessageStore) -> None:
     with pytest.raises(TopicNotExist):
-        store.query("bills", "k", 0, FOREVER, 1, "", False)
+        store.query(KeySearch("bills", "k", max_count=1), hot=False)
 
 
 def test_an_offset_id_shows_the_record_that_begins_there_and_nothing_else(store: MessageStore) -> None:
@@ -239,9 +239,9 @@ def test_a_duplicate_entry_shows_its_message_once(store: MessageStore) -> None:
 def test_a_record_that_damage_made_unreadable_is_counted_and_said(store: MessageStore) -> None:
     sent = put(store, "orders", 0, plain(3))
     overwrite(store.path / "commitlog" / f"{0:020d}", sent[1].physical_offset, bytes(60))
-    found = store.query("orders", "key-1", 0, FOREVER, 10, "", False)
+    found = store.query(KeySearch("orders", "key-1", max_count=10), hot=False)
     assert (found.count, found.damaged) == (0, 1)
-    found = store.query("orders", "key-2", 0, FOREVER, 10, "", False)
+    found = store.query(KeySearch("orders", "key-2", max_count=10), hot=False)
     assert (found.count, found.damaged) == (1, 0)
     for topic in ("orders", ""):
         with pytest.raises(MessageNotFound, match="the log is damaged where it should be"):

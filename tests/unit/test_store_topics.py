@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import MessageStore, TopicConfig
+from flintmq.broker.store import KeySearch, MessageStore, TopicConfig
 from flintmq.protocol.errors import MessageNotFound, OffsetOutOfRange, TopicNotExist
 from flintmq.protocol.storage.ids import offset_id
 from tests.store_tools import (
-    FOREVER,
     HOST,
     Sent,
     UnsyncedFiles,
@@ -201,11 +200,11 @@ def test_a_deleted_topic_does_not_come_back_with_an_older_index(tmp_path: Path) 
     delete(store, "orders")
     store.topics.put(TopicConfig("orders"))
     store.topics.persist()
-    assert store.query("orders", "key-1", 0, FOREVER, 10, "", False).count == 0
+    assert store.query(KeySearch("orders", "key-1", max_count=10), hot=False).count == 0
     store.close()
     store, report = reopen(tmp_path / "store")
     assert report.rebuilt == []
-    assert store.query("orders", "key-1", 0, FOREVER, 10, "", False).count == 0
+    assert store.query(KeySearch("orders", "key-1", max_count=10), hot=False).count == 0
     store.close()
 
 

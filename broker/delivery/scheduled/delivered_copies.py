@@ -10,10 +10,7 @@ import numpy as np
 from ....protocol.errors import TopicNotExist
 from ....protocol.storage.delivery import PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
 from ....protocol.storage.record import PROPERTY_UNIQ_KEY, Record, decode_record
-from ...store import MessageStore
-
-PAGE = 64
-FOREVER_MS = (1 << 62) - 1
+from ...store import KeySearch, MessageStore
 
 
 class CopyFinder:
@@ -45,7 +42,7 @@ class CopyFinder:
         if not topic or not key:
             return
         try:
-            found = self._store.query(topic, key, 0, FOREVER_MS, PAGE, "", False)
+            found = self._store.query(KeySearch(topic, key), hot=False)
         except TopicNotExist:
             return
         view = memoryview(found.body)

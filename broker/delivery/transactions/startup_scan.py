@@ -11,18 +11,14 @@ from dataclasses import dataclass, field
 
 from ....protocol.commands import RECORD_SIZE_STRUCT
 from ....protocol.errors import BrokerFailure, TopicNotExist, TransactionGroupWrong, TransactionNotExist
-from ....protocol.fields import I32_MAX
 from ....protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from ....protocol.storage.record import PROPERTY_UNIQ_KEY, Record, decode_record
-from ...store import MessageStore
+from ...store import KeySearch, MessageStore
 from ..topic_scan import records_from
 from .records import Half, ended_offsets, id_of, is_committed
 from .table import COMMIT, PARKED, ROLLBACK, Ended
 
 log = logging.getLogger(__name__)
-
-_PAGE = 64
-_ALL_TIMES_MS = (0, I32_MAX << 31)
 
 
 @dataclass(slots=True)
@@ -163,7 +159,7 @@ class History:
         cursor = ""
         while True:
             try:
-                page = self._store.queries.query(topic, key, *_ALL_TIMES_MS, _PAGE, cursor, hot=False)
+                page = self._store.queries.query(KeySearch(topic, key, cursor=cursor), hot=False)
             except TopicNotExist:
                 return
             at = page.count * RECORD_SIZE_STRUCT.size

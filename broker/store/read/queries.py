@@ -41,6 +41,24 @@ log = logging.getLogger(__name__)
 QUERY_PAGE_MAX = 64
 HOT_ENTRIES_MAX = 256
 """Maximum number of index entries that a hot query examines; a longer one is repeated in a reader thread."""
+LATEST_MS = I32_MAX << 31
+"""A time after the store times of all messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySearch:
+    """A search for the messages of a topic with a key: one of KEYS, or the unique key.
+
+    Only messages that were stored in ``[begin_ms, end_ms]`` count. ``max_count``: maximum number of messages in the
+    page, at most ``QUERY_PAGE_MAX``; ``cursor``: that of the page before, empty for the first page.
+    """
+
+    topic: str
+    key: str
+    begin_ms: int = 0
+    end_ms: int = LATEST_MS
+    max_count: int = QUERY_PAGE_MAX
+    cursor: str = ""
 
 
 @dataclass(slots=True)
@@ -69,34 +87,23 @@ class Queries:
         self._log = log
 
     def query(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int,
-        end_ms: int,
-        max_count: int,
-        cursor: str,
-        *,
-        hot: bool,
-        behind_bytes: int = 0,
-        visible_below: int | None = None,
+        self, search: KeySearch, *, hot: bool, behind_bytes: int = 0, visible_below: int | None = None
     ) -> QueryResult:
-        """Return the topic's messages with a key (one of KEYS, or the unique key), newest first.
+        """Return a page of the messages that ``search`` finds, newest first.
 
-        Only messages that were stored in ``[begin_ms, end_ms]`` count. ``visible_below``: hide records at or after this
-        physical offset, which are not flushed yet. Raises ``TopicNotExist``, ``InvalidParameter`` for an invalid
-        cursor, and ``WouldBlock`` with ``hot``.
+        ``visible_below``: hide records at or after this physical offset, which are not flushed yet. Raises
+        ``TopicNotExist``, ``InvalidParameter`` for an invalid cursor, and ``WouldBlock`` with ``hot``.
         """
-        if self._topics.get(topic) is None:
-            raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
-        after = parse_cursor(cursor)
+        if self._topics.get(search.topic) is None:
+            raise TopicNotExist(f"topic {search.topic!r} does not exist; create it or produce to it first")
+        after = parse_cursor(search.cursor)
         records: list[bytearray] = []
         size = 0
-        max_count = min(max_count, QUERY_PAGE_MAX)
+        max_count = min(search.max_count, QUERY_PAGE_MAX)
         next_cursor = ""
         seen_offset = after[2] if after else None
         entries = damaged = 0
-        for file, physical_offset, number in self._entries(topic, key, begin_ms, end_ms, after, hot):
+        for file, physical_offset, number in self._entries(search, after, hot):
             entries += 1
             if hot and entries > HOT_ENTRIES_MAX:
                 raise WouldBlock
@@ -106,9 +113,9 @@ class Queries:
             if visible_below is not None and physical_offset >= visible_below:
                 continue
             try:
-                blob = self._match(topic, key, begin_ms, end_ms, physical_offset, hot)
+                blob = self._match(search, physical_offset, hot)
             except CorruptRecord as error:
-                log.error("the index has a message of %r with key %r: %s", topic, key, error)
+                log.error("the index has a message of %r with key %r: %s", search.topic, search.key, error)
                 damaged += 1
                 continue
             if blob is None:
@@ -124,39 +131,36 @@ class Queries:
         return QueryResult(len(records), next_cursor, behind_bytes, _join(records), damaged)
 
     def _entries(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, after: tuple[str, int, int] | None, hot: bool
+        self, search: KeySearch, after: tuple[str, int, int] | None, hot: bool
     ) -> Iterator[tuple[IndexFile, int, int]]:
-        key_hash = _key_hash(topic, key)
+        key_hash = _key_hash(search.topic, search.key)
         for file in reversed(list(self._index.files)):
             entry = 0
             if after is not None and file.path.name > after[0]:
                 continue
             if after is not None and file.path.name == after[0]:
                 entry = after[1]
-            if not file.overlaps(begin_ms, end_ms):
+            if not file.overlaps(search.begin_ms, search.end_ms):
                 continue
-            for physical_offset, number in file.chain(key_hash, begin_ms, end_ms, entry, hot=hot):
+            for physical_offset, number in file.chain(key_hash, search.begin_ms, search.end_ms, entry, hot=hot):
                 yield file, physical_offset, number
 
-    def _match(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, physical_offset: int, hot: bool
-    ) -> bytearray | None:
+    def _match(self, search: KeySearch, physical_offset: int, hot: bool) -> bytearray | None:
         """Return the record at an offset if it really has that topic, key and time; otherwise None.
 
         The check is needed because hashes collide and entries hold whole seconds. Raises ``CorruptRecord`` if there is
         no sound record.
         """
-        if physical_offset < self._state.readable_from(topic) or not self._log.should_have(physical_offset):
+        if physical_offset < self._state.readable_from(search.topic) or not self._log.should_have(physical_offset):
             return None
         blob, record = self._record(physical_offset, hot)
-        if record.topic != topic.encode():
+        if record.topic != search.topic.encode():
             return None
-        if not begin_ms <= record.store_timestamp <= end_ms:
+        if not search.begin_ms <= record.store_timestamp <= search.end_ms:
             return None
         properties = record.property_map()
-        if properties.get(PROPERTY_UNIQ_KEY) != key and key not in split_keys(properties.get(PROPERTY_KEYS)):
-            return None
-        return blob
+        keys = (properties.get(PROPERTY_UNIQ_KEY), *split_keys(properties.get(PROPERTY_KEYS)))
+        return blob if search.key in keys else None
 
     def _record(self, physical_offset: int, hot: bool) -> tuple[bytearray, Record]:
         """Return the record at an offset; the client checks its body. Raises ``CorruptRecord`` if there is none."""
@@ -205,7 +209,7 @@ class Queries:
         damages = 0
         names = [topic] if topic else [config.name for config in self._topics if not is_system_topic(config.name)]
         for name in names if may_show is None else filter(may_show, names):
-            found = self.query(name, message_id, 0, I32_MAX << 31, 1, "", hot=hot, visible_below=visible_below)
+            found = self.query(KeySearch(name, message_id, max_count=1), hot=hot, visible_below=visible_below)
             if found.count:
                 return QueryResult(1, "", 0, found.body)
             damages += found.damaged

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.store import MessageStore
+from flintmq.broker.store import KeySearch, MessageStore
 from flintmq.client.core.compression import decompress
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import decode_record
@@ -316,7 +316,7 @@ def find_flint(store: MessageStore, keys: Iterable[Key]) -> dict[Key, set[int]]:
         offsets = found[topic, key] = set()
         cursor = ""
         while True:
-            page = store.query(topic, key, 0, 2**62, 64, cursor, False)
+            page = store.query(KeySearch(topic, key, cursor=cursor), hot=False)
             offsets.update(message["physical_offset"] for message in decode_all(page.body, page.count))
             if not (cursor := page.cursor):
                 break
