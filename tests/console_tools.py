@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from typing import Any
@@ -15,6 +14,7 @@ from starlette.testclient import TestClient
 from flintmq.client import Admin
 from flintmq.client.console.app import Console, make_app
 from flintmq.client.console.options import ConsoleOptions
+from tests.cli_tools import PROGRAM
 from tests.conftest import RunningBroker
 
 ORIGIN = "http://127.0.0.1:10980"
@@ -86,7 +86,7 @@ def faults_of(html: str) -> list[str]:
 @contextlib.contextmanager
 def console_process(running: RunningBroker, *arguments: str) -> Iterator[str]:
     """Run ``flintmq console`` for a broker and yield its URL."""
-    command = [sys.executable, "-m", "flintmq.client.cli", "-b", running.address, "console", "--listen", "127.0.0.1:0"]
+    command = [*PROGRAM, "-b", running.address, "console", "--listen", "127.0.0.1:0"]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

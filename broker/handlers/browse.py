@@ -49,6 +49,7 @@ def browse_messages(request: Request) -> None:
             page.next_physical,
             page.examined,
             page.reached_ms,
+            page.reached_physical,
             page.lost,
             page.messages,
             page.max_offsets,

@@ -50,6 +50,8 @@ class Console:
         self.attempts = LoginAttempts(clock)
         self.ending = asyncio.Event()
         """Set when the console stops: live streams end, which uvicorn would otherwise wait for."""
+        self.streams: dict[str, int] = {}
+        """Number of live streams by user."""
         self._clock = clock
         self._login_needed_until = 0.0
         self._templates: Environment = render.environment()

@@ -72,7 +72,8 @@ class BrokerClients:
 @dataclass(slots=True)
 class ConsoleSession:
     """One login. ``user``: empty if the broker has no users; ``address``: the browser's; ``created``, ``seen``:
-    monotonic seconds; ``notices``: messages for the next page, (kind, text) each; ``tails``: open live streams."""
+    monotonic seconds; ``notices``: messages for the next page, (kind, text) each; ``jobs``: long changes in progress,
+    by name; ``is_over``: the session has ended, and with it everything that it does."""
 
     id: str
     user: str
@@ -82,8 +83,8 @@ class ConsoleSession:
     seen: float
     rights: Permissions | None = None
     notices: list[tuple[str, str]] = field(default_factory=list)
-    tails: int = 0
     jobs: dict[str, Any] = field(default_factory=dict)
+    is_over: bool = False
     _status: Condition | None = None
     _status_at: float = 0.0
 
@@ -167,6 +168,7 @@ class Sessions:
 
     def end(self, session: ConsoleSession) -> None:
         """Forget a session and disconnect its clients."""
+        session.is_over = True
         self._by_id.pop(session.id, None)
         if self._anonymous.get(session.address) is session:
             del self._anonymous[session.address]

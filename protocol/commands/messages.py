@@ -169,6 +169,7 @@ class BrowseMessagesAnswer:
     next_physical: int = integer("`physical` of the next page in this direction; -1: there is none", -1, I64_MAX)
     examined: int = integer("number of messages looked at")
     reached_ms: int = integer("store time of the last one, ms since 1970 UTC; -1: there is none", -1, I64_MAX)
+    reached_physical: int = integer("physical offset of the last one; -1: there is none", -1, I64_MAX)
     lost: int = integer("number of messages on the way that are damaged or in quarantine")
     messages: int = integer("number of messages in the queues")
     max_offsets: int = integer("sum of the queues' max offsets, which grows by one with each message")

@@ -134,6 +134,11 @@ def test_a_search_says_how_far_it_came(consumer: Consumer) -> None:
     assert (len(page), page.examined) == (0, 128)  # whole chunks
     assert page.next_physical is not None
     assert page.reached_at is not None
+    assert page.reached_physical == page.next_physical
+    assert consumer.browse("mixed", count=50)[-1].physical_offset == consumer.browse("mixed").reached_physical
+    everything = consumer.browse("mixed", filter="n = 0", newest_first=False)
+    assert everything.next_physical is None
+    assert everything.reached_physical == consumer.browse("mixed", count=1)[0].physical_offset
 
 
 def test_long_bodies_are_cut_at_the_broker(broker: BrokerFactory) -> None:

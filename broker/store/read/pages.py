@@ -81,7 +81,8 @@ class PageSelection:
 class MessagePage:
     """The messages of a page. ``rows``: as in the response to BROWSE_MESSAGES; ``next_physical``: the position at which
     the next page in this direction begins, -1: there is none; ``examined``: number of messages looked at;
-    ``reached_ms``: store time of the last one, in ms since 1970 UTC, -1: there is none; ``lost``: number of messages on
+    ``reached_ms``, ``reached_physical``: store time of the last one, in ms since 1970 UTC, and its physical offset, -1:
+    there is none; ``lost``: number of messages on
     the way that are damaged or in quarantine; ``messages``: number of messages in the queues; ``max_offsets``: sum of
     the queues' max offsets."""
 
@@ -89,6 +90,7 @@ class MessagePage:
     next_physical: int = -1
     examined: int = 0
     reached_ms: int = -1
+    reached_physical: int = -1
     lost: int = 0
     messages: int = 0
     max_offsets: int = 0
@@ -134,9 +136,11 @@ class Pages:
                         found.next_physical = content.head.physical_offset + (1 if bounds.backward else 0)
                         return found
                     found.rows.append(content.row())
+                    found.reached_physical = content.head.physical_offset
                     found.reached_ms = content.head.store_timestamp
                     size += len(content.prefix) + len(content.properties)
                 found.examined += len(chunk)
+                found.reached_physical = int(chunk[-1, _PHYSICAL])
                 if selects and (found.examined >= selection.scan_max or self._clock() > deadline):
                     self._stop(found, chunk[-1], bounds.backward)
                     return found

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from ..visit import Visit
-from . import messages, topics
+from . import live, messages, send, topics
 
 PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/topics", topics.topic_list),
@@ -15,6 +15,14 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/topics/{topic}", messages.message_list),
     ("GET", "/topics/{topic}/{queue:int}/{offset:int}", messages.message_detail),
     ("GET", "/topics/{topic}/{queue:int}/{offset:int}/body", messages.message_body),
+    ("GET", "/topics/{topic}/live", live.live_page),
+    ("GET", "/topics/{topic}/live/stream", live.live_stream),
+    ("GET", "/topics/{topic}/send", send.send_form),
+    ("POST", "/topics/{topic}/send", send.send_message),
+    ("GET", "/topics/{topic}/queues", topics.queues),
+    ("GET", "/topics/{topic}/config", topics.config),
+    ("POST", "/topics/{topic}/config", topics.change),
+    ("POST", "/topics/{topic}/delete", topics.delete),
     ("GET", "/search", messages.search),
 )
 """Method, path and function of each page."""

@@ -9,12 +9,15 @@ from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN, TOPIC
 from ....protocol.commands import QUEUES_MAX
+from ....protocol.errors import TopicNotExist
 from ...core.topics import TopicInfo, TopicTotals
+from ...errors import InvalidArgument
 from ..sampler import all_topics
 from ..sparkline import sparkline_points
 from ..visit import Visit, chosen, whole_number
 
 ROWS_MAX = 100
+RETENTION_HOURS_MAX = 1_000_000
 ORDERS = {"name": "name", "rate": "messages in per second", "messages": "messages", "last": "last stored"}
 
 
@@ -78,3 +81,51 @@ async def create(visit: Visit) -> Response:
     name = form.get("topic", "").strip()
     await visit.admin.create_topic(name, whole_number("queues", form.get("queues", ""), 4, 1, QUEUES_MAX))
     return visit.done(f"topic {name} exists", f"/topics/{quote(name, safe='')}")
+
+
+# ---- one topic
+
+
+async def queues(visit: Visit) -> Response:
+    """Return the offsets of each queue of a topic."""
+    topic = visit.path("topic")
+    return await visit.page("queues.html", topic=topic, rows=await visit.admin.topic_stats(topic))
+
+
+async def config(visit: Visit) -> Response:
+    """Return the configuration of a topic, with the forms that change and delete it."""
+    topic = visit.path("topic")
+    found = (await visit.admin.topics(system=True)).get(topic)
+    if found is None:
+        raise TopicNotExist(f"topic {topic} does not exist, or you have no right on it")
+    return await visit.page("topic_config.html", topic=topic, config=found, may_change=visit.may(ADMIN, TOPIC, topic))
+
+
+async def change(visit: Visit) -> Response:
+    """Change a topic: queues can be added, not removed."""
+    visit.check_writable()
+    topic, form = visit.path("topic"), await visit.form()
+    before = (await visit.admin.topics(system=True)).get(topic)
+    if before is None:
+        raise TopicNotExist(f"topic {topic} does not exist")
+    # Only what the form changes is sent on: each value has a default that would otherwise replace the topic's own.
+    await visit.admin.create_topic(
+        topic,
+        read_queues=whole_number("queues", form.get("queues", ""), before.read_queues, 1, QUEUES_MAX),
+        write_queues=whole_number("queues", form.get("queues", ""), before.write_queues, 1, QUEUES_MAX),
+        perm=4 * bool(form.get("read")) + 2 * bool(form.get("write")),
+        order=before.order,
+        retention_hours=whole_number("hours", form.get("hours", ""), before.retention_hours, -1, RETENTION_HOURS_MAX),
+        retention_bytes=whole_number("bytes", form.get("bytes", ""), before.retention_bytes, 0, 2**62),
+    )
+    return visit.done(f"topic {topic} is changed", f"/topics/{quote(topic, safe='')}/config")
+
+
+async def delete(visit: Visit) -> Response:
+    """Delete a topic whose name was typed."""
+    visit.check_writable()
+    topic, form = visit.path("topic"), await visit.form()
+    if form.get("name", "").strip() != topic:
+        raise InvalidArgument(f"nothing was deleted: type the name of the topic, {topic}, to delete it")
+    await visit.admin.delete_topic(topic)
+    return visit.done(f"topic {topic} is deleted", "/topics")

@@ -83,15 +83,17 @@ class TopicPage(Sequence[MessageSummary]):
     """A sequence of messages, the result of ``Consumer.browse``.
 
     ``next_physical``: pass it as ``physical`` for the next page in the same direction; None on the last page.
-    ``examined``: number of messages that the broker looked at; ``reached_ms``: store time of the last one, -1 if there
-    is none; ``lost``: number of messages on the way that are damaged or in quarantine; ``messages``: number of messages
-    that the queues hold; ``max_offsets``: sum of their max offsets, which grows by one with each message.
+    ``examined``: number of messages that the broker looked at; ``reached_ms``, ``reached_physical``: store time and
+    physical offset of the last one, -1 if there is none; ``lost``: number of messages on the way that are damaged or in
+    quarantine; ``messages``: number of messages that the queues hold; ``max_offsets``: sum of their max offsets, which
+    grows by one with each message.
     """
 
     rows: tuple[MessageSummary, ...]
     next_physical: int | None
     examined: int
     reached_ms: int
+    reached_physical: int
     lost: int
     messages: int
     max_offsets: int
@@ -159,6 +161,7 @@ def browse(
             None if head.next_physical < 0 else head.next_physical,
             head.examined,
             head.reached_ms,
+            head.reached_physical,
             head.lost,
             head.messages,
             head.max_offsets,

@@ -1,0 +1,183 @@
+"""Live view of a topic: new messages as they arrive, as server-sent events.
+
+A stream asks for the newest page four times a second at most, whatever the topic's rate. It shows what fits, and counts
+the rest exactly, so a topic with a hundred thousand messages a second costs the broker and the browser no more than a
+quiet one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from starlette.responses import Response, StreamingResponse
+
+from ....protocol.display import iso, show_bytes
+from ....protocol.errors import FlintError
+from ....protocol.escaping import escape
+from ...core.consume.pages import MessageSummary, TopicPage
+from ..bodies import preview
+from ..visit import Refused, Visit
+
+TICK_SECONDS = 0.25
+QUIET_TICK_SECONDS = 1.0
+"""Seconds between two looks at a topic that has had nothing for a while."""
+ROWS_MAX = 50
+"""Maximum number of rows in one event."""
+KEEP_ALIVE_SECONDS = 15.0
+"""Seconds after which a comment is sent, so that a proxy does not close the connection."""
+LIFE_SECONDS = 15 * 60.0
+"""Life of a stream. The page opens another one only if somebody has used it meanwhile."""
+STREAMS_PER_USER_MAX = 4
+STREAMS_MAX = 50
+SLOW_TICKS = 4
+"""Number of looks after which a search by tag or filter that cannot keep up jumps to the newest message."""
+
+
+async def live_page(visit: Visit) -> Response:
+    """Return the page that shows the stream."""
+    topic = visit.path("topic")
+    page = await visit.consumer.browse(topic, count=1, body_bytes=0)  # a topic that may not be read fails here
+    return await visit.page("live.html", topic=topic, page=page)
+
+
+async def live_stream(visit: Visit) -> Response:
+    """Return the stream of new messages of a topic. Raises ``Refused`` if the user or the console has too many."""
+    streams = visit.console.streams
+    mine = streams.get(visit.session.user, 0)
+    if mine >= STREAMS_PER_USER_MAX or sum(streams.values()) >= STREAMS_MAX:
+        raise Refused(429, f"there are {mine} live views of this user; close one, or wait")
+    tail = _Tail(visit, visit.number("queue", -1, 0, 2**31 - 1), visit.text("tag"), visit.text("filter"))
+    first = await tail.begin()
+    return StreamingResponse(
+        _counted(visit, tail, first), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+    )
+
+
+async def _counted(visit: Visit, tail: _Tail, first: str) -> AsyncIterator[str]:
+    """Yield the events of a stream while counting it as one of its user's."""
+    streams, user = visit.console.streams, visit.session.user
+    streams[user] = streams.get(user, 0) + 1
+    try:
+        yield first
+        async for event in tail.events():
+            yield event
+    finally:
+        streams[user] -= 1
+        if not streams[user]:
+            del streams[user]
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The state of one stream. ``after``: physical offset from which messages are new; ``seen``: number of messages
+    that were shown, counted as skipped, or there before."""
+
+    visit: Visit
+    queue: int
+    tag: str
+    condition: str
+    after: int = 0
+    seen: int = 0
+    slow: int = 0
+
+    @property
+    def selects(self) -> bool:
+        """Predicate: does a tag or a filter choose messages?"""
+        return bool(self.tag or self.condition)
+
+    async def _browse(self, *, newest_first: bool, physical: int | None = None, count: int = ROWS_MAX) -> TopicPage:
+        return await self.visit.consumer.browse(
+            self.visit.path("topic"),
+            self.queue if self.queue >= 0 else None,
+            newest_first=newest_first,
+            physical=physical,
+            count=count,
+            body_bytes=0 if self.visit.console.options.no_bodies else 512,
+            tags=self.tag or None,
+            filter=self.condition or None,
+            scan_max=20_000,
+        )
+
+    async def begin(self) -> str:
+        """Return the first event: the newest messages so far."""
+        page = await self._browse(newest_first=True, count=20)
+        newest = page if not self.selects else await self._newest()
+        self.after = newest[0].physical_offset + 1 if newest else 0
+        self.seen = page.max_offsets
+        return self._event([row for row in page if row.physical_offset < self.after][::-1], 0)
+
+    async def _newest(self) -> TopicPage:
+        return await self.visit.consumer.browse(
+            self.visit.path("topic"), self.queue if self.queue >= 0 else None, count=1, body_bytes=0
+        )
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the events until the stream, the session or the console ends."""
+        console, session = self.visit.console, self.visit.session
+        began = spoke = arrived = time.monotonic()
+        while not console.ending.is_set() and not session.is_over:
+            quiet = time.monotonic() - arrived > 5 * QUIET_TICK_SECONDS
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(console.ending.wait(), QUIET_TICK_SECONDS if quiet else TICK_SECONDS)
+            now = time.monotonic()
+            if now - began > LIFE_SECONDS:
+                yield "event: rest\ndata: {}\n\n"
+                return
+            try:
+                rows, skipped = await self._news()
+            except FlintError as error:
+                yield f"event: trouble\ndata: {json.dumps(escape(str(error)))}\n\n"
+                return
+            if rows or skipped:
+                arrived = spoke = now
+                yield self._event(rows, skipped)
+            elif now - spoke > KEEP_ALIVE_SECONDS:
+                spoke = now
+                yield ": still here\n\n"
+
+    async def _news(self) -> tuple[list[MessageSummary], int]:
+        """Return the new messages to show, oldest first, and the number of those that are skipped."""
+        if self.selects:
+            return await self._selected_news()
+        page = await self._browse(newest_first=True)
+        rows = [row for row in page if row.physical_offset >= self.after]
+        arrived, self.seen = page.max_offsets - self.seen, page.max_offsets
+        if rows:
+            self.after = rows[0].physical_offset + 1
+        return rows[::-1], max(0, arrived - len(rows))
+
+    async def _selected_news(self) -> tuple[list[MessageSummary], int]:
+        """Return the next matches. A search that does not keep up with the topic jumps to its newest message."""
+        page = await self._browse(newest_first=False, physical=self.after)
+        self.seen += page.examined
+        if page.examined:
+            self.after = page.reached_physical + 1 if page.next_physical is None else page.next_physical
+        self.slow = 0 if page.next_physical is None else self.slow + 1
+        skipped = 0
+        if self.slow > SLOW_TICKS:
+            newest = await self._newest()
+            skipped = max(0, newest.max_offsets - self.seen)
+            self.slow, self.seen, self.after = 0, newest.max_offsets, newest[0].physical_offset + 1 if newest else 0
+        return list(page), skipped
+
+    def _event(self, rows: list[MessageSummary], skipped: int) -> str:
+        topic = quote(self.visit.path("topic"), safe="")
+        shown = [
+            {
+                "at": iso(row.stored_at),
+                "place": f"{row.queue}:{row.queue_offset:,}",
+                "href": f"/topics/{topic}/{row.queue}/{row.queue_offset}",
+                "keys": escape(" ".join(row.keys)),
+                "tag": escape(row.tags or ""),
+                "size": show_bytes(row.body_bytes),
+                "text": preview(row.body, row.sys_flag, row.has_whole_body),
+            }
+            for row in rows
+        ]
+        return f"data: {json.dumps({'rows': shown, 'skipped': skipped}, ensure_ascii=False)}\n\n"
