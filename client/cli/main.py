@@ -47,6 +47,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "status": Lazy("status", "Show the state of the broker."),
         "top": Lazy("top", "Show rates, lag and disk space live."),
         "check": Lazy("check", "Print one line and an exit code for a monitor."),
+        "dev": Lazy("dev", "Run a broker and its console together, for development."),
         "console": Lazy("console", "Serve a page for the browser: messages, topics, groups, dead letters."),
         "connections": Lazy("connections", "List the clients that are connected."),
         "quarantine": Lazy("quarantine", "List damage of the broker's log, and the messages lost."),

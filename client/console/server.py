@@ -21,9 +21,8 @@ STOP_SECONDS = 2
 def serve(options: ConsoleOptions, ready: Callable[[str], None]) -> None:
     """Serve the console until SIGTERM or Ctrl-C. ``ready``: called with its URL when it accepts connections.
 
-    Raises ``ConfigurationError`` if the options are not valid or the address is in use.
+    Raises ``ConfigurationError`` if the address is in use.
     """
-    options.check()
     listener = _listen(options)
     try:
         asyncio.run(serve_on(listener, options, ready))

@@ -33,6 +33,15 @@ def test_the_broker_names_the_missing_extra(tmp_path: Path, arguments: list[str]
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize("command", ["console", "dev"])
+@pytest.mark.parametrize("name", ["jinja2", "starlette", "uvicorn"])
+def test_the_console_names_the_missing_extra(command: str, name: str) -> None:
+    done = run_without((name,), "from flintmq.client.cli.main import main; main()", command)
+    assert done.returncode == 2, done.stderr
+    assert f"not installed ({name})" in done.stderr
+    assert "pip install 'flintmq[console]'" in done.stderr
+
+
 def test_help_needs_no_extra() -> None:
     done = run_without(("numba", "numpy", "pydantic"), DAEMON, "serve", "--help")
     assert (done.returncode, done.stderr) == (0, "")

@@ -59,11 +59,8 @@ def check_reach(settings: BrokerChoice, options: ConsoleOptions) -> None:
     options.check_access()
 
 
-def console_options(settings: BrokerChoice, listen: str, **given: Any) -> ConsoleOptions:
-    """Return the options of a console for the chosen broker. ``given``: further fields of ``ConsoleOptions``.
-
-    Raises ``ConfigurationError``.
-    """
+def require_libraries() -> None:
+    """Raise ``ConfigurationError`` if the libraries of the extra are not installed."""
     try:
         import jinja2  # noqa: F401 - only whether it is there
         import starlette  # noqa: F401
@@ -73,10 +70,20 @@ def console_options(settings: BrokerChoice, listen: str, **given: Any) -> Consol
             f"the console's libraries are not installed ({error.name}); install them with pip install "
             "'flintmq[console]'"
         ) from None
+
+
+def console_options(settings: BrokerChoice, listen: str, **given: Any) -> ConsoleOptions:
+    """Return the options of a console for the chosen broker. ``given``: further fields of ``ConsoleOptions``.
+
+    Raises ``ConfigurationError``.
+    """
+    require_libraries()
     from ...console.options import ConsoleOptions
 
     host, port = listen_address(listen)
-    return ConsoleOptions(broker=settings.addresses, tls=tls_options(settings), host=host, port=port, **given)
+    options = ConsoleOptions(broker=settings.addresses, tls=tls_options(settings), host=host, port=port, **given)
+    options.check()
+    return options
 
 
 def listen_address(text: str) -> tuple[str, int]:

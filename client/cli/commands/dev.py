@@ -1,0 +1,91 @@
+"""The command ``flintmq dev``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ....protocol.errors import ConfigurationError
+from ..command import CliCommand, pass_settings
+from ..settings import DEFAULT_BROKER, BrokerChoice
+from .console import LISTEN, console_options, require_libraries
+
+PROGRAM = "from flintmq.broker.app.daemon import main; main(prog_name='flintmq-broker')"
+BANNER = "listening on "
+STOP_SECONDS = 15.0
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("dev", cls=CliCommand)
+@click.option(
+    "--store", type=click.Path(file_okay=False, path_type=Path), help="The store.  [default: a temporary one]"
+)
+@click.option("--listen", metavar="HOST:PORT", default=DEFAULT_BROKER, show_default=True, help="Address of the broker.")
+@click.option("--console", "page", metavar="HOST:PORT", default=LISTEN, show_default=True, help="Address of the page.")
+@pass_settings
+def dev(settings: BrokerChoice, /, store: Path | None, listen: str, page: str) -> None:
+    """Run a broker and its console together, for development. Ctrl-C ends both.
+
+    Without --store, the messages are deleted at the end.
+    """
+    require_libraries()
+    from ...console.server import serve
+
+    with contextlib.ExitStack() as opened:
+        folder = store or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="flintmq-dev-")))
+        settings.broker = opened.enter_context(running_broker(folder, listen))
+        options = console_options(settings, page)
+
+        def ready(url: str) -> None:
+            chosen = "" if settings.broker == DEFAULT_BROKER else f" -b {settings.broker}"
+            click.echo(f"broker:  {settings.broker}   store: {folder}{'' if store else ' (deleted at the end)'}")
+            click.echo(f"console: {url}\n")
+            click.echo(f"  echo hello | flintmq{chosen} orders     sends a message")
+            click.echo(f"  flintmq{chosen} orders                  follows the topic\n\nCtrl-C ends both.")
+
+        serve(options, ready)
+
+
+@contextlib.contextmanager
+def running_broker(store: Path, listen: str) -> Iterator[str]:
+    """Run a broker as a process of its own and yield its address; stop it at the end.
+
+    If the broker ends by itself, this process is told to stop too.
+
+    Raises ``ConfigurationError`` if it does not start; it has printed the reason.
+    """
+    command = [sys.executable, "-c", PROGRAM, "serve", "--store", str(store), "--listen", listen]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own program
+        assert process.stdout is not None
+        address = ""
+        for line in process.stdout:
+            if line.startswith(BANNER):
+                address = line.removeprefix(BANNER).strip()
+                break
+        if not address:
+            raise ConfigurationError(f"the broker did not start (exit code {process.wait()}); its reason is above")
+        stopping = threading.Event()
+
+        def watch() -> None:
+            code = process.wait()
+            if not stopping.is_set():
+                click.echo(f"flintmq: the broker ended by itself with exit code {code}", err=True)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield address
+        finally:
+            stopping.set()
+            process.terminate()
+            watcher.join(STOP_SECONDS)

@@ -1,0 +1,107 @@
+"""``flintmq dev`` and ``flintmq console`` as processes: what they print, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from flintmq.client import Consumer, Message, Producer
+from tests.cli_tools import PROGRAM
+from tests.conftest import BrokerFactory
+
+
+@contextmanager
+def dev(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str, Path]]:
+    """Run ``flintmq dev`` on free ports and yield the process, the broker's address, the page and the store."""
+    command = [*PROGRAM, "dev", "--listen", "127.0.0.1:0", "--console", "127.0.0.1:0", *arguments]
+    # A process group of its own: Ctrl-C in a terminal reaches the broker, too.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stdout is not None
+        words = process.stdout.readline().split()
+        page = process.stdout.readline().split()[1]
+        try:
+            yield process, words[1], page, Path(words[3])
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait(20)
+
+
+def test_ctrl_c_ends_the_broker_and_the_console(tmp_path: Path) -> None:
+    with dev("--store", str(tmp_path / "store")) as (process, address, page, store):
+        with Producer(address) as producer:
+            producer.send(Message("orders", b"hello"))
+        assert "hello" in httpx2.get(f"{page}topics/orders").text
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(20) == 0
+    assert store == tmp_path / "store"
+    with dev("--store", str(store)) as (_, address, _, _), Consumer(address) as consumer:
+        assert [message.body for message in consumer.iter("orders", until="latest")] == [b"hello"]
+
+
+def test_a_temporary_store_is_gone_at_the_end() -> None:
+    with dev() as (process, _, _, store):
+        assert store.is_dir()
+        process.terminate()
+        assert process.wait(20) == 0
+    assert not store.exists()
+
+
+def test_a_broker_that_cannot_start_is_the_end(broker: BrokerFactory) -> None:
+    running = broker()
+    done = subprocess.run(
+        [*PROGRAM, "dev", "--listen", running.address, "--console", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "in use" in done.stderr
+    assert "the broker did not start" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--listen", "0.0.0.0:0"], "passwords in clear text"),
+        (["--listen", "127.0.0.1:0", "--behind-proxy"], "no users"),
+        (["--listen", "nonsense:port"], "expected HOST:PORT"),
+        (["--listen", "127.0.0.1:0", "--https-key", "key.pem"], "pass both"),
+        (["--listen", "127.0.0.1:0", "--https-certificate", "missing.pem"], "there is no file"),
+    ],
+)
+def test_a_console_that_would_be_open_to_all_does_not_start(
+    broker: BrokerFactory, arguments: list[str], words: str
+) -> None:
+    running = broker()
+    done = subprocess.run(
+        [*PROGRAM, "-b", running.address, "console", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_address_in_use_is_said(broker: BrokerFactory) -> None:
+    running = broker()
+    done = subprocess.run(
+        [*PROGRAM, "-b", running.address, "console", "--listen", running.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "cannot listen" in done.stderr
