@@ -18,6 +18,7 @@ from flintmq.broker.store import (
     KeySearch,
     MessageStore,
     ProduceBatch,
+    PullSelection,
     RecoveryReport,
     StoreFailed,
     StoreSettings,
@@ -192,7 +193,7 @@ def pull_all(store: MessageStore, topic: str, queue: int) -> Iterator[Record]:
     """Return every message of a queue, checked."""
     offset, end = store.queue_reads.min_offset(topic, queue, hot=False), store.queue_reads.max_offset(topic, queue)
     while offset < end:
-        pulled = store.pulls.pull(topic, queue, offset, 1000, MIB, None, hot=False)
+        pulled = store.pulls.pull(topic, queue, offset, PullSelection(1000, MIB), hot=False)
         assert pulled.next_offset > offset
         offset = pulled.next_offset
         if pulled.code == SUCCESS:

@@ -29,7 +29,7 @@ from ..filters import Filter, compile_filter
 from ..memo import remembered
 from ..requests.broker import Broker
 from ..requests.request import Request
-from ..store import CorruptLog, DamagedRecord, PullResult, WouldBlock
+from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 
 HEAD_BYTES_MAX = 1024
 """Upper bound for the part of a pull response before its sizes and records."""
@@ -96,7 +96,8 @@ def _pull(request: Request, params: PullRequest, tags: frozenset[int] | None, re
         _Pull(request, params, tags).read()
         return
     try:
-        pulled = _read(request.broker, params, params.offset, params.max_count, params.max_bytes, tags, hot=True)
+        selection = PullSelection(params.max_count, params.max_bytes, tags)
+        pulled = _read(request.broker, params, params.offset, selection, hot=True)
     except WouldBlock:
         _Pull(request, params, tags).read()
         return
@@ -106,32 +107,12 @@ def _pull(request: Request, params: PullRequest, tags: frozenset[int] | None, re
         send_pulled(request, params, pulled)
 
 
-def _read(
-    broker: Broker,
-    params: PullRequest,
-    offset: int,
-    max_count: int,
-    max_bytes: int,
-    tags: frozenset[int] | None,
-    records: Filter | None = None,
-    at_least_one: bool = True,
-    *,
-    hot: bool,
-) -> PullResult:
-    """Read records as ``Pulls.pull`` does; move a group that asks for expired messages."""
-    max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
+def _read(broker: Broker, params: PullRequest, offset: int, selection: PullSelection, *, hot: bool) -> PullResult:
+    """Read records as ``Pulls.pull`` does, as many as memory allows; move a group that asks for expired messages."""
+    if (answer_bytes := broker.send_memory.answer_bytes()) < selection.max_bytes:
+        selection = selection._replace(max_bytes=answer_bytes)
     try:
-        return broker.store.pulls.pull(
-            params.topic,
-            params.queue,
-            offset,
-            max_count,
-            max_bytes,
-            tags,
-            hot=hot,
-            records=records,
-            one_at_least=at_least_one,
-        )
+        return broker.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot)
     except OffsetOutOfRange as error:
         if params.group and offset < error.min_offset:
             moved = (params.group, params.member, params.topic, params.queue, offset, error.min_offset)
@@ -253,7 +234,8 @@ class _Pull:
             self._check_again()
             if _is_large(self.request.broker, params, self.offset):
                 raise WouldBlock
-        return _read(self.request.broker, params, self.offset, params.max_count, params.max_bytes, self.tags, hot=hot)
+        selection = PullSelection(params.max_count, params.max_bytes, self.tags)
+        return _read(self.request.broker, params, self.offset, selection, hot=hot)
 
     def _check_again(self) -> None:
         """Check the preconditions again, which may have changed while the pull waited."""
@@ -347,17 +329,8 @@ class _FilteredPull(_Pull):
     def _read(self, hot: bool) -> PullResult:
         if hot:
             self._check_again()
-        return _read(
-            self.request.broker,
-            self.params,
-            self.offset,
-            self.count_left,
-            self.bytes_left,
-            self.tags,
-            self.records,
-            not self.found,
-            hot=hot,
-        )
+        selection = PullSelection(self.count_left, self.bytes_left, self.tags, self.records, not self.found)
+        return _read(self.request.broker, self.params, self.offset, selection, hot=hot)
 
     def pulled(self, pulled: PullResult) -> None:
         """Continue the search, return the matches, or hold the pull if there are none and time is left."""

@@ -19,7 +19,7 @@ from .files.open_files import descriptors_max, store_descriptors
 from .log.produce_batch import Appended, ProduceBatch, check_count, common_properties
 from .log.repeated_batch import RepeatedBatch
 from .message_store import MessageStore
-from .read.pulls import PullResult
+from .read.pulls import PullResult, PullSelection
 from .read.queries import KeySearch, QueryResult
 from .recovery.recovery_report import RecoveryReport
 from .settings import StoreSettings
@@ -38,6 +38,7 @@ __all__ = [
     "Places",
     "ProduceBatch",
     "PullResult",
+    "PullSelection",
     "QueryResult",
     "RecoveryReport",
     "RepeatedBatch",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import MessageStore
+from flintmq.broker.store import MessageStore, PullSelection
 from flintmq.broker.store.queue.queue_table import SCHEDULE_TOPIC
 from flintmq.broker.store.retention.expiry import HALF_TOPIC, TIMER_TOPIC
 from flintmq.protocol.errors import OffsetOutOfRange
@@ -94,7 +94,7 @@ def test_a_vanished_offset_is_refused_with_the_new_minimum(store: MessageStore) 
     store.expire(1)
     expected = min(each.queue_offset for each in left(sent, store) if each.queue == 0)
     with pytest.raises(OffsetOutOfRange) as caught:
-        store.pulls.pull("orders", 0, 0, 10, MIB, None, hot=False)
+        store.pulls.pull("orders", 0, 0, PullSelection(10, MIB), hot=False)
     assert caught.value.min_offset == expected
     assert store.queue_reads.min_offset("orders", 0, hot=False) == expected
 
@@ -122,9 +122,9 @@ def test_a_pull_overtaken_by_retention_behaves_like_a_later_one(tmp_path: Path) 
     files.path = store.commitlog.queue.files[0].path
     files.then = lambda: store.expire(1)  # the units have been read, and some of their records
     with pytest.raises(OffsetOutOfRange) as caught:
-        store.pulls.pull("orders", 0, 0, 20, 4 * MIB, None, hot=False)
+        store.pulls.pull("orders", 0, 0, PullSelection(20, 4 * MIB), hot=False)
     assert caught.value.min_offset == expected
-    assert store.pulls.pull("orders", 0, expected, 20, 4 * MIB, None, hot=False).count == 20
+    assert store.pulls.pull("orders", 0, expected, PullSelection(20, 4 * MIB), hot=False).count == 20
     store.close()
 
 

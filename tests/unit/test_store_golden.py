@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.store import MessageStore, RecoveryReport, StoreSettings
+from flintmq.broker.store import MessageStore, PullSelection, RecoveryReport, StoreSettings
 from flintmq.broker.store.files.file_system import Files
 from flintmq.protocol.errors import OffsetOutOfRange
 from flintmq.protocol.storage.layout import SysFlag
@@ -140,7 +140,7 @@ def assert_dense(store: MessageStore) -> None:
             offsets = [record.queue_offset for record in pull_all(store, config.name, queue)]
             assert (low, offsets, last_ms >= 0) == (0, list(range(high)), high > 0)
             with pytest.raises(OffsetOutOfRange):
-                store.pulls.pull(config.name, queue, high + 1, 1, 1000, None, hot=False)
+                store.pulls.pull(config.name, queue, high + 1, PullSelection(1, 1000), hot=False)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.filters import compile_filter
-from flintmq.broker.store import KeySearch, MessageStore, PullResult, TopicConfig, WouldBlock
+from flintmq.broker.store import KeySearch, MessageStore, PullResult, PullSelection, TopicConfig, WouldBlock
 from flintmq.broker.store.read.log_reads import ANSWER_BYTES_MAX
 from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX
 from flintmq.protocol.errors import (
@@ -58,7 +58,7 @@ def pull(
 ) -> PullResult:
     """Pull from queue 0 of `orders`."""
     wanted = frozenset(tags_code(tag) for tag in tags) or None
-    return store.pulls.pull("orders", 0, offset, max_count, max_bytes, wanted, hot=False)
+    return store.pulls.pull("orders", 0, offset, PullSelection(max_count, max_bytes, wanted), hot=False)
 
 
 def offsets_of(pulled: PullResult) -> list[int]:
@@ -67,7 +67,7 @@ def offsets_of(pulled: PullResult) -> list[int]:
 
 def size_of(store: MessageStore, sent: Sent) -> int:
     """Return the size of the record."""
-    pulled = store.pulls.pull(sent.topic, sent.queue, sent.queue_offset, 1, 1, None, hot=False)
+    pulled = store.pulls.pull(sent.topic, sent.queue, sent.queue_offset, PullSelection(1, 1), hot=False)
     size: int = struct.unpack_from(">I", pulled.body)[0]
     return size
 
@@ -129,7 +129,7 @@ def test_a_queue_without_messages_is_empty_and_an_unknown_queue_is_an_error(stor
     assert store.queue_reads.offset_by_time("orders", 1, 0, hot=False) == 0
     for queue in (-1, 2):
         with pytest.raises(QueueNotExist, match="queues 0 to 1"):
-            store.pulls.pull("orders", queue, 0, 1, 1, None, hot=False)
+            store.pulls.pull("orders", queue, 0, PullSelection(1, 1), hot=False)
     with pytest.raises(TopicNotExist, match="'bills'"):
         store.queue_reads.max_offset("bills", 0)
 
@@ -168,7 +168,7 @@ def test_a_condition_and_tags_must_both_hold(store: MessageStore) -> None:
     offset = steps = 0
     while offset < 2000:
         pulled = store.pulls.pull(
-            "orders", 0, offset, 1000, MIB, frozenset({tags_code("eu")}), hot=False, records=wanted
+            "orders", 0, offset, PullSelection(1000, MIB, frozenset({tags_code("eu")}), wanted), hot=False
         )
         assert offset < pulled.next_offset <= 2000
         assert pulled.code == (
@@ -183,7 +183,9 @@ def test_a_condition_and_tags_must_both_hold(store: MessageStore) -> None:
 
 def test_a_condition_looks_at_no_more_than_512_records_a_pull(store: MessageStore) -> None:
     put(store, "orders", 0, plain(2000, size=10))
-    pulled = store.pulls.pull("orders", 0, 0, 1000, MIB, None, hot=False, records=compile_filter("KEYS IS NULL"))
+    pulled = store.pulls.pull(
+        "orders", 0, 0, PullSelection(1000, MIB, records=compile_filter("KEYS IS NULL")), hot=False
+    )
     assert (pulled.code, pulled.count, pulled.min_offset, pulled.max_offset) == (PULL_RETRY_IMMEDIATELY, 0, 0, 2000)
     assert 0 < pulled.next_offset <= FILTERED_RECORDS_MAX
 
@@ -244,10 +246,12 @@ def test_uncached_data_is_read_only_in_a_reader_thread(tmp_path: Path) -> None:
     sent = put(store, "orders", 0, plain(30))
     identity = offset_id(HOST, sent[3].physical_offset)
     reads: list[Callable[[bool], object]] = [
-        lambda hot: store.pulls.pull("orders", 0, 3, 10, MIB, None, hot=hot).count,
-        lambda hot: store.pulls.pull("orders", 0, 3, 10, MIB, frozenset({1}), hot=hot).next_offset,
+        lambda hot: store.pulls.pull("orders", 0, 3, PullSelection(10, MIB), hot=hot).count,
+        lambda hot: store.pulls.pull("orders", 0, 3, PullSelection(10, MIB, frozenset({1})), hot=hot).next_offset,
         lambda hot: (
-            store.pulls.pull("orders", 0, 3, 10, MIB, None, hot=hot, records=compile_filter("KEYS = 'key-5'")).count
+            store.pulls.pull(
+                "orders", 0, 3, PullSelection(10, MIB, records=compile_filter("KEYS = 'key-5'")), hot=hot
+            ).count
         ),
         lambda hot: store.query(KeySearch("orders", "key-7", max_count=10), hot=hot).count,
         lambda hot: store.view(identity, "", hot).count,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import KeySearch, MessageStore, TopicConfig
+from flintmq.broker.store import KeySearch, MessageStore, PullSelection, TopicConfig
 from flintmq.protocol.errors import MessageNotFound, OffsetOutOfRange, TopicNotExist
 from flintmq.protocol.storage.ids import offset_id
 from tests.store_tools import (
@@ -41,7 +41,7 @@ def assert_gone(store: MessageStore, sent: list[Sent]) -> None:
     """Check that no read finds the messages."""
     for each in sent:
         with pytest.raises((OffsetOutOfRange, TopicNotExist)):
-            store.pulls.pull(each.topic, each.queue, each.queue_offset, 10, 1000, None, hot=False)
+            store.pulls.pull(each.topic, each.queue, each.queue_offset, PullSelection(10, 1000), hot=False)
         with pytest.raises(MessageNotFound):
             store.view(offset_id(HOST, each.physical_offset), "", False)
         if store.topics.get(each.topic) is not None:

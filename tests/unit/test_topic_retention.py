@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import MessageStore
+from flintmq.broker.store import MessageStore, PullSelection
 from flintmq.broker.store.retention.expiry import HOUR_MS
 from flintmq.broker.store.retention.topic_retention import UNITS_A_STEP, TopicRetention
 from flintmq.broker.store.tables.config_files import RETENTION_FOREVER
@@ -75,7 +75,7 @@ def test_no_read_finds_messages_older_than_the_rule(store: MessageStore) -> None
     assert store.queue_reads.min_offset("orders", 1, hot=False) == store.queue_reads.max_offset("orders", 1)
     assert_found(store, young)
     with pytest.raises(OffsetOutOfRange) as caught:
-        store.pulls.pull("orders", 0, 0, 10, MIB, None, hot=False)
+        store.pulls.pull("orders", 0, 0, PullSelection(10, MIB), hot=False)
     assert caught.value.min_offset == young[0].queue_offset
     assert find(store, "orders", old[0].message.keys[0]) == []
     with pytest.raises(MessageNotFound):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,18 @@ larger record is read anyway."""
 _NO_TAGS = np.zeros(1, np.int64)
 
 
+class PullSelection(NamedTuple):
+    """Limits and conditions of a pull. ``tags``: tag codes, one of which a record must have (None: all); ``records``: a
+    filter that it must match too; ``one_at_least``: return one record even if it is larger than ``max_bytes``."""
+
+    # A tuple, because every pull makes one: a frozen dataclass takes twice as long.
+    max_count: int
+    max_bytes: int
+    tags: frozenset[int] | None = None
+    records: RecordFilter | None = None
+    one_at_least: bool = True
+
+
 @dataclass(slots=True)
 class PullResult:
     """The response to a pull. ``body``: count × u32 sizes, then the records, in a buffer of its own."""
@@ -52,60 +65,23 @@ class Pulls:
         self._queues = queues
         self._log = log
 
-    def pull(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        tags: frozenset[int] | None,
-        *,
-        hot: bool,
-        records: RecordFilter | None = None,
-        one_at_least: bool = True,
-    ) -> PullResult:
-        """Return records of a queue from ``offset`` on.
+    def pull(self, topic: str, queue_id: int, offset: int, selection: PullSelection, *, hot: bool) -> PullResult:
+        """Return the records of a queue from ``offset`` on that ``selection`` wants.
 
-        ``tags``: tag codes, one of which a record must have; None: all. ``records``: filter that a record must match
-        too. ``one_at_least``: return one record even if it is larger than ``max_bytes``. If no examined record matches,
-        the code is ``PULL_RETRY_IMMEDIATELY``.
-
-        Raises ``OffsetOutOfRange``, ``TopicNotExist``, ``QueueNotExist``, ``CorruptLog`` if a unit's record is damaged,
-        and ``WouldBlock`` with ``hot``.
+        If no examined record matches, the code is ``PULL_RETRY_IMMEDIATELY``. Raises ``OffsetOutOfRange``,
+        ``TopicNotExist``, ``QueueNotExist``, ``CorruptLog`` if a unit's record is damaged, and ``WouldBlock`` with
+        ``hot``.
         """
         while True:
             log_start = self._commitlog.start_offset
             try:
-                return self._pull(
-                    topic,
-                    queue_id,
-                    offset,
-                    max_count,
-                    max_bytes,
-                    tags,
-                    hot=hot,
-                    records=records,
-                    one_at_least=one_at_least,
-                )
+                return self._pull(topic, queue_id, offset, selection, hot)
             except CorruptLog:
                 if self._commitlog.start_offset == log_start:
                     raise
                 # Retention deleted the file after its unit was read. Pull again from the log as it is now.
 
-    def _pull(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        tags: frozenset[int] | None,
-        *,
-        hot: bool,
-        records: RecordFilter | None,
-        one_at_least: bool,
-    ) -> PullResult:
+    def _pull(self, topic: str, queue_id: int, offset: int, selection: PullSelection, hot: bool) -> PullResult:
         queue = self._queues.queue(topic, queue_id)
         max_offset = queue.max_offset if queue is not None else self._queues.next_offset(topic, queue_id)
         min_offset = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset
@@ -118,6 +94,7 @@ class Pulls:
             )
         if queue is None or offset == max_offset:
             return PullResult(PULL_NOT_FOUND, 0, offset, min_offset, max_offset, bytearray())
+        max_count, max_bytes, tags, records, one_at_least = selection
         # The u32 sizes before the records need room too: one for each record that can fit.
         max_bytes = min(max_bytes, ANSWER_BYTES_MAX - 4 * min(max_count, max_bytes // RECORD_BYTES_MIN + 1))
         read_count, read_bytes = max_count, max_bytes

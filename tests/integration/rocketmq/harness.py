@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.store import KeySearch, MessageStore
+from flintmq.broker.store import KeySearch, MessageStore, PullSelection
 from flintmq.client.core.compression import decompress
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import decode_record
@@ -263,7 +263,7 @@ def read_flint(store: MessageStore) -> list[Message]:
 
 def _pull_all(store: MessageStore, topic: str, queue: int, queue_offset: int) -> Iterator[Message]:
     while True:
-        pulled = store.pulls.pull(topic, queue, queue_offset, 1000, 1 << 20, None, hot=False)
+        pulled = store.pulls.pull(topic, queue, queue_offset, PullSelection(1000, 1 << 20), hot=False)
         yield from decode_all(pulled.body, pulled.count)
         if pulled.next_offset <= queue_offset:
             return
