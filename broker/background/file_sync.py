@@ -59,6 +59,7 @@ class FileSync:
         """Sync ``file``. Only while the thread is not busy."""
         self._file = file
         self._values[kernel.S_FD] = file.fd
+        # After the descriptor, which the thread reads as soon as it is woken.
         os.eventfd_write(self._requests, 1)
 
     def _report(self) -> None:

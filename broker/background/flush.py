@@ -59,6 +59,7 @@ class FlushService(Service):
         pass an offset not below that of the call before."""
         if self._failure is not None:
             callback(self._failure)
+        # Not at once while others wait: the callbacks keep their order.
         elif self._store.flushed_offset >= end_offset and not self._waiting:
             callback(None)
         else:

@@ -274,6 +274,7 @@ class PullRequestHoldService:
     def _woken(self, queue: _Queue) -> Iterator[None]:
         """Wake the pulls that wait for new messages of the queue and accept one of their tags."""
         try:
+            # Messages that arrive while pulls are woken add their tags, and the loop runs again.
             while queue.codes is None or queue.codes:
                 codes, queue.codes = queue.codes, frozenset()
                 for alike in sorted(queue.alike.values(), key=attrgetter("of_many")):

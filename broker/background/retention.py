@@ -161,6 +161,7 @@ class CleanCommitLogService(Service):
             if verdict.rolls:
                 self.roll(file.end_offset)
                 break
+            # The log must stay without a gap, so the first file that stays ends the round.
             if not verdict.goes:
                 self._say_kept(file)
                 break

@@ -57,6 +57,7 @@ def _not_found(physical_offset: int) -> MessageNotFound:
 
 
 def _make_topics(request: Request, params: SendMessageBackRequest, records: list[Record], reasons: list[str]) -> None:
+    # Only now, because the records tell which queues the member must hold.
     if params.member:
         for record in records:
             topic = record.topic.decode()

@@ -128,6 +128,7 @@ def get_transactions(request: Request) -> None:
         if params.parked:
             rows = [row for row in rows if sees(row["topic"])]
         else:
+            # Here and not in ``read``, because the table belongs to the loop.
             rows, next_offset = _open_page(transactions.table, params, sees)
         open_count = len(transactions.table)
         if request.peer.access is not None and not request.peer.access.sees_all:

@@ -273,6 +273,7 @@ class Server:
             sock.close()
             self._release(host)
             raise
+        # It was lost before this task continued, and ``_lost`` has released it already.
         if connection.peer.lost:
             return
         self._connections.add(connection)

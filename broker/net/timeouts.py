@@ -27,6 +27,7 @@ def sweep(connection: ClientConnection, now: float) -> None:
         connection.idle_since = now
     if connection.responses.unflushed:
         _sweep_unflushed(connection)
+    # A connection that is being closed has this deadline only.
     if connection.close_by:
         if now > connection.close_by:
             connection.abort()

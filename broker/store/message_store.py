@@ -221,6 +221,7 @@ class MessageStore:
                 self.consumer_offsets.persist()
             self.delay_offsets.clamp(lambda queue_id: self.queue_reads.end_offset(SCHEDULE_TOPIC, queue_id))
         self._note_what_is_there()
+        # What recovery moved aside has been built again by now.
         remove_content(self.files, self.own_folder / "aside")
         return report
 

@@ -265,6 +265,7 @@ class Producer(Base):
             bulk, groups = await self._caller.run(plan, deadline)
             if self._held:
                 await self._admission.passed()
+            # The client may have ended while this call waited.
             self._life.check()
             if bulk.done:  # it has no messages
                 return bulk

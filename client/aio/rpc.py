@@ -72,6 +72,7 @@ class Line:
         for answer in answers:
             future = self._asked.pop(answer.request_id, None)
             if future is None:
+                # The late response to a request whose caller has gone.
                 self._abandoned -= 1
             elif not future.done():
                 future.set_result(answer)

@@ -235,6 +235,7 @@ class GroupCoordinator:
                 self._drop_member(group, name)
             if expired or changed:
                 self._rebalance(group)
+        # Without members there is nothing to watch; the next heartbeat starts the sweeps again.
         if self.groups:
             self._sweep_soon()
 

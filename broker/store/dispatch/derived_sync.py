@@ -84,6 +84,7 @@ class DerivedFiles:
                 return 0
             index_count = self._index.expired(log_start)
             index_names = [file.path.name for file in self._index.files[index_count:]]
+            # The state first: after a stop in between, no file may be missing that it still lists.
             if not self._fits(lambda: self._state.log_begins_at(log_start, index_names)):
                 log.error("no room for %s, so nothing can be removed: free some kilobytes", self._state.path)
                 return 0

@@ -197,6 +197,7 @@ class IndexFile:
     def sync(self) -> None:
         """Put the file on disk."""
         if self.dirty:
+            # Cleared first: entries that are written meanwhile make the file dirty again.
             self.dirty = False
             try:
                 self.files.sync_data(self.fd)

@@ -98,6 +98,7 @@ class CommitLog:
         body_bytes = batch.body_end - batch.body_at
         check_count(count, batch.layout, body_bytes)
         records_bound = body_bytes + count * (_RECORD_OVERHEAD_BYTES + len(batch.common))
+        # The kernel refuses a frame with more bytes of records, so no more room is ever needed.
         bound = min(records_bound, FRAME_RECORDS_BYTES_MAX) + BLANK_BYTES_MIN
         file = self.ahead.make(self.write_offset, bound)
         if count * kernel.PLAN_WIDTH > len(self._plan):

@@ -109,6 +109,7 @@ class LogRecovery:
         self._check_heads(heads)
         if not heads:
             return self.mark.flushed_offset if self.mark else 0
+        # After the checks, which may refuse the start: then nothing may have been changed.
         self._files.lengthen()
         self.checked_from = self._files.start_offset if self._verify_all else self._scan_from(heads)
         end = self._scan(self.checked_from, heads)

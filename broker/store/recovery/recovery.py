@@ -103,6 +103,7 @@ class Recovery:
         """Recover the store. Raises ``CorruptLog``, before any change, if a log file is missing or foreign."""
         self._check_log_is_there()
         end = self._log.find_end()
+        # The checks that may refuse the start are done: from here on files change.
         self._before_changes()
         self._log.cut(end)
         self._contain(self._log.holes, end)
@@ -115,6 +116,7 @@ class Recovery:
             self._check_progress(damaged)
             self._contain(self._log.holes_of(damaged), end)
         self._mark(end, end)
+        # Only now, when queues and index agree with the tombstones too: see ``hole_filler``.
         self._quarantine.set_filled()
         self.report.damage = damage_line(self._quarantine, len(self.report.quarantined))
         self._queues.deleted_below = self._state.deleted_below

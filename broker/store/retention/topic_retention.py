@@ -150,6 +150,7 @@ class TopicRetention:
             held = known.held[queue.queue_id]
             units = looked[queue.queue_id] = self._units(queue, held.first, held.counted)
             if held.first + len(units) < held.counted:
+                # The queue has more units, which may be older than later ones of the other queues.
                 reach = min(reach, int(units["physical_offset"][-1]))
         offsets = np.concatenate([units["physical_offset"] for units in looked.values()]).astype(np.int64)
         sizes = np.concatenate([_sizes(units) for units in looked.values()])

@@ -146,6 +146,7 @@ class TopicTable:
         self._topics, self._rest = self._file.load(self._read)
         if (found := self._journal.read()) is not None:
             self._replay(*found)
+            # ``begin`` would replace the journal, and with it the changes that the table on disk lacks.
             self._whole_next = True
 
     @staticmethod
@@ -207,6 +208,7 @@ class TopicTable:
         with self._lock, self._saving() as names:
             found = {name: self._topics.get(name) for name in names}
             rows = {name: None if config is None else config.to_json() for name, config in found.items()}
+            # A journal is only valid beside the version of the table that it continues.
             if self._whole_next or self._rest.get("dataVersion") is None or not self._file.path.exists():
                 self._write_whole()
             elif not rows:
