@@ -12,6 +12,7 @@ from .service import OnFatal, Post, Service, log
 SYNC_SHARE = 20
 """After a sync of queues and index, this many times its duration pass before the next one."""
 SYNC_PAUSE_MAX_SECONDS = 60.0
+"""Maximum of that pause."""
 UNSYNCED_BYTES_MAX = 1 << 30
 """Bytes of the log after which the next sync waits no longer: a start dispatches them in about 2 s."""
 

@@ -19,9 +19,11 @@ Touched = list[tuple[str, int, int]]
 """(topic, queue, new max offset) of queues that got messages."""
 
 DISK_FULL_WAIT_SECONDS = 1.0
+"""Pause of the thread while the disk has no room for queues or index."""
 INLINE_BYTES = 256 * 1024
 """Backlog above which the thread dispatches instead of the event loop."""
 THREAD_CHUNK_BYTES = 2 * 1024 * 1024
+"""CommitLog bytes that one step of the thread covers."""
 GIVE_BACK_BYTES = 64 * 1024
 """Backlog at which the thread hands dispatch back: a hand-over costs more than a small step."""
 

@@ -41,6 +41,7 @@ _COLUMNS = 4
 _pack = struct.Struct(f"={_COLUMNS}q").pack
 
 _QUEUE_BITS = 16
+"""A topic has at most 65,536 queues."""
 
 
 class StoredBefore(NamedTuple):

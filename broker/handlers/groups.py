@@ -22,11 +22,13 @@ from .msgpack_body import ArrayBody
 from .pull import parse_tags
 
 SUBSCRIPTIONS_MAX = 1_000
+"""Maximum number of a member's subscriptions."""
 SUBSCRIPTION_CHARS_MAX = 128 * 1024
 """Maximum size of all subscriptions of a member, because the broker keeps them as long as the member lives."""
 TAGS_CHARS_MAX = 4_096
 """Maximum length of a subscription's tags, the same as in a PULL."""
 OWNED_MAX = 65_536
+"""Maximum number of queues that a member may hold."""
 MISSING_SHOWN_MAX = 100
 """Maximum number of missing topics that a heartbeat response names."""
 KINDS = ("consumer", "producer")

@@ -25,6 +25,7 @@ from ..requests.request import FrameSource, Request
 from ..store import TopicConfig
 
 HEADERS_PER_CONNECTION_MAX = 16
+"""Maximum number of headers that one connection keeps."""
 TRIES_MAX = 1_024
 """Maximum number of headers that a connection tries to keep: not every client packs them as ``ProduceHead`` does."""
 HEADERS_MAX = 16_384

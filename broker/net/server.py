@@ -29,6 +29,7 @@ from .tls_transport import TlsTransport
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+"""Maximum number of connections that the kernel holds until they are accepted."""
 SOCKET_BYTES = 512 * 1024
 """Receive buffer of a socket (the kernel doubles it). Left alone, the kernel would buffer up to ``tcp_rmem``'s 6 MiB
 and more for each connection that is not read; a thousand producers would exhaust its socket memory and all stall."""

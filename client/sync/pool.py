@@ -20,6 +20,7 @@ from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, check_timeout
 from .connection import Connection
 
 IDLE_CONNECTIONS_MAX = 64
+"""Maximum number of idle connections that a client keeps."""
 
 T = TypeVar("T")
 

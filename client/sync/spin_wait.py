@@ -18,6 +18,7 @@ LOOK_SECONDS = 250e-6
 LOOK_USUAL = 2.0
 """Polling ends after this multiple of the usual wait: what takes longer is probably not a matter of microseconds."""
 LOOK_SECONDS_MIN = 50e-6
+"""Minimum time of polling, however short the usual wait is."""
 SKIPPED_MAX = 256
 """Maximum number of consecutive waits that sleep at once after polling was in vain."""
 JUDGED_EVERY = 64

@@ -19,6 +19,7 @@ from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.25
+"""Interval at which the broker looks for members to remove and for changed topics, while there are members."""
 SETTLING_SECONDS = 2.0
 """Time after a start of the broker in which queues of groups that existed before are granted only to members that still
 hold them: other members may not have reconnected yet."""
@@ -29,10 +30,12 @@ MEMBERS_AT_ONCE_MAX = 64
 REBALANCE_SECONDS = 0.05
 """Delay of a rebalance in a larger group; it covers all members that join or leave in the meantime."""
 HEARTBEATS_A_SESSION = 3
+"""Minimum number of heartbeats within a member's session timeout."""
 LEGACY_MEMBER_SEPARATOR = "|"
 """The separator of earlier releases. A group's name may contain it; if such a group exists, the progress belongs to
 it."""
 INTERVAL_MS_MAX = 3_000
+"""Maximum time between two heartbeats, however long the session timeout is."""
 
 
 class GroupCoordinator:

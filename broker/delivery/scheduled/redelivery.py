@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RECORDS_A_STEP = 1024
+"""Maximum number of messages of a step."""
 BYTES_A_STEP = 512 * 1024
 """Maximum size of a step, except for a single larger message: about a millisecond of the event loop."""
 UNFLUSHED_BYTES_MAX = 8 * 1024 * 1024
@@ -38,6 +39,7 @@ UNFLUSHED_BYTES_MAX = 8 * 1024 * 1024
 SAID_EVERY_S = 60.0
 """Minimum interval of log lines about messages parked for the same reason."""
 _SAID_MAX = 1_000
+"""Maximum number of reasons whose last log line is remembered."""
 
 
 def choose(units: np.ndarray, first_queue_offset: int) -> tuple[np.ndarray, int]:

@@ -27,6 +27,7 @@ RANGES_MAX = 1_000_000
 """Maximum number of ranges of waiting messages. Consecutive frames of one stage share a range."""
 BUSY_RETRY_MS = 1_000
 SAVE_AFTER_S = 1.0
+"""Delay of a snapshot, which covers everything that ends in the meantime."""
 
 MayDrop = Callable[[Stage], bool]
 """Predicate: may the caller drop this stage? None instead of a predicate allows all."""

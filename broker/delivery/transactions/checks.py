@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 CHECKED_A_STEP_MAX = 32
 """Maximum number of half messages that one step appends again."""
 BODIES_A_STEP_MAX = 1024 * 1024
+"""Bytes of bodies after which a step ends."""
 
 Due = tuple[float, OpenTransaction]
 

@@ -22,8 +22,11 @@ log = logging.getLogger(__name__)
 ENDED_A_STEP_MAX = 128
 """Maximum number of transactions that one turn of the loop ends."""
 BODIES_A_STEP_MAX = 4 * 1024 * 1024
+"""Bytes of bodies after which a step ends."""
 SAVE_AFTER_S = 1.0
+"""Delay of saving the progress, which covers all ends in the meantime."""
 RETRY_AFTER_S = 5.0
+"""Pause before notes that could not be written are tried again."""
 
 
 class EndWriter:

@@ -23,6 +23,7 @@ from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import ConsumeQueueTable
 
 UNITS_MAX = 16_384
+"""Maximum number of units of one kernel call."""
 KEYS_MAX = 65_536
 """Keys of one kernel call. One record fits always: its 32,767 bytes of properties hold at most 16,384 keys."""
 

@@ -25,6 +25,7 @@ from ..tables.config_files import TopicTable
 from ..tables.store_state import StoreState
 
 RUNS_A_CALL = 8192
+"""Maximum number of runs that one kernel call finds."""
 
 log = logging.getLogger(__name__)
 

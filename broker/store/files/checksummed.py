@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 OPEN = -1
 """End of an open range."""
 FOREVER = 1 << 62
+"""Physical offset that no log reaches."""
 
 
 class ChecksummedRanges:

@@ -28,6 +28,7 @@ _NAME = re.compile(rf"\d{{{NAME_DIGITS}}}\Z", re.ASCII)
 CHAIN_STEP = 1024
 """Maximum number of entries that one kernel call follows."""
 ALLOCATE_STEP_BYTES = 32 * 1024 * 1024
+"""An index file gets its disk blocks in steps of this size, as entries need them."""
 ENTRY_DTYPE: np.dtype[np.void] = np.dtype(INDEX_ENTRY.dtype())
 
 Entries = np.ndarray[Any, np.dtype[np.void]]

@@ -25,6 +25,7 @@ from .repeated_batch import RepeatedBatch
 
 _NUMBERS = struct.Struct(f"={kernel.N_LENGTH}q")
 _PLAN_MESSAGES = 4096
+"""Number of messages that the arrays have room for at first; a larger frame makes larger arrays."""
 _RECORD_OVERHEAD_BYTES = (
     RECORD_BYTES_MIN + 24 + 127 + kernel.UNIQUE_PROPERTY_BYTES + kernel.KEYS_PROPERTY_BYTES + 1 + RECORD_CRC_BYTES
 )

@@ -12,6 +12,7 @@ from .consume_queue import ConsumeQueue
 
 UNIT_DTYPE = np.dtype(UNIT.dtype())
 BLOCK_UNITS = 8192
+"""Number of units that are read and checked together."""
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """Maximum record size that a sound unit can state."""
 

@@ -39,6 +39,7 @@ from .log_reads import ANSWER_BYTES_MAX, LogReads
 log = logging.getLogger(__name__)
 
 QUERY_PAGE_MAX = 64
+"""Maximum number of messages in a page."""
 HOT_ENTRIES_MAX = 256
 """Maximum number of index entries that a hot query examines; a longer one is repeated in a reader thread."""
 LATEST_MS = I32_MAX << 31

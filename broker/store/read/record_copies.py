@@ -20,6 +20,7 @@ from ..log.commitlog import CommitLog
 from .log_reads import LogReads
 
 TOPIC_BYTES_AT_MOST = 255
+"""The length of a topic is one byte of the record."""
 _LONGER_AT_MOST = 2 * 12 + 1 + TOPIC_BYTES_AT_MOST + 1 + RECORD_CRC_BYTES
 """Maximum growth of a record by its copy: hosts, topic, and a checksum after the properties."""
 

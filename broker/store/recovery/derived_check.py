@@ -15,7 +15,9 @@ from .loaded_store import LoadedStore
 from .log_recovery import Progress
 
 CHUNK_BYTES = 4 * 1024 * 1024
+"""CommitLog bytes that one kernel call derives."""
 UNKNOWN = -1
+"""Next offset of a queue that no record was derived for yet."""
 
 
 class Derived:

@@ -26,7 +26,9 @@ from ..queue.queue_table import ConsumeQueueTable
 from .hole_finder import Hole
 
 WRITE_BYTES = 1 << 20
+"""Approximate size of one write to a hole."""
 SHOWN_LOST = 5
+"""Maximum number of ranges of lost messages that a log line names."""
 
 log = logging.getLogger(__name__)
 

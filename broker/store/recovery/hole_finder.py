@@ -27,9 +27,11 @@ from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import RECORD_BYTES_MAX, count_units, is_filling, read_units
 
 WINDOW_BYTES = 8 * 1024 * 1024
+"""Bytes of the log whose units are looked up in the queues together."""
 FORGERY_BYTES_MAX = 4 * 1024 * 1024 + 256 * 1024
 """Maximum length of a forged chain: no record of RocketMQ or FlintMQ is larger, so no body can contain more."""
 CHAIN_RECORDS_MAX = 65_536
+"""Number of records after which a chain counts as real."""
 
 
 RecordIsSound = Callable[[int, int, bytes, int, int], bool]

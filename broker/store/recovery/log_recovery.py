@@ -36,6 +36,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (what is done, bytes done, bytes in all)."""
 
 SCAN_STEP_BYTES = 64 * 1024 * 1024
+"""Maximum bytes that one kernel call checks, between two reports of the progress."""
 LOOK_AHEAD_BYTES_MAX = 16 * 1024 * 1024
 LOOK_AHEAD_RECORDS_MAX = 33
 CLOCK_MARGIN_MS = 3_000

@@ -39,6 +39,7 @@ from .lost_messages import LostMessages
 from .recovery_report import RecoveryReport, damage_line
 
 DISPATCH_CHUNK_BYTES = 4 * 1024 * 1024
+"""CommitLog bytes that one dispatch step of a start covers."""
 
 log = logging.getLogger(__name__)
 

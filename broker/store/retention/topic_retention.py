@@ -23,6 +23,7 @@ from ..tables.store_state import StoreState
 from .expiry import HOUR_MS
 
 UNITS_A_STEP = 65_536
+"""Maximum number of units that are read of one queue at a time."""
 
 
 @dataclass(slots=True)

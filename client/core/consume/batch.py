@@ -15,6 +15,7 @@ from .stored import BODY_AT, CRC_MASK, PLAIN_MASK, StoredMessage
 from .tags import EVERYTHING, TagFilter
 
 _STRUCTS_MAX = 4096
+"""Maximum number of body lengths whose functions are kept."""
 _SEGMENT = 256
 """Number of records to process together: if all have the same size, their bodies are extracted in one step."""
 

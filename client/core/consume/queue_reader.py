@@ -25,6 +25,7 @@ HOLD_MS = 20_000
 """Maximum time for which the broker may hold a pull at the end of a queue."""
 PULL_COUNT = 8192
 _PULL_BYTES_TOTAL = 16 << 20
+"""Bytes that the pulls of all queues may return together; each gets an equal share, within the two limits below."""
 _PULL_BYTES_MAX = 1 << 20
 _PULL_BYTES_MIN = 64 << 10
 

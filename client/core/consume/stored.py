@@ -71,6 +71,7 @@ _crc32 = zlib.crc32
 BODY_AT = RECORD_HEAD_BYTES
 PLAIN_MASK = SysFlag.COMPRESSED | ANY_HOST_V6
 CRC_MASK = 0x7FFFFFFF
+"""RocketMQ stores a CRC32 without its highest bit."""
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")

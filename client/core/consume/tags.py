@@ -10,6 +10,7 @@ from ...errors import InvalidArgument, InvalidArgumentType
 
 TAG_SEPARATOR = "||"
 EXPRESSION_CHARS_MAX = 4096
+"""Maximum length of the tags that a broker accepts."""
 
 
 class TagFilter:

@@ -22,6 +22,7 @@ FRAME_BYTES_TARGET = 192 * 1024
 """Target size of a frame of many messages: large enough that the cost of the frame per message vanishes, small enough
 for the broker's caches and for other clients that wait for their turn."""
 FRAME_COUNT_MAX = 4096
+"""Maximum number of messages in a frame."""
 _LOOK_AT_FIRST = 512
 ROW_OVERHEAD_BYTES = 48
 """Approximate bytes of a message in a frame besides its body; the packed size decides."""

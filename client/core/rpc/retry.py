@@ -10,6 +10,7 @@ from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 FIRST_BACKOFF_SECONDS = 0.02
 BACKOFF_SECONDS_MAX = 1.0
 _DOUBLINGS_MAX = 10
+"""Keeps the power of two small; the maximum is reached before."""
 _JITTER = 0.2
 _CAUSES_MAX = 16
 
