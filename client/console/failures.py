@@ -28,6 +28,7 @@ _TITLES = {
     400: "The request is not valid",
     403: "Not allowed",
     404: "Not found",
+    409: "Changed in the meantime",
     413: "Too large",
     502: "The broker refused",
     503: "The broker cannot be reached",

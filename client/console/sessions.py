@@ -166,6 +166,11 @@ class Sessions:
         """Return the sessions of a user, the oldest first."""
         return [session for session in self._by_id.values() if session.user == user]
 
+    def ages(self, session: ConsoleSession) -> tuple[float, float]:
+        """Return the seconds since a session's login and since its last page."""
+        now = self._clock()
+        return now - session.created, now - session.seen
+
     def end(self, session: ConsoleSession) -> None:
         """Forget a session and disconnect its clients."""
         session.is_over = True

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from ..visit import Visit
-from . import live, messages, send, topics
+from . import clients, live, me, messages, send, settings, topics
 
 PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/topics", topics.topic_list),
@@ -24,5 +24,11 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("POST", "/topics/{topic}/config", topics.change),
     ("POST", "/topics/{topic}/delete", topics.delete),
     ("GET", "/search", messages.search),
+    ("GET", "/clients", clients.client_list),
+    ("GET", "/settings", settings.setting_list),
+    ("GET", "/settings/{name}", settings.setting),
+    ("POST", "/settings/{name}", settings.change),
+    ("GET", "/me", me.me),
+    ("POST", "/me/end", me.end_session),
 )
 """Method, path and function of each page."""
