@@ -64,7 +64,7 @@ def test_a_user_with_few_rights_sees_a_page_or_the_reason(guarded: RunningBroker
         assert page.status_code == (403 if is_refused else 200)
         assert ("NO_PERMISSION" in page.text) == is_refused
         assert faults_of(page.text) == []
-        assert 'href="/settings/' not in page.text
+        assert 'data-dialog href="/settings/' not in page.text
 
 
 # ---- clients
