@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -31,10 +33,13 @@ from ..delivery.groups.group import CLUSTERING, EMPTY, ConsumerGroup, Member
 from ..requests.broker import Broker
 from ..requests.request import Request
 from ..store import MessageStore, WouldBlock
-from .offsets import HOT_STATS_ROWS_MAX, NOTHING_COMMITTED, sees_progress
+from .offsets import NOTHING_COMMITTED, sees_progress
 from .pull import check_readable
 
 RESETS = ("first", "last", "time", "offset")
+
+HOT_QUEUES_MAX = 16
+"""Number of queues above which a reader thread finds the next messages of a group: each takes a record's head."""
 
 
 def get_all_groups(request: Request) -> None:
@@ -75,7 +80,9 @@ def get_group_members(request: Request) -> None:
     from_first = {topic for topic, _ in queues if broker.groups.begins_at_first(name, topic)}
     partial = not all(_sees(request, topic) for topic in broker.groups.known_topics()[name])
 
-    def done(ends: dict[Queue, tuple[int, int]]) -> None:
+    progress = list(_progress(broker, name, group, queues))
+
+    def done(ends: _Ends) -> None:
         content = {
             "group": name,
             "mode": group.mode if group is not None else CLUSTERING,
@@ -88,18 +95,21 @@ def get_group_members(request: Request) -> None:
                     member,
                     committed,
                     broker.groups.pulled.get((name, *queue), -1),
-                    *ends[queue],
-                    committed != NOTHING_COMMITTED or queue[0] in from_first or ends[queue][0] == ends[queue][1],
+                    *ends.bounds[queue],
+                    committed != NOTHING_COMMITTED
+                    or queue[0] in from_first
+                    or ends.bounds[queue][0] == ends.bounds[queue][1],
+                    ends.next_ms.get((queue, committed), -1),
                 ]
-                for queue, member, committed in _progress(broker, name, group, queues)
-                if queue in ends
+                for queue, member, committed in progress
+                if queue in ends.bounds
             ],
             "delayed": broker.delays.pending_of(retry_topic(name)),
             "partial": partial,
         }
         request.respond(GroupMembersAnswer(group=name), msgpack.packb(content))
 
-    request.after_dispatch(lambda: request.read(lambda hot: _queue_ends(broker.store, queues, hot), done))
+    request.after_dispatch(lambda: request.read(lambda hot: _queue_ends(broker.store, queues, progress, hot), done))
 
 
 def _progress(
@@ -140,18 +150,28 @@ def _queues(request: Request, name: str) -> list[Queue]:
     return queues
 
 
-def _queue_ends(store: MessageStore, queues: list[Queue], hot: bool) -> dict[Queue, tuple[int, int]]:
-    if hot and len(queues) > HOT_STATS_ROWS_MAX:
+@dataclass(slots=True)
+class _Ends:
+    """``bounds``: min and max offset of each queue that still exists; ``next_ms``: store time of the next message to
+    read, by queue and committed offset, for those that have one."""
+
+    bounds: dict[Queue, tuple[int, int]] = field(default_factory=dict)
+    next_ms: dict[tuple[Queue, int], int] = field(default_factory=dict)
+
+
+def _queue_ends(store: MessageStore, queues: list[Queue], progress: list[tuple[Queue, str, int]], hot: bool) -> _Ends:
+    if hot and len(queues) > HOT_QUEUES_MAX:
         raise WouldBlock
-    ends = {}
-    for topic, queue_id in queues:
-        try:
-            ends[topic, queue_id] = (
-                store.queue_reads.min_offset(topic, queue_id, hot=hot),
-                store.queue_reads.max_offset(topic, queue_id),
-            )
-        except (TopicNotExist, QueueNotExist):
-            continue  # deleted in the meantime
+    ends, reads = _Ends(), store.queue_reads
+    for queue in queues:
+        with contextlib.suppress(TopicNotExist, QueueNotExist):  # deleted in the meantime
+            ends.bounds[queue] = reads.min_offset(*queue, hot=hot), reads.max_offset(*queue)
+    for queue, _, committed in progress:
+        low, high = ends.bounds.get(queue, (0, 0))
+        if max(committed, low) < high:
+            with contextlib.suppress(TopicNotExist, QueueNotExist):
+                stored_ms = reads.stored_ms(*queue, max(committed, low), hot=hot)
+                ends.next_ms[queue, committed] = -1 if stored_ms is None else stored_ms
     return ends
 
 

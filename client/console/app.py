@@ -28,6 +28,7 @@ from .failures import describe
 from .options import ConsoleOptions
 from .pages import PAGES
 from .policy import SecurityPolicy
+from .resending import ResendJob
 from .sampler import Sampler
 from .sessions import BrokerClients, ConsoleSession, Sessions
 from .visit import Refused, Visit, nonce_of
@@ -36,6 +37,9 @@ COOKIE = "flintmq_console"
 SWEEP_SECONDS = 30.0
 LOGIN_NEEDED_SECONDS = 5.0
 """Seconds for which a broker that asked for a login is not asked again on behalf of visitors without one."""
+JOBS_RUNNING_MAX = 4
+JOBS_MAX = 100
+"""Maximum number of jobs whose outcome is remembered."""
 SAMPLERS_MAX = 100
 """Maximum number of users whose rates are sampled at the same time."""
 Page = Callable[[Visit], Awaitable[Response]]
@@ -52,6 +56,9 @@ class Console:
         """Set when the console stops: live streams end, which uvicorn would otherwise wait for."""
         self.streams: dict[str, int] = {}
         """Number of live streams by user."""
+        self.jobs: dict[str, ResendJob] = {}
+        """The newest job of each group whose dead letters were sent again."""
+        self._threads: set[asyncio.Future[None]] = set()
         self._clock = clock
         self._login_needed_until = 0.0
         self._templates: Environment = render.environment()
@@ -78,6 +85,18 @@ class Console:
             sampler = self._samplers[session.user] = Sampler(self._clock)
         sampler.watch(session)
         return sampler
+
+    def start(self, group: str, job: ResendJob) -> None:
+        """Run a job in a thread. Raises ``Refused`` if too many run already."""
+        if len(self._threads) >= JOBS_RUNNING_MAX:
+            raise Refused(429, f"{len(self._threads)} groups are being sent again already; wait until one is done")
+        while len(self.jobs) >= JOBS_MAX:
+            self.jobs.pop(next(name for name, each in self.jobs.items() if each.is_over))
+        self.jobs.pop(group, None)
+        self.jobs[group] = job
+        thread = asyncio.ensure_future(asyncio.to_thread(job.run))
+        self._threads.add(thread)
+        thread.add_done_callback(self._threads.discard)
 
     # ---- who asks
 
@@ -167,6 +186,9 @@ class Console:
             sweeper.cancel()
             for sampler in self._samplers.values():
                 sampler.stop()
+            for job in self.jobs.values():
+                job.stop()
+            await asyncio.gather(*self._threads)
             await self.sessions.close()
 
     async def _sweep(self) -> None:

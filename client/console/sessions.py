@@ -7,7 +7,6 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...protocol.auth.permissions import Permissions
 from ..aio.admin import Admin
@@ -72,8 +71,8 @@ class BrokerClients:
 @dataclass(slots=True)
 class ConsoleSession:
     """One login. ``user``: empty if the broker has no users; ``address``: the browser's; ``created``, ``seen``:
-    monotonic seconds; ``notices``: messages for the next page, (kind, text) each; ``jobs``: long changes in progress,
-    by name; ``is_over``: the session has ended, and with it everything that it does."""
+    monotonic seconds; ``notices``: messages for the next page, (kind, text) each; ``is_over``: the session has
+    ended."""
 
     id: str
     user: str
@@ -83,7 +82,6 @@ class ConsoleSession:
     seen: float
     rights: Permissions | None = None
     notices: list[tuple[str, str]] = field(default_factory=list)
-    jobs: dict[str, Any] = field(default_factory=dict)
     is_over: bool = False
     _status: Condition | None = None
     _status_at: float = 0.0

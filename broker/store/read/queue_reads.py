@@ -121,6 +121,13 @@ class QueueReads:
                 high = middle
         return low
 
+    def stored_ms(self, topic: str, queue_id: int, offset: int, *, hot: bool) -> int | None:
+        """Return the store time of the message at a queue offset in ms; None if the queue does not hold it."""
+        queue = self.queue(topic, queue_id)
+        if queue is None or not queue.start_offset <= offset < queue.max_offset:
+            return None
+        return self._store_ms(queue, offset, hot)
+
     def earliest_store_time(self, topic: str, queue_id: int, *, hot: bool) -> int:
         """Return the store time of the queue's first message in ms; -1 if the queue is empty."""
         queue = self.queue(topic, queue_id)

@@ -40,6 +40,13 @@ def _first_names(names: list[str]) -> str:
     return ", ".join(names[:TOPICS_SHOWN]) + (f" +{more}" if more > 0 else "")
 
 
+def _age(stored_at: datetime | None) -> str:
+    """Return how long ago the next message to read was stored."""
+    from datetime import UTC, datetime
+
+    return "" if stored_at is None else show_seconds(max(0.0, (datetime.now(UTC) - stored_at).total_seconds()))
+
+
 LIST_COLUMNS = (
     TableColumn("group", "GROUP", fold=True),
     TableColumn("mode", "MODE", spare=True),
@@ -75,10 +82,13 @@ QUEUE_COLUMNS = (
     number("in_flight", "IN FLIGHT"),
     number("delayed", "DELAYED"),
     number("lag", "LAG"),
+    TableColumn("next_stored_at", "BEHIND", _age, spare=True),
 )
 PLAIN_COLUMNS = tuple(
     TableColumn(name, name)
-    for name in "group topic queue member committed min_offset max_offset ready in_flight delayed lag".split()
+    for name in (
+        "group topic queue member committed min_offset max_offset ready in_flight delayed lag next_stored_at"
+    ).split()
 )
 MOVED_COLUMNS = (
     TableColumn("time", "TIME", show_moment),
@@ -195,6 +205,7 @@ def _queue_row(found: GroupStatus, queue: GroupQueue, numbers: dict[str, int]) -
         "in_flight": queue.in_flight if known else None,
         "delayed": found.delayed if queue.topic.startswith(RETRY_TOPIC_PREFIX) else None,
         "lag": queue.lag if known else None,
+        "next_stored_at": queue.next_stored_at if known else None,
     }
 
 

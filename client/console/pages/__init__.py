@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from ..visit import Visit
-from . import clients, live, me, messages, send, settings, topics
+from . import clients, dead_letters, groups, live, me, messages, send, settings, topics
 
 PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/topics", topics.topic_list),
@@ -23,6 +23,18 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/topics/{topic}/config", topics.config),
     ("POST", "/topics/{topic}/config", topics.change),
     ("POST", "/topics/{topic}/delete", topics.delete),
+    ("GET", "/topics/{topic}/readers", groups.topic_readers),
+    ("GET", "/groups", groups.group_list),
+    ("GET", "/groups/{group}", groups.group_detail),
+    ("GET", "/groups/{group}/reset", groups.reset_preview),
+    ("POST", "/groups/{group}/reset", groups.reset),
+    ("POST", "/groups/{group}/delete", groups.delete),
+    ("GET", "/dlq", dead_letters.overview),
+    ("GET", "/dlq/{group}", dead_letters.of_group),
+    ("GET", "/dlq/{group}/export", dead_letters.export),
+    ("POST", "/dlq/{group}/resend", dead_letters.resend),
+    ("POST", "/dlq/{group}/stop", dead_letters.stop),
+    ("POST", "/dlq/{group}/purge", dead_letters.purge),
     ("GET", "/search", messages.search),
     ("GET", "/clients", clients.client_list),
     ("GET", "/settings", settings.setting_list),

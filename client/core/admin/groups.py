@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ....protocol import commands
@@ -13,6 +14,7 @@ from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
 from ..rpc.operation import Operation, nothing, operation, unpack_body
 from ..rpc.session import Answer
+from ..times import from_millis
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class GroupMember:
 class GroupQueue:
     """A group's progress in one queue. ``member``: the one that the queue is assigned to, or empty; ``committed``: the
     committed offset, -1: none; ``pulled``: the offset after the last message that a member received, -1: none;
-    ``known``: False if no offset is committed and the group's first member will set the start rule."""
+    ``known``: False if no offset is committed and the group's first member will set the start rule;
+    ``next_stored_ms``: store time of the next message to read, ms since 1970 UTC, -1: there is none."""
 
     topic: str
     queue: int
@@ -61,6 +64,12 @@ class GroupQueue:
     min_offset: int
     max_offset: int
     known: bool = True
+    next_stored_ms: int = -1
+
+    @property
+    def next_stored_at(self) -> datetime | None:
+        """Store time of the next message to read; its age is the lag in time. None if everything is read."""
+        return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
 
     @property
     def lag(self) -> int:
@@ -111,7 +120,7 @@ def group(group: str, *, timeout: float | None = None) -> Operation[GroupStatus]
         if not isinstance(content, dict):
             raise RemoteProtocolError(f"expected a group as a map, got {type(content).__name__}")
         members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
-        queues = [GroupQueue(*row[:8]) for row in _rows(content.get("queues"))]
+        queues = [GroupQueue(*row[:9]) for row in _rows(content.get("queues"))]
         delayed = int(content.get("delayed", 0))
         name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
         return GroupStatus(name, mode, state, epoch, members, queues, delayed, bool(content.get("partial")))

@@ -1,0 +1,137 @@
+"""Consumer groups: the list, one group, resetting its offsets in three steps, and the groups of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from ....protocol.auth.permissions import ADMIN, GROUP
+from ...core.admin.groups import GroupInfo, GroupQueue
+from ...core.topics import ConsumeStats
+from ...errors import InvalidArgument
+from ...operator.lags import Lag, lag_by_group, lag_in, lag_of, read_rows
+from ...operator.positions import offsets_to_commit, parse_position
+from ..visit import Refused, Visit, chosen, whole_number
+
+ROWS_MAX = 100
+ORDERS = {"lag": "lag", "name": "name", "members": "members"}
+TIMED_QUEUES_MAX = 256
+"""Maximum number of queues of a topic that a reset to a time looks up: each takes a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One line of the list."""
+
+    info: GroupInfo
+    lag: Lag
+
+
+async def group_list(visit: Visit) -> Response:
+    """Return the groups: two requests, however many there are."""
+    wanted, order = visit.text("q").lower(), chosen(ORDERS, visit.text("sort"))
+    infos = await visit.admin.groups()
+    lags = lag_by_group(await visit.admin.consume_stats(uncommitted=True))
+    rows = [GroupRow(info, lag_of(info, lags)) for info in infos if wanted in info.group.lower()]
+    rows.sort(key=lambda row: row.info.group)
+    if order == "lag":
+        rows.sort(key=lambda row: row.lag.messages, reverse=True)
+    elif order == "members":
+        rows.sort(key=lambda row: row.info.members, reverse=True)
+    first = visit.number("first", 0, 0, max(0, len(rows) - 1))
+    return await visit.page(
+        "groups.html",
+        rows=rows[first : first + ROWS_MAX],
+        total=len(rows),
+        first=first,
+        rows_max=ROWS_MAX,
+        wanted=visit.text("q"),
+        order=order,
+    )
+
+
+def behind_seconds(queue: GroupQueue, now: datetime) -> float | None:
+    """Return the age of the next message to read in seconds; None if everything is read or the start is unknown."""
+    if queue.next_stored_at is None or not queue.known:
+        return None
+    return max(0.0, (now - queue.next_stored_at).total_seconds())
+
+
+async def group_detail(visit: Visit) -> Response:
+    """Return one group: members, who has which queue, and the lag of each in messages and in time."""
+    group = await visit.admin.group(visit.path("group"))
+    now = datetime.now(UTC)
+    queues = [(queue, behind_seconds(queue, now)) for queue in group.queues]
+    return await visit.page(
+        "group.html",
+        group=group,
+        queues=queues,
+        lag=sum((lag_in(queue) for queue, _ in queues), Lag(partial=group.partial)),
+        behind=max((seconds for _, seconds in queues if seconds is not None), default=None),
+        topics=sorted({queue.topic for queue, _ in queues}),
+        numbers={member.member: place for place, member in enumerate(group.members, 1)},
+        may_change=visit.may(ADMIN, GROUP, group.group),
+    )
+
+
+async def reset_preview(visit: Visit) -> Response:
+    """Return the offsets before and after a reset; nothing is changed."""
+    group, topic, words = visit.path("group"), visit.text("topic"), visit.text("to")
+    if not topic or not words:
+        raise InvalidArgument("choose a topic and a position: earliest, latest, an offset, 0=17,1=5, or a time")
+    stats = await visit.admin.topic_stats(topic)
+    try:
+        to = parse_position(words)
+    except ValueError as error:
+        raise InvalidArgument(f"position: {error}") from None
+    if isinstance(to, int):
+        raise InvalidArgument(f"{to} counts messages of the topic, not of a queue; use an offset or a time")
+    if isinstance(to, datetime):
+        if len(stats) > TIMED_QUEUES_MAX:
+            raise Refused(400, f"topic {topic} has {len(stats):,} queues; use flintmq group reset for a time")
+        found = await asyncio.gather(*(visit.consumer.offset_at(topic, row.queue, to) for row in stats))
+        after = {row.queue: offset for row, offset in zip(stats, found, strict=True)}
+    else:
+        after = offsets_to_commit(to, topic, stats)
+    before = await visit.consumer.committed(group, topic)
+    rows = [(queue, before.get(queue), offset) for queue, offset in sorted(after.items())]
+    return await visit.page("group_reset.html", group=group, topic=topic, words=words, rows=rows)
+
+
+async def reset(visit: Visit) -> Response:
+    """Commit the offsets that the preview showed."""
+    visit.check_writable()
+    group, form = visit.path("group"), await visit.form()
+    topic = form.get("topic", "")
+    offsets = {}
+    for pair in form.get("offsets", "").split():
+        queue, _, offset = pair.partition("=")
+        offsets[whole_number("queue", queue, 0, 0, 2**31 - 1)] = whole_number("offset", offset, 0, 0, 2**63 - 1)
+    if not offsets:
+        raise InvalidArgument("the form has no offsets; begin again with the position")
+    await visit.admin.reset_offsets(group, topic, offsets, force=bool(form.get("force")))
+    return visit.done(f"group {group} continues topic {topic} at the new offsets", f"/groups/{quote(group, safe='')}")
+
+
+async def delete(visit: Visit) -> Response:
+    """Delete a group whose name was typed."""
+    visit.check_writable()
+    group, form = visit.path("group"), await visit.form()
+    if form.get("name", "").strip() != group:
+        raise InvalidArgument(f"nothing was deleted: type the name of the group, {group}, to delete it")
+    await visit.admin.delete_group(group)
+    return visit.done(f"group {group} is deleted", "/groups")
+
+
+async def topic_readers(visit: Visit) -> Response:
+    """Return the groups that read a topic, and their lag in it."""
+    topic = visit.path("topic")
+    by_group: dict[str, list[ConsumeStats]] = {}
+    for row in read_rows(await visit.admin.consume_stats(topic=topic, uncommitted=True)):
+        by_group.setdefault(row.group, []).append(row)
+    rows = [(group, sum(map(lag_in, found), Lag()), len(found)) for group, found in sorted(by_group.items())]
+    return await visit.page("readers.html", topic=topic, rows=rows)

@@ -1,0 +1,142 @@
+"""Sending dead letters again: first what would be sent, then the sending itself in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...protocol.errors import FlintError, MessageNotFound
+from ..core.rpc.access import AccessOptions
+from ..operator.dead_letters import DeadQueue, Resending, Stretch, Target, check_group, dead_queues
+from ..sync.admin import Admin
+from ..sync.consumer import Consumer
+from ..sync.producer import Producer
+
+PLANNED_MAX = 5_000
+"""Maximum number of dead letters that a plan reads; the sending checks each of them again."""
+Terms = tuple[str, AccessOptions]
+Places = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ResendPlan:
+    """Outcome of a trial. ``by_topic``: number of messages by the topic that they would go to; ``read``: number of dead
+    letters looked at, of ``waiting``; ``error``: why one of them, and those after it, would stay."""
+
+    by_topic: dict[str, int]
+    read: int
+    waiting: int
+    error: FlintError | None
+
+
+class ResendJob:
+    """Sends dead letters in a thread of its own, with clients of its own.
+
+    ``sent``: number of messages so far, by topic; ``error``: why it ended early.
+
+    ``places``: (queue, queue offset) of the chosen ones; empty: all that wait.
+    """
+
+    def __init__(self, terms: Terms, group: str, places: Places, target: Target) -> None:
+        self._terms = terms
+        self._group = group
+        self._places = places
+        self._target = target
+        self._stopping = threading.Event()
+        self.sent: dict[str, int] = {}
+        self.error: FlintError | None = None
+        self.is_over = False
+        self.was_stopped = False
+
+    @property
+    def total(self) -> int:
+        """Number of messages that were sent so far."""
+        return sum(self.sent.values())
+
+    def stop(self) -> None:
+        """End after the messages in progress."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Send until all are sent, one of them stays, or ``stop`` is called. Blocks."""
+        try:
+            with _clients(self._terms) as (admin, consumer, producer):
+                resending, stretches = _begin(
+                    admin, consumer, producer, self._group, self._places, self._target, dry_run=False
+                )
+                self.sent = resending.sent
+                for queue, stretch in stretches:
+                    if self._stopping.is_set():
+                        self.was_stopped = True
+                        return
+                    resending.send(queue, stretch)
+        except FlintError as error:
+            self.error = error
+        finally:
+            self.is_over = True
+
+
+async def plan_resend(terms: Terms, group: str, places: Places, target: Target) -> ResendPlan:
+    """Return what a resend would do. Raises ``GroupNotExist``, and ``MessageNotFound`` for a place without a dead
+    letter."""
+    return await asyncio.to_thread(_plan, terms, group, places, target)
+
+
+def _plan(terms: Terms, group: str, places: Places, target: Target) -> ResendPlan:
+    with _clients(terms) as (admin, consumer, producer):
+        queues = dead_queues(consumer, group)
+        waiting = len(places) or sum(queue.waiting for queue in queues)
+        resending, stretches = _begin(admin, consumer, producer, group, places, target, dry_run=True)
+        read, error = 0, None
+        for queue, stretch in stretches:
+            try:
+                resending.send(queue, stretch)
+            except FlintError as found:
+                error = found
+                break
+            read += len(stretch.messages)
+            if read >= PLANNED_MAX:
+                break
+        return ResendPlan(resending.sent, read, waiting, error)
+
+
+class _clients:  # noqa: N801 - used like a function
+    """The sync clients of one job."""
+
+    def __init__(self, terms: Terms) -> None:
+        addresses, access = terms
+        self._made = Admin(addresses, **access), Consumer(addresses, **access), Producer(addresses, **access)
+
+    def __enter__(self) -> tuple[Admin, Consumer, Producer]:
+        return self._made
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._made:
+            client.close()
+
+
+def _begin(
+    admin: Admin, consumer: Consumer, producer: Producer, group: str, places: Places, target: Target, *, dry_run: bool
+) -> tuple[Resending, Iterator[tuple[DeadQueue, Stretch]]]:
+    """Return the sender, and the chosen dead letters in runs of consecutive offsets."""
+    check_group(admin, group)
+    read = [topic for info in admin.groups() if info.group == group and not info.partial for topic in info.topics]
+    resending = Resending(consumer, producer, admin.topics(), target, dry_run=dry_run, read_topics=read)
+    return resending, _stretches(consumer, dead_queues(consumer, group), places)
+
+
+def _stretches(consumer: Consumer, queues: list[DeadQueue], places: Places) -> Iterator[tuple[DeadQueue, Stretch]]:
+    by_id = {queue.queue: queue for queue in queues}
+    for queue_id, offset in places:
+        queue = by_id.get(queue_id)
+        if queue is None:
+            raise MessageNotFound(f"there is no dead letter at {queue_id}:{offset:,}: its topic has no such queue")
+        queue.check_has(offset, offset + 1)
+        for stretch in queue.read(consumer, offset, offset + 1):
+            yield queue, stretch
+    if not places:
+        for queue in queues:
+            for stretch in queue.read(consumer, queue.next_offset, queue.end):
+                yield queue, stretch

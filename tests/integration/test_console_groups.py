@@ -1,0 +1,205 @@
+"""The console's pages of groups and of dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer
+from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
+from tests.console_tools import SAME_SITE, console_of, faults_of, requests_of
+from tests.dead_letter_tools import bury
+from tests.group_tools import Seen, until
+
+
+@pytest.fixture
+def running(broker: BrokerFactory) -> RunningBroker:
+    """Return a broker with 20 messages, of which the group ``billing`` has committed 3 in queue 1."""
+    made = broker()
+    with Admin(made.address) as admin, Producer(made.address) as producer, Consumer(made.address) as consumer:
+        admin.create_topic("orders", 2)
+        for number in range(20):
+            producer.send(Message("orders", b"%d" % number), queue=number % 2)
+        consumer.commit("billing", "orders", {0: 0, 1: 3})
+    return made
+
+
+@pytest.fixture
+def client(running: RunningBroker) -> Iterator[TestClient]:
+    with console_of(running) as made:
+        yield made
+
+
+def test_groups_are_listed_with_their_lag(running: RunningBroker, client: TestClient) -> None:
+    page = client.get("/groups").text
+    assert faults_of(page) == []
+    assert "billing" in page
+    assert ">17</td>" in page
+    assert "○ no members" in page
+    assert requests_of(running, lambda: client.get("/groups")) <= 3
+    assert "No group has" in client.get("/groups?q=nothing").text
+
+
+def test_a_group_shows_who_has_which_queue_and_the_lag_in_time(running: RunningBroker, client: TestClient) -> None:
+    seen = Seen()
+    with PushConsumer(running.address, "billing", "orders", seen):
+        seen.wait(17)
+        until(lambda: "Lag in time</dt><dd>0 s" in client.get("/groups/billing").text)
+        page = client.get("/groups/billing").text
+    assert faults_of(page) == []
+    assert "✓ stable" in page
+    assert page.count('<td data-label="Member">#1</td>') >= 2
+    assert requests_of(running, lambda: client.get("/groups/billing")) <= 3
+
+
+def test_the_lag_in_time_is_the_age_of_the_next_message(running: RunningBroker, client: TestClient) -> None:
+    with Admin(running.address) as admin, Consumer(running.address) as consumer:
+        rows = {row.queue: row for row in admin.group("billing").queues}
+        assert rows[1].next_stored_at == next(iter(consumer.pull("orders", 1, 3))).stored_at
+        consumer.commit("billing", "orders", {0: 10})
+        assert {row.queue: row.next_stored_at for row in admin.group("billing").queues}[0] is None
+    assert "Lag in time</dt><dd>0 s" not in client.get("/groups/billing").text
+
+
+def test_a_reset_shows_the_outcome_before_it_happens(running: RunningBroker, client: TestClient) -> None:
+    shown = client.get("/groups/billing/reset", params={"topic": "orders", "to": "latest"})
+    assert faults_of(shown.text) == []
+    assert "Nothing is changed yet" in shown.text
+    assert "7 skipped" in shown.text
+    with Consumer(running.address) as consumer:
+        assert consumer.committed("billing", "orders") == {0: 0, 1: 3}
+        form = {"topic": "orders", "offsets": "0=10 1=10 "}
+        assert client.post("/groups/billing/reset", data=form, headers=SAME_SITE).status_code == 303
+        assert consumer.committed("billing", "orders") == {0: 10, 1: 10}
+    for words in ("-5", "nonsense", "0=99", "9=0"):
+        assert client.get("/groups/billing/reset", params={"topic": "orders", "to": words}).status_code in (400, 502)
+    by_time = client.get("/groups/billing/reset", params={"topic": "orders", "to": "-1h"}).text
+    assert "10 again" in by_time
+
+
+def test_a_group_is_deleted_by_its_name(running: RunningBroker, client: TestClient) -> None:
+    assert client.post("/groups/billing/delete", data={"name": "x"}, headers=SAME_SITE).status_code == 400
+    assert client.post("/groups/billing/delete", data={"name": "billing"}, headers=SAME_SITE).status_code == 303
+    assert client.get("/groups/billing").status_code == 404
+
+
+def test_a_topic_shows_its_groups(client: TestClient) -> None:
+    page = client.get("/topics/orders/readers").text
+    assert faults_of(page) == []
+    assert 'href="/groups/billing"' in page
+
+
+# ---- dead letters
+
+
+@pytest.fixture
+def dead(running: RunningBroker, connect: ConnectionFactory) -> RunningBroker:
+    """Return the broker with three dead letters of ``billing``."""
+    messages = [Message("orders", b'{"n": %d}' % number, keys=f"b-{number}") for number in range(3)]
+    bury(running, connect(running), "billing", messages, reason="ValueError: <b>no account</b>")
+    return running
+
+
+def test_a_listener_that_fails_tells_why_and_the_message_is_sent_again(
+    running: RunningBroker, client: TestClient
+) -> None:
+    healthy = False
+
+    def listen(message: object) -> None:
+        if not healthy:
+            raise ValueError("no such account")
+
+    seen = Seen(listen)
+    with Producer(running.address) as producer:
+        producer.send(Message("sales", b"one", keys="s-1"))
+    with PushConsumer(running.address, "till", "sales", seen, start="first", retry_times_max=0):
+        until(lambda: "ValueError: no such account" in client.get("/dlq/till").text)
+        healthy = True
+        form = {"what": "all", "where": "group", "confirmed": "1"}
+        assert client.post("/dlq/till/resend", data=form, headers=SAME_SITE).status_code == 303
+        assert len(seen.wait(2)) == 2
+    until(lambda: "No dead letter of this group waits" in client.get("/dlq/till").text)
+
+
+def test_dead_letters_say_why(dead: RunningBroker, client: TestClient) -> None:
+    page = client.get("/dlq").text
+    assert faults_of(page) == []
+    assert "! 3" in page
+    group = client.get("/dlq/billing").text
+    assert faults_of(group) == []
+    assert group.count("ValueError: &lt;b&gt;no account&lt;/b&gt;") == 3
+    assert group.index("b-2") < group.index("b-0")
+    assert 'href="/topics/orders"' in group
+    for path in ("/dlq", "/dlq/billing"):
+        assert requests_of(dead, lambda path=path: client.get(path)) <= 3  # type: ignore[misc] # binds the loop's path
+
+
+def test_a_plan_sends_nothing_and_the_confirmed_one_does(dead: RunningBroker, client: TestClient) -> None:
+    form = {"place": "0:0", "what": "selected", "where": ""}
+    plan = client.post("/dlq/billing/resend", data=form, headers=SAME_SITE)
+    assert faults_of(plan.text) == []
+    assert "Nothing is sent yet" in plan.text
+    with Consumer(dead.address) as consumer:
+        before = consumer.browse("orders").messages
+        confirmed = client.post("/dlq/billing/resend", data=form | {"confirmed": "1"}, headers=SAME_SITE)
+        assert confirmed.status_code == 303
+        until(lambda: consumer.browse("orders").messages == before + 1)
+        until(lambda: "2 waiting" in client.get("/dlq/billing").text)
+        assert "1 message sent again" in client.get("/dlq/billing").text
+        assert "✓ settled" in client.get("/dlq/billing?all=1").text
+
+
+def test_a_dead_letter_that_cannot_be_sent_is_named(dead: RunningBroker, client: TestClient) -> None:
+    with Admin(dead.address) as admin:
+        admin.delete_topic("orders")
+    plan = client.post("/dlq/billing/resend", data={"what": "all"}, headers=SAME_SITE).text
+    assert "cannot be sent again: its topic orders does not exist" in plan
+    nothing = client.post("/dlq/billing/resend", data={"what": "selected"}, headers=SAME_SITE)
+    assert nothing.status_code == 400
+    for place in ("0:99", "7:0"):
+        form = {"what": "selected", "place": place}
+        assert client.post("/dlq/billing/resend", data=form, headers=SAME_SITE).status_code == 404
+
+
+def test_dead_letters_are_purged_by_the_groups_name(dead: RunningBroker, client: TestClient) -> None:
+    assert client.post("/dlq/billing/purge", data={"name": ""}, headers=SAME_SITE).status_code == 400
+    assert client.post("/dlq/billing/purge", data={"name": "billing"}, headers=SAME_SITE).status_code == 303
+    assert "No dead letter of this group waits" in client.get("/dlq/billing").text
+    assert "✓ 0" in client.get("/dlq").text
+
+
+def test_waiting_dead_letters_are_exported(dead: RunningBroker, client: TestClient) -> None:
+    response = client.get("/dlq/billing/export")
+    assert response.headers["content-disposition"].startswith("attachment")
+    rows = [json.loads(line) for line in response.text.splitlines()]
+    assert [row["body"] for row in rows] == ['{"n": 0}', '{"n": 1}', '{"n": 2}']
+    assert {row["reason"] for row in rows} == {"ValueError: <b>no account</b>"}
+    assert {row["topic"] for row in rows} == {"orders"}
+
+
+def test_a_read_only_console_only_shows(dead: RunningBroker) -> None:
+    with console_of(dead, read_only=True) as client:
+        for path, form in (
+            ("/dlq/billing/resend", {"what": "all", "confirmed": "1"}),
+            ("/dlq/billing/purge", {"name": "billing"}),
+            ("/dlq/billing/stop", {}),
+            ("/groups/billing/reset", {"topic": "orders", "offsets": "0=1"}),
+            ("/groups/billing/delete", {"name": "billing"}),
+        ):
+            assert client.post(path, data=form, headers=SAME_SITE).status_code in (403, 415)
+        assert "3 waiting" in client.get("/dlq/billing").text
+
+
+def test_an_empty_broker_has_empty_pages(broker: BrokerFactory) -> None:
+    with console_of(broker()) as client:
+        for path, words in (
+            ("/groups", "There is no group yet"),
+            ("/dlq", "There are no dead letters"),
+            ("/dlq/nobody", "No dead letter"),
+        ):
+            page = client.get(path)
+            assert words in page.text
+            assert faults_of(page.text) == []
