@@ -28,7 +28,7 @@ from .failures import describe
 from .options import ConsoleOptions
 from .pages import PAGES
 from .policy import SecurityPolicy
-from .resending import ResendJob
+from .resend_job import ResendJob
 from .sampler import Sampler
 from .sessions import BrokerClients, ConsoleSession, Sessions
 from .visit import Refused, Visit, nonce_of

@@ -26,7 +26,7 @@ from ...core.consume.stored import StoredMessage
 from ...errors import CorruptMessage, InvalidArgument
 from ...operator.dead_letters import Target, own_properties
 from ..bodies import preview
-from ..resending import ResendJob, plan_resend
+from ..resend_job import ResendJob, plan_resend
 from ..sampler import all_topics
 from ..visit import Refused, Visit, form_fields, whole_number
 
@@ -71,7 +71,14 @@ async def of_group(visit: Visit) -> Response:
     try:
         page = await visit.consumer.browse(topic, physical=at if at >= 0 else None, count=ROWS, body_bytes=1024)
     except TopicNotExist:
-        nothing = {"rows": [], "waiting": 0, "job": None, "older": "", "shows_all": True, "may_resend": False}
+        nothing: dict[str, Any] = {
+            "rows": [],
+            "waiting": 0,
+            "job": None,
+            "older": "",
+            "shows_all": True,
+            "may_resend": False,
+        }
         return await visit.page("dlq_group.html", group=group, **nothing)
     done = await visit.consumer.committed(group, topic)
     rows = [_row(visit, message, done) for message in page]
