@@ -1,0 +1,105 @@
+"""A real browser, a real console process and a real broker, shared by the tests of a module."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from flintmq.client import Admin, Consumer, Message, Producer
+from flintmq.protocol.commands import HELLO
+from tests.conftest import Brokers, RawConnection, RunningBroker
+from tests.console_tools import console_process
+from tests.dead_letter_tools import bury
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+EVIL = "<script>alert(1)</script>\u202e"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """Return a broker with something on every page of the console."""
+    brokers = Brokers(tmp_path_factory.mktemp("browser"))
+    made = brokers.start(settings={"store.message_bytes_max": 4 * 1024 * 1024, "store.commitlog_file_bytes": 64 << 20})
+    with (
+        Admin(made.address) as admin,
+        Producer(made.address, compress_over=None) as producer,
+        Consumer(made.address) as consumer,
+    ):
+        for number in range(12):
+            admin.create_topic(f"service-{number:02}", 2)
+        admin.create_topic("orders", 4)
+        for number in range(120):
+            body = {"id": number, "amount": number * 1.5, "customer": {"id": f"c-{number % 7}", "city": "Zürich"}}
+            producer.send(
+                Message(
+                    "orders",
+                    json.dumps(body, ensure_ascii=False).encode(),
+                    keys=[f"o-{number}", f"c-{number % 7}"],
+                    tags=("eu", "us", "asia")[number % 3],
+                    properties={"amount": str(number)},
+                )
+            )
+        producer.send(Message("orders", EVIL.encode(), keys=[EVIL], properties={EVIL: EVIL}))
+        rows = [{"n": number, "text": "lorem ipsum " * 3} for number in range(9_000)]
+        producer.send(Message("orders", json.dumps(rows).encode(), keys="large"))
+        consumer.commit("billing", "orders", {0: 5, 1: 20, 2: 0, 3: 30})
+        with socket.create_connection((made.host, made.port), timeout=60) as sock:
+            connection = RawConnection(sock)
+            connection.call(HELLO, {"protocol": 1, "client": "test"}).raise_for_error()
+            messages = [Message("orders", b'{"id": %d}' % number, keys=f"dead-{number}") for number in range(3)]
+            bury(made, connection, "billing", messages, reason="KeyError: 'customer'")
+    yield made
+    brokers.stop_all()
+
+
+@pytest.fixture(scope="module")
+def console(running: RunningBroker) -> Iterator[str]:
+    """Return the URL of a console of that broker."""
+    with console_process(running) as url:
+        yield url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """Return Debian's Chromium."""
+    playwright = pytest.importorskip("playwright.async_api", reason="the extra `browser` is not installed")
+    if shutil.which(CHROMIUM) is None:
+        pytest.skip(f"there is no Chromium at {CHROMIUM} (Debian's package chromium)")
+    async with playwright.async_playwright() as started:
+        made = await started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield made
+        await made.close()
+
+
+class Tab:
+    """A page that collects everything that went wrong in it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.faults: list[str] = []
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("console", lambda message: self._log(message))
+
+    def _log(self, message: Any) -> None:
+        # The browser logs every response of 400 and above, which some tests ask for.
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            self.faults.append(message.text)
+
+
+async def open_tab(browser: Browser, **options: Any) -> Tab:
+    """Return a tab in a context of its own."""
+    context = await browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)
+    return Tab(await context.new_page())

@@ -1,0 +1,237 @@
+"""The console in a real browser: both themes, a narrow screen, the keyboard alone, and nothing that axe finds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flintmq.client import Message, Producer
+from tests.browser.conftest import open_tab
+from tests.conftest import RunningBroker
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+
+PATHS = [
+    "/",
+    "/topics",
+    "/topics/orders",
+    "/topics/orders?key=o-7",
+    "/topics/orders?filter=amount+%3E",
+    "/topics/orders/1/3",
+    "/topics/orders/queues",
+    "/topics/orders/readers",
+    "/topics/orders/config",
+    "/topics/orders/send?replay=1:3",
+    "/topics/orders/live",
+    "/topics/nowhere",
+    "/groups",
+    "/groups/billing",
+    "/groups/billing/reset?topic=orders&to=earliest",
+    "/dlq",
+    "/dlq/billing",
+    "/waiting",
+    "/store",
+    "/clients",
+    "/settings",
+    "/me",
+    "/search?q=ord",
+    "/login",
+    "/nowhere",
+]
+IMAGES = os.environ.get("FLINTMQ_IMAGES")
+"""Folder for screenshots; without it none are made."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_is_free_of_errors_and_fits_a_phone(browser: Browser, console: str, scheme: str) -> None:
+    tab = await open_tab(browser, color_scheme=scheme)
+    await tab.page.add_init_script(
+        "addEventListener('securitypolicyviolation', (event) => console.error('CSP ' + event.violatedDirective))"
+    )
+    wide = []
+    for path in PATHS:
+        await tab.page.set_viewport_size({"width": 1280, "height": 800})
+        await tab.page.goto(console + path)
+        await tab.page.set_viewport_size({"width": 320, "height": 640})
+        width = await tab.page.evaluate("document.documentElement.scrollWidth")
+        if width > 320:
+            wide.append(f"{path}: {width}")
+        if tab.faults:
+            tab.faults.append(f"^ {path}")
+    await tab.page.context.close()
+    assert tab.faults == []
+    assert wide == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing(browser: Browser, console: str, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="the extra `browser` is not installed")
+    tab = await open_tab(browser, color_scheme=scheme, bypass_csp=True)  # the policy would stop axe, too
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+    found = []
+    for path in PATHS:
+        await tab.page.goto(console + path)
+        results = await axe.Axe().run(tab.page, options=rules)
+        found += [
+            f"{path}: {violation['id']}: {node['html'][:150]} {node['failureSummary']}"
+            for violation in results.response["violations"]
+            for node in violation["nodes"][:3]
+        ]
+    await tab.page.context.close()
+    assert found == [], "\n".join(found)
+
+
+async def test_axe_runs(browser: Browser, console: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="the extra `browser` is not installed")
+    tab = await open_tab(browser, bypass_csp=True)
+    await tab.page.goto(f"{console}/login")
+    await tab.page.evaluate("document.querySelector('main').append(document.createElement('img'))")
+    results = await axe.Axe().run(tab.page, options={"runOnly": ["wcag2a"]})
+    await tab.page.context.close()
+    assert [violation["id"] for violation in results.response["violations"]] == ["image-alt"]
+
+
+async def test_the_keyboard_is_enough(browser: Browser, console: str) -> None:
+    tab = await open_tab(browser)
+    page = tab.page
+    await page.goto(f"{console}/topics")
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.className") == "skip"
+    await page.keyboard.press("/")
+    await page.keyboard.type("orders o-17")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/topics/orders?key=o-17")
+    await page.keyboard.press("j")
+    assert await page.evaluate("document.activeElement.closest('tr') !== null")
+    link = await page.evaluate("document.activeElement.href")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector("dialog[open] #dialog-title")
+    assert await page.evaluate("document.querySelector('dialog').contains(document.activeElement)")
+    assert '"id": 17' in await page.inner_text("dialog pre")
+    await page.keyboard.press("Escape")
+    await page.wait_for_selector("dialog:not([open])", state="attached")
+    assert await page.evaluate("document.activeElement.href") == link
+    await page.keyboard.press("?")
+    await page.wait_for_selector("dialog[open] >> text=use these keys")
+    await page.click("text=use these keys")
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("/")  # the keys are off now
+    assert await page.evaluate("document.activeElement.id") != "search"
+    await page.evaluate("localStorage.removeItem('keys')")
+    await page.keyboard.press("g")
+    await page.keyboard.press("d")
+    await page.wait_for_url("**/dlq")
+    assert tab.faults == []
+    await page.context.close()
+
+
+async def test_everything_but_live_works_without_javascript(browser: Browser, console: str) -> None:
+    tab = await open_tab(browser, java_script_enabled=False)
+    page = tab.page
+    await page.goto(f"{console}/topics/orders")
+    await page.fill("[name=key]", "o-17")
+    await page.click("text=Show >> nth=-1")
+    await page.click("tbody th a")
+    assert '"id": 17' in await page.inner_text("pre")
+    await page.goto(f"{console}/topics/orders/send")
+    await page.fill("[name=body]", "without a script")
+    await page.click("main button:has-text('Send')")
+    assert "stored at" in await page.inner_text("[role=status]")
+    await page.context.close()
+
+
+async def test_a_refresh_changes_figures_and_keeps_the_focus(
+    browser: Browser, console: str, running: RunningBroker
+) -> None:
+    tab = await open_tab(browser)
+    page = tab.page
+    await page.goto(f"{console}/topics?q=service-03")
+    await page.check("#live")
+    await page.focus("tbody th a")
+    with Producer(running.address) as producer:
+        producer.send_many([Message("service-03", b"x")] * 41)
+    await page.wait_for_selector("td:text-is('41')", timeout=15_000)
+    assert await page.evaluate("document.activeElement.textContent") == "service-03"
+    assert tab.faults == []
+    await page.context.close()
+
+
+async def test_the_theme_and_the_zone_are_the_persons(browser: Browser, console: str) -> None:
+    tab = await open_tab(browser, timezone_id="Asia/Tokyo", color_scheme="light")
+    page = tab.page
+    await page.goto(f"{console}/topics/orders/0/0")
+    shown, utc = await page.inner_text("dd time >> nth=0"), await page.get_attribute("dd time >> nth=0", "title")
+    assert utc is not None
+    assert int(shown[11:13]) == (int(utc[11:13]) + 9) % 24
+    light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    await page.click("#theme")  # light
+    await page.click("#theme")  # dark
+    await page.reload()
+    assert await page.inner_text("#theme") == "Theme: dark"
+    assert await page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    await page.context.close()
+
+
+async def test_a_large_body_does_not_freeze_the_page(browser: Browser, console: str) -> None:
+    tab = await open_tab(browser)
+    page = tab.page
+    await page.goto(f"{console}/topics/orders?key=large")
+    await page.click("tbody th a")
+    await page.wait_for_selector("dialog[open] pre")
+    assert "the first 64 KiB" in await page.inner_text("dialog")
+    assert await page.evaluate("document.querySelector('dialog pre').textContent.length") < 300_000
+    await page.context.close()
+
+
+async def test_a_flood_leaves_the_live_view_small(browser: Browser, console: str, running: RunningBroker) -> None:
+    tab = await open_tab(browser)
+    page = tab.page
+    await page.goto(f"{console}/topics/service-05/live")
+    await page.wait_for_selector("#live-state:has-text('live')")
+    ending = threading.Event()
+
+    def flood() -> None:
+        with Producer(running.address, flush="async") as producer:
+            while not ending.is_set():
+                producer.send_bulk("service-05", [b"x" * 100] * 10_000)
+
+    flooder = threading.Thread(target=flood)
+    flooder.start()
+    try:
+        await page.wait_for_selector("#live-rows tr:nth-child(500)", timeout=60_000)
+        for _ in range(10):
+            await page.wait_for_timeout(200)
+            assert await page.evaluate("document.querySelectorAll('#live-rows tr').length") <= 500
+        await page.wait_for_selector("#live-state:has-text('skipped')")
+        await page.keyboard.press("p")
+        await page.wait_for_selector("#live-state:has-text('paused')")
+    finally:
+        ending.set()
+        flooder.join()
+    shown = await page.inner_text("#live-state")
+    await page.wait_for_timeout(500)
+    assert await page.inner_text("#live-state") == shown  # nothing arrives while it is paused
+    assert tab.faults == []
+    await page.context.close()
+
+
+@pytest.mark.skipif(not IMAGES, reason="set FLINTMQ_IMAGES to a folder to make the screenshots of the documents")
+async def test_screenshots(browser: Browser, console: str) -> None:
+    assert IMAGES
+    for name, path in (
+        ("messages", "/topics/orders?count=50"),
+        ("dead-letters", "/dlq/billing"),
+        ("group", "/groups/billing"),
+    ):
+        for kind, width, scheme in (("light", 1200, "light"), ("dark", 1200, "dark"), ("phone", 360, "light")):
+            tab = await open_tab(browser, color_scheme=scheme, viewport={"width": width, "height": 760})
+            await tab.page.goto(console + path)
+            await tab.page.screenshot(path=Path(IMAGES) / f"console-{name}-{kind}.png")
+            await tab.page.context.close()
