@@ -79,6 +79,14 @@ class Sampler:
             found.append((last - first) / (at - before_at) if known else None)  # type: ignore[operator] # known
         return found
 
+    def growth(self, topic: str) -> int | None:
+        """Return how many messages a topic got during the last minute, as far as it was watched; None if unknown."""
+        since = self._clock() - TOPIC_SAMPLES_MAX * SAMPLE_SECONDS - SAMPLE_SECONDS
+        recent = [counts for at, counts in self._produced if at >= since]
+        if len(recent) < 2 or topic not in recent[0] or topic not in recent[-1]:
+            return None
+        return max(0, recent[-1][topic] - recent[0][topic])
+
     def history(self) -> list[tuple[float, float, float]]:
         """Return (seconds ago, messages in per second, messages out per second) for each interval of the last hour."""
         now = self._clock()

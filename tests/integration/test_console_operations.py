@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from flintmq.client import Admin
-from flintmq.client.console.pages import clients
-from tests.conftest import BrokerFactory, RunningBroker
+from flintmq.client import Admin, Consumer, Message, Producer
+from flintmq.client.console.pages import clients, store
+from flintmq.client.console.pages.overview import health
+from flintmq.client.operator.condition import Condition
+from flintmq.protocol.storage.delivery import dead_letter_topic
+from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, requests_of
+from tests.dead_letter_tools import send_back
+from tests.integration.test_quarantine import damaged_store
+from tests.prepared_tools import PREFIX, prepare
 from tests.security_tools import PASSWORD, broker_with_users
+from tests.transaction_tools import listed, send_half
 
 GRANTS: dict[str, list[dict[str, Any]]] = {
     "ops": [{"actions": ["admin"], "broker": True}],
@@ -23,7 +31,9 @@ GRANTS: dict[str, list[dict[str, Any]]] = {
     "nobody": [],
 }
 EVIL = "<script>alert(1)</script>"
-PAGES = ["/clients", "/clients?q=console", "/settings", "/settings/retention.file_reserved_hours", "/me"]
+OPEN = ["/", "/store", "/waiting", "/waiting/transactions", "/waiting/transactions?parked=1", "/waiting/stages", "/me"]
+"""Pages that every user sees, at least a part of them."""
+PAGES = [*OPEN, "/clients", "/clients?q=console", "/settings", "/settings/retention.file_reserved_hours"]
 HOURS = "/settings/retention.file_reserved_hours"
 
 
@@ -51,7 +61,8 @@ def test_a_page_of_an_empty_broker_is_whole_and_takes_at_most_three_requests(
     page = client.get(path)
     assert page.status_code == 200
     assert faults_of(page.text) == []
-    assert requests_of(running, lambda: client.get(path)) <= 3
+    # The sampler asks every two seconds besides: one of three measurements is without it.
+    assert min(requests_of(running, lambda: client.get(path)) for _ in range(3)) <= 3
 
 
 @pytest.mark.parametrize("user", ["viewer", "reader", "nobody"])
@@ -60,11 +71,166 @@ def test_a_user_with_few_rights_sees_a_page_or_the_reason(guarded: RunningBroker
     with console_of(guarded) as client:
         log_in(client, user, PASSWORD)
         page = client.get(path)
-        is_refused = user != "viewer" and path != "/me"
+        is_refused = user != "viewer" and path not in OPEN
         assert page.status_code == (403 if is_refused else 200)
         assert ("NO_PERMISSION" in page.text) == is_refused
         assert faults_of(page.text) == []
-        assert 'data-dialog href="/settings/' not in page.text
+        assert "change<span" not in page.text
+
+
+# ---- overview
+
+
+def test_the_overview_says_how_the_broker_is_and_who_lags(
+    running: RunningBroker, client: TestClient, connect: ConnectionFactory
+) -> None:
+    with Producer(running.address) as producer, Consumer(running.address) as consumer:
+        receipts = producer.send_many([Message("orders", b"x") for _ in range(30)], queue=0)
+        send_back(connect(running), "billing", [each.physical_offset for each in receipts[:7]])
+        for topic, offset in (("orders", 10), (dead_letter_topic("billing"), 2)):
+            consumer.commit("billing", topic, {0: offset})
+    page = client.get("/").text
+    assert faults_of(page) == []
+    assert page.count("✓ good") >= 5
+    assert re.search(r"/groups/billing.*?>20<", page, re.DOTALL)
+    assert re.search(r"/dlq/billing.*?>5<", page, re.DOTALL)
+
+
+def test_the_overview_says_which_figures_the_user_may_not_see(guarded: RunningBroker) -> None:
+    with console_of(guarded) as client:
+        log_in(client, "reader", PASSWORD)
+        page = client.get("/").text
+        assert "--query-broker" in page
+        assert "✓ good" not in page
+
+
+def test_health_looks_at_what_is_wrong_first() -> None:
+    figures = {
+        "write_refusal": f"the disk is full {EVIL}",
+        "write_offset": 1 << 30,
+        "flushed_offset": 1 << 30,
+        "reput_offset": 0,
+        "disk_free_bytes": 1,
+        "disk_total_bytes": 100,
+        "quarantined_holes": 1,
+        "lost_messages": 2,
+    }
+    found = health(Condition(figures))
+    assert [each.name for each in found if not each.is_good] == ["Messages", "Queues", "Index", "Disk", "Quarantine"]
+    assert [each.name for each in found if each.is_good] == ["Flush"]
+    assert not found[0].is_good
+    assert found[-1].is_good
+
+
+# ---- store
+
+
+def test_the_store_shows_places_disk_retention_and_lost_messages(
+    broker: BrokerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = damaged_store(tmp_path / "damaged")
+    running = broker(store=tmp_path / "damaged")
+    with console_of(running) as client:
+        page = client.get("/store").text
+        assert faults_of(page) == []
+        for words in ("written", "flushed", "queues", "index", "oldest", "retention.file_reserved_hours", "% used"):
+            assert words in page
+        assert f"{len(lost):,} lost messages" in page
+        assert "/topics/wide?queue=0&amp;from=0%3D0" in page
+        assert "more ranges" in page
+        monkeypatch.setattr(store, "ENTRIES_MAX", 1)
+        offsets = []
+        url = "/store"
+        while url:
+            page = client.get(url).text
+            offsets += re.findall(r'<th scope="row" class="number">([\d,]+)<', page)
+            url = page.partition('rel="next" href="')[2].partition('"')[0].replace("&amp;", "&")
+        assert len(offsets) > 2
+        assert offsets == sorted(offsets, key=lambda text: int(text.replace(",", "")))
+
+
+def test_marks_are_where_they_are_in_the_log() -> None:
+    figures = {
+        "min_physical_offset": 1000,
+        "write_offset": 3000,
+        "flushed_offset": 2500,
+        "reput_offset": 3000,
+        "index_behind_bytes": 2000,
+    }
+    found = {mark.name: (mark.at, mark.behind, mark.x) for mark in store.marks(Condition(figures))}
+    assert found == {
+        "written": (3000, 0, 1000.0),
+        "flushed": (2500, 500, 750.0),
+        "queues": (3000, 0, 1000.0),
+        "index": (1000, 2000, 0.0),
+        "oldest": (1000, 2000, 0.0),
+    }
+    assert store.marks(Condition({})) == []
+
+
+# ---- waiting
+
+
+def test_delays_are_shown_by_level_and_hour(running: RunningBroker, client: TestClient) -> None:
+    with Producer(running.address) as producer:
+        producer.send(Message("orders", b"x", delay_level=18))
+        producer.send(Message("orders", b"x", delay=timedelta(hours=2)))
+    page = client.get("/waiting").text
+    assert faults_of(page) == []
+    assert "level 18" in page
+    assert "<meter" in page
+
+
+def test_transactions_are_committed_and_rolled_back_by_a_form(
+    running: RunningBroker, client: TestClient, connect: ConnectionFactory
+) -> None:
+    connection = connect(running)
+    halves = [send_half(connection, "orders", b"x", number) for number in (1, 2, 3)]
+    page = client.get("/waiting/transactions").text
+    assert faults_of(page) == []
+    assert "3 open, 0 parked" in page
+    for half, outcome in zip(halves, ("commit", "rollback"), strict=False):
+        found = re.search(rf'href="(/waiting/transactions/end\?id={half.transaction_id}[^"]*as={outcome})"', page)
+        assert found is not None
+        confirm = client.get(found[1].replace("&amp;", "&")).text
+        assert faults_of(confirm) == []
+        form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', confirm))
+        done = client.post("/waiting/transactions/end", data=form, headers=SAME_SITE)
+        assert (done.status_code, done.headers["location"]) == (303, "/waiting/transactions")
+    assert [each["id"] for each in listed(connection)] == [halves[2].transaction_id]
+    assert client.post("/waiting/transactions/end", data={**form, "as": ""}, headers=SAME_SITE).status_code == 400
+    assert client.post("/waiting/transactions/end", data={**form, "as": "commit"}, headers=SAME_SITE).status_code == 502
+    with console_of(running, read_only=True) as reader:
+        assert "as=commit" not in reader.get("/waiting/transactions").text
+        form["id"] = halves[2].transaction_id
+        assert reader.post("/waiting/transactions/end", data=form, headers=SAME_SITE).status_code == 403
+    assert len(listed(connection)) == 1
+
+
+def test_stages_are_dropped_by_their_name(
+    running: RunningBroker, client: TestClient, connect: ConnectionFactory
+) -> None:
+    connection = connect(running)
+    names = (f"q/{EVIL}.1", f"q/{EVIL}.10", "other")
+    for number, name in enumerate(names):
+        prepare(connection, name, "orders", b"x", unique_prefix=PREFIX, unique_first=number)
+    page = client.get("/waiting/stages").text
+    assert faults_of(page) == []
+    assert EVIL not in page
+    url = re.search(r'href="(/waiting/stages/drop\?name=q[^"]*\.1)"', page)
+    assert url is not None
+    form_page = client.get(url[1]).text
+    assert faults_of(form_page) == []
+    assert "2 stages with a name" in form_page
+    form = {"name": names[0], "typed": "q"}
+    assert client.post("/waiting/stages/drop", data=form, headers=SAME_SITE).status_code == 400
+    form["typed"] = names[0]
+    with console_of(running, read_only=True) as reader:
+        assert reader.post("/waiting/stages/drop", data=form, headers=SAME_SITE).status_code == 403
+    assert client.post("/waiting/stages/drop", data=form, headers=SAME_SITE).status_code == 303
+    page = client.get("/waiting/stages").text
+    assert "dropped 2 stages" in page
+    assert "1 open" in page
 
 
 # ---- clients

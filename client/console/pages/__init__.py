@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from ..visit import Visit
-from . import clients, dead_letters, groups, live, me, messages, send, settings, topics
+from . import clients, dead_letters, groups, live, me, messages, overview, send, settings, store, topics, waiting
 
 PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
+    ("GET", "/", overview.overview),
     ("GET", "/topics", topics.topic_list),
     ("POST", "/topics", topics.create),
     ("GET", "/topics/{topic}", messages.message_list),
@@ -36,6 +37,14 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("POST", "/dlq/{group}/stop", dead_letters.stop),
     ("POST", "/dlq/{group}/purge", dead_letters.purge),
     ("GET", "/search", messages.search),
+    ("GET", "/waiting", waiting.delays),
+    ("GET", "/waiting/transactions", waiting.transactions),
+    ("GET", "/waiting/transactions/end", waiting.transaction),
+    ("POST", "/waiting/transactions/end", waiting.end_transaction),
+    ("GET", "/waiting/stages", waiting.stages),
+    ("GET", "/waiting/stages/drop", waiting.stage),
+    ("POST", "/waiting/stages/drop", waiting.drop_stage),
+    ("GET", "/store", store.store),
     ("GET", "/clients", clients.client_list),
     ("GET", "/settings", settings.setting_list),
     ("GET", "/settings/{name}", settings.setting),

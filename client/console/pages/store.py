@@ -1,0 +1,73 @@
+"""Store: how far the parts of the broker's log are, what retention keeps, and what is in quarantine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from ....protocol.auth.permissions import QUERY
+from ...core.admin.quarantine import QuarantineEntry
+from ...operator.condition import Condition
+from ..visit import Visit
+
+BAR_WIDTH = 1000
+ENTRIES_MAX = 100
+RANGES_SHOWN_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """A place in the log. ``at``: its physical offset; ``behind``: bytes from there to the end of the log; ``x``: its
+    place in a bar of ``BAR_WIDTH``."""
+
+    name: str
+    meaning: str
+    at: int
+    behind: int
+    x: float
+
+
+async def store(visit: Visit) -> Response:
+    """Return the state of the store: two requests besides the status of the bar."""
+    may_see = visit.may(QUERY)
+    after = visit.number("after", -1, 0, 2**63 - 1)
+    entries: list[QuarantineEntry] = []
+    settings = []
+    if may_see:
+        found_ms = visit.number("found", 0, 0, 2**63 - 1)
+        # The broker only needs the place of the entry after which the page begins.
+        last = QuarantineEntry(after, 0, "", found_ms, 0, "", 0, 0, []) if after >= 0 else None
+        entries = await visit.admin.quarantine(last, max_count=ENTRIES_MAX)
+        settings = [each for each in await visit.admin.settings() if each.name.startswith("retention.")]
+    return await visit.page(
+        "store.html",
+        may_see=may_see,
+        marks=marks,
+        entries=entries,
+        is_first=after < 0,
+        next_entry=entries[-1] if len(entries) == ENTRIES_MAX else None,
+        ranges_max=RANGES_SHOWN_MAX,
+        settings=settings,
+    )
+
+
+def marks(condition: Condition) -> list[LogPlace]:
+    """Return the places of the log in their order, the newest first; empty if the broker does not report them."""
+    oldest, written = condition.number("min_physical_offset"), condition.number("write_offset")
+    if oldest is None or written is None:
+        return []
+    places = [("written", "the end of the log", written)]
+    for name, meaning, behind in (
+        ("flushed", "on disk up to here", condition.flush_behind_bytes),
+        ("queues", "readable by consumers up to here (reput)", condition.reput_behind_bytes),
+        ("index", "found by key up to here", condition.index_behind_bytes),
+    ):
+        if behind is not None:
+            places.append((name, meaning, written - behind))
+    places.append(("oldest", "the first message that is kept", oldest))
+    size = max(1.0, written - oldest)
+    return [
+        LogPlace(name, meaning, int(at), int(written - at), round(BAR_WIDTH * max(0.0, at - oldest) / size, 1))
+        for name, meaning, at in places
+    ]
