@@ -332,7 +332,7 @@ def test_my_rights_and_sessions_are_shown_and_one_can_be_ended(guarded: RunningB
         assert client.get("/topics").status_code == 303
 
 
-def test_nobody_ends_the_session_of_another_user(guarded: RunningBroker) -> None:
+def test_a_user_cannot_end_the_session_of_another_one(guarded: RunningBroker) -> None:
     with console_of(guarded) as client:
         log_in(client, "ops", PASSWORD)
         (mark,) = re.findall(r'name="mark" value="(\w+)"', client.get("/me").text)

@@ -14,7 +14,7 @@ def test_the_newest_sample_is_at_the_right_edge_and_the_scale_is_round() -> None
     found = plot([(900.0, 0.0, 0.0), (885.0, 130.0, 10.0), (0.0, 65.0, 0.0)])
     assert found is not None
     assert found.highest == 200.0
-    assert len(found.incoming) == 2  # nobody looked in between
+    assert len(found.incoming) == 2  # the console was not watched in between
     assert found.incoming[0].split()[0] == f"{WIDTH * 0.75:.1f},{HEIGHT:.1f}"
     assert found.incoming[-1].split()[0] == f"{WIDTH:.1f},{HEIGHT * (1 - 65 / 200):.1f}"
 

@@ -1,4 +1,4 @@
-"""Overview: how the broker is, what goes through it, and which groups need somebody."""
+"""Overview: how the broker is, what goes through it, and which groups need attention."""
 
 from __future__ import annotations
 
