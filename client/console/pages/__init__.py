@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from ..visit import Visit
-from . import clients, dead_letters, groups, live, me, messages, overview, send, settings, store, topics, waiting
+from . import clients, dead_letters, groups, live, me, messages, overview, send, settings, store, topics, undelivered
 
 PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/", overview.overview),
@@ -37,13 +37,13 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("POST", "/dlq/{group}/stop", dead_letters.stop),
     ("POST", "/dlq/{group}/purge", dead_letters.purge),
     ("GET", "/search", messages.search),
-    ("GET", "/waiting", waiting.delays),
-    ("GET", "/waiting/transactions", waiting.transactions),
-    ("GET", "/waiting/transactions/end", waiting.transaction),
-    ("POST", "/waiting/transactions/end", waiting.end_transaction),
-    ("GET", "/waiting/stages", waiting.stages),
-    ("GET", "/waiting/stages/drop", waiting.stage),
-    ("POST", "/waiting/stages/drop", waiting.drop_stage),
+    ("GET", "/waiting", undelivered.delays),
+    ("GET", "/waiting/transactions", undelivered.transactions),
+    ("GET", "/waiting/transactions/end", undelivered.transaction),
+    ("POST", "/waiting/transactions/end", undelivered.end_transaction),
+    ("GET", "/waiting/stages", undelivered.stages),
+    ("GET", "/waiting/stages/drop", undelivered.stage),
+    ("POST", "/waiting/stages/drop", undelivered.drop_stage),
     ("GET", "/store", store.store),
     ("GET", "/clients", clients.client_list),
     ("GET", "/settings", settings.setting_list),
