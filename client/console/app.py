@@ -20,7 +20,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ... import __version__
-from ...protocol.errors import AuthenticationFailed, AuthenticationRequired, ConfigurationError, FlintError
+from ...protocol.errors import (
+    AuthenticationFailed,
+    AuthenticationRequired,
+    ConfigurationError,
+    ConnectionFailed,
+    FlintError,
+    RequestTimeout,
+)
 from ..core.rpc.access import CLIENT_NAME_CHARS_MAX, AccessOptions
 from . import login, render
 from .attempts import LoginAttempts
@@ -40,6 +47,8 @@ LOGIN_NEEDED_SECONDS = 5.0
 JOBS_RUNNING_MAX = 4
 JOBS_MAX = 100
 """Maximum number of jobs whose outcome is remembered."""
+OUTAGE_SECONDS = 2.0
+"""Seconds for which pages repeat that the broker does not answer, without trying again: each try takes seconds."""
 SAMPLERS_MAX = 100
 """Maximum number of users whose rates are sampled at the same time."""
 Page = Callable[[Visit], Awaitable[Response]]
@@ -61,6 +70,8 @@ class Console:
         self._threads: set[asyncio.Future[None]] = set()
         self._clock = clock
         self._login_needed_until = 0.0
+        self._outage: FlintError | None = None
+        self._outage_until = 0.0
         self._templates: Environment = render.environment()
         self._samplers: dict[str, Sampler] = {}
 
@@ -135,6 +146,8 @@ class Console:
         """Return the endpoint that finds the session, calls the page and turns errors into pages."""
 
         async def serve(request: Request) -> Response:
+            if self._outage is not None and self._clock() < self._outage_until:
+                return self._error_page(request, self._outage)
             session = self.session_of(request)
             if session is None:
                 if self._clock() < self._login_needed_until:
@@ -149,11 +162,19 @@ class Console:
                 self.sessions.end(session)
                 self._login_needed_until = self._clock() + LOGIN_NEEDED_SECONDS
                 return self._to_login(request, str(error) if session.user else "")
+            except (ConnectionFailed, RequestTimeout) as error:
+                self._outage, self._outage_until = error, self._clock() + OUTAGE_SECONDS
+                return self._error_page(request, error)
             except (FlintError, Refused) as error:
                 failure = describe(error)
                 return await visit.page("error.html", failure.status, failure=failure)
 
         return serve
+
+    def _error_page(self, request: Request, error: FlintError) -> Response:
+        """Return a page without a bar: the broker, which would fill it, does not answer."""
+        failure = describe(error)
+        return self.html("plain_error.html", failure.status, {"failure": failure}, request)
 
     async def _check_open(self, session: ConsoleSession) -> None:
         """Raise unless visitors may use the console without a login: the broker has no users, and only this machine

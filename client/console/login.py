@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ...protocol.errors import AuthenticationFailed, FlintError
 from ..errors import InvalidArgument
+from .failures import describe
 from .sessions import ConsoleSession
 from .visit import Refused, form_fields
 
@@ -34,8 +35,8 @@ def endpoint(console: Console) -> Endpoint:
             user, wanted = fields.get("user", "").strip(), _own_path(fields.get("next", "/"))
             session = await _attempt(console, user, fields.get("password", ""), address)
         except (FlintError, Refused) as error:
-            status = error.status if isinstance(error, Refused) else 403
             context = {"wanted": wanted, "error": str(error), "user": user}
+            status = 403 if isinstance(error, AuthenticationFailed) else describe(error).status
             return console.html("login.html", status, context, request)
         if (earlier := console.session_of(request)) is not None:
             console.sessions.end(earlier)

@@ -19,7 +19,7 @@ LIFE_SECONDS = 12 * 3600
 IDLE_SECONDS = 30 * 60
 SESSIONS_MAX = 1_000
 SESSIONS_PER_USER_MAX = 10
-BROKER_SECONDS = 5.0
+BROKER_SECONDS = 3.0
 """Seconds within which the broker must answer a page's request."""
 STATUS_SECONDS = 2.0
 """Seconds for which the broker's status in the bar is reused, so that a page has its requests for itself."""

@@ -15,6 +15,7 @@ from flintmq.client import Admin, Message, Producer
 from flintmq.client.console.attempts import FREE_FAILURES
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.console_tools import ORIGIN, SAME_SITE, console_of, faults_of, log_in, requests_of
+from tests.group_tools import until
 from tests.security_tools import PASSWORD, broker_with_users
 
 GRANTS: dict[str, list[dict[str, Any]]] = {
@@ -331,4 +332,4 @@ def test_a_broker_that_is_away_and_back_is_said(broker: BrokerFactory) -> None:
         assert "cannot be reached" in away.text
         assert faults_of(away.text) == []
         broker("--listen", f"127.0.0.1:{port}", store=running.store)
-        assert client.get("/topics").status_code == 200
+        until(lambda: client.get("/topics").status_code == 200)
