@@ -95,7 +95,7 @@ def test_a_million_messages_and_a_thousand_topics(broker: BrokerFactory, connect
 def test_a_user_without_rights(tmp_path: Path) -> None:
     grants: dict[str, list[dict[str, Any]]] = {"ops": [{"actions": ["admin"], "broker": True}], "nobody": []}
     with broker_with_users(tmp_path, grants, {}) as running:
-        ops = {"user": "ops", "password": PASSWORD}
+        ops: dict[str, Any] = {"user": "ops", "password": PASSWORD}
         with Admin(running.address, **ops) as admin:
             admin.create_topic("orders")
         with console_of(running) as client:
