@@ -96,12 +96,17 @@ def test_the_overview_says_how_the_broker_is_and_who_lags(
     assert re.search(r"/dlq/billing.*?>5<", page, re.DOTALL)
 
 
-def test_the_overview_says_which_figures_the_user_may_not_see(guarded: RunningBroker) -> None:
+@pytest.mark.parametrize(("path", "hidden"), [("/", "✓ good"), ("/store", "retention."), ("/waiting", "delay level")])
+def test_a_page_says_which_figures_the_user_may_not_see(guarded: RunningBroker, path: str, hidden: str) -> None:
     with console_of(guarded) as client:
         log_in(client, "reader", PASSWORD)
-        page = client.get("/").text
+        page = client.get(path).text
         assert "--query-broker" in page
-        assert "✓ good" not in page
+        assert hidden not in page
+        log_in(client, "viewer", PASSWORD)
+        page = client.get(path).text
+        assert "--query-broker" not in page
+        assert hidden in page
 
 
 def test_health_looks_at_what_is_wrong_first() -> None:
