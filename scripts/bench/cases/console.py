@@ -1,0 +1,116 @@
+"""The console: time of its pages over a broker with a thousand topics and a million messages, start, memory, bytes."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+from flintmq.client import Consumer
+
+from ..bench import Bench
+from ..load import TOPIC, FramePacker, fill, fill_topics
+from ..machine import resident_bytes
+from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
+
+MESSAGES = 1_000_000
+TOPICS = 1_000
+PAGES = 100
+WARM_UP_PAGES = 10
+PROGRAM = "from flintmq.client.cli.main import main; main()"
+
+
+def samples(bench: Bench) -> Samples:
+    """Yield one sample per run."""
+    count = bench.count(MESSAGES)
+    with bench.broker() as broker:
+        packer = fill(broker.address, count)
+        fill_topics(broker.address, bench.count(TOPICS))
+        broker.wait_until_caught_up()
+        with Consumer(broker.address) as consumer:
+            newest = consumer.browse(TOPIC, count=1)[0]
+        for run in range(bench.runs):
+            with console(broker.address) as (url, process, seconds):
+                sample: Sample = {"start": seconds}
+                urllib.request.urlopen(url + "topics").read()
+                sample["memory"] = resident_bytes(process.pid) / 1e6
+                pages = bench.count(PAGES)
+                sample["topics"] = page_ms(url + "topics", pages)
+                sample["newest"] = page_ms(f"{url}topics/{TOPIC}", pages)
+                sample["by_key"] = key_ms(f"{url}topics/{TOPIC}", packer, count, pages, run)
+                sample["detail"] = page_ms(f"{url}topics/{TOPIC}/{newest.queue}/{newest.queue_offset}", pages)
+                sample |= transferred(url)
+            yield sample
+
+
+@contextmanager
+def console(address: str) -> Iterator[tuple[str, subprocess.Popen[str], float]]:
+    """Run a console and yield its URL, its process and the seconds until it served."""
+    began = time.perf_counter()
+    command = [sys.executable, "-c", PROGRAM, "-b", address, "console", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.startswith("console: "):
+            raise BenchFailed("the console did not start")
+        try:
+            yield line.split()[1], process, time.perf_counter() - began
+        finally:
+            process.terminate()
+
+
+def page_ms(url: str, pages: int) -> float:
+    """Return the 95th percentile of the time of a page in ms."""
+    return percentile([_get(url) for _ in range(WARM_UP_PAGES + pages)][WARM_UP_PAGES:], 0.95) * 1e3
+
+
+def key_ms(url: str, packer: FramePacker, stored: int, pages: int, run: int) -> float:
+    """Return the 95th percentile of the time of a page with the message of a key in ms; each page asks for another."""
+    keys = [packer.unique_key((run * pages + number) * 7919 % stored) for number in range(WARM_UP_PAGES + pages)]
+    return percentile([_get(f"{url}?key={quote(key)}") for key in keys][WARM_UP_PAGES:], 0.95) * 1e3
+
+
+def _get(url: str) -> float:
+    began = time.perf_counter()
+    with urllib.request.urlopen(url) as response:
+        response.read()
+    return time.perf_counter() - began
+
+
+def transferred(url: str) -> Sample:
+    """Return the compressed KiB of the scripts, of the style, and of a page with 50 messages."""
+    with urllib.request.urlopen(f"{url}topics/{TOPIC}") as response:
+        page: bytes = response.read()
+    text = page.decode()
+
+    def packed(*names: str) -> float:
+        blobs = [urllib.request.urlopen(url.rstrip("/") + name).read() for name in names]
+        return sum(len(gzip.compress(blob, 9)) for blob in blobs) / 1024
+
+    scripts = re.findall(r'<script src="([^"]+)"', text)
+    styles = re.findall(r'<link rel="stylesheet" href="([^"]+)"', text)
+    return {"scripts": packed(*scripts), "style": packed(*styles), "html": len(gzip.compress(page, 9)) / 1024}
+
+
+CASE = Case(
+    "console",
+    "console, 1 M messages, 1,000 topics",
+    (
+        Measure("topics", "topics p95", "ms", 30),
+        Measure("newest", "newest 50 p95", "ms", 40),
+        Measure("by_key", "by key p95", "ms", 25),
+        Measure("detail", "one message p95", "ms", in_table=False),
+        Measure("start", "start", "s", 0.6),
+        Measure("memory", "memory", "MB", 60),
+        Measure("scripts", "scripts", "KiB", 20, in_table=False),
+        Measure("style", "style", "KiB", 8, in_table=False),
+        Measure("html", "page of 50 messages", "KiB", 15, in_table=False),
+    ),
+    samples,
+)
