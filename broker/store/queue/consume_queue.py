@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from ....protocol.store_files import OFFSET_NAME, file_name
@@ -11,6 +12,18 @@ from ..files.file_system import Descriptor, Files, zero
 from ..files.open_files import OpenFiles
 
 _PRE_BLANK = UNIT.pack(0, PRE_BLANK_SIZE, 0)
+
+
+class QueueTotals(NamedTuple):
+    """What a queue contains while its max offset is ``max_offset`` and its log begins at ``log_start``: its min offset,
+    and place and store time (ms, -1: unknown yet) of its last message."""
+
+    max_offset: int
+    log_start: int
+    min_offset: int
+    physical_offset: int
+    size: int
+    stored_ms: int
 
 
 class ConsumeQueue:
@@ -23,7 +36,7 @@ class ConsumeQueue:
     __slots__ = tuple(
         (
             "_dirty _empty_file _files _open_files file_bytes files folder folder_dirty max_offset min_hint "
-            "queue_id row start_offset topic"
+            "queue_id row start_offset totals topic"
         ).split()
     )
 
@@ -45,6 +58,8 @@ class ConsumeQueue:
         self.max_offset = 0
         self.min_hint = 0
         """Queue offset below which all units point before the start of the log."""
+        self.totals: QueueTotals | None = None
+        """Result of the last count, for as long as nothing changes."""
         self._dirty: set[int] = set()
         self.folder_dirty = False
 

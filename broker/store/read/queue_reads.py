@@ -11,7 +11,7 @@ from ....protocol.errors import QueueNotExist, TopicNotExist
 from ....protocol.storage.layout import UNIT
 from ..errors import WouldBlock
 from ..log.commitlog import CommitLog
-from ..queue.consume_queue import ConsumeQueue
+from ..queue.consume_queue import ConsumeQueue, QueueTotals
 from ..queue.queue_table import ConsumeQueueTable
 from ..tables.config_files import TopicTable
 from ..tables.store_state import StoreState
@@ -156,10 +156,41 @@ class QueueReads:
     def topic_totals(self, topic: str) -> tuple[int, int, int, int]:
         """Return (queues, messages, sum of the max offsets, store time of the newest message or -1) of a topic.
         Blocks."""
-        rows = self.topic_stats(topic, hot=False)
-        messages = sum(high - low for _, low, high, _ in rows)
-        ends = sum(high for _, _, high, _ in rows)
-        return len(rows), messages, ends, max((stored_ms for *_, stored_ms in rows), default=-1)
+        self.queue(topic, 0)
+        config = self._topics.get(topic)
+        queues = config.queues if config is not None else 0
+        messages = ends = 0
+        newest: ConsumeQueue | None = None
+        newest_at = -1
+        for queue_id in range(queues):
+            queue = self._with_messages(topic, queue_id)
+            if queue is None:
+                ends += self.next_offset(topic, queue_id)
+                continue
+            totals = self._totals(queue)
+            messages += totals.max_offset - totals.min_offset
+            ends += totals.max_offset
+            if totals.physical_offset > newest_at:
+                newest, newest_at = queue, totals.physical_offset
+        return queues, messages, ends, -1 if newest is None else self._newest_ms(newest)
+
+    def _totals(self, queue: ConsumeQueue) -> QueueTotals:
+        """Return what a queue contains. Counting a thousand topics again is quick if few of them have changed."""
+        log_start, high = max(self._commitlog.start_offset, self._state.readable_from(queue.topic)), queue.max_offset
+        found = queue.totals
+        if found is None or found.max_offset != high or found.log_start != log_start:
+            low = min(self.first_offset(queue), high)
+            physical_offset, size, _ = queue.unit(high - 1, hot=False) if high > low else (-1, 0, 0)
+            found = queue.totals = QueueTotals(high, log_start, low, physical_offset, size, -1)
+        return found
+
+    def _newest_ms(self, queue: ConsumeQueue) -> int:
+        """Return the store time of a queue's last message in ms, -1 if it is damaged."""
+        found = self._totals(queue)
+        if found.stored_ms < 0 and found.size > 0:
+            stored_ms = self._log.stored_ms(found.physical_offset, found.size)
+            found = queue.totals = found._replace(stored_ms=-1 if stored_ms is None else stored_ms)
+        return found.stored_ms
 
 
 def first_stored_since(reads: QueueReads, queues: Iterable[ConsumeQueue], since_ms: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -36,9 +37,8 @@ async def topic_list(visit: Visit) -> Response:
     wanted, show_system = visit.text("q").lower(), visit.text("system") == "1"
     order = chosen(ORDERS, visit.text("sort"))
     sampler = visit.console.sampler(visit.session)
-    totals = await all_topics(visit.session)
+    totals, configs = await asyncio.gather(all_topics(visit.session), visit.admin.topics(system=True))
     sampler.add_topics(totals)
-    configs = await visit.admin.topics(system=True)
     shown = [
         row
         for row in totals
