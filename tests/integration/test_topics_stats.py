@@ -93,3 +93,23 @@ def test_illegal_fields_are_refused(
     broker: BrokerFactory, connect: ConnectionFactory, fields: dict[str, object]
 ) -> None:
     assert connect(broker()).call(commands.GET_TOPICS_STATS, fields).code == InvalidParameter.code
+
+
+def test_figures_follow_every_change(broker: BrokerFactory) -> None:
+    running = broker()
+    with Admin(running.address) as admin, Producer(running.address) as producer:
+
+        def orders() -> tuple[int, int, int]:
+            (found,) = [each for each in admin.topics_stats() if each.topic == "orders"]
+            return found.messages, found.max_offsets, found.last_stored_ms
+
+        admin.create_topic("orders", 2)
+        assert orders() == (0, 0, -1)
+        for number in range(1, 5):
+            receipt = producer.send(Message("orders", b"x"), queue=number % 2)
+            assert orders() == (number, number, int(receipt.stored_at.timestamp() * 1000))
+        admin.delete_topic("orders")
+        admin.create_topic("orders", 2)
+        assert orders() == (0, 4, -1)
+        receipt = producer.send(Message("orders", b"x"), queue=0)
+        assert orders() == (1, 5, int(receipt.stored_at.timestamp() * 1000))
