@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from typing import Any
@@ -23,9 +24,11 @@ VOID = {"input", "meta", "link", "br", "hr", "img", "path", "polyline", "rect", 
 
 
 @contextlib.contextmanager
-def console_of(running: RunningBroker, **options: Any) -> Iterator[TestClient]:
-    """Return a client of a console of this broker. It does not follow redirects."""
-    console = Console(ConsoleOptions(broker=running.address, tls={}, port=10980, **options))
+def console_of(
+    running: RunningBroker, clock: Callable[[], float] = time.monotonic, **options: Any
+) -> Iterator[TestClient]:
+    """Return a client of a console of this broker. It does not follow redirects. ``clock``: seconds of the sessions."""
+    console = Console(ConsoleOptions(broker=running.address, tls={}, port=10980, **options), clock)
     with TestClient(make_app(console), base_url=ORIGIN, follow_redirects=False) as client:
         yield client
 

@@ -151,7 +151,7 @@ class Sessions:
             await clients.close()
             raise
         own = [session for session in self._by_id.values() if session.user == user]
-        for session in own[: len(own) - SESSIONS_PER_USER_MAX + 1]:
+        for session in own[: max(0, len(own) - SESSIONS_PER_USER_MAX + 1)]:
             self.end(session)
         while len(self._by_id) >= SESSIONS_MAX:
             self.end(next(iter(self._by_id.values())))

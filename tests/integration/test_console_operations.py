@@ -307,8 +307,8 @@ def test_a_wrong_change_is_refused(client: TestClient, path: str, value: str, st
 
 def test_a_read_only_console_and_a_viewer_change_no_setting(guarded: RunningBroker) -> None:
     form = {"before": "72", "value": "24"}
-    for options, user in (({"read_only": True}, "ops"), ({}, "viewer")):
-        with console_of(guarded, **options) as client:
+    for read_only, user in ((True, "ops"), (False, "viewer")):
+        with console_of(guarded, read_only=read_only) as client:
             log_in(client, user, PASSWORD)
             assert "<form method" not in client.get(HOURS).text.partition("<main")[2]
             assert client.post(HOURS, data=form, headers=SAME_SITE).status_code == 403

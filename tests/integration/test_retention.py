@@ -127,6 +127,10 @@ def test_a_topic_keeps_its_newest_bytes_and_a_group_is_moved_on(broker: BrokerFa
             consumer.pull("limited", 0, first - 1)
         bodies = [message.body[:3] for message in consumer.iter("limited", until="latest")]
         assert bodies == [b"%03d" % number for number in range(first, 500)]
+        shown = consumer.browse("limited", newest_first=False, count=200)
+        assert [row.queue_offset for row in shown] == list(range(first, 500))
+        assert (shown.messages, shown.max_offsets) == (500 - first, 500)
+        assert not consumer.browse("limited", physical=shown[0].physical_offset)
         assert consumer.min_offset("orders") == 0
     got: list[int] = []
     with Consumer(running.address) as consumer:
