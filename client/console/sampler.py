@@ -68,15 +68,17 @@ class Sampler:
         if not self._produced or now - self._produced[-1][0] >= SAMPLE_SECONDS / 2:
             self._produced.append((now, {row.topic: row.max_offsets for row in rows}))
 
-    def rates(self, topic: str) -> list[float | None]:
-        """Return messages stored per second in a topic, one value for each interval between samples, oldest first; None
-        for an interval in which the topic did not exist or was created again."""
+    def rates(self, topic: str, count: int = TOPIC_SAMPLES_MAX) -> list[float | None]:
+        """Return messages stored per second in a topic, one value for each of the last ``count`` intervals between
+        samples, oldest first; None for an interval in which the topic did not exist or was created again."""
         found: list[float | None] = []
-        samples = list(self._produced)
+        samples = list(self._produced)[-count - 1 :]
         for (before_at, before), (at, after) in pairwise(samples):
             first, last = before.get(topic), after.get(topic)
-            known = first is not None and last is not None and last >= first and at > before_at
-            found.append((last - first) / (at - before_at) if known else None)  # type: ignore[operator] # known
+            if first is None or last is None or last < first or at <= before_at:
+                found.append(None)
+            else:
+                found.append((last - first) / (at - before_at))
         return found
 
     def growth(self, topic: str) -> int | None:

@@ -30,6 +30,7 @@ _NUMBER = {
     "KiB": ",.1f",
     "×": ".2f",
     "queues": ",.0f",
+    "%": ",.1f",
 }
 _MORE_IS_BETTER = {"msg/s", "rows/s", "GB/s", "×"}
 

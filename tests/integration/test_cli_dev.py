@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,9 @@ import pytest
 from flintmq.client import Consumer, Message, Producer
 from tests.cli_tools import PROGRAM
 from tests.conftest import BrokerFactory
+from tests.console_tools import console_process
+from tests.group_tools import until
+from tests.tls_tools import Authority
 
 
 @contextmanager
@@ -52,6 +57,18 @@ def test_a_temporary_store_is_gone_at_the_end() -> None:
         process.terminate()
         assert process.wait(20) == 0
     assert not store.exists()
+
+
+def test_a_killed_command_leaves_no_broker(tmp_path: Path) -> None:
+    with dev("--store", str(tmp_path / "store")) as (process, address, _, _):
+        process.kill()
+        host, _, port = address.rpartition(":")
+
+        def is_gone() -> bool:
+            with socket.socket() as sock:
+                return sock.connect_ex((host, int(port))) != 0
+
+        until(is_gone)
 
 
 def test_a_broker_that_cannot_start_is_the_end(broker: BrokerFactory) -> None:
@@ -92,6 +109,23 @@ def test_a_console_that_would_be_open_to_all_does_not_start(
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stdout == ""
+
+
+def test_a_console_serves_https(broker: BrokerFactory, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue("console")
+    running = broker()
+    with console_process(running, "--https-certificate", issued.certificate, "--https-key", issued.key) as url:
+        assert url.startswith("https://127.0.0.1:")
+        context = ssl.create_default_context(cafile=authority.path)
+        page = httpx2.get(f"{url}/topics", verify=context)
+        assert page.status_code == 200
+        assert page.headers["strict-transport-security"].startswith("max-age=")
+        made = httpx2.post(f"{url}/topics", data={"topic": "orders"}, headers={"origin": url}, verify=context)
+        assert made.status_code == 303
+        foreign = {"origin": url.replace("https", "http")}
+        refused = httpx2.post(f"{url}/topics", data={"topic": "bills"}, headers=foreign, verify=context)
+        assert refused.status_code == 403
 
 
 def test_an_address_in_use_is_said(broker: BrokerFactory) -> None:

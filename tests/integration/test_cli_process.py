@@ -96,7 +96,7 @@ class TestTopicAlone:
         ("arguments", "error"),
         [
             (("sned", "orders", "x"), "there is no command sned; did you mean 'send'?"),
-            (("consum", "orders"), "there is no command consum; did you mean 'consume'?"),
+            (("consum", "orders"), "there is no command consum; did you mean 'consume' or 'console'?"),
             (("get", "orders"), "there is no command get; did you mean"),
             (
                 ("orders", "two words"),

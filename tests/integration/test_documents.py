@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.client import Consumer, TopicNotExist
 from tests.cli_tools import Cli
 from tests.conftest import STOP_TIMEOUT_S, BrokerFactory
 from tests.forked import broker_environment
+from tests.group_tools import until
 from tests.processes import free_port
 from tests.security_tools import PASSWORD, SCRAM, set_user
 
@@ -87,7 +89,9 @@ class Shell:
         if words[0] == "export":
             self._environment.update({name: value for name, _, value in (word.partition("=") for word in words[1:])})
         elif words[:2] == ["flintmq-broker", "serve"]:
-            self._serve(words)
+            self._serve(words, "listening on")
+        elif words[:2] == ["flintmq", "dev"]:
+            self._serve([*words, "--console", "127.0.0.1:0"], "console: http://")
         else:
             done = subprocess.run(
                 words,
@@ -101,7 +105,8 @@ class Shell:
             if "--generate" in words:
                 self._password = done.stdout.split()[-1]
 
-    def _serve(self, words: list[str]) -> None:
+    def _serve(self, words: list[str], banner: str) -> None:
+        """Run a broker in the background from the line that contains ``banner`` on."""
         self.close()
         if "--listen" not in words:
             words = [*words, "--listen", f"127.0.0.1:{self._port}"]
@@ -112,7 +117,7 @@ class Shell:
         output = []
         for line in self._broker.stdout:
             output.append(line)
-            if "listening on" in line:
+            if banner in line:
                 return
         raise AssertionError("".join(output))
 
@@ -129,10 +134,33 @@ def test_the_first_program_prints_the_readmes_output(broker: BrokerFactory, tmp_
     assert run(blocks(README, "python")[0], broker().address, tmp_path) in outputs
 
 
+def test_the_failing_listener_of_the_readme_fills_the_dead_letters(broker: BrokerFactory, tmp_path: Path) -> None:
+    address = broker().address
+    first, listener = blocks(README, "python")
+    run(first, address, tmp_path)
+    command = [sys.executable, "-c", listener.replace("127.0.0.1:10911", address)]
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=broker_environment()) as process,
+        Consumer(address) as consumer,
+    ):
+        until(lambda: _reasons(consumer) == {f"ValueError: no account for o-{number}" for number in (1, 2, 3)})
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def _reasons(consumer: Consumer) -> set[str | None]:
+    try:
+        return {row.properties.get("RETRY_REASON") for row in consumer.browse("%DLQ%billing")}
+    except TopicNotExist:
+        return set()
+
+
 PROGRAMS = [
     pytest.param(program, id=f"{document.stem} {number}")
     for document in DOCUMENTS
     for number, program in enumerate(blocks(document, "python"))
+    if not (document is README and number)  # the listener runs until a signal: see the test above
 ]
 
 

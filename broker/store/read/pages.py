@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,14 +125,17 @@ class Pages:
         selects = selection.tags is not None or selection.records is not None
         deadline = self._clock() + SEARCH_S
         block, size = selection.count + 1, 0
+        step = FILTERED_RECORDS if selects else min(FILTERED_RECORDS, selection.count + 1)
         while any(reader.low < reader.high for reader in readers):
             units = self._next_units(readers, block, bounds.backward)
-            for start in range(0, len(units), FILTERED_RECORDS):
-                chunk = units[start : start + FILTERED_RECORDS]
-                for number, content in self._matching(chunk, selection, found):
+            for start in range(0, len(units), step):
+                chunk = units[start : start + step]
+                matches, lost = self._matching(chunk, selection)
+                for number, content in matches:
                     if len(found.rows) == selection.count or size > PAGE_BYTES_MAX:
                         # The next page begins with this match.
                         found.examined += number
+                        found.lost += sum(1 for each in lost if each < number)
                         found.next_physical = content.head.physical_offset + (1 if bounds.backward else 0)
                         return found
                     found.rows.append(content.row())
@@ -140,6 +143,7 @@ class Pages:
                     found.reached_ms = content.head.store_timestamp
                     size += len(content.prefix) + len(content.properties)
                 found.examined += len(chunk)
+                found.lost += len(lost)
                 found.reached_physical = int(chunk[-1, _PHYSICAL])
                 if selects and (found.examined >= selection.scan_max or self._clock() > deadline):
                     self._stop(found, chunk[-1], bounds.backward)
@@ -242,12 +246,14 @@ class Pages:
                 high = at
         return low
 
-    def _matching(self, chunk: Rows, selection: PageSelection, found: MessagePage) -> Iterator[tuple[int, _Content]]:
-        """Yield the number and the content of each message of ``chunk`` that the selection wants, in their order."""
+    def _matching(self, chunk: Rows, selection: PageSelection) -> tuple[list[tuple[int, _Content]], list[int]]:
+        """Return number and content of each message of ``chunk`` that the selection wants, in their order, and the
+        numbers of those that are damaged or in quarantine."""
         wanted = np.ones(len(chunk), bool)
+        lost: list[int] = []
         if self._log.quarantine:
             gone = self._log.quarantine.mask(chunk[:, _PHYSICAL])
-            found.lost += int(gone.sum())
+            lost += np.flatnonzero(gone).tolist()
             wanted &= ~gone
         if selection.tags is not None:
             wanted &= np.isin(chunk[:, _CODE], np.array(sorted(selection.tags), np.int64))
@@ -255,13 +261,13 @@ class Pages:
         for number in np.flatnonzero(wanted).tolist():
             content = self._content(chunk[number], selection.body_bytes)
             if content is None:
-                found.lost += 1
+                lost.append(number)
             else:
                 contents.append((number, content))
         if selection.records is not None and contents:
             sources = [PROPERTY_SEPARATOR + content.properties for _, content in contents]
             contents = [contents[place] for place in selection.records.select(sources)]
-        yield from contents
+        return contents, lost
 
     def _content(self, row: np.ndarray, body_bytes: int) -> _Content | None:
         """Return the content of a unit's record; None if it is damaged, or if retention has just deleted it."""

@@ -75,6 +75,8 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "broker": [
         ("state of the broker", "flintmq status"),
         ("live view", "flintmq top"),
+        ("a page in the browser", "flintmq console"),
+        ("a broker and its page, to try both", "flintmq dev"),
         ("for a monitor", "flintmq check --lag-warning 1000 --lag-critical 100000"),
         ("measure throughput", "flintmq bench produce"),
         ("measure latency, one message at a time", "flintmq bench latency -n 1000"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from .console import LISTEN, console_options, require_libraries
 PROGRAM = "from flintmq.broker.app.daemon import main; main(prog_name='flintmq-broker')"
 BANNER = "listening on "
 STOP_SECONDS = 15.0
+PR_SET_PDEATHSIG = 1
+"""Option of prctl, from linux/prctl.h."""
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -55,6 +58,11 @@ def dev(settings: BrokerChoice, /, store: Path | None, listen: str, page: str) -
         serve(options, ready)
 
 
+def _stop_with_parent() -> None:
+    """Ask the kernel to send this process SIGTERM when its parent ends (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextlib.contextmanager
 def running_broker(store: Path, listen: str) -> Iterator[str]:
     """Run a broker as a process of its own and yield its address; stop it at the end.
@@ -64,7 +72,10 @@ def running_broker(store: Path, listen: str) -> Iterator[str]:
     Raises ``ConfigurationError`` if it does not start; it has printed the reason.
     """
     command = [sys.executable, "-c", PROGRAM, "serve", "--store", str(store), "--listen", listen]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own program
+    # The broker stops although this process is killed. Nothing else runs in this process yet, so preexec_fn is safe.
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=_stop_with_parent
+    ) as process:
         assert process.stdout is not None
         address = ""
         for line in process.stdout:

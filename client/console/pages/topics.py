@@ -46,7 +46,7 @@ async def topic_list(visit: Visit) -> Response:
         and (show_system or not configs[row.topic].system)
         and (not wanted or wanted in row.topic.lower())
     ]
-    last_rates = {row.topic: (sampler.rates(row.topic) or [None])[-1] for row in shown}
+    last_rates = {row.topic: (sampler.rates(row.topic, 1) or [None])[-1] for row in shown}
     shown.sort(key=lambda row: row.topic)
     if order == "rate":
         shown.sort(key=lambda row: last_rates[row.topic] or 0.0, reverse=True)

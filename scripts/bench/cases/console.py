@@ -6,23 +6,26 @@ import gzip
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
-from flintmq.client import Consumer
+from flintmq.client import Consumer, Producer
 
 from ..bench import Bench
 from ..load import TOPIC, FramePacker, fill, fill_topics
-from ..machine import resident_bytes
+from ..machine import cpu_seconds, resident_bytes
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
 
 MESSAGES = 1_000_000
 TOPICS = 1_000
 PAGES = 100
 WARM_UP_PAGES = 10
+LIVE_RATE = 100_000
+LIVE_SECONDS = 10.0
 PROGRAM = "from flintmq.client.cli.main import main; main()"
 
 
@@ -45,6 +48,7 @@ def samples(bench: Bench) -> Samples:
                 sample["newest"] = page_ms(f"{url}topics/{TOPIC}", pages)
                 sample["by_key"] = key_ms(f"{url}topics/{TOPIC}", packer, count, pages, run)
                 sample["detail"] = page_ms(f"{url}topics/{TOPIC}/{newest.queue}/{newest.queue_offset}", pages)
+                sample["live"] = live_share(url, broker.address, process.pid)
                 sample |= transferred(url)
             yield sample
 
@@ -83,6 +87,33 @@ def _get(url: str) -> float:
     return time.perf_counter() - began
 
 
+def live_share(url: str, address: str, pid: int) -> float:
+    """Return the share of a core, in percent, that the console takes for a live view of ``LIVE_RATE`` messages a
+    second."""
+    ending = threading.Event()
+
+    def flood() -> None:
+        with Producer(address, flush="async") as producer:
+            due = time.perf_counter()
+            while not ending.is_set():
+                producer.send_bulk(TOPIC, [bytes(100)] * (LIVE_RATE // 10))
+                due += 0.1
+                time.sleep(max(0.0, due - time.perf_counter()))
+
+    flooder = threading.Thread(target=flood)
+    with urllib.request.urlopen(f"{url}topics/{TOPIC}/live/stream") as stream:
+        flooder.start()
+        try:
+            stream.readline()
+            cpu_before, began = cpu_seconds(pid), time.perf_counter()
+            while time.perf_counter() - began < LIVE_SECONDS:
+                stream.readline()
+            return 100 * (cpu_seconds(pid) - cpu_before) / (time.perf_counter() - began)
+        finally:
+            ending.set()
+            flooder.join()
+
+
 def transferred(url: str) -> Sample:
     """Return the compressed KiB of the scripts, of the style, and of a page with 50 messages."""
     with urllib.request.urlopen(f"{url}topics/{TOPIC}") as response:
@@ -108,6 +139,7 @@ CASE = Case(
         Measure("detail", "one message p95", "ms", in_table=False),
         Measure("start", "start", "s", 0.6),
         Measure("memory", "memory", "MB", 60),
+        Measure("live", "live view of 100 k msg/s, share of a core", "%", 15),
         Measure("scripts", "scripts", "KiB", 20, in_table=False),
         Measure("style", "style", "KiB", 8, in_table=False),
         Measure("html", "page of 50 messages", "KiB", 15, in_table=False),
