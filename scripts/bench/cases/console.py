@@ -48,8 +48,8 @@ def samples(bench: Bench) -> Samples:
                 sample["newest"] = page_ms(f"{url}topics/{TOPIC}", pages)
                 sample["by_key"] = key_ms(f"{url}topics/{TOPIC}", packer, count, pages, run)
                 sample["detail"] = page_ms(f"{url}topics/{TOPIC}/{newest.queue}/{newest.queue_offset}", pages)
-                sample["live"] = live_share(url, broker.address, process.pid)
                 sample |= transferred(url)
+                sample["live"] = live_share(url, broker.address, process.pid)
             yield sample
 
 
