@@ -26,8 +26,10 @@ from tests.tls_tools import Authority
 def dev(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str, Path]]:
     """Run ``flintmq dev`` on free ports and yield the process, the broker's address, the page and the store."""
     command = [*PROGRAM, "dev", "--listen", "127.0.0.1:0", "--console", "127.0.0.1:0", *arguments]
-    # A process group of its own: Ctrl-C in a terminal reaches the broker, too.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+    # A process group of its own stands for the one that a terminal sends Ctrl-C to.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
         assert process.stdout is not None
         words = process.stdout.readline().split()
         page = process.stdout.readline().split()[1]
@@ -45,7 +47,9 @@ def test_ctrl_c_ends_the_broker_and_the_console(tmp_path: Path) -> None:
             producer.send(Message("orders", b"hello"))
         assert "hello" in httpx2.get(f"{page}topics/orders").text
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(20) == 0
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert "by itself" not in said
     assert store == tmp_path / "store"
     with dev("--store", str(store)) as (_, address, _, _), Consumer(address) as consumer:
         assert [message.body for message in consumer.iter("orders", until="latest")] == [b"hello"]

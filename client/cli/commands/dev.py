@@ -72,9 +72,10 @@ def running_broker(store: Path, listen: str) -> Iterator[str]:
     Raises ``ConfigurationError`` if it does not start; it has printed the reason.
     """
     command = [sys.executable, "-c", PROGRAM, "serve", "--store", str(store), "--listen", listen]
-    # The broker stops although this process is killed. Nothing else runs in this process yet, so preexec_fn is safe.
+    # Ctrl-C in a terminal must reach this process alone, which then stops the broker: hence a process group. The broker
+    # stops although this process is killed; no other thread runs here yet, so preexec_fn is safe.
     with subprocess.Popen(  # noqa: S603 - our own program
-        command, stdout=subprocess.PIPE, text=True, preexec_fn=_stop_with_parent
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=_stop_with_parent, process_group=0
     ) as process:
         assert process.stdout is not None
         address = ""
