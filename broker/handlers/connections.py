@@ -1,4 +1,4 @@
-"""GET_CONNECTIONS and GET_RIGHTS: who is connected, and what the user of this connection may do."""
+"""GET_CONNECTIONS and GET_RIGHTS: the open connections, and what the user of this connection may do."""
 
 from __future__ import annotations
 

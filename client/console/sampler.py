@@ -1,4 +1,4 @@
-"""Rates of topics and of the broker, from figures that are sampled while somebody looks at a page with rates."""
+"""Rates of topics and of the broker, from figures that are sampled while a page with rates is open."""
 
 from __future__ import annotations
 

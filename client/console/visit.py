@@ -146,6 +146,12 @@ def whole_number(name: str, text: str, default: int, low: int, high: int) -> int
     return int(text.replace(",", ""))
 
 
+def check_typed(form: Mapping[str, str], name: str, what: str) -> None:
+    """Raise ``InvalidArgument`` unless the person typed the name of the object that is lost. ``what``: its kind."""
+    if form.get("name", "").strip() != name:
+        raise InvalidArgument(f"nothing was changed: to confirm it, type the name of {what}, {name}")
+
+
 def chosen(options: Mapping[str, str], value: str) -> str:
     """Return ``value`` if it is one of the options, else the first option."""
     return value if value in options else next(iter(options))

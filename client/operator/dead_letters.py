@@ -29,6 +29,7 @@ from ..message import Message
 
 if TYPE_CHECKING:
     from ..core.consume.stored import StoredMessage
+    from ..core.topics import ConsumeStats, TopicTotals
     from ..sync.admin import Admin
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer
@@ -129,6 +130,20 @@ def dead_queues(consumer: Consumer, group: str) -> list[DeadQueue]:
         )
         for row in stats
     ]
+
+
+def waiting_by_group(topics: Iterable[TopicTotals], stats: Iterable[ConsumeStats]) -> dict[str, int]:
+    """Return how many dead letters wait, by group, for the groups that keep any. ``stats``: at least the rows of the
+    groups in their own dead-letter topics, in which a committed offset means that those before it are settled."""
+    settled: dict[str, int] = {}
+    for row in stats:
+        if row.topic == dead_letter_topic(row.group):
+            settled[row.topic] = settled.get(row.topic, 0) + row.max_offset - row.min_offset - row.lag
+    return {
+        row.topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX): row.messages - settled.get(row.topic, 0)
+        for row in topics
+        if row.topic.startswith(DEAD_LETTER_TOPIC_PREFIX) and row.messages
+    }
 
 
 def check_group(admin: Admin, group: str) -> None:

@@ -15,7 +15,6 @@ from ....protocol.auth.permissions import CONSUME, GROUP
 from ....protocol.display import iso
 from ....protocol.errors import MessageDamaged, TopicNotExist
 from ....protocol.storage.delivery import (
-    DEAD_LETTER_TOPIC_PREFIX,
     PROPERTY_RETRY_MEMBER,
     PROPERTY_RETRY_REASON,
     PROPERTY_RETRY_TOPIC,
@@ -24,11 +23,11 @@ from ....protocol.storage.delivery import (
 from ...core.consume.pages import MessageSummary
 from ...core.consume.stored import StoredMessage
 from ...errors import CorruptMessage, InvalidArgument
-from ...operator.dead_letters import Target, own_properties
+from ...operator.dead_letters import Target, own_properties, waiting_by_group
 from ..bodies import preview
 from ..resend_job import ResendJob, plan_resend
 from ..sampler import all_topics
-from ..visit import Refused, Visit, form_fields, whole_number
+from ..visit import Refused, Visit, check_typed, form_fields, whole_number
 
 ROWS = 50
 EXPORT_COUNT = 500
@@ -49,16 +48,9 @@ class DeadRow:
 
 async def overview(visit: Visit) -> Response:
     """Return the groups with dead letters: how many wait, and when the last one came."""
-    topics = [row for row in await all_topics(visit.session) if row.topic.startswith(DEAD_LETTER_TOPIC_PREFIX)]
-    settled: dict[str, int] = {}
-    for row in await visit.admin.consume_stats() if topics else ():
-        if row.topic == dead_letter_topic(row.group):
-            settled[row.topic] = settled.get(row.topic, 0) + max(0, row.committed - row.min_offset)
-    rows = [
-        (row.topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX), row.messages - settled.get(row.topic, 0), row)
-        for row in topics
-        if row.messages
-    ]
+    totals = {row.topic: row for row in await all_topics(visit.session)}
+    waiting = waiting_by_group(totals.values(), await visit.admin.consume_stats())
+    rows = [(group, count, totals[dead_letter_topic(group)]) for group, count in waiting.items()]
     rows.sort(key=lambda row: row[1], reverse=True)
     return await visit.page("dlq.html", rows=rows)
 
@@ -168,8 +160,7 @@ async def purge(visit: Visit) -> Response:
     """Mark all present dead letters of a group as settled, after its name was typed."""
     visit.check_writable()
     group, form = visit.path("group"), await visit.form()
-    if form.get("name", "").strip() != group:
-        raise InvalidArgument(f"nothing was purged: type the name of the group, {group}, to purge its dead letters")
+    check_typed(form, group, "the group")
     topic = dead_letter_topic(group)
     stats = await visit.admin.topic_stats(topic)
     await visit.consumer.commit(group, topic, {row.queue: row.max_offset for row in stats})

@@ -15,7 +15,7 @@ from ...core.topics import ConsumeStats
 from ...errors import InvalidArgument
 from ...operator.lags import Lag, lag_by_group, lag_in, lag_of, read_rows
 from ...operator.positions import offsets_to_commit, parse_position
-from ..visit import Refused, Visit, chosen, whole_number
+from ..visit import Refused, Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 100
 ORDERS = {"lag": "lag", "name": "name", "members": "members"}
@@ -62,7 +62,7 @@ def behind_seconds(queue: GroupQueue, now: datetime) -> float | None:
 
 
 async def group_detail(visit: Visit) -> Response:
-    """Return one group: members, who has which queue, and the lag of each in messages and in time."""
+    """Return one group: its members, their queues, and the lag of each queue in messages and in time."""
     group = await visit.admin.group(visit.path("group"))
     now = datetime.now(UTC)
     queues = [(queue, behind_seconds(queue, now)) for queue in group.queues]
@@ -121,8 +121,7 @@ async def delete(visit: Visit) -> Response:
     """Delete a group whose name was typed."""
     visit.check_writable()
     group, form = visit.path("group"), await visit.form()
-    if form.get("name", "").strip() != group:
-        raise InvalidArgument(f"nothing was deleted: type the name of the group, {group}, to delete it")
+    check_typed(form, group, "the group")
     await visit.admin.delete_group(group)
     return visit.done(f"group {group} is deleted", "/groups")
 

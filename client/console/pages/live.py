@@ -32,7 +32,7 @@ ROWS_MAX = 50
 KEEP_ALIVE_SECONDS = 15.0
 """Seconds after which a comment is sent, so that a proxy does not close the connection."""
 LIFE_SECONDS = 15 * 60.0
-"""Life of a stream. The page opens another one only if somebody has used it meanwhile."""
+"""Life of a stream. The page opens another one only if it was used meanwhile."""
 STREAMS_PER_USER_MAX = 4
 STREAMS_MAX = 50
 SLOW_TICKS = 4

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from ....protocol.display import show_bytes
-from ....protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, dead_letter_topic
+from ....protocol.storage.delivery import dead_letter_topic
 from ...core.topics import ConsumeStats, TopicTotals
 from ...operator.condition import Condition
+from ...operator.dead_letters import waiting_by_group
 from ...operator.lags import Lag, lag_by_group
 from ...operator.units import plural, show_seconds
 from ..plot import plot
@@ -100,18 +101,10 @@ def _worst_lags(stats: list[ConsumeStats]) -> list[tuple[str, Lag]]:
 
 
 def _dead_letters(topics: list[TopicTotals], stats: list[ConsumeStats], sampler: Sampler) -> list[DeadLetterRow]:
-    """Return the groups with dead letters that wait, the one that grew most first.
-
-    A group's committed offset in its dead-letter topic is behind those that were sent again or purged.
-    """
-    done: dict[str, int] = {}
-    for row in stats:
-        if row.topic == dead_letter_topic(row.group):
-            done[row.topic] = done.get(row.topic, 0) + row.max_offset - row.min_offset - row.lag
-    rows = []
-    for topic in topics:
-        waiting = topic.messages - done.get(topic.topic, 0)
-        if topic.topic.startswith(DEAD_LETTER_TOPIC_PREFIX) and waiting > 0:
-            group = topic.topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
-            rows.append(DeadLetterRow(group, waiting, sampler.growth(topic.topic)))
+    """Return the groups with dead letters that wait, the one that grew most first."""
+    rows = [
+        DeadLetterRow(group, waiting, sampler.growth(dead_letter_topic(group)))
+        for group, waiting in waiting_by_group(topics, stats).items()
+        if waiting
+    ]
     return sorted(rows, key=lambda row: (row.grew or 0, row.waiting), reverse=True)

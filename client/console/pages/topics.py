@@ -12,10 +12,9 @@ from ....protocol.auth.permissions import ADMIN, TOPIC
 from ....protocol.commands import QUEUES_MAX
 from ....protocol.errors import TopicNotExist
 from ...core.topics import TopicInfo, TopicTotals
-from ...errors import InvalidArgument
 from ..sampler import all_topics
 from ..sparkline import sparkline_points
-from ..visit import Visit, chosen, whole_number
+from ..visit import Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 100
 RETENTION_HOURS_MAX = 1_000_000
@@ -125,7 +124,6 @@ async def delete(visit: Visit) -> Response:
     """Delete a topic whose name was typed."""
     visit.check_writable()
     topic, form = visit.path("topic"), await visit.form()
-    if form.get("name", "").strip() != topic:
-        raise InvalidArgument(f"nothing was deleted: type the name of the topic, {topic}, to delete it")
+    check_typed(form, topic, "the topic")
     await visit.admin.delete_topic(topic)
     return visit.done(f"topic {topic} is deleted", "/topics")

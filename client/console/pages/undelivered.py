@@ -1,4 +1,4 @@
-"""What waits for its delivery: delayed messages, open and parked transactions, and stages of transactions."""
+"""Messages that wait for their delivery: delayed messages, open and parked transactions, and stages of transactions."""
 
 from __future__ import annotations
 
