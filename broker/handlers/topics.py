@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import heapq
 from functools import partial
-from typing import TypeAlias
 
 import msgpack
 
@@ -33,8 +32,6 @@ from ..requests.request import Request
 from ..store import TopicConfig, WouldBlock
 from ..store.tables.config_files import RETENTION_FOREVER
 
-_TopicTotals: TypeAlias = tuple[str, tuple[int, int, int, int]]
-"""A topic's name and the result of ``QueueReads.topic_totals``."""
 _DELETED = (0, 0, 0, -1)
 """Totals of a topic that was deleted since the names were chosen: without a row, the page would seem to be the last."""
 _NO_TRAFFIC = Traffic()
@@ -169,23 +166,22 @@ def get_topics_stats(request: Request) -> None:
     broker, access = request.broker, request.peer.access
     reads, produced, pulled = broker.store.queue_reads, broker.counters.produced, broker.counters.pulled
 
-    def read(hot: bool) -> list[_TopicTotals]:
+    def read(hot: bool) -> tuple[int, bytes]:
+        # Counting and packing thousands of queues takes too long for a turn of the event loop.
         if hot:
-            raise WouldBlock  # a thousand topics have thousands of queues: too much for a turn of the loop
-        found = []
+            raise WouldBlock
+        rows = []
         for name in names:
             totals = _DELETED
             with contextlib.suppress(TopicNotExist):
                 totals = reads.topic_totals(name)
-            found.append((name, totals))
-        return found
-
-    def done(found: list[_TopicTotals]) -> None:
-        rows = []
-        for name, totals in found:
             into, out = produced.by_topic.get(name, _NO_TRAFFIC), pulled.by_topic.get(name, _NO_TRAFFIC)
             rows.append((name, *totals, into.messages, into.bytes, out.messages, out.bytes))
-        request.respond(TopicsStatsAnswer(count=len(rows)), msgpack.packb(rows))
+        return len(rows), msgpack.packb(rows)
+
+    def done(found: tuple[int, bytes]) -> None:
+        count, body = found
+        request.respond(TopicsStatsAnswer(count=count), body)
 
     names = heapq.nsmallest(
         params.max_count,

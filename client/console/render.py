@@ -47,7 +47,8 @@ def moment(value: datetime | None) -> Markup | str:
     if value is None:
         return _NOTHING
     stamp = iso(value)
-    return Markup('<time datetime="{}">{} UTC</time>').format(stamp, stamp[:-1].replace("T", " "))
+    # The stamp has digits and punctuation only, so it needs no escaping, which would take most of the time of a list.
+    return Markup(f'<time datetime="{stamp}">{stamp[:-1].replace("T", " ")} UTC</time>')  # noqa: S704
 
 
 def query(**arguments: object) -> str:

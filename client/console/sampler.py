@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from ...protocol.commands import TOPICS_STATS_MAX
 from ...protocol.errors import FlintError
-from ..core.topics import TopicTotals
-from .sessions import ConsoleSession
+from ..core.topics import TopicInfo, TopicTotals
+from .sessions import STATUS_SECONDS, ConsoleSession
 
 SAMPLE_SECONDS = 2.0
 WATCHED_SECONDS = 30.0
@@ -46,6 +46,8 @@ class Sampler:
         self._task: asyncio.Task[None] | None = None
         self.topics: list[TopicTotals] = []
         """The topics as of the last sample."""
+        self._configs: dict[str, TopicInfo] = {}
+        self._configs_at = -STATUS_SECONDS
         self._produced: deque[tuple[float, dict[str, int]]] = deque(maxlen=TOPIC_SAMPLES_MAX)
         self._broker: deque[BrokerSample] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
 
@@ -64,22 +66,34 @@ class Sampler:
     def add_topics(self, rows: list[TopicTotals]) -> None:
         """Take the figures that a page has just requested as a sample."""
         self.topics = rows
-        now = self._clock()
-        if not self._produced or now - self._produced[-1][0] >= SAMPLE_SECONDS / 2:
-            self._produced.append((now, {row.topic: row.max_offsets for row in rows}))
+        if self._is_due:
+            self._produced.append((self._clock(), {row.topic: row.max_offsets for row in rows}))
 
-    def rates(self, topic: str, count: int = TOPIC_SAMPLES_MAX) -> list[float | None]:
-        """Return messages stored per second in a topic, one value for each of the last ``count`` intervals between
-        samples, oldest first; None for an interval in which the topic did not exist or was created again."""
-        found: list[float | None] = []
-        samples = list(self._produced)[-count - 1 :]
-        for (before_at, before), (at, after) in pairwise(samples):
-            first, last = before.get(topic), after.get(topic)
-            if first is None or last is None or last < first or at <= before_at:
-                found.append(None)
-            else:
-                found.append((last - first) / (at - before_at))
-        return found
+    @property
+    def _is_due(self) -> bool:
+        """Predicate: is the last sample of the topics old enough for another one?"""
+        return not self._produced or self._clock() - self._produced[-1][0] >= SAMPLE_SECONDS / 2
+
+    async def topic_configs(self, session: ConsoleSession, *, newest: bool = False) -> dict[str, TopicInfo]:
+        """Return the configurations of all topics, at most ``STATUS_SECONDS`` old: those of a thousand topics take
+        longer to request than their figures. ``newest``: request them now."""
+        if newest or self._clock() - self._configs_at > STATUS_SECONDS:
+            self._configs = await session.clients.admin.topics(system=True)
+            self._configs_at = self._clock()
+        return self._configs
+
+    def forget_configs(self) -> None:
+        """Request the configurations for the next page: this console has just changed one."""
+        self._configs_at = -STATUS_SECONDS
+
+    def rates(self, topic: str) -> list[float | None]:
+        """Return messages stored per second in a topic, one value for each interval between samples, oldest first; None
+        for an interval in which the topic did not exist or was created again."""
+        return [_rate(topic, before, after) for before, after in pairwise(self._produced)]
+
+    def last_rate(self, topic: str) -> float | None:
+        """Return messages stored per second in a topic between the last two samples; None as in ``rates``."""
+        return _rate(topic, self._produced[-2], self._produced[-1]) if len(self._produced) > 1 else None
 
     def growth(self, topic: str) -> int | None:
         """Return how many messages a topic got during the last minute, as far as it was watched; None if unknown."""
@@ -115,7 +129,14 @@ class Sampler:
         if all(figure is not None for figure in (*figures, *volumes)):
             counts = [float(figure or 0) for figure in (*figures, *volumes)]
             self._broker.append(BrokerSample(self._clock(), *counts))
-        self.add_topics(await all_topics(session))
+        if self._is_due:  # else a page has just requested them
+            self.add_topics(await all_topics(session))
+
+
+def _rate(topic: str, before: tuple[float, dict[str, int]], after: tuple[float, dict[str, int]]) -> float | None:
+    first, last = before[1].get(topic), after[1].get(topic)
+    seconds = after[0] - before[0]
+    return None if first is None or last is None or last < first or seconds <= 0 else (last - first) / seconds
 
 
 async def all_topics(session: ConsoleSession) -> list[TopicTotals]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 from collections.abc import Callable
@@ -54,6 +55,8 @@ async def serve_on(listener: socket.socket, options: ConsoleOptions, ready: Call
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    gc.collect()
+    gc.freeze()  # later collections skip the modules and templates, which live as long as the process
     ready(f"{scheme}://{shown}:{port}/")
     await server.serve(sockets=[listener])
 

@@ -152,9 +152,13 @@ def topics(*, system: bool = False, timeout: float | None = None) -> Operation[d
     """Return the topics by name; ``system``: include the broker's own."""
 
     def decode(answer: Answer) -> dict[str, TopicInfo]:
-        known = TopicInfo.__dataclass_fields__
-        rows = unpack_rows(answer, "topics")
-        found = [TopicInfo(**{name: row[name] for name in known if name in row}) for row in rows]
+        known = TopicInfo.__dataclass_fields__.keys()
+        # A newer broker may send fields that this client does not know.
+        rows = (
+            row if row.keys() <= known else {name: row[name] for name in known if name in row}
+            for row in unpack_rows(answer, "topics")
+        )
+        found = [TopicInfo(**row) for row in rows]
         return {topic.topic: topic for topic in sorted(found, key=_name) if system or not topic.system}
 
     return operation(commands.GET_ALL_TOPIC_CONFIG, decode, timeout=timeout)

@@ -199,17 +199,29 @@ def test_topics_are_listed_filtered_and_created(client: TestClient) -> None:
     assert "orders" not in client.get("/topics?q=bill").text.partition("<tbody>")[2]
 
 
-def test_a_thousand_topics_are_one_page_of_hundred(broker: BrokerFactory) -> None:
+def test_a_thousand_topics_are_one_page_of_fifty(broker: BrokerFactory) -> None:
     running = broker()
     with Admin(running.address) as admin:
         for number in range(1000):
             admin.create_topic(f"t{number:04}", 1)
     with console_of(running) as client:
         page = client.get("/topics").text
-        assert page.count('<tr id="t-') == 100
-        assert "1–100 of 1,000" in page
-        assert "t0100" in client.get("/topics?first=100").text
+        assert page.count('<tr id="t-') == 50
+        assert "1–50 of 1,000" in page
+        assert "t0050" in client.get("/topics?first=50").text
         assert requests_of(running, lambda: client.get("/topics?sort=messages")) <= 3
+
+
+def test_the_list_shows_a_change_of_this_console_and_a_topic_of_another_client_at_once(
+    filled: RunningBroker, client: TestClient
+) -> None:
+    with Admin(filled.address) as admin:
+        admin.create_topic("bills", 1)
+        assert "read, write" in client.get("/topics?q=bills").text
+        assert client.post("/topics/bills/config", data={"read": "1"}, headers=SAME_SITE).status_code == 303
+        assert "read, write" not in client.get("/topics?q=bills").text
+        admin.create_topic("invoices", 1)
+        assert "/topics/invoices" in client.get("/topics").text
 
 
 # ---- security

@@ -158,35 +158,38 @@ class QueueReads:
         Blocks."""
         self.queue(topic, 0)
         config = self._topics.get(topic)
-        queues = config.queues if config is not None else 0
+        count = config.queues if config is not None else 0
+        # A page of the console asks for thousands of queues: what is the same for all of them is looked up once.
+        queues = self._queues.by_topic.get(topic, {})
+        log_start = max(self._commitlog.start_offset, self._state.readable_from(topic))
         messages = ends = 0
         newest: ConsumeQueue | None = None
         newest_at = -1
-        for queue_id in range(queues):
-            queue = self._with_messages(topic, queue_id)
-            if queue is None:
+        for queue_id in range(count):
+            queue = queues.get(queue_id)
+            if queue is None or queue.max_offset <= queue.start_offset:
                 ends += self.next_offset(topic, queue_id)
                 continue
-            totals = self._totals(queue)
+            totals = queue.totals
+            if totals is None or totals.max_offset != queue.max_offset or totals.log_start != log_start:
+                totals = self._count(queue, log_start)
             messages += totals.max_offset - totals.min_offset
             ends += totals.max_offset
             if totals.physical_offset > newest_at:
                 newest, newest_at = queue, totals.physical_offset
-        return queues, messages, ends, -1 if newest is None else self._newest_ms(newest)
+        return count, messages, ends, -1 if newest is None else self._newest_ms(newest, log_start)
 
-    def _totals(self, queue: ConsumeQueue) -> QueueTotals:
-        """Return what a queue contains. Counting a thousand topics again is quick if few of them have changed."""
-        log_start, high = max(self._commitlog.start_offset, self._state.readable_from(queue.topic)), queue.max_offset
-        found = queue.totals
-        if found is None or found.max_offset != high or found.log_start != log_start:
-            low = min(self.first_offset(queue), high)
-            physical_offset, size, _ = queue.unit(high - 1, hot=False) if high > low else (-1, 0, 0)
-            found = queue.totals = QueueTotals(high, log_start, low, physical_offset, size, -1)
+    def _count(self, queue: ConsumeQueue, log_start: int) -> QueueTotals:
+        """Return what a queue contains, and remember it: a thousand topics are counted quickly if few have changed."""
+        high = queue.max_offset
+        low = min(self.first_offset(queue), high)
+        physical_offset, size, _ = queue.unit(high - 1, hot=False) if high > low else (-1, 0, 0)
+        queue.totals = found = QueueTotals(high, log_start, low, physical_offset, size, -1)
         return found
 
-    def _newest_ms(self, queue: ConsumeQueue) -> int:
+    def _newest_ms(self, queue: ConsumeQueue, log_start: int) -> int:
         """Return the store time of a queue's last message in ms, -1 if it is damaged."""
-        found = self._totals(queue)
+        found = queue.totals or self._count(queue, log_start)
         if found.stored_ms < 0 and found.size > 0:
             stored_ms = self._log.stored_ms(found.physical_offset, found.size)
             found = queue.totals = found._replace(stored_ms=-1 if stored_ms is None else stored_ms)

@@ -16,7 +16,7 @@ from ..sampler import all_topics
 from ..sparkline import sparkline_points
 from ..visit import Visit, check_typed, chosen, whole_number
 
-ROWS_MAX = 100
+ROWS_MAX = 50
 RETENTION_HOURS_MAX = 1_000_000
 ORDERS = {"name": "name", "rate": "messages in per second", "messages": "messages", "last": "last stored"}
 
@@ -36,7 +36,9 @@ async def topic_list(visit: Visit) -> Response:
     wanted, show_system = visit.text("q").lower(), visit.text("system") == "1"
     order = chosen(ORDERS, visit.text("sort"))
     sampler = visit.console.sampler(visit.session)
-    totals, configs = await asyncio.gather(all_topics(visit.session), visit.admin.topics(system=True))
+    totals, configs = await asyncio.gather(all_topics(visit.session), sampler.topic_configs(visit.session))
+    if any(row.topic not in configs for row in totals):
+        configs = await sampler.topic_configs(visit.session, newest=True)
     sampler.add_topics(totals)
     shown = [
         row
@@ -45,17 +47,16 @@ async def topic_list(visit: Visit) -> Response:
         and (show_system or not configs[row.topic].system)
         and (not wanted or wanted in row.topic.lower())
     ]
-    last_rates = {row.topic: (sampler.rates(row.topic, 1) or [None])[-1] for row in shown}
     shown.sort(key=lambda row: row.topic)
     if order == "rate":
-        shown.sort(key=lambda row: last_rates[row.topic] or 0.0, reverse=True)
+        shown.sort(key=lambda row: sampler.last_rate(row.topic) or 0.0, reverse=True)
     elif order == "messages":
         shown.sort(key=lambda row: row.messages, reverse=True)
     elif order == "last":
         shown.sort(key=lambda row: row.last_stored_ms, reverse=True)
     first = visit.number("first", 0, 0, max(0, len(shown) - 1))
     rows = [
-        TopicRow(row, configs[row.topic], last_rates[row.topic], sparkline_points(sampler.rates(row.topic)))
+        TopicRow(row, configs[row.topic], sampler.last_rate(row.topic), sparkline_points(sampler.rates(row.topic)))
         for row in shown[first : first + ROWS_MAX]
     ]
     return await visit.page(
@@ -79,6 +80,7 @@ async def create(visit: Visit) -> Response:
     form = await visit.form()
     name = form.get("topic", "").strip()
     await visit.admin.create_topic(name, whole_number("queues", form.get("queues", ""), 4, 1, QUEUES_MAX))
+    visit.console.sampler(visit.session).forget_configs()
     return visit.done(f"topic {name} exists", f"/topics/{quote(name, safe='')}")
 
 
@@ -117,6 +119,7 @@ async def change(visit: Visit) -> Response:
         retention_hours=whole_number("hours", form.get("hours", ""), before.retention_hours, -1, RETENTION_HOURS_MAX),
         retention_bytes=whole_number("bytes", form.get("bytes", ""), before.retention_bytes, 0, 2**62),
     )
+    visit.console.sampler(visit.session).forget_configs()
     return visit.done(f"topic {topic} is changed", f"/topics/{quote(topic, safe='')}/config")
 
 
@@ -126,4 +129,5 @@ async def delete(visit: Visit) -> Response:
     topic, form = visit.path("topic"), await visit.form()
     check_typed(form, topic, "the topic")
     await visit.admin.delete_topic(topic)
+    visit.console.sampler(visit.session).forget_configs()
     return visit.done(f"topic {topic} is deleted", "/topics")
