@@ -83,11 +83,12 @@ class StoreStatsService(Service):
 
     def _done(self) -> dict[str, int]:
         store = self._store
-        return {
-            "flush": store.flushed_offset,
-            "reput": store.reput_offset,
-            "checkpoint": self._checkpoint.synced_offset,
-        }
+        return {"flush": store.flushed_offset, "reput": store.reput_offset, "checkpoint": self.checkpoint_offset}
+
+    @property
+    def checkpoint_offset(self) -> int:
+        """Physical offset up to which queues and index are on disk."""
+        return self._checkpoint.synced_offset
 
     def lags(self) -> dict[str, tuple[int, float]]:
         """Return the lag by stage (``flush``, ``reput``, ``checkpoint``): (bytes, seconds).

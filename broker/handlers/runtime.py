@@ -57,6 +57,8 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
         "write_offset": store.write_offset,
         "flushed_offset": store.flushed_offset,
         "reput_offset": store.reput_offset,
+        "checkpoint_offset": stats.checkpoint_offset,
+        **{f"{stage}_behind_ms": round(seconds * 1e3) for stage, (_, seconds) in stats.lags().items()},
         "index_behind_bytes": max(store.write_offset - store.reput_offset, 0),
         "commitlog_files": len(store.commitlog.queue.files),
         "index_files": len(store.index.files),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...protocol.errors import FlintError, MessageNotFound
 from ..core.rpc.access import AccessOptions
-from ..operator.dead_letters import DeadQueue, Resending, Stretch, Target, check_group, dead_queues
+from ..operator.dead_letters import DeadLetterStays, DeadQueue, Resending, Stretch, Target, check_group, dead_queues
 from ..sync.admin import Admin
 from ..sync.consumer import Consumer
 from ..sync.producer import Producer
@@ -29,6 +29,11 @@ class ResendPlan:
     read: int
     waiting: int
     error: FlintError | None
+
+    @property
+    def stays(self) -> bool:
+        """Predicate: is the error that of one dead letter, so that the others could be sent?"""
+        return isinstance(self.error, DeadLetterStays)
 
 
 class ResendJob:
@@ -54,6 +59,11 @@ class ResendJob:
     def total(self) -> int:
         """Number of messages that were sent so far."""
         return sum(self.sent.values())
+
+    @property
+    def stays(self) -> bool:
+        """Predicate: is the error that of one dead letter, so that the others could be sent?"""
+        return isinstance(self.error, DeadLetterStays)
 
     def stop(self) -> None:
         """End after the messages in progress."""

@@ -60,6 +60,17 @@ class Condition:
         behind = self.number("index_behind_bytes")
         return self.reput_behind_bytes if behind is None else behind
 
+    @property
+    def checkpoint_behind_bytes(self) -> float | None:
+        """Bytes of the log whose queue and index entries are not yet on disk."""
+        return self._difference("write_offset", "checkpoint_offset")
+
+    def behind_seconds(self, stage: str) -> float | None:
+        """Return how long the oldest byte that a stage has still to process has waited. ``stage``: ``flush``,
+        ``reput`` or ``checkpoint``."""
+        millis = self.number(f"{stage}_behind_ms")
+        return None if millis is None else millis / 1e3
+
     def _flush_seconds(self, name: str) -> float | None:
         micros = self.number(name)
         return None if not micros else micros / 1e6  # 0: no flush in the last minute

@@ -199,7 +199,8 @@ class Target:
 
 
 class DeadLetterStays(FlintError):
-    """Error: a dead letter cannot be sent again. The command sends none after it either."""
+    """Error: a dead letter cannot be sent again, and none after it is sent either. The message is for a page and for a
+    terminal; only the note has the options of the command line."""
 
     def __init__(self, dead: StoredMessage, reason: FlintError) -> None:
         super().__init__(
@@ -257,10 +258,7 @@ class Resending:
         topic = original_topic(dead)
         if self._read_topics and not self._target.topic and topic not in self._read_topics:
             group = dead.topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
-            raise InvalidMessage(
-                f"its recorded topic is {topic}, which group {group} has never read; to send it there anyway, use "
-                f"--to-topic {topic}"
-            )
+            raise InvalidMessage(f"its recorded topic is {topic}, which group {group} has never read")
 
     def send(self, queue: DeadQueue, stretch: Stretch) -> None:
         """Send consecutive dead letters, and commit the progress if none before them waits.

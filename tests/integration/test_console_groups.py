@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,7 @@ from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, requests_of
 from tests.dead_letter_tools import bury
-from tests.group_tools import Seen, until
+from tests.group_tools import Seen, joined, until
 
 
 @pytest.fixture
@@ -95,6 +96,35 @@ def test_a_topic_shows_its_groups(client: TestClient) -> None:
 # ---- dead letters
 
 
+def test_messages_that_retention_deleted_before_the_group_read_them_are_counted(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    running = broker(
+        settings={
+            "retention.file_reserved_hours": 0,
+            "retention.check_interval_ms": 50,
+            "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
+        }
+    )
+    peer = connect(running)
+    with Consumer(running.address) as consumer, Admin(running.address) as admin, console_of(running) as client:
+        peer.produce("orders", bytes(400_000), queue=0).raise_for_error()
+        consumer.commit("billing", "orders", {0: 1})
+        assert "deleted before" not in client.get("/groups/billing").text
+
+        def kept() -> int:
+            return admin.topic_stats("orders")[0].min_offset
+
+        while kept() < 2:
+            peer.produce("orders", bytes(400_000), queue=0).raise_for_error()
+        first, page, last = kept(), client.get("/groups/billing").text, kept()
+        assert faults_of(page) == []
+        counts = [int(count.replace(",", "")) for count in re.findall(r"✕ ([\d,]+) messages?<?/?", page)]
+        assert len(counts) == 2  # above the table, and in the queue's row
+        assert first - 1 <= counts[0] == counts[1] <= last - 1
+        assert "deleted before the group read" in page
+
+
 @pytest.fixture
 def dead(running: RunningBroker, connect: ConnectionFactory) -> RunningBroker:
     """Return the broker with three dead letters of ``billing``."""
@@ -157,11 +187,31 @@ def test_a_dead_letter_that_cannot_be_sent_is_named(dead: RunningBroker, client:
         admin.delete_topic("orders")
     plan = client.post("/dlq/billing/resend", data={"what": "all"}, headers=SAME_SITE).text
     assert "cannot be sent again: its topic orders does not exist" in plan
+    assert "“to the topic” of your choice" in plan
+    client.post("/dlq/billing/resend", data={"what": "all", "confirmed": "1"}, headers=SAME_SITE)
+    until(lambda: "cannot be sent again" in client.get("/dlq/billing").text)
+    assert "“to the topic” of your choice" in client.get("/dlq/billing").text
     nothing = client.post("/dlq/billing/resend", data={"what": "selected"}, headers=SAME_SITE)
     assert nothing.status_code == 400
     for place in ("0:99", "7:0"):
         form = {"what": "selected", "place": place}
         assert client.post("/dlq/billing/resend", data=form, headers=SAME_SITE).status_code == 404
+
+
+def test_one_whose_topic_its_group_never_read_is_named_without_options_of_the_command_line(
+    dead: RunningBroker, client: TestClient, connect: ConnectionFactory
+) -> None:
+    connection = connect(dead)
+    joined(connection, "billing", "m", "orders").leave()
+    with Admin(dead.address) as admin:
+        admin.create_topic("payments", 1)
+    connection.produce("%DLQ%billing", b"kept", queue=0, common="RETRY_TOPIC\x01payments\x02").raise_for_error()
+    form = {"what": "selected", "place": "0:3", "where": ""}
+    plan = client.post("/dlq/billing/resend", data=form, headers=SAME_SITE).text
+    assert "its recorded topic is payments, which group billing has never read" in plan
+    assert "--to-topic" not in plan
+    changed = client.post("/dlq/billing/resend", data=form | {"where": "topic", "topic": "payments"}, headers=SAME_SITE)
+    assert "It would stop there" not in changed.text
 
 
 def test_dead_letters_are_purged_by_the_groups_name(dead: RunningBroker, client: TestClient) -> None:

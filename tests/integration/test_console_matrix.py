@@ -3,6 +3,8 @@ and at most three requests."""
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,24 @@ def test_a_damaged_message_is_named(broker: BrokerFactory, connect: ConnectionFa
     again = broker("--listen", running.address, store=running.store, settings={"store.record_checksum": True})
     with console_of(again) as client:
         check(client, again, lambda path: {200, 303, 404})
-        page = client.get("/topics/orders").text
-        assert page.count("data-dialog") + page.count("damaged") >= 5  # shown, or said to be damaged
-        assert client.get("/topics/orders/0/2").status_code in (200, 404)
+        page = text_of(client.get("/topics/orders"))
+        assert "✕ 1 message here is damaged or in the quarantine" in page
+        assert re.findall(r"\b0:\d\b", page) == ["0:4", "0:3", "0:1", "0:0"]
+        missing = client.get("/topics/orders/0/2")
+        assert missing.status_code == 404
+        assert "has no message at offset 2" in text_of(missing)
+        assert re.findall(r"\b0:\d\b", text_of(client.get("/topics/orders?key=k"))) == ["0:4", "0:3", "0:1", "0:0"]
+        with Admin(again.address) as admin:
+            (entry,) = admin.quarantine()
+        assert entry.physical_offset == receipts[2].physical_offset
+        quarantine = text_of(client.get("/store")).partition("Quarantine")[2]
+        assert quarantine.startswith(" 1 damaged range, 1 lost message ")
+        assert f" {entry.physical_offset:,} " in quarantine
+        assert " orders 0:2 ;" in quarantine
+        assert f" {entry.reason} {entry.file} " in quarantine
+        assert "checksum" in entry.reason
+
+
+def text_of(response: Any) -> str:
+    """Return the text of a page as a person reads it."""
+    return html.unescape(" ".join(re.sub(r"<[^>]+>", " ", response.text).split()))

@@ -19,6 +19,7 @@ from flintmq.protocol.storage.delivery import dead_letter_topic
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, requests_of
 from tests.dead_letter_tools import send_back
+from tests.group_tools import until
 from tests.integration.test_quarantine import damaged_store
 from tests.prepared_tools import PREFIX, prepare
 from tests.security_tools import PASSWORD, broker_with_users
@@ -161,16 +162,32 @@ def test_marks_are_where_they_are_in_the_log() -> None:
         "flushed_offset": 2500,
         "reput_offset": 3000,
         "index_behind_bytes": 2000,
+        "checkpoint_offset": 2000,
+        "flush_behind_ms": 1500,
+        "reput_behind_ms": 0,
+        "checkpoint_behind_ms": 4000,
     }
-    found = {mark.name: (mark.at, mark.behind, mark.x) for mark in store.marks(Condition(figures))}
+    found = {mark.name: (mark.at, mark.behind, mark.seconds, mark.x) for mark in store.marks(Condition(figures))}
     assert found == {
-        "written": (3000, 0, 1000.0),
-        "flushed": (2500, 500, 750.0),
-        "queues": (3000, 0, 1000.0),
-        "index": (1000, 2000, 0.0),
-        "oldest": (1000, 2000, 0.0),
+        "written": (3000, 0, None, 1000.0),
+        "flushed": (2500, 500, 1.5, 750.0),
+        "queues": (3000, 0, 0.0, 1000.0),
+        "index": (1000, 2000, 0.0, 0.0),
+        "checkpoint": (2000, 1000, 4.0, 500.0),
+        "oldest": (1000, 2000, None, 0.0),
     }
+    del figures["checkpoint_offset"], figures["flush_behind_ms"]  # a broker of an earlier release
+    assert [mark.seconds for mark in store.marks(Condition(figures)) if mark.name in ("flushed", "checkpoint")] == [
+        None
+    ]
     assert store.marks(Condition({})) == []
+
+
+def test_the_checkpoint_is_behind_until_the_broker_makes_one(broker: BrokerFactory) -> None:
+    running = broker("--flush", "async", settings={"flush.checkpoint_interval_ms": 3_600_000})
+    with Producer(running.address) as producer, console_of(running) as client:
+        producer.send(Message("orders", bytes(10_000)))
+        until(lambda: re.search(r">checkpoint<.*?in time\">(?!0 s)[\d.]+ m?s<", client.get("/store").text) is not None)
 
 
 # ---- waiting

@@ -72,6 +72,7 @@ async def group_detail(visit: Visit) -> Response:
         queues=queues,
         lag=sum((lag_in(queue) for queue, _ in queues), Lag(partial=group.partial)),
         behind=max((seconds for _, seconds in queues if seconds is not None), default=None),
+        deleted=sum(queue.deleted_unread for queue, _ in queues),
         topics=sorted({queue.topic for queue, _ in queues}, key=lambda name: (name.startswith("%"), name)),
         numbers={member.member: place for place, member in enumerate(group.members, 1)},
         may_change=visit.may(ADMIN, GROUP, group.group),

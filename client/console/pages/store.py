@@ -18,13 +18,15 @@ RANGES_SHOWN_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """A place in the log. ``at``: its physical offset; ``behind``: bytes from there to the end of the log; ``x``: its
-    place in a bar of ``BAR_WIDTH``."""
+    """A place in the log. ``at``: its physical offset; ``behind``: bytes from there to the end of the log;
+    ``seconds``: how long the oldest of these bytes has waited, None if that means nothing here; ``x``: its place in a
+    bar of ``BAR_WIDTH``."""
 
     name: str
     meaning: str
     at: int
     behind: int
+    seconds: float | None
     x: float
 
 
@@ -57,17 +59,23 @@ def marks(condition: Condition) -> list[LogPlace]:
     oldest, written = condition.number("min_physical_offset"), condition.number("write_offset")
     if oldest is None or written is None:
         return []
-    places = [("written", "the end of the log", written)]
-    for name, meaning, behind in (
-        ("flushed", "on disk up to here", condition.flush_behind_bytes),
-        ("queues", "readable by consumers up to here (reput)", condition.reput_behind_bytes),
-        ("index", "found by key up to here", condition.index_behind_bytes),
+    places: list[tuple[str, str, float, float | None]] = [("written", "the end of the log", written, None)]
+    for name, meaning, behind, stage in (
+        ("flushed", "on disk up to here", condition.flush_behind_bytes, "flush"),
+        ("queues", "readable by consumers up to here (reput)", condition.reput_behind_bytes, "reput"),
+        ("index", "found by key up to here", condition.index_behind_bytes, "reput"),
+        (
+            "checkpoint",
+            "queues and index are on disk up to here; a start after a crash dispatches the rest again",
+            condition.checkpoint_behind_bytes,
+            "checkpoint",
+        ),
     ):
         if behind is not None:
-            places.append((name, meaning, written - behind))
-    places.append(("oldest", "the first message that is kept", oldest))
+            places.append((name, meaning, written - behind, condition.behind_seconds(stage)))
+    places.append(("oldest", "the first message that is kept", oldest, None))
     size = max(1.0, written - oldest)
     return [
-        LogPlace(name, meaning, int(at), int(written - at), round(BAR_WIDTH * max(0.0, at - oldest) / size, 1))
-        for name, meaning, at in places
+        LogPlace(name, meaning, int(at), int(written - at), waited, round(BAR_WIDTH * max(0.0, at - oldest) / size, 1))
+        for name, meaning, at, waited in places
     ]

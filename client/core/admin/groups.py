@@ -77,6 +77,11 @@ class GroupQueue:
         return max(self.max_offset - max(self.committed, self.min_offset), 0)
 
     @property
+    def deleted_unread(self) -> int:
+        """Number of messages that retention deleted before the group read them; 0 if nothing is committed."""
+        return max(self.min_offset - self.committed, 0) if self.committed >= 0 else 0
+
+    @property
     def in_flight(self) -> int:
         """Number of those messages that a member has received."""
         return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
