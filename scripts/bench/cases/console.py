@@ -1,8 +1,9 @@
-"""The console: time of its pages over a broker with a thousand topics and a million messages, start, memory, bytes."""
+"""The console over a broker with a thousand topics and a million messages: pages, start, memory, bytes, viewers."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import subprocess
 import sys
@@ -11,14 +12,20 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
-from flintmq.client import Consumer, Producer
+from flintmq.client import Consumer, Message, Producer
 
 from ..bench import Bench
-from ..load import TOPIC, FramePacker, fill, fill_topics
-from ..machine import cpu_seconds, resident_bytes
-from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
+from ..broker import Broker
+from ..browser import browser, paint_ms, shown_ms
+from ..load import QUEUES, TOPIC, FramePacker, fill, fill_topics
+from ..machine import cpu_seconds, resident_bytes, touch_memory
+from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped, percentile
+from ..raw import RawClient
+from ..viewers import VIEWERS, create_users, viewers, witness
+from .metrics import Beside
 
 MESSAGES = 1_000_000
 TOPICS = 1_000
@@ -26,31 +33,99 @@ PAGES = 100
 WARM_UP_PAGES = 10
 LIVE_RATE = 100_000
 LIVE_SECONDS = 10.0
+LARGE_TOPIC = "large-json"
+LARGE_BYTES = 512 * 1024
+SETTINGS = ("--set", "store.message_bytes_max=1048576")
+"""The record of a body of ``LARGE_BYTES`` is larger than the default allows."""
+VIEWED_SECONDS = 20.0
+VIEWED_SECONDS_QUICK = 4.0
 PROGRAM = "from flintmq.client.cli.main import main; main()"
 
 
 def samples(bench: Bench) -> Samples:
     """Yield one sample per run."""
+    with bench.store() as store:
+        with Broker(store, "async", *SETTINGS) as broker:
+            touch_memory(bench.touched_gib, bench.folder)
+            found = list(page_samples(bench, broker))
+        create_users(store)
+        for sample in found:
+            yield sample | viewer_sample(store, VIEWED_SECONDS_QUICK if bench.quick else VIEWED_SECONDS)
+
+
+def page_samples(bench: Bench, broker: Broker) -> Samples:
+    """Yield the figures of the pages, one sample per run."""
     count = bench.count(MESSAGES)
-    with bench.broker() as broker:
-        packer = fill(broker.address, count)
-        fill_topics(broker.address, bench.count(TOPICS))
-        broker.wait_until_caught_up()
-        with Consumer(broker.address) as consumer:
-            newest = consumer.browse(TOPIC, count=1)[0]
-        for run in range(bench.runs):
-            with console(broker.address) as (url, process, seconds):
-                sample: Sample = {"start": seconds}
-                urllib.request.urlopen(url + "topics").read()
-                sample["memory"] = resident_bytes(process.pid) / 1e6
-                pages = bench.count(PAGES)
-                sample["topics"] = page_ms(url + "topics", pages)
-                sample["newest"] = page_ms(f"{url}topics/{TOPIC}", pages)
-                sample["by_key"] = key_ms(f"{url}topics/{TOPIC}", packer, count, pages, run)
-                sample["detail"] = page_ms(f"{url}topics/{TOPIC}/{newest.queue}/{newest.queue_offset}", pages)
-                sample |= transferred(url)
-                sample["live"] = live_share(url, broker.address, process.pid)
-            yield sample
+    with RawClient(broker.address) as client:
+        client.create_topic(TOPIC, QUEUES)
+    packer = fill(broker.address, count)
+    fill_topics(broker.address, bench.count(TOPICS))
+    with Producer(broker.address, compress_over=None) as producer:
+        large = producer.send(Message(LARGE_TOPIC, large_json()))
+    broker.wait_until_caught_up()
+    with Consumer(broker.address) as consumer:
+        newest = consumer.browse(TOPIC, count=1)[0]
+    large_page = f"topics/{LARGE_TOPIC}/{large.queue}/{large.queue_offset}"
+    for run in range(bench.runs):
+        with console(broker.address) as (url, process, seconds):
+            sample: Sample = {"start": seconds}
+            urllib.request.urlopen(url + "topics").read()
+            sample["memory"] = resident_bytes(process.pid) / 1e6
+            pages = bench.count(PAGES)
+            sample["topics"] = page_ms(url + "topics", pages)
+            sample["newest"] = page_ms(f"{url}topics/{TOPIC}", pages)
+            sample["by_key"] = key_ms(f"{url}topics/{TOPIC}", packer, count, pages, run)
+            sample["detail"] = page_ms(f"{url}topics/{TOPIC}/{newest.queue}/{newest.queue_offset}", pages)
+            sample["large"] = page_ms(url + large_page, pages)
+            sample |= transferred(url)
+            sample |= drawn(bench, url, large_page)
+            sample["live"] = live_share(url, broker.address, process.pid)
+        yield sample
+
+
+def large_json() -> bytes:
+    """Return a JSON body of ``LARGE_BYTES``."""
+    row = json.dumps({"id": 1234567, "amount": 12.5, "customer": {"name": "Zoë", "city": "Zürich"}}).encode()
+    body = b"[" + b",".join([row] * (LARGE_BYTES // (len(row) + 1) - 1))
+    return body.ljust(LARGE_BYTES - 1) + b"]"
+
+
+def drawn(bench: Bench, url: str, large_page: str) -> Sample:
+    """Return the times of pages in a browser in ms; nothing but a note of the reason if there is no browser."""
+    try:
+        with browser() as chromium:
+            return {"paint": paint_ms(chromium, url + "topics"), "large_shown": shown_ms(chromium, url + large_page)}
+    except Skipped as reason:
+        bench.note(f"without {reason}")
+        return {}
+
+
+def viewer_sample(store: Path, seconds: float) -> Sample:
+    """Return the memory of a console with 20 viewers, and what they do to the sends of another client, which are
+    measured without viewers before and after."""
+    with (
+        Broker(store, "async", *SETTINGS, "--set", "security.auth=scram") as broker,
+        console(broker.address) as (url, process, _),
+    ):
+        quiet = sends(broker.address, seconds / 2)
+        with viewers(url):
+            beside = sends(broker.address, seconds)
+            memory = resident_bytes(process.pid) / 1e6
+        quiet += sends(broker.address, seconds / 2)
+    alone_ms, beside_ms = percentile(quiet, 0.99) * 1e3, percentile(beside, 0.99) * 1e3
+    return {
+        "viewers_memory": memory,
+        "send_alone": alone_ms,
+        "send_beside": beside_ms,
+        "send_ratio": 100 * beside_ms / alone_ms,
+    }
+
+
+def sends(address: str, seconds: float) -> list[float]:
+    """Return the seconds that each send of another process took."""
+    with Beside(witness, address) as beside:
+        time.sleep(seconds)
+    return beside.spans
 
 
 @contextmanager
@@ -140,6 +215,13 @@ CASE = Case(
         Measure("start", "start", "s", 0.6),
         Measure("memory", "memory", "MB", 60),
         Measure("live", "live view of 100 k msg/s, share of a core", "%", 15),
+        Measure("large", "page of a JSON body of 512 KiB p95", "ms", 200),
+        Measure("large_shown", "the same, loaded and drawn by a browser", "ms", 200),
+        Measure("paint", "first contentful paint of the topics", "ms", 300),
+        Measure("viewers_memory", f"memory with {VIEWERS} viewers", "MB", 120),
+        Measure("send_alone", "send of another client without viewers p99", "ms"),
+        Measure("send_beside", f"send of another client beside {VIEWERS} viewers p99", "ms"),
+        Measure("send_ratio", "the latter as a share of the former", "%", 120),
         Measure("scripts", "scripts", "KiB", 20, in_table=False),
         Measure("style", "style", "KiB", 8, in_table=False),
         Measure("html", "page of 50 messages", "KiB", 15, in_table=False),

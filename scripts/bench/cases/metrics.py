@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
+from typing import Any
 
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HELLO, UPDATE_CONSUMER_OFFSET
 
@@ -87,7 +88,7 @@ class Beside:
         self._stop = _SPAWN.Event()
         self._receiver, sender = _SPAWN.Pipe(duplex=False)
         self._process = _SPAWN.Process(target=work, args=(address, self._stop, sender), daemon=True)
-        self.spans: list[Span] = []
+        self.spans: list[Any] = []
 
     def __enter__(self) -> Beside:
         self._process.start()
