@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flintmq.broker.delivery.client_handle import Answered
+from flintmq.broker.security.access import UserRights
 from flintmq.protocol.commands import Command
 
 
@@ -16,6 +17,7 @@ class FakeRemote:
         self.client = client
         self.address = ("127.0.0.1", port)
         self.lost = False
+        self.access: UserRights | None = None
         self.allowed: set[str] | None = None
         """Topics that its user may publish to; None: all."""
         self.told: list[tuple[Command, Any, bytes]] = []

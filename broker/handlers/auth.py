@@ -8,17 +8,16 @@ from ...protocol.errors import AuthenticationFailed, InvalidParameter
 from ...protocol.fields import decode_fields
 from ..addresses import format_address
 from ..requests.request import Request
-from ..security.audit import Author
+from ..security.audit import AuditLog, Author
 from ..security.authenticator import Authenticator
 
 
-def auth(request: Request) -> None:
+def auth(request: Request, authenticator: Authenticator | None, audit: AuditLog) -> None:
     """Handle one step of the authentication; after the second one the connection may send other requests.
 
     After a failure the broker responds, perhaps delayed, and closes the connection: another attempt needs another
     connection.
     """
-    authenticator = request.broker.authenticator
     if authenticator is None:
         raise InvalidParameter(
             "this broker does not use authentication: leave out user and password, or set security.auth at the broker"
@@ -32,7 +31,7 @@ def auth(request: Request) -> None:
     if exchange is None:
         _begin(request, authenticator, params)
     else:
-        _finish(request, authenticator, exchange, params.message)
+        _finish(request, authenticator, audit, exchange, params.message)
 
 
 def _begin(request: Request, authenticator: Authenticator, params: AuthRequest) -> None:
@@ -47,14 +46,16 @@ def _begin(request: Request, authenticator: Authenticator, params: AuthRequest) 
     request.respond(AuthAnswer(message=answer))
 
 
-def _finish(request: Request, authenticator: Authenticator, exchange: ServerExchange, client_final: str) -> None:
+def _finish(
+    request: Request, authenticator: Authenticator, audit: AuditLog, exchange: ServerExchange, client_final: str
+) -> None:
     host = request.peer.address[0]
 
     def judge() -> None:
         try:
             user, answer = authenticator.finish(exchange, client_final, host)
         except AuthenticationFailed as error:
-            request.broker.audit.write(
+            audit.write(
                 AUTH.name,
                 f"user {exchange.name}",
                 author=Author(address=format_address(*request.peer.address), client=request.peer.client),

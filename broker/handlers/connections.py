@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgpack
 
 from ...protocol.commands import ConnectionsAnswer, EmptyRequest, GetConnectionsRequest, RightsAnswer
@@ -9,10 +12,10 @@ from ...protocol.fields import decode_fields
 from ..requests.request import Request
 
 
-def get_connections(request: Request) -> None:
+def get_connections(request: Request, list_connections: Callable[[int, int], list[tuple[Any, ...]]]) -> None:
     """Return the next open connections, in the order in which they were opened."""
     params = decode_fields(GetConnectionsRequest, request.frame.fields)
-    rows = request.broker.list_connections(params.after, params.max_count)
+    rows = list_connections(params.after, params.max_count)
     request.respond(ConnectionsAnswer(count=len(rows)), msgpack.packb(rows))
 
 

@@ -7,13 +7,13 @@ import msgpack
 from ...protocol.commands import DelayStatsAnswer, GetDelayStatsRequest
 from ...protocol.fields import decode_fields
 from ..delivery.scheduled.delayed_counts import DelayedCounts, delayed_counts
+from ..delivery.scheduled.worker import Delays
 from ..requests.request import Request
 
 
-def get_delay_stats(request: Request) -> None:
+def get_delay_stats(request: Request, delays: Delays) -> None:
     """Return scheduled messages by level and by hour, and parked ones; includes everything acknowledged by now."""
     params = decode_fields(GetDelayStatsRequest, request.frame.fields)
-    delays = request.broker.delays
 
     def done(counts: DelayedCounts) -> None:
         answer = DelayStatsAnswer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,8 +30,11 @@ from ...protocol.frames import Frame
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import retry_topic
 from ..delivery.groups.assignment import Queue
+from ..delivery.groups.coordinator import GroupCoordinator
 from ..delivery.groups.group import CLUSTERING, EMPTY, ConsumerGroup, Member
-from ..requests.broker import Broker
+from ..delivery.scheduled.worker import Delays
+from ..delivery.topic_changes import TopicChanges
+from ..requests.counters import Counters
 from ..requests.request import Request
 from ..store import MessageStore, WouldBlock
 from .offsets import NOTHING_COMMITTED, sees_progress
@@ -42,19 +46,18 @@ HOT_QUEUES_MAX = 16
 """Number of queues above which a reader thread finds the next messages of a group: each takes a record's head."""
 
 
-def get_all_groups(request: Request) -> None:
+def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Return every group that has ever existed and was not deleted."""
     decode_fields(EmptyRequest, request.frame.fields)
-    broker = request.broker
     rows = []
-    for name, topics in sorted(broker.groups.known_topics().items()):
+    for name, topics in sorted(groups.known_topics().items()):
         partial = False
         if request.peer.access is not None:
             if not request.peer.access.sees(GROUP, name):
                 continue
             partial = not all(sees_progress(request, name, topic) for topic in topics)
             topics = {topic for topic in topics if request.peer.access.sees(TOPIC, topic)}
-        group = broker.groups.groups.get(name)
+        group = groups.groups.get(name)
         rows.append(
             {
                 "group": name,
@@ -64,23 +67,22 @@ def get_all_groups(request: Request) -> None:
                 "epoch": group.epoch if group is not None else 0,
                 "topics": sorted(topics - {retry_topic(name)}),
                 "partial": partial,
-                "retry_times_max": broker.store.groups.retry_times_max(name),
+                "retry_times_max": store.groups.retry_times_max(name),
             }
         )
     request.respond(GroupsAnswer(count=len(rows)), msgpack.packb(rows))
 
 
-def get_group_members(request: Request) -> None:
+def get_group_members(request: Request, store: MessageStore, groups: GroupCoordinator, delays: Delays) -> None:
     """Return one group: its members, their queues, and the progress in each queue."""
     params = decode_fields(GroupRequest, request.frame.fields)
-    name = _existing(request.broker, params.group)
-    broker = request.broker
-    group = broker.groups.groups.get(name)
-    queues = _queues(request, name)
-    from_first = {topic for topic, _ in queues if broker.groups.begins_at_first(name, topic)}
-    partial = not all(_sees(request, topic) for topic in broker.groups.known_topics()[name])
-
-    progress = list(_progress(broker, name, group, queues))
+    name = _existing(groups, params.group)
+    group = groups.groups.get(name)
+    topics = groups.known_topics()[name]
+    queues = _queues(request, store, topics | {retry_topic(name)})
+    from_first = {topic for topic, _ in queues if groups.begins_at_first(name, topic)}
+    partial = not all(_sees(request, topic) for topic in topics)
+    progress = list(_progress(store, groups, name, queues))
 
     def done(ends: _Ends) -> None:
         content = {
@@ -94,7 +96,7 @@ def get_group_members(request: Request) -> None:
                     *queue,
                     member,
                     committed,
-                    broker.groups.pulled.get((name, *queue), -1),
+                    groups.pulled.get((name, *queue), -1),
                     *ends.bounds[queue],
                     committed != NOTHING_COMMITTED
                     or queue[0] in from_first
@@ -104,19 +106,20 @@ def get_group_members(request: Request) -> None:
                 for queue, member, committed in progress
                 if queue in ends.bounds
             ],
-            "delayed": broker.delays.pending_of(retry_topic(name)),
+            "delayed": delays.pending_of(retry_topic(name)),
             "partial": partial,
         }
         request.respond(GroupMembersAnswer(group=name), msgpack.packb(content))
 
-    request.after_dispatch(lambda: request.read(lambda hot: _queue_ends(broker.store, queues, progress, hot), done))
+    request.after_dispatch(lambda: request.read(lambda hot: _queue_ends(store, queues, progress, hot), done))
 
 
 def _progress(
-    broker: Broker, name: str, group: ConsumerGroup | None, queues: list[Queue]
+    store: MessageStore, groups: GroupCoordinator, name: str, queues: list[Queue]
 ) -> Iterator[tuple[Queue, str, int]]:
     """Yield (queue, member, committed offset): once per queue, or in a broadcasting group once per member and queue."""
-    committed_of = broker.store.consumer_offsets.committed_of
+    group: ConsumerGroup | None = groups.groups.get(name)
+    committed_of = store.consumer_offsets.committed_of
     if group is None or group.clustering:
         held = group.held if group is not None else {}
         for queue in queues:
@@ -125,7 +128,7 @@ def _progress(
     for member in sorted(group.members):
         for queue in queues:
             if queue in group.members[member].granted:
-                committed, begins = broker.groups.committed_of(name, member, *queue), group.members[member].begins
+                committed, begins = groups.committed_of(name, member, *queue), group.members[member].begins
                 yield queue, member, _or_none(begins.get(queue) if committed is None else committed)
 
 
@@ -133,18 +136,18 @@ def _or_none(committed: int | None) -> int:
     return NOTHING_COMMITTED if committed is None else committed
 
 
-def _existing(broker: Broker, name: str) -> str:
+def _existing(groups: GroupCoordinator, name: str) -> str:
     check_client_group(name)
-    if name not in broker.groups.known_topics():
+    if name not in groups.known_topics():
         raise GroupNotExist(f"group {name} does not exist: no client has consumed or committed under that name")
     return name
 
 
-def _queues(request: Request, name: str) -> list[Queue]:
-    """Return the queues of all of the group's topics that exist and that the user may see."""
+def _queues(request: Request, store: MessageStore, topics: set[str]) -> list[Queue]:
+    """Return the queues of those of a group's topics that exist and that the user may see."""
     queues = []
-    for topic in sorted(request.broker.groups.known_topics()[name] | {retry_topic(name)}):
-        config = request.broker.store.topics.get(topic)
+    for topic in sorted(topics):
+        config = store.topics.get(topic)
         if config is not None and _sees(request, topic):
             queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
     return queues
@@ -180,7 +183,7 @@ def _sees(request: Request, topic: str) -> bool:
 
 
 def _member(request: Request, member: Member) -> dict[str, Any]:
-    now = request.broker.loop.time()
+    now = asyncio.get_running_loop().time()
     return {
         "member": member.name,
         "client": member.remote.client,
@@ -196,46 +199,46 @@ def _member(request: Request, member: Member) -> dict[str, Any]:
     }
 
 
-def delete_group(request: Request) -> None:
+def delete_group(
+    request: Request, store: MessageStore, groups: GroupCoordinator, counters: Counters, topic_changes: TopicChanges
+) -> None:
     """Delete a group without members and its retry topic; its dead letters stay."""
     params = decode_fields(DeleteGroupRequest, request.frame.fields)
-    broker = request.broker
-    name = _existing(broker, params.group)
-    group = broker.groups.groups.get(name)
-    broker.groups.check_idle(name, "stop them, then delete it")
+    name = _existing(groups, params.group)
+    group = groups.groups.get(name)
+    groups.check_idle(name, "stop them, then delete it")
     if group is not None:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
         raise InvalidParameter(f"group {name} has {len(group.members)} live members; stop them, then delete it")
-    was_known = sorted(broker.groups.known_topics().get(name, ()))
-    broker.groups.delete_progress(name)
+    was_known = sorted(groups.known_topics().get(name, ()))
+    groups.delete_progress(name)
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
-    broker.counters.forget_group(name)
+    counters.forget_group(name)
     own = retry_topic(name)
-    if broker.store.topics.get(own) is None or own in broker.topic_changes.pending:
+    if store.topics.get(own) is None or own in topic_changes.pending:
         request.respond(EmptyAnswer())
         return
-    broker.topic_changes.delete(own, request.later(lambda: request.respond(EmptyAnswer())))
+    topic_changes.delete(own, request.later(lambda: request.respond(EmptyAnswer())))
 
 
-def reset_offset(request: Request) -> None:
+def reset_offset(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Move a group's committed offsets to the beginning, the end, a time or given offsets."""
     params = decode_fields(ResetOffsetRequest, request.frame.fields)
     check_client_group(params.group)
     if params.to not in RESETS:
         raise InvalidParameter(f"to must be first, last, time or offset, not {params.to!r}")
-    broker = request.broker
-    check_readable(broker, params.topic)
-    config = broker.store.topics.get(params.topic)
+    check_readable(request.broker, params.topic)
+    config = store.topics.get(params.topic)
     queues = config.queues if config is not None else 0
     if params.queue >= queues:
         raise QueueNotExist(f"topic {params.topic} has no queue {params.queue}; it has {queues}", queues=queues)
-    running = broker.groups.groups.get(params.group)
+    running = groups.groups.get(params.group)
     if running is not None and not running.clustering:
         raise InvalidParameter(
             f"group {params.group} is broadcasting: each of its members keeps its own progress, so the group has none "
             "to reset"
         )
     if not params.force:
-        broker.groups.check_idle(
+        groups.check_idle(
             params.group, "stop them first, or reset with force: they continue from the new offsets", params.topic
         )
     given = _given_offsets(request.frame, params)
@@ -244,10 +247,10 @@ def reset_offset(request: Request) -> None:
         raise QueueNotExist(f"topic {params.topic} has no queue {max(wanted)}; it has {queues}", queues=queues)
 
     def done(offsets: dict[int, int]) -> None:
-        before = broker.store.consumer_offsets.committed(params.group, params.topic)
-        broker.groups.check_may_commit(params.group, params.topic, offsets)
-        broker.groups.ensure_group(params.group)
-        broker.groups.reset_offsets(params.group, params.topic, offsets)
+        before = store.consumer_offsets.committed(params.group, params.topic)
+        groups.check_may_commit(params.group, params.topic, offsets)
+        groups.ensure_group(params.group)
+        groups.reset_offsets(params.group, params.topic, offsets)
         request.audit(
             INVOKE_BROKER_TO_RESET_OFFSET,
             f"group {params.group}, topic {params.topic}",
@@ -259,7 +262,7 @@ def reset_offset(request: Request) -> None:
 
     request.after_dispatch(
         lambda: request.read(
-            lambda hot: {queue_id: _target(broker.store, params, given, queue_id, hot) for queue_id in wanted}, done
+            lambda hot: {queue_id: _target(store, params, given, queue_id, hot) for queue_id in wanted}, done
         )
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgpack
 
 from ...protocol.auth.permissions import CONSUME, TOPIC, Need
@@ -12,10 +14,10 @@ from ...protocol.frames import Frame
 from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import UNREADABLE_TOPICS
 from ..delivery.groups.assignment import Queue
-from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
+from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX, GroupCoordinator
 from ..delivery.groups.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, MemberSubscription
+from ..delivery.groups.producer_groups import ProducerGroups
 from ..filters import compile_filter
-from ..requests.broker import Broker
 from ..requests.request import Request
 from ..store import MessageStore
 from .msgpack_body import ArrayBody
@@ -35,16 +37,17 @@ KINDS = ("consumer", "producer")
 STARTS = ("first", "last", "time")
 
 
-def heart_beat(request: Request) -> None:
+def heart_beat(
+    request: Request, store: MessageStore, groups: GroupCoordinator, producer_groups: ProducerGroups
+) -> None:
     """Add a member to its group or keep it there; respond with its assignment."""
     params = decode_fields(HeartBeatRequest, request.frame.fields)
     check_client_group(params.group)
     if params.kind not in KINDS:
         raise InvalidParameter(f"kind must be consumer or producer, not {params.kind!r}")
     interval_ms = min(params.session_timeout_ms // HEARTBEATS_A_SESSION, INTERVAL_MS_MAX)
-    broker = request.broker
     if params.kind == "producer":
-        broker.producer_groups.heart_beat(params.group, params.member, request.peer, params.session_timeout_ms / 1000)
+        producer_groups.heart_beat(params.group, params.member, request.peer, params.session_timeout_ms / 1000)
         request.respond(HeartBeatAnswer(epoch=1, interval_ms=interval_ms))
         return
     if params.mode not in (CLUSTERING, BROADCASTING):
@@ -55,8 +58,8 @@ def heart_beat(request: Request) -> None:
     if request.peer.access is not None:
         for topic in subscriptions:
             request.peer.access.check(Need((CONSUME,), TOPIC, topic))
-    group, member = broker.groups.heart_beat(request.peer, params, subscriptions, owned)
-    _Assignment(request, params, group, member, interval_ms).answer()
+    group, member = groups.heart_beat(request.peer, params, subscriptions, owned)
+    _Assignment(request, store, groups, params, group, member, interval_ms).answer()
 
 
 def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queue]]:
@@ -99,28 +102,25 @@ def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queu
     return found, held
 
 
+@dataclass(frozen=True, slots=True)
 class _Assignment:
     """The response to a heartbeat: each assigned queue with the offset to continue from."""
 
-    __slots__ = ("group", "interval_ms", "member", "params", "request")
-
-    def __init__(
-        self, request: Request, params: HeartBeatRequest, group: ConsumerGroup, member: Member, interval_ms: int
-    ) -> None:
-        self.request = request
-        self.params = params
-        self.group = group
-        self.member = member
-        self.interval_ms = interval_ms
+    request: Request
+    store: MessageStore
+    groups: GroupCoordinator
+    params: HeartBeatRequest
+    group: ConsumerGroup
+    member: Member
+    interval_ms: int
 
     def answer(self) -> None:
         """Respond at once if all queues have an offset; otherwise look up the missing start offsets first."""
-        store = self.request.broker.store
         missing = [queue for queue in self.group.assignment(self.member) if self._committed(queue) is None]
         if not missing:
             self._send({})
             return
-        groups = self.request.broker.groups
+        groups = self.groups
         first = {queue for queue in missing if groups.begins_at_first(self.group.name, queue[0])}
         if self.group.clustering:
             # The start rule applies to a topic once, for all queues at that time, including queues of other members.
@@ -129,25 +129,23 @@ class _Assignment:
             own = set(missing)
             missing += [queue for queue in groups.queues_of(self.group) if queue[0] in begun and queue not in own]
         self.request.after_dispatch(
-            lambda: self.request.read(lambda hot: self._begins(store, missing, first, hot), self._send)
+            lambda: self.request.read(lambda hot: self._begins(missing, first, hot), self._send)
         )
 
     def _committed(self, queue: Queue) -> int | None:
-        committed = self.request.broker.groups.committed_of(self.group.name, self.member.name, *queue)
+        committed = self.groups.committed_of(self.group.name, self.member.name, *queue)
         return self.member.begins.get(queue) if committed is None else committed
 
-    def _begins(self, store: MessageStore, missing: list[Queue], first: set[Queue], hot: bool) -> dict[Queue, int]:
-        begins = {}
+    def _begins(self, missing: list[Queue], first: set[Queue], hot: bool) -> dict[Queue, int]:
+        reads, begins = self.store.queue_reads, {}
         for topic, queue_id in missing:
             try:
                 if (topic, queue_id) in first or self.params.start == "first":
-                    begins[topic, queue_id] = store.queue_reads.min_offset(topic, queue_id, hot=hot)
+                    begins[topic, queue_id] = reads.min_offset(topic, queue_id, hot=hot)
                 elif self.params.start == "last":
-                    begins[topic, queue_id] = store.queue_reads.max_offset(topic, queue_id)
+                    begins[topic, queue_id] = reads.max_offset(topic, queue_id)
                 else:
-                    begins[topic, queue_id] = store.queue_reads.offset_by_time(
-                        topic, queue_id, self.params.start_ms, hot=hot
-                    )
+                    begins[topic, queue_id] = reads.offset_by_time(topic, queue_id, self.params.start_ms, hot=hot)
             except (TopicNotExist, QueueNotExist):
                 continue  # deleted in the meantime: the next assignment will not contain it
         return begins
@@ -157,7 +155,7 @@ class _Assignment:
 
         The start offsets are committed at once, because a member that takes the queue over must not begin later.
         """
-        store = self.request.broker.store
+        store, groups = self.store, self.groups
         rows: list[tuple[str, int, int, int]] = []
         for queue, granted in self.group.assignment(self.member).items():
             next_offset = self._committed(queue)
@@ -169,7 +167,7 @@ class _Assignment:
         if self.group.clustering:
             for topic in {topic for topic, _ in begins}:
                 queues = [queue_id for of, queue_id in begins if of == topic]
-                self.request.broker.groups.check_may_commit(self.group.name, topic, queues)
+                groups.check_may_commit(self.group.name, topic, queues)
         for queue, next_offset in begins.items():
             if self._committed(queue) is None:
                 if self.group.clustering:
@@ -181,18 +179,17 @@ class _Assignment:
             count=len(rows),
             interval_ms=self.interval_ms,
             retry_times_max=store.groups.retry_times_max(self.group.name),
-            run=self.request.broker.groups.run,
-            missing=" ".join(self.request.broker.groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),
+            run=groups.run,
+            missing=" ".join(groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),
         )
         self.request.respond(answer, msgpack.packb(rows))
 
 
-def unregister_client(request: Request) -> None:
+def unregister_client(request: Request, groups: GroupCoordinator, producer_groups: ProducerGroups) -> None:
     """Remove a member from its group."""
     params = decode_fields(UnregisterClientRequest, request.frame.fields)
-    broker: Broker = request.broker
     if params.kind == "producer":
-        broker.producer_groups.leave(params.group, params.member)
+        producer_groups.leave(params.group, params.member)
     else:
-        broker.groups.remove_member(params.group, params.member, params.epoch)
+        groups.remove_member(params.group, params.member, params.epoch)
     request.respond(EmptyAnswer())

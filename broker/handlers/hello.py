@@ -7,12 +7,14 @@ from ...protocol.auth.scram import MECHANISM
 from ...protocol.commands import PROTOCOL_VERSION, HelloAnswer, HelloRequest
 from ...protocol.errors import VersionNotSupported
 from ...protocol.fields import decode_fields
+from ..config import Settings
 from ..requests.request import Request
+from ..security.authenticator import Authenticator
 
 VERSION = __version__
 
 
-def hello(request: Request) -> None:
+def hello(request: Request, settings: Settings, auto_create: bool, authenticator: Authenticator | None) -> None:
     """Answer HELLO, also a repeated one. It must come first on a connection, before AUTH if the broker requires it."""
     params = decode_fields(HelloRequest, request.frame.fields)
     if params.protocol != PROTOCOL_VERSION:
@@ -20,7 +22,6 @@ def hello(request: Request) -> None:
             f"this broker does not support protocol version {params.protocol}; use {PROTOCOL_VERSION}",
             protocol=PROTOCOL_VERSION,
         )
-    settings = request.broker.settings
     request.source.greet(params.client)
     request.respond(
         HelloAnswer(
@@ -31,8 +32,8 @@ def hello(request: Request) -> None:
             frame_bytes_max=settings.limits.frame_bytes_max,
             produce_frame_bytes_max=settings.limits.produce_frame_bytes_max,
             message_bytes_max=settings.store.message_bytes_max,
-            auto_create_queues=settings.topics.default_queues if request.broker.auto_create else 0,
-            auth_required=request.broker.authenticator is not None,
-            auth="" if request.broker.authenticator is None else MECHANISM,
+            auto_create_queues=settings.topics.default_queues if auto_create else 0,
+            auth_required=authenticator is not None,
+            auth="" if authenticator is None else MECHANISM,
         )
     )

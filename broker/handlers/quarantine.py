@@ -10,14 +10,14 @@ import msgpack
 from ...protocol.commands import QUARANTINE_LOST_MAX, GetQuarantineRequest, QuarantineAnswer
 from ...protocol.fields import decode_fields
 from ..requests.request import Request
-from ..store import WouldBlock
+from ..store import MessageStore, WouldBlock
 from ..store.damage.quarantine import QuarantinedRange
 
 
-def get_quarantine(request: Request) -> None:
+def get_quarantine(request: Request, store: MessageStore) -> None:
     """Return the next entries of the quarantine, by physical offset and by the time at which they were found."""
     params = decode_fields(GetQuarantineRequest, request.frame.fields)
-    quarantine = request.broker.store.quarantine
+    quarantine = store.quarantine
 
     def read(hot: bool) -> tuple[int, bytes]:
         if hot and quarantine:

@@ -1,9 +1,16 @@
-"""The table of commands: the handler of each, and the permission that a user needs for it."""
+"""The table of commands: the handler of each, and the permission that a user needs for it.
+
+A handler names the parts of the broker that it uses as parameters after the request: ``with_services`` passes them.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 from ...protocol import commands
 from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
+from ..requests.request import Request
 from . import (
     auth,
     browse,
@@ -28,7 +35,7 @@ from . import (
 )
 from .rules import Handler, Rule
 
-_ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
+ROWS: tuple[tuple[commands.Command, Callable[..., None], Rule], ...] = (
     (commands.HELLO, hello.hello, rules.anybody),
     (commands.AUTH, auth.auth, rules.anybody),
     (commands.PRODUCE, produce.produce, rules.topic(PUBLISH)),
@@ -73,11 +80,28 @@ _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.GET_BROKER_RUNTIME_INFO, runtime.get_broker_runtime_info, rules.anybody),
 )
 
-HANDLERS: dict[int, Handler] = {command.code: handler for command, handler, _ in _ROWS}
+
+def with_services(handler: Callable[..., None]) -> Handler:
+    """Return ``handler`` as a function of the request alone: it gets the attributes of ``Broker`` that it names.
+
+    Each call looks them up again, because some are replaced while the broker runs: settings, the server's callbacks.
+    """
+    names = list(inspect.signature(handler).parameters)[1:]
+    if not names:
+        return handler
+
+    def call(request: Request) -> None:
+        broker = request.broker
+        handler(request, *[getattr(broker, name) for name in names])
+
+    return call
+
+
+HANDLERS: dict[int, Handler] = {command.code: with_services(handler) for command, handler, _ in ROWS}
 """Handlers after HELLO on a broker without authentication, by command code."""
 assert HANDLERS.keys() == {code for code, command in commands.COMMANDS.items() if not command.from_broker}
 
-RULES: dict[int, Rule] = {command.code: rule for command, _, rule in _ROWS}
+RULES: dict[int, Rule] = {command.code: rule for command, _, rule in ROWS}
 """Permission rule of each command, by command code."""
 
 HANDLERS_OF_USERS: dict[int, Handler] = {
@@ -86,9 +110,9 @@ HANDLERS_OF_USERS: dict[int, Handler] = {
 }
 """Handlers of authenticated connections."""
 
-HANDLERS_BEFORE_HELLO: dict[int, Handler] = {commands.HELLO.code: hello.hello}
-HANDLERS_BEFORE_AUTH: dict[int, Handler] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: auth.auth}
+HANDLERS_BEFORE_HELLO: dict[int, Handler] = {commands.HELLO.code: HANDLERS[commands.HELLO.code]}
+HANDLERS_BEFORE_AUTH: dict[int, Handler] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: HANDLERS[commands.AUTH.code]}
 """Handlers after HELLO and before authentication."""
 
-ONE_WAY_CODES = frozenset(command.code for command, *_ in _ROWS if command.one_way)
+ONE_WAY_CODES = frozenset(command.code for command, *_ in ROWS if command.one_way)
 """Commands that a one-way frame may carry."""

@@ -9,11 +9,17 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import DELAY_LEVEL_MAX
 from ...protocol.storage.record import Record
+from ..delivery.groups.coordinator import GroupCoordinator
 from ..delivery.groups.retry import send_back, topics_for
+from ..delivery.writer import RecordWriter
+from ..requests.counters import Counters
 from ..requests.request import Request
+from ..store import MessageStore
 
 
-def consumer_send_msg_back(request: Request) -> None:
+def consumer_send_msg_back(
+    request: Request, store: MessageStore, groups: GroupCoordinator, writer: RecordWriter, counters: Counters
+) -> None:
     """Store the messages of the request again, all or none; respond once that is acknowledged."""
     params = decode_fields(SendMessageBackRequest, request.frame.fields)
     check_name("group", params.group)
@@ -28,19 +34,39 @@ def consumer_send_msg_back(request: Request) -> None:
     reasons = params.reason_of_each()
     physical_offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
     permissions = request.peer.access.permissions if request.peer.access is not None else None
-    request.read(
-        lambda hot: [_record(request, physical_offset, permissions, hot) for physical_offset in physical_offsets],
-        lambda records: _make_topics(request, params, records, reasons),
-    )
+
+    def make_topics(records: list[Record]) -> None:
+        # Only now, because the records tell which queues the member must hold.
+        if params.member:
+            for record in records:
+                topic = record.topic.decode()
+                groups.check_holder(params.group, params.member, params.epoch, topic, record.queue_id)
+        groups.check_may_send_back(params.group)
+        writer.with_topics(topics_for(params.group), request.later(lambda: append(records)))
+
+    def append(records: list[Record]) -> None:
+        times_max = params.retry_times_max
+        if times_max < 0:
+            times_max = store.groups.retry_times_max(params.group)
+        sent_back = [
+            send_back(record, params.group, params.delay_level, times_max, reason, params.member)
+            for record, reason in zip(records, reasons, strict=True)
+        ]
+        end_offset = writer.append_records([each.record for each in sent_back])
+        dead = sum(each.dead for each in sent_back)
+        counters.count_sent_back(params.group, len(sent_back) - dead, dead)
+        answer = SendMessageBackAnswer(retried=len(sent_back) - dead, dead=dead)
+        writer.when_acknowledged(end_offset, request.later(lambda: request.respond(answer)))
+
+    request.read(lambda hot: [_record(store, offset, permissions, hot) for offset in physical_offsets], make_topics)
 
 
-def _record(request: Request, physical_offset: int, permissions: Permissions | None, hot: bool) -> Record:
+def _record(store: MessageStore, physical_offset: int, permissions: Permissions | None, hot: bool) -> Record:
     """Return the record at a physical offset. Callable from any thread.
 
     A record that the user may not consume raises the same error as a missing one, so that the error does not reveal
     which records exist.
     """
-    store = request.broker.store
     record = None
     if physical_offset < store.dispatchable_offset:
         record = store.queries.consumable_record(physical_offset, hot=hot)
@@ -54,31 +80,3 @@ def _not_found(physical_offset: int) -> MessageNotFound:
         f"there is no message at physical offset {physical_offset}: it has expired, its topic was deleted, or it never "
         "existed; nothing was sent back"
     )
-
-
-def _make_topics(request: Request, params: SendMessageBackRequest, records: list[Record], reasons: list[str]) -> None:
-    # Only now, because the records tell which queues the member must hold.
-    if params.member:
-        for record in records:
-            topic = record.topic.decode()
-            request.broker.groups.check_holder(params.group, params.member, params.epoch, topic, record.queue_id)
-
-    request.broker.groups.check_may_send_back(params.group)
-    made = request.later(lambda: _append(request, params, records, reasons))
-    request.broker.writer.with_topics(topics_for(params.group), made)
-
-
-def _append(request: Request, params: SendMessageBackRequest, records: list[Record], reasons: list[str]) -> None:
-    broker = request.broker
-    times_max = params.retry_times_max
-    if times_max < 0:
-        times_max = broker.store.groups.retry_times_max(params.group)
-    sent_back = [
-        send_back(record, params.group, params.delay_level, times_max, reason, params.member)
-        for record, reason in zip(records, reasons, strict=True)
-    ]
-    end_offset = broker.writer.append_records([each.record for each in sent_back])
-    dead = sum(each.dead for each in sent_back)
-    broker.counters.count_sent_back(params.group, len(sent_back) - dead, dead)
-    answer = SendMessageBackAnswer(retried=len(sent_back) - dead, dead=dead)
-    broker.writer.when_acknowledged(end_offset, request.later(lambda: request.respond(answer)))

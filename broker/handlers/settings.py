@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -17,7 +18,7 @@ from ...protocol.commands import (
 from ...protocol.errors import ConfigurationError, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
-from ..config import FIELDS, valid_values, value_of
+from ..config import FIELDS, Settings, valid_values, value_of
 from ..config_sources import changed_settings
 from ..requests.request import Request
 
@@ -56,15 +57,14 @@ HIDDEN_SECTION = "security."
 VALUE_CHARS_MAX = 4_096
 
 
-def get_broker_config(request: Request) -> None:
+def get_broker_config(request: Request, settings: Settings, settings_at_start: Settings) -> None:
     """Return every setting except those of ``[security]``, in the order of ``broker.toml``."""
     decode_fields(EmptyRequest, request.frame.fields)
-    broker = request.broker
     rows = [
         {
             "name": name,
-            "value": value_of(broker.settings, name),
-            "at_start": value_of(broker.settings_at_start, name),
+            "value": value_of(settings, name),
+            "at_start": value_of(settings_at_start, name),
             "hot": name in HOT_SETTINGS,
             "rule": valid_values(name),
         }
@@ -74,7 +74,7 @@ def get_broker_config(request: Request) -> None:
     request.respond(BrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
 
 
-def update_broker_config(request: Request) -> None:
+def update_broker_config(request: Request, settings: Settings, change_settings: Callable[[Settings], None]) -> None:
     """Change settings, all or none; the values apply at once, until the broker restarts."""
     params = decode_fields(UpdateBrokerConfigRequest, request.frame.fields)
     changes = _decode_body(request.frame, params.count)
@@ -84,13 +84,12 @@ def update_broker_config(request: Request) -> None:
                 f"{name} cannot be changed while the broker runs: set it in the file of `flintmq-broker serve "
                 "--config` and restart the broker; nothing was changed"
             )
-    before = request.broker.settings
     try:
-        after = changed_settings(before, changes)
+        after = changed_settings(settings, changes)
     except ConfigurationError as error:
         raise InvalidParameter(f"{error}; nothing was changed") from None
-    request.broker.change_settings(after)
-    rows = [(name, value_of(before, name), value_of(after, name)) for name in changes]
+    change_settings(after)
+    rows = [(name, value_of(settings, name), value_of(after, name)) for name in changes]
     for setting, old, new in rows:
         request.audit(UPDATE_BROKER_CONFIG, f"setting {setting}", old, new)
     request.respond(UpdateBrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))

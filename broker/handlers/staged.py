@@ -26,7 +26,9 @@ from ...protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PR
 from ...protocol.storage.record import encode_properties
 from ..delivery.routing import delay_of
 from ..delivery.staged.notes import STAGED_CONFIG, TOPICS
+from ..delivery.staged.service import StagedTransactions
 from ..delivery.staged.table import Stage
+from ..delivery.writer import RecordWriter
 from ..requests.request import Request
 from ..store import Appended, ProduceBatch, common_properties
 from .acknowledgement import acknowledge
@@ -43,7 +45,7 @@ def check_staged(request: Request, params: ProduceRequest, is_half: bool) -> Non
         raise InvalidParameter(f"staged messages cannot be {kind}: leave out prepare, or the property")
     _check_name(params.prepare)
     if (may_end := _may_end(request)) is not None:
-        _check_may_end(request, params.prepare, may_end)
+        _check_may_end(request, request.broker.staged, params.prepare, may_end)
 
 
 def append_staged(request: Request, params: ProduceRequest, queue: int) -> None:
@@ -84,7 +86,7 @@ def append_staged(request: Request, params: ProduceRequest, queue: int) -> None:
     acknowledge(request, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
 
 
-def commit_staged(request: Request) -> None:
+def commit_staged(request: Request, staged: StagedTransactions) -> None:
     """Commit the messages of stages; respond once all of them are in their topics."""
     params = decode_fields(CommitPreparedRequest, request.frame.fields)
     if params.flush not in FLUSHES:
@@ -93,8 +95,8 @@ def commit_staged(request: Request) -> None:
     may_end = _may_end(request)
     if may_end is not None:
         for name, _ in wanted:
-            _check_may_end(request, name, may_end)
-    result = request.broker.staged.begin_commit(
+            _check_may_end(request, staged, name, may_end)
+    result = staged.begin_commit(
         params.series, params.number, wanted, params.drop, sync=params.flush == "sync", may_drop=may_end
     )
     answer = CommitPreparedAnswer(already=result.already, messages=result.messages)
@@ -112,8 +114,8 @@ def _may_end(request: Request) -> Callable[[Stage], bool] | None:
     return lambda stage: all(access.allows(PUBLISH, TOPIC, topic) for topic, _ in stage.targets)
 
 
-def _check_may_end(request: Request, name: str, may_end: Callable[[Stage], bool]) -> None:
-    stage = request.broker.staged.table.stages.get(name)
+def _check_may_end(request: Request, staged: StagedTransactions, name: str, may_end: Callable[[Stage], bool]) -> None:
+    stage = staged.table.stages.get(name)
     if stage is not None and not may_end(stage):
         access = request.peer.access
         assert access is not None, "clients without a user may end every stage"
@@ -122,18 +124,18 @@ def _check_may_end(request: Request, name: str, may_end: Callable[[Stage], bool]
         )
 
 
-def abort_staged(request: Request) -> None:
+def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
     """Drop the messages of stages; respond once that is stored."""
     params = decode_fields(AbortPreparedRequest, request.frame.fields)
-    count, end_offset = request.broker.staged.abort_stages(params.drop, _may_end(request))
+    count, end_offset = staged.abort_stages(params.drop, _may_end(request))
     done = request.later(lambda: request.respond(AbortPreparedAnswer(count=count)))
-    request.broker.writer.when_acknowledged(end_offset, done)
+    writer.when_acknowledged(end_offset, done)
 
 
-def get_staged(request: Request) -> None:
+def get_staged(request: Request, staged: StagedTransactions) -> None:
     """Return the stages that are not committed, and the commits in progress."""
     params = decode_fields(GetPreparedRequest, request.frame.fields)
-    table = request.broker.staged.table
+    table = staged.table
     sees_all = request.peer.access is None or request.peer.access.sees_all
     may_end = None if sees_all else _may_end(request)
     names = table.names_with_prefix(params.prefix)

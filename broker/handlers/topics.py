@@ -26,10 +26,12 @@ from ...protocol.errors import BrokerError, InvalidParameter, NoPermission, Topi
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name, is_system_topic
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
+from ..background.held_pulls import PullRequestHoldService
+from ..delivery.topic_changes import TopicChanges
 from ..requests.audit import topic_values
-from ..requests.counters import Traffic
+from ..requests.counters import Counters, Traffic
 from ..requests.request import Request
-from ..store import TopicConfig, WouldBlock
+from ..store import MessageStore, TopicConfig, WouldBlock
 from ..store.tables.config_files import RETENTION_FOREVER
 
 _DELETED = (0, 0, 0, -1)
@@ -39,16 +41,17 @@ AS_IT_IS = -2
 """Value of ``retention_hours`` that keeps the topic's retention; a new topic then has none of its own."""
 
 
-def update_and_create_topic(request: Request) -> None:
+def update_and_create_topic(
+    request: Request, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
+) -> None:
     """Create or change a topic; respond once the table is on disk."""
     params = decode_fields(UpdateAndCreateTopicRequest, request.frame.fields)
     _check_own(check_name("topic", params.topic))
     _check_retention(params)
-    broker = request.broker
-    if params.topic in broker.topic_changes.pending:
-        broker.topic_changes.when_done(params.topic, lambda _: request.handle_again())
+    if params.topic in topic_changes.pending:
+        topic_changes.when_done(params.topic, lambda _: request.handle_again())
         return
-    old = broker.store.topics.get(params.topic)
+    old = store.topics.get(params.topic)
     if old is None:
         new = TopicConfig(
             name=params.topic,
@@ -79,22 +82,22 @@ def update_and_create_topic(request: Request) -> None:
     if new == old:
         request.respond(EmptyAnswer())
     else:
-        broker.topic_changes.put(new, partial(_changed, request, commands.UPDATE_AND_CREATE_TOPIC, old, new))
+        topic_changes.put(new, partial(_changed, request, holds, commands.UPDATE_AND_CREATE_TOPIC, old, new))
 
 
-def delete_topic_in_broker(request: Request) -> None:
+def delete_topic_in_broker(
+    request: Request, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
+) -> None:
     """Delete a topic and its queues. The end offsets are kept, so that a topic created again continues from them."""
     params = decode_fields(TopicRequest, request.frame.fields)
     _check_own(params.topic)
-    broker = request.broker
-    if params.topic in broker.topic_changes.pending:
-        broker.topic_changes.when_done(params.topic, lambda _: request.handle_again())
+    if params.topic in topic_changes.pending:
+        topic_changes.when_done(params.topic, lambda _: request.handle_again())
         return
-    old = broker.store.topics.get(params.topic)
+    old = store.topics.get(params.topic)
     if old is None:
         raise TopicNotExist(f"topic {params.topic} does not exist")
-    changed = partial(_changed, request, commands.DELETE_TOPIC_IN_BROKER, old, None)
-    broker.topic_changes.delete(params.topic, changed)
+    topic_changes.delete(params.topic, partial(_changed, request, holds, commands.DELETE_TOPIC_IN_BROKER, old, None))
 
 
 def _check_own(topic: str) -> None:
@@ -114,7 +117,12 @@ def _check_retention(params: UpdateAndCreateTopicRequest) -> None:
 
 
 def _changed(
-    request: Request, command: Command, old: TopicConfig | None, new: TopicConfig | None, error: BrokerError | None
+    request: Request,
+    holds: PullRequestHoldService,
+    command: Command,
+    old: TopicConfig | None,
+    new: TopicConfig | None,
+    error: BrokerError | None,
 ) -> None:
     if error is not None:
         request.fail(error)
@@ -124,10 +132,10 @@ def _changed(
     topic = config.name
     request.audit(command, f"topic {topic}", topic_values(old), topic_values(new))
     request.respond(EmptyAnswer())
-    request.broker.holds.wake_topic(topic)
+    holds.wake_topic(topic)
 
 
-def get_all_topic_config(request: Request) -> None:
+def get_all_topic_config(request: Request, store: MessageStore) -> None:
     """Return every topic that the user may see, including system topics."""
     topics = [
         {
@@ -140,16 +148,15 @@ def get_all_topic_config(request: Request) -> None:
             "retention_hours": config.retention_hours,
             "retention_bytes": config.retention_bytes,
         }
-        for config in request.broker.store.topics
+        for config in store.topics
         if request.peer.access is None or request.peer.access.sees(TOPIC, config.name)
     ]
     request.respond(TopicsAnswer(count=len(topics)), msgpack.packb(topics))
 
 
-def get_topic_stats_info(request: Request) -> None:
+def get_topic_stats_info(request: Request, store: MessageStore) -> None:
     """Return both ends of each queue of a topic, and the store time of its last message."""
     params = decode_fields(TopicRequest, request.frame.fields)
-    store = request.broker.store
     if store.topics.get(params.topic) is None:
         raise TopicNotExist(f"topic {params.topic} does not exist")
 
@@ -160,11 +167,11 @@ def get_topic_stats_info(request: Request) -> None:
     request.after_dispatch(lambda: request.read(lambda hot: store.queue_reads.topic_stats(params.topic, hot=hot), done))
 
 
-def get_topics_stats(request: Request) -> None:
+def get_topics_stats(request: Request, store: MessageStore, counters: Counters) -> None:
     """Return the figures of the next topics, by name, that the user may see."""
     params = decode_fields(GetTopicsStatsRequest, request.frame.fields)
-    broker, access = request.broker, request.peer.access
-    reads, produced, pulled = broker.store.queue_reads, broker.counters.produced, broker.counters.pulled
+    access = request.peer.access
+    reads, produced, pulled = store.queue_reads, counters.produced, counters.pulled
 
     def read(hot: bool) -> tuple[int, bytes]:
         # Counting and packing thousands of queues takes too long for a turn of the event loop.
@@ -187,7 +194,7 @@ def get_topics_stats(request: Request) -> None:
         params.max_count,
         (
             config.name
-            for config in broker.store.topics
+            for config in store.topics
             if config.name > params.after and (access is None or access.sees(TOPIC, config.name))
         ),
     )

@@ -24,6 +24,7 @@ from ...protocol.names import check_name
 from ...protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from ..delivery.transactions.frames import HalfRequest, half_frame
 from ..delivery.transactions.records import TOPICS, Half
+from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.transactions.startup_scan import History
 from ..delivery.transactions.table import OpenTransactions
 from ..requests.audit import is_by_hand
@@ -88,7 +89,7 @@ def append_half_messages(request: Request, params: ProduceRequest, half: HalfReq
     acknowledge(request, params, 0, HALF_TOPIC, 0, appended)
 
 
-def end_transaction(request: Request) -> None:
+def end_transaction(request: Request, transactions: TransactionalMessageService) -> None:
     """Commit or roll back a transaction; respond once that is acknowledged."""
     params = decode_fields(EndTransactionRequest, request.frame.fields)
     check_name("group", params.group)
@@ -101,7 +102,7 @@ def end_transaction(request: Request) -> None:
             request.audit(END_TRANSACTION, f"group {params.group}, transaction {params.transaction_id}", None, outcome)
         request.respond(EmptyAnswer())
 
-    request.broker.transactions.end_transaction(params, request.later(ended), check_topic)
+    transactions.end_transaction(params, request.later(ended), check_topic)
 
 
 def _check_publish(access: UserRights, topic: str) -> None:
@@ -110,10 +111,9 @@ def _check_publish(access: UserRights, topic: str) -> None:
         raise NoPermission(f"user {access.name} has no permission to publish to the topic of this transaction")
 
 
-def get_transactions(request: Request) -> None:
+def get_transactions(request: Request, transactions: TransactionalMessageService) -> None:
     """Return open or parked transactions, one page at a time."""
     params = decode_fields(GetTransactionsRequest, request.frame.fields)
-    transactions = request.broker.transactions
     sees = _seen_by(request.peer.access)
 
     def read(hot: bool) -> tuple[Page, int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import msgpack
@@ -39,8 +41,10 @@ from ...protocol.commands import (
 from ...protocol.errors import BrokerError, ConfigurationError, InvalidParameter, ServiceNotAvailable
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
+from ..requests.connected_client import ConnectedClient
 from ..requests.request import Request
 from ..security.authenticator import Authenticator
+from ..store import MessageStore
 
 log = logging.getLogger(__name__)
 
@@ -48,27 +52,40 @@ T = TypeVar("T")
 Edit = Callable[[Users], Users]
 
 
-def auth_list_user(request: Request) -> None:
+def auth_list_user(request: Request, authenticator: Authenticator | None) -> None:
     """Return the users and their grants, without the verifiers, from which passwords could be guessed."""
     params = decode_fields(ListUsersRequest, request.frame.fields)
-    by_name = {user.name: user for user in _authenticator(request).users}
+    by_name = {user.name: user for user in _required(authenticator).users}
     if params.user:
         by_name = {params.user: _checked(lambda: user_named(Users(by_name), params.user))}
     rows = [{"user": name, "grants": list(user.permissions)} for name, user in sorted(by_name.items())]
     request.respond(UsersAnswer(count=len(rows)), msgpack.packb(rows))
 
 
-def auth_create_user(request: Request) -> None:
+def auth_create_user(
+    request: Request,
+    authenticator: Authenticator | None,
+    store: MessageStore,
+    readers: ThreadPoolExecutor,
+    users_changed: Callable[[ConnectedClient], None],
+) -> None:
     """Add a user; respond once it can connect."""
     name = decode_fields(CreateUserRequest, request.frame.fields).user
     body = _body(request.frame, {"scram", "grants"})
     _checked(lambda: check_user_name(name))
     verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
     grants = _grants(body.get("grants", []), name)
-    _change(request, lambda users: with_user(users, name, verifier, grants))
+    _required(authenticator)
+    _change(request, store, readers, users_changed, lambda users: with_user(users, name, verifier, grants))
 
 
-def auth_update_user(request: Request) -> None:
+def auth_update_user(
+    request: Request,
+    authenticator: Authenticator | None,
+    store: MessageStore,
+    readers: ThreadPoolExecutor,
+    users_changed: Callable[[ConnectedClient], None],
+) -> None:
     """Change a user's password or grants; respond once the change is in effect."""
     name = decode_fields(UpdateUserRequest, request.frame.fields).user
     body = _body(request.frame, {"scram", "revoke", "grant"})
@@ -90,18 +107,24 @@ def auth_update_user(request: Request) -> None:
             users = each(users)
         return users
 
-    _change(request, edit)
+    _required(authenticator)
+    _change(request, store, readers, users_changed, edit)
 
 
-def auth_delete_user(request: Request) -> None:
+def auth_delete_user(
+    request: Request,
+    authenticator: Authenticator | None,
+    store: MessageStore,
+    readers: ThreadPoolExecutor,
+    users_changed: Callable[[ConnectedClient], None],
+) -> None:
     """Remove a user; respond once it can no longer connect. The broker closes its connections."""
     name = decode_fields(DeleteUserRequest, request.frame.fields).user
-    _authenticator(request)
-    _change(request, lambda users: without_user(users, name))
+    _required(authenticator)
+    _change(request, store, readers, users_changed, lambda users: without_user(users, name))
 
 
-def _authenticator(request: Request) -> Authenticator:
-    authenticator = request.broker.authenticator
+def _required(authenticator: Authenticator | None) -> Authenticator:
     if authenticator is None:
         raise InvalidParameter(
             'this broker does not use authentication (security.auth = "off"), so it cannot check who may change '
@@ -110,10 +133,14 @@ def _authenticator(request: Request) -> Authenticator:
     return authenticator
 
 
-def _change(request: Request, edit: Edit) -> None:
+def _change(
+    request: Request,
+    store: MessageStore,
+    readers: ThreadPoolExecutor,
+    users_changed: Callable[[ConnectedClient], None],
+    edit: Edit,
+) -> None:
     """Change the users' file in a reader thread, and respond once the broker applies it."""
-    _authenticator(request)
-    broker = request.broker
 
     def keep_an_administrator(users: Users) -> Users:
         after = edit(users)
@@ -127,10 +154,11 @@ def _change(request: Request, edit: Edit) -> None:
     def changed() -> None:
         # The response first, because the change may close this very connection.
         request.respond(EmptyAnswer())
-        broker.users_changed(request.peer)
+        users_changed(request.peer)
 
     done = request.later(changed)
-    work = broker.loop.run_in_executor(broker.readers, UserFile(broker.store.path).change, keep_an_administrator)
+    change = partial(UserFile(store.path).change, keep_an_administrator)
+    work = asyncio.get_running_loop().run_in_executor(readers, change)
     work.add_done_callback(lambda work: done(_failure(work)))
 
 

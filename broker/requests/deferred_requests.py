@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import SystemBusy
 from ..background.held_pulls import HeldPull
 from ..background.selections import HELD_PULL_BYTES, Selection, Share, Shares
 from ..config import BUSY_RETRY_AFTER_MS
-from .broker import Broker
 from .response_queue import ResponseQueue
+
+if TYPE_CHECKING:
+    from .broker import Broker
 
 COLD_READS_MAX = 2
 """Maximum number of concurrent cold reads of one connection, so that other connections get a thread soon."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure
@@ -14,10 +14,12 @@ from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser, encode_hea
 from ..security.users import User
 from ..store import TopicConfig, WouldBlock
 from .audit import audit, audit_refused
-from .broker import Broker
 from .connected_client import ConnectedClient
 from .deferred_requests import COLD_READS_MAX, DeferredRequests
 from .response_queue import ResponseQueue, encode_error
+
+if TYPE_CHECKING:
+    from .broker import Broker
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

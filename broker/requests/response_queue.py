@@ -7,12 +7,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ...protocol.errors import BrokerError
 from ...protocol.frames import RESPONSE, Frame, encode_head
 from ..budgets.send_budget import SMALL_BYTES
-from .broker import Broker
+
+if TYPE_CHECKING:
+    from .broker import Broker
 
 WRITE_EARLY_BYTES = 256 * 1024
 """Responses of one turn are written before its end once their bodies exceed this size together."""

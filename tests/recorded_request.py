@@ -1,0 +1,60 @@
+"""A request for tests of handlers, without a connection or a broker: it keeps the responses, and every wait is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from flintmq.broker.requests.connected_client import ConnectedClient
+from flintmq.broker.requests.request import Request
+from flintmq.broker.store import WouldBlock
+from flintmq.protocol.commands import Command
+from flintmq.protocol.errors import BrokerError
+from flintmq.protocol.fields import encode_fields
+from flintmq.protocol.frames import REQUEST, Frame
+from tests.remotes import FakeRemote
+
+
+class RecordedRequest(Request):
+    """A request of a client without a user; its handler's responses, errors and audit entries are kept."""
+
+    __slots__ = ("answers", "audited", "completed", "errors")
+
+    def __init__(self, command: Command, params: Any, body: bytes = b"") -> None:
+        self.frame = Frame(REQUEST, command.code, 1, encode_fields(params), bytearray(body), 0, len(body))
+        self.peer = cast(ConnectedClient, FakeRemote())
+        self.answers: list[tuple[Any, bytes]] = []
+        self.audited: list[tuple[Command, str, Any, Any]] = []
+        self.errors: list[BrokerError] = []
+        self.completed = asyncio.Event()
+
+    def respond(self, answer: Any, body: bytes | bytearray = b"") -> None:
+        """Keep a response."""
+        self.answers.append((answer, bytes(body)))
+        self.completed.set()
+
+    def fail(self, error: BrokerError) -> None:
+        """Keep an error."""
+        self.errors.append(error)
+        self.completed.set()
+
+    def audit(self, command: Command, target: str, before: Any = None, after: Any = None) -> None:
+        """Keep an entry of the audit log."""
+        self.audited.append((command, target, before, after))
+
+    def after_dispatch(self, call: Callable[[], None]) -> None:
+        """Call ``call``."""
+        call()
+
+    def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
+        """Return a function that runs ``call``, or keeps the error that it gets."""
+        return lambda error: call() if error is None else self.fail(error)
+
+    def read(self, read: Callable[[bool], Any], done: Callable[[Any], None], instead: Any = None) -> None:
+        """Read, as a reader thread would if the first attempt would block, and pass on the result."""
+        try:
+            result = read(True)
+        except WouldBlock:
+            result = read(False)
+        done(result)

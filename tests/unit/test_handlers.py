@@ -1,0 +1,122 @@
+"""Handlers get the parts of the broker that they name, and need no more: a test can call one without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from flintmq.broker.app.lifecycle import Lifecycle
+from flintmq.broker.background.held_pulls import PullRequestHoldService, Wake
+from flintmq.broker.background.loop_scheduler import StepScheduler
+from flintmq.broker.config import Settings
+from flintmq.broker.delivery.groups.coordinator import GroupCoordinator
+from flintmq.broker.delivery.topic_changes import TopicChanges
+from flintmq.broker.handlers import group_admin, settings, topics
+from flintmq.broker.handlers.registry import ROWS
+from flintmq.broker.requests.counters import Counters
+from flintmq.broker.store import MessageStore
+from flintmq.protocol import commands
+from flintmq.protocol.errors import GroupNotExist, InvalidParameter, TopicExistsAlready
+from tests.recorded_request import RecordedRequest
+from tests.store_tools import make_topic, open_store, plain, put
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    opened = open_store(tmp_path)
+    make_topic(opened, "orders", 2)
+    yield opened
+    opened.close()
+
+
+async def test_a_broker_has_what_each_handler_names(tmp_path: Path) -> None:
+    values = Settings.model_validate(
+        {"store": {"path": str(tmp_path)}, "server": {"listen": "127.0.0.1:0"}, "metrics": {"listen": "off"}}
+    )
+    lifecycle = Lifecycle(values, lambda part, error: None)
+    await lifecycle.start(lambda stage, done, total: None)
+    try:
+        for command, handler, _ in ROWS:
+            hints = typing.get_type_hints(handler)
+            for name in list(inspect.signature(handler).parameters)[1:]:
+                part = getattr(lifecycle._broker, name)
+                classes = typing.get_args(hints[name]) or (hints[name],)
+                is_call = typing.get_origin(hints[name]) is typing.get_origin(Callable[[], None])
+                assert callable(part) if is_call else isinstance(part, classes), f"{command.name}: {name}"
+    finally:
+        await lifecycle.stop()
+
+
+async def test_a_topic_is_created_grows_and_never_shrinks(store: MessageStore) -> None:
+    loop = asyncio.get_running_loop()
+    holds = PullRequestHoldService(loop.time, loop.call_at, StepScheduler(loop.time, loop.call_soon))
+    changes = TopicChanges(store, loop, lambda topic: None)
+    woken: list[Wake] = []
+    holds.hold("orders", 0, 0, loop.time() + 60, woken.append)
+
+    async def change(read_queues: int) -> RecordedRequest:
+        params = commands.UpdateAndCreateTopicRequest("orders", read_queues, read_queues)
+        request = RecordedRequest(commands.UPDATE_AND_CREATE_TOPIC, params)
+        topics.update_and_create_topic(request, store, changes, holds)
+        await request.completed.wait()
+        return request
+
+    grown = await change(3)
+    _, target, before, after = grown.audited[0]
+    assert (target, before["read_queues"], after["read_queues"]) == ("topic orders", 2, 3)
+    assert woken, "a held pull must look again, because it may not be allowed to read any more"
+    assert (await change(3)).audited == [], "nothing changed"
+    with pytest.raises(TopicExistsAlready, match="queues can be added, but not removed"):
+        await change(1)
+    changes.close()
+
+
+def test_the_figures_of_topics_come_from_the_store_and_the_counters(store: MessageStore) -> None:
+    put(store, "orders", 1, plain(3))
+    counters = Counters()
+    counters.produced.of("orders").messages = 7
+    request = RecordedRequest(commands.GET_TOPICS_STATS, commands.GetTopicsStatsRequest())
+    topics.get_topics_stats(request, store, counters)
+    [(answer, body)] = request.answers
+    [(name, *figures)] = msgpack.unpackb(body)
+    assert (answer.count, name, figures[4]) == (1, "orders", 7)
+
+
+async def test_only_a_known_group_is_shown(store: MessageStore) -> None:
+    groups = GroupCoordinator(store, lambda: 0.0, lambda delay, call: None)
+    request = RecordedRequest(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, commands.EmptyRequest())
+    group_admin.get_all_groups(request, store, groups)
+    assert request.answers[0][0].count == 0
+    store.consumer_offsets.commit("billing", "orders", 0, 0)
+    group_admin.get_all_groups(request, store, groups)
+    assert msgpack.unpackb(request.answers[1][1])[0]["topics"] == ["orders"]
+    unknown = RecordedRequest(commands.DELETE_SUBSCRIPTIONGROUP, commands.DeleteGroupRequest("other"))
+    changes = TopicChanges(store, asyncio.get_running_loop(), lambda topic: None)
+    with pytest.raises(GroupNotExist):
+        group_admin.delete_group(unknown, store, groups, Counters(), changes)
+    changes.close()
+
+
+def test_one_setting_that_must_not_change_refuses_all() -> None:
+    changed: list[Settings] = []
+    values = Settings()
+    request = RecordedRequest(
+        commands.UPDATE_BROKER_CONFIG,
+        commands.UpdateBrokerConfigRequest(2),
+        msgpack.packb({"limits.groups_max": 5, "store.path": "/elsewhere"}),
+    )
+    with pytest.raises(InvalidParameter, match=r"store\.path cannot be changed while the broker runs"):
+        settings.update_broker_config(request, values, changed.append)
+    assert changed == []
+    request = RecordedRequest(
+        commands.UPDATE_BROKER_CONFIG, commands.UpdateBrokerConfigRequest(1), msgpack.packb({"limits.groups_max": 5})
+    )
+    settings.update_broker_config(request, values, changed.append)
+    assert changed[0].limits.groups_max == 5
+    assert request.audited[0][1:] == ("setting limits.groups_max", values.limits.groups_max, 5)
