@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +49,10 @@ PATHS = [
     "/login",
     "/nowhere",
 ]
+FLOOD_RATE = 100_000
+FLOOD_SECONDS = 60
+BULK = 10_000
+HEAP_BYTES_MAX = 50_000_000
 IMAGES = os.environ.get("FLINTMQ_IMAGES")
 """Folder for screenshots; without it none are made."""
 
@@ -190,21 +198,29 @@ async def test_a_large_body_does_not_freeze_the_page(browser: Browser, console: 
     await page.context.close()
 
 
+async def test_a_filter_is_checked_while_a_person_types_it(browser: Browser, console: str) -> None:
+    tab = await open_tab(browser)
+    page = tab.page
+    for path in ("/topics/orders", "/topics/orders/live"):
+        await page.goto(console + path)
+        await page.focus("[name=filter]")
+        await page.keyboard.type("amount > <b>")
+        await page.wait_for_selector("#filter-check pre")
+        assert await page.inner_text("#filter-check pre") == "amount > <b>\n         ^"
+        assert await page.get_attribute("[name=filter]", "aria-invalid") == "true"
+        await page.fill("[name=filter]", "amount > 5")
+        await page.wait_for_selector("#filter-check pre", state="detached")
+        assert await page.get_attribute("[name=filter]", "aria-invalid") is None
+    assert tab.faults == []
+    await page.context.close()
+
+
 async def test_a_flood_leaves_the_live_view_small(browser: Browser, console: str, running: RunningBroker) -> None:
     tab = await open_tab(browser)
     page = tab.page
     await page.goto(f"{console}/topics/service-05/live")
     await page.wait_for_selector("#live-state:has-text('live')")
-    ending = threading.Event()
-
-    def flood() -> None:
-        with Producer(running.address, flush="async") as producer:
-            while not ending.is_set():
-                producer.send_bulk("service-05", [b"x" * 100] * 10_000)
-
-    flooder = threading.Thread(target=flood)
-    flooder.start()
-    try:
+    with flood(running, "service-05", 0):
         await page.wait_for_selector("#live-rows tr:nth-child(500)", timeout=60_000)
         for _ in range(10):
             await page.wait_for_timeout(200)
@@ -212,14 +228,73 @@ async def test_a_flood_leaves_the_live_view_small(browser: Browser, console: str
         await page.wait_for_selector("#live-state:has-text('skipped')")
         await page.keyboard.press("p")
         await page.wait_for_selector("#live-state:has-text('paused')")
-    finally:
-        ending.set()
-        flooder.join()
     shown = await page.inner_text("#live-state")
     await page.wait_for_timeout(500)
     assert await page.inner_text("#live-state") == shown  # nothing arrives while it is paused
     assert tab.faults == []
     await page.context.close()
+
+
+@pytest.mark.slow
+async def test_a_minute_of_a_hundred_thousand_messages_a_second_leaves_the_page_small_and_quick(
+    browser: Browser, console: str, running: RunningBroker
+) -> None:
+    tab = await open_tab(browser)
+    page = tab.page
+    await page.goto(f"{console}/topics/service-06/live")
+    await page.wait_for_selector("#live-state:has-text('live')")
+    devtools = await page.context.new_cdp_session(page)
+    nodes, heaps, slow = [], [], []
+    with flood(running, "service-06", FLOOD_RATE) as sent:
+        began = time.monotonic()
+        while time.monotonic() - began < FLOOD_SECONDS:
+            await page.wait_for_timeout(1000)
+            clicked = time.monotonic()
+            await page.click("#speak")  # a person can use the page meanwhile
+            slow.append(time.monotonic() - clicked)
+            assert await page.evaluate("document.querySelectorAll('#live-rows tr').length") <= 500
+            if int(time.monotonic() - began) % 10 == 0:
+                await devtools.send("HeapProfiler.collectGarbage")
+                counters = await devtools.send("Memory.getDOMCounters")
+                nodes.append(counters["nodes"])
+                heaps.append((await devtools.send("Runtime.getHeapUsage"))["usedSize"])
+        rate = sum(sent) / (time.monotonic() - began)
+    assert rate > FLOOD_RATE / 2, f"{rate:,.0f} messages a second"
+    state = await page.inner_text("#live-state")
+    shown, skipped = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) (?:shown|skipped)", state))
+    assert shown > 500
+    assert skipped > FLOOD_RATE * FLOOD_SECONDS / 3
+    assert max(slow) < 3.0, slow
+    # The first rows need memory that stays; after a third of the time nothing piles up any more.
+    third = len(nodes) // 3
+    assert max(nodes[third:]) < 1.5 * nodes[third], nodes
+    assert max(heaps) < HEAP_BYTES_MAX, heaps
+    assert tab.faults == []
+    await page.context.close()
+
+
+@contextlib.contextmanager
+def flood(running: RunningBroker, topic: str, rate: int) -> Iterator[list[int]]:
+    """Send to a topic until the context ends; yield the number of messages of each bulk so far. ``rate``: messages a
+    second, 0: as fast as possible."""
+    ending, sent = threading.Event(), list[int]()
+
+    def send() -> None:
+        with Producer(running.address, flush="async") as producer:
+            due = time.monotonic()
+            while not ending.is_set():
+                producer.send_bulk(topic, [b"x" * 100] * BULK)
+                sent.append(BULK)
+                due += BULK / rate if rate else 0.0
+                time.sleep(max(0.0, due - time.monotonic()) if rate else 0.0)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield sent
+    finally:
+        ending.set()
+        sender.join()
 
 
 @pytest.mark.skipif(not IMAGES, reason="set FLINTMQ_IMAGES to a folder to make the screenshots of the documents")

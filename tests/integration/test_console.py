@@ -224,6 +224,18 @@ def test_the_list_shows_a_change_of_this_console_and_a_topic_of_another_client_a
         assert "/topics/invoices" in client.get("/topics").text
 
 
+def test_the_broker_checks_a_filter_before_it_is_used(filled: RunningBroker, client: TestClient) -> None:
+    wrong = client.get("/topics/orders", params={"check": "1", "filter": "amount > <b>"})
+    assert wrong.headers["content-type"] == "application/json"
+    assert wrong.json()["column"] == 10
+    assert wrong.json()["filter"] == "amount > <b>"
+    assert "expected" in wrong.json()["error"]
+    assert client.get("/topics/orders?check=1&filter=amount+%3E+5").json() == {}
+    assert client.get("/topics/orders?check=1").json() == {}
+    assert requests_of(filled, lambda: client.get("/topics/orders?check=1&filter=amount+%3E+5")) == 1
+    assert client.get("/topics/nowhere?check=1&filter=a").status_code == 404
+
+
 # ---- security
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from ....protocol.errors import FilterIllegal, MessageNotFound
+from ....protocol.escaping import escape
 from ....protocol.storage.layout import SysFlag
 from ...core.consume.pages import MessageSummary, TopicPage
 from ...core.consume.stored import StoredMessage
@@ -55,6 +56,8 @@ class Position:
 
 async def message_list(visit: Visit) -> Response:
     """Return a page of a topic: newest first, from a position, or by key."""
+    if visit.text("check"):
+        return await _check_filter(visit)
     if visit.text("key"):
         return await _by_key(visit)
     topic = visit.path("topic")
@@ -99,6 +102,19 @@ async def message_list(visit: Visit) -> Response:
         python=as_python(visit, topic),
         damaged=0,
     )
+
+
+async def _check_filter(visit: Visit) -> Response:
+    """Return what the broker says of a filter that a person is typing, for the page's script; empty if it is valid."""
+    found: dict[str, Any] = {}
+    try:
+        # The broker parses the filter before it reads: one message is the least that can be asked for.
+        await visit.consumer.browse(
+            visit.path("topic"), count=1, body_bytes=0, filter=visit.text("filter") or None, scan_max=1
+        )
+    except FilterIllegal as error:
+        found = {"error": escape(str(error)), "filter": escape(visit.text("filter")), "column": error.column or 0}
+    return JSONResponse(found)
 
 
 async def _by_key(visit: Visit) -> Response:

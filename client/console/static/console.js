@@ -106,6 +106,44 @@ async function copy(button) {
   setTimeout(() => (button.textContent = before), 1500);
 }
 
+// ---- a filter is checked by the broker's own parser while a person types it
+
+const CHECK_MS = 300;
+let checking = 0;
+
+async function checkFilter(input) {
+  const url = `${input.dataset.check}?check=1&filter=${encodeURIComponent(input.value)}`;
+  const asked = ++checking;
+  const response = await fetch(url).catch(() => null);
+  // An older response may arrive after a newer one. A redirect is a login.
+  if (!response?.ok || response.redirected || asked !== checking) return;
+  const wrong = await response.json();
+  if (asked !== checking) return;
+  const place = $("#filter-check");
+  place.replaceChildren();
+  if (wrong.error) {
+    const note = document.createElement("div");
+    note.className = "note bad";
+    note.append(element("strong", "✕ The filter is not valid."), ` ${wrong.error}`);
+    if (wrong.column) note.append(element("pre", `${wrong.filter}\n${" ".repeat(wrong.column - 1)}^`));
+    place.append(note);
+    input.setAttribute("aria-invalid", "true");
+  } else input.removeAttribute("aria-invalid");
+}
+
+function element(name, text) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  return made;
+}
+
+let typedAt = 0;
+document.addEventListener("input", (event) => {
+  if (!event.target.matches("[data-check]")) return;
+  clearTimeout(typedAt);
+  typedAt = setTimeout(checkFilter, CHECK_MS, event.target);
+});
+
 // ---- keys; a person can switch them off, because single letters collide with speech input
 
 const places = { o: "/", t: "/topics", g: "/groups", d: "/dlq", w: "/waiting", s: "/store", c: "/clients" };
