@@ -32,7 +32,7 @@ from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
 from ..metrics.hosts import Hosts
 from ..net.connection import unmapped
 from ..net.server import Server, bind
-from ..requests.broker import Broker
+from ..requests.broker import Broker, BrokerProcess, BrokerSecurity, StoreServices
 from ..security.audit import AuditLog
 from ..security.authenticator import Authenticator
 from ..security.backoff import LoginBackoff
@@ -194,20 +194,10 @@ class Lifecycle:
             service.start()
         self._broker = Broker(
             self._settings,
-            store,
-            flush,
-            reput,
-            allocation,
+            StoreServices(store, flush, reput, allocation, stats),
             holds,
-            stats,
-            loop=loop,
-            readers=self._readers,
-            recovery_seconds=report.seconds,
-            metrics_address=self.metrics_address,
-            audit=self._audit,
-            fatal=fatal,
-            authenticator=self._authenticator,
-            tls=self._tls,
+            BrokerSecurity(self._audit, self._authenticator, self._tls),
+            BrokerProcess(loop, self._readers, fatal, report.seconds, self.metrics_address),
         )
         flush.on_flushed = self._broker.flushed
         self._broker.stall.start()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import BrokerError
@@ -49,78 +50,123 @@ FRAME_LENGTH_BYTES = 4
 """Size of a frame's length field, which the limits do not count."""
 
 
-class Broker:
-    """The parts of the broker that handlers use. Belongs to the event loop.
+@dataclass(frozen=True, slots=True)
+class StoreServices:
+    """The store and the services that work on it in the background."""
 
-    ``fatal`` ends the process after a failure that the broker cannot survive; its arguments are the name of the part
-    that failed and the exception.
+    store: MessageStore
+    flush: FlushService
+    reput: ReputMessageService
+    allocation: AllocateMappedFileService
+    stats: StoreStatsService
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSecurity:
+    """The audit log; the users, None without authentication; certificates, None if connections are not encrypted."""
+
+    audit: AuditLog
+    authenticator: Authenticator | None = None
+    tls: TlsFiles | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProcess:
+    """The process that the broker runs in.
+
+    ``readers``: threads that read from the disk; ``fatal`` ends the process after a failure that the broker cannot
+    survive: its arguments are the name of the part that failed and the exception; ``recovery_seconds``: duration of the
+    store's recovery; ``metrics_address``: HOST:PORT of the metrics endpoint, empty if there is none.
     """
+
+    loop: asyncio.AbstractEventLoop
+    readers: ThreadPoolExecutor
+    fatal: Callable[[str, BaseException], None]
+    recovery_seconds: float
+    metrics_address: str
+
+
+class Broker:
+    """The parts of the broker that handlers use, by name. Belongs to the event loop."""
 
     def __init__(
         self,
         settings: Settings,
-        store: MessageStore,
-        flush: FlushService,
-        reput: ReputMessageService,
-        allocation: AllocateMappedFileService,
+        services: StoreServices,
         holds: PullRequestHoldService,
-        stats: StoreStatsService,
-        *,
-        loop: asyncio.AbstractEventLoop,
-        readers: ThreadPoolExecutor,
-        recovery_seconds: float,
-        metrics_address: str,
-        audit: AuditLog,
-        fatal: Callable[[str, BaseException], None],
-        authenticator: Authenticator | None = None,
-        tls: TlsFiles | None = None,
+        security: BrokerSecurity,
+        process: BrokerProcess,
     ) -> None:
         self.settings = self.settings_at_start = settings
-        self.limits = settings.limits
-        self.store = store
-        self.flush = flush
-        self.reput = reput
-        self.allocation = allocation
+        self.limits = limits = settings.limits
+        self.sync = settings.flush.policy == "sync"
+        self.auto_create = settings.auto_create_topics()
+        self.store = store = services.store
+        self.flush = services.flush
+        self.reput = services.reput
+        self.allocation = services.allocation
+        self.stats = services.stats
         self.holds = holds
-        self.stats = stats
-        self.loop = loop
-        self.readers = readers
-        self.recovery_seconds = recovery_seconds
-        self.metrics_address = metrics_address
-        """HOST:PORT of the metrics endpoint; empty if there is none."""
-        self.authenticator = authenticator
-        """None if the broker does not use authentication."""
-        self.tls = tls
-        """None if connections are not encrypted."""
         self.turns = holds.turns
         """Scheduler for the steps of pulls with a filter."""
+        self.audit = security.audit
+        self.authenticator = security.authenticator
+        self.tls = security.tls
+        self.loop = loop = process.loop
+        self.readers = process.readers
+        self.fatal = process.fatal
+        self.recovery_seconds = process.recovery_seconds
+        self.metrics_address = process.metrics_address
+        self.started_at = time.monotonic()
+        self.access = AccessTable(holds.wake_all)
         self.selections = Selections()
         self.counters = Counters()
+        self.dispatch = DispatchScheduler(
+            store, self.flush, self.reput, self.allocation, holds, loop=loop, fatal=self.fatal
+        )
+        self._create_delivery()
+        self.receive_memory = ReceiveBudget(limits.receive_bytes_max, loop.call_soon)
+        self.send_memory = SendBudget(limits.send_bytes_max, loop.time, loop.call_later)
+        self.cold_reads = ColdReads(settings.server.reader_threads)
+        self.stall = DiskStall(
+            self.flush,
+            stall_s=settings.flush.stall_ms / 1000,
+            clock=time.monotonic,
+            call_later=loop.call_later,
+            on_change=self._limit_in_flight,
+        )
+        self.in_flight_bytes = self.in_flight_bytes_max = self.in_flight_bytes_end = 0
+        self._limit_in_flight()
+        self.produce_bytes_max = limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
+        self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
+        """Callback that reloads the users at once, after the client ``peer`` changed them."""
+        self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
+        """Callback that returns the GET_CONNECTIONS rows of the first ``count`` connections after number ``after``."""
+        self.when_settings_change: list[Callable[[Settings], None]] = []
+        """Callbacks that get all settings after each change."""
+        self.connections = 0
+        self.next_queue: dict[str, int] = {}
+        self.kept_headers = 0
+        """Number of headers that connections keep: see ``handlers.repeated_produce``."""
+
+    def _create_delivery(self) -> None:
+        """Create what happens to messages beyond storing and reading them; each part uses some of those before it."""
+        store, loop, limits, rules = self.store, self.loop, self.limits, self.settings.transactions
+        appended = self.dispatch.appended
         self.sequences = ProducerSequences(
-            runs_max=self.limits.sequence_runs_max,
+            runs_max=limits.sequence_runs_max,
             producer_runs_max=PRODUCER_RUNS_MAX,
-            expiry_s=self.limits.sequence_expiry_ms / 1000,
+            expiry_s=limits.sequence_expiry_ms / 1000,
         )
         self.topic_changes = TopicChanges(store, loop, self._topic_deleted)
-        self.started_at = time.monotonic()
-        self.sync = settings.flush.policy == "sync"
-        self.dispatch = DispatchScheduler(store, flush, reput, allocation, holds, loop=loop, fatal=fatal)
-        appended = self.dispatch.appended
-        self.writer = RecordWriter(store, flush, self.topic_changes, loop, appended, sync=self.sync)
-        self.delays = Delays(store, self.writer, loop, readers, appended, fatal, now_ms=store.clock.now_ms)
+        self.writer = RecordWriter(store, self.flush, self.topic_changes, loop, appended, sync=self.sync)
+        self.delays = Delays(store, self.writer, loop, self.readers, appended, self.fatal, now_ms=store.clock.now_ms)
         self.groups = GroupCoordinator(
-            store,
-            loop.time,
-            loop.call_later,
-            groups_max=self.limits.groups_max,
-            offsets_max=self.limits.committed_offsets_max,
+            store, loop.time, loop.call_later, groups_max=limits.groups_max, offsets_max=limits.committed_offsets_max
         )
         self.producer_groups = ProducerGroups(loop.time)
-        self.access = AccessTable(holds.wake_all)
-        self.audit = audit
-        rules = settings.transactions
         self.transactions = TransactionalMessageService(
-            self.writer, self.topic_changes, readers, open_max=rules.open_max
+            self.writer, self.topic_changes, self.readers, open_max=rules.open_max
         )
         self.transaction_checks = TransactionalMessageCheckService(
             self.transactions,
@@ -132,6 +178,7 @@ class Broker:
             clock=loop.time,
             call_at=loop.call_at,
         )
+        self.transactions.on_open = self.transaction_checks.opened
         self.staged = StagedTransactions(
             self.writer,
             self.delays.redeliverer,
@@ -139,42 +186,12 @@ class Broker:
             stages_max=rules.prepared_attempts_max,
             now_ms=self.delays.now_ms,
         )
-        self.transactions.on_open = self.transaction_checks.opened
-        self.auto_create = settings.auto_create_topics()
-        self.in_flight_bytes = 0
-        self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
-        """Above this many in-flight bytes PRODUCE is refused; -1, which refuses always, while the disk is stalled."""
-        self.in_flight_bytes_end = self.in_flight_bytes_max + self.in_flight_bytes_max // 8
-        """Above this many in-flight bytes (pending refusals included), connections waiting for a flush are no longer
-        read."""
-        self.stall = DiskStall(
-            flush,
-            stall_s=settings.flush.stall_ms / 1000,
-            clock=time.monotonic,
-            call_later=loop.call_later,
-            on_change=self._stall_changed,
-        )
-        self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
-        self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
-        """Callback that reloads the users at once, after the client ``peer`` changed them."""
-        self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
-        """Callback that returns the GET_CONNECTIONS rows of the first ``count`` connections after number ``after``."""
-        self.when_settings_change: list[Callable[[Settings], None]] = []
-        """Callbacks that get all settings after each change."""
-        self.receive_memory = ReceiveBudget(settings.limits.receive_bytes_max, loop.call_soon)
-        self.send_memory = SendBudget(settings.limits.send_bytes_max, loop.time, loop.call_later)
-        self.cold_reads = ColdReads(settings.server.reader_threads)
-        self.connections = 0
-        self.next_queue: dict[str, int] = {}
-        self.kept_headers = 0
-        """Number of headers that connections keep: see ``handlers.repeated_produce``."""
-        self.fatal = fatal
 
     def change_settings(self, settings: Settings) -> None:
         """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
         self.settings = settings
         self.limits = settings.limits
-        self._stall_changed()
+        self._limit_in_flight()
         self.auto_create = settings.auto_create_topics()
         self.transactions.open_max = settings.transactions.open_max
         self.staged.stages_max = settings.transactions.prepared_attempts_max
@@ -198,7 +215,10 @@ class Broker:
             return f"the disk of {store.path} is full: there is no space for the log to grow"
         return self.stall.refusal()
 
-    def _stall_changed(self) -> None:
+    def _limit_in_flight(self) -> None:
+        """Set ``in_flight_bytes_max``, above which PRODUCE is refused (-1, which refuses always, while the disk is
+        stalled), and ``in_flight_bytes_end``, above which connections that wait for a flush are no longer read: pending
+        refusals count too."""
         in_flight_bytes_max = self.limits.in_flight_bytes_max
         self.in_flight_bytes_max = -1 if self.stall.seconds() else in_flight_bytes_max
         self.in_flight_bytes_end = in_flight_bytes_max + in_flight_bytes_max // 8
