@@ -31,6 +31,7 @@ from ...protocol.errors import (
 from ..core.rpc.access import CLIENT_NAME_CHARS_MAX, AccessOptions
 from . import login, render
 from .attempts import LoginAttempts
+from .decoders import Decoders
 from .failures import describe
 from .options import ConsoleOptions
 from .pages import PAGES
@@ -67,6 +68,7 @@ class Console:
         """Number of live streams by user."""
         self.jobs: dict[str, ResendJob] = {}
         """The newest job of each group whose dead letters were sent again."""
+        self.decoders = Decoders()
         self._threads: set[asyncio.Future[None]] = set()
         self._clock = clock
         self._login_needed_until = 0.0

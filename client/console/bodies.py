@@ -26,8 +26,8 @@ VIEWS = ("json", "text", "hex", "msgpack")
 
 @dataclass(frozen=True, slots=True)
 class BodyView:
-    """A body in one view. ``name``: one of ``VIEWS``; ``is_whole``: all of it is in ``text``; ``views``: the views
-    that fit this body; ``hint``: a remark about its format."""
+    """A body in one view. ``name``: one of ``VIEWS``, or a decoder's; ``is_whole``: all of it is in ``text``;
+    ``views``: the views that fit this body; ``hint``: a remark about its format."""
 
     name: str
     text: str

@@ -241,7 +241,7 @@ async def message_detail(visit: Visit) -> Response:
     if stored is not None:
         try:
             body = stored.body
-            view = view_body(body, visit.text("view"))
+            view = await visit.console.decoders.apply(view_body(body, visit.text("view")), visit.text("view"), body)
         except (CorruptMessage, CompressionUnavailable) as error:
             trouble = str(error)
     readers = []
