@@ -3,18 +3,20 @@
 Importing a module of this package compiles its kernels or loads them from the cache; ``warm`` imports them one by one.
 With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests use.
 
-=============  ======================================================================================
-``record_crc`` the checksum over a whole record: written at its end, and checked
-``text``       UTF-8 checks and Java's string hash
-``produce``    a PRODUCE frame's messages: validate, then make records of them for the CommitLog
-``dispatch``   CommitLog records: check, and turn them into ConsumeQueue units and index keys
-``index``      put entries into an IndexFile, check one, compare its entries with keys
-``gather``     choose ConsumeQueue units, copy and check the records of a response
-``sequences``  producer runs, read back from the log
-``deliver``    stored messages that are due, as new records of their target topics
-``search``     the next sound record after damage; loaded only if there is damage
-``examine``    for the offline tools: find everything that is wrong with records; no broker loads it
-=============  ======================================================================================
+==================  =====================================================================================
+``record_crc``      the checksum over a whole record: written at its end, and checked
+``text``            UTF-8 checks and Java's string hash
+``msgpack_reader``  the heads of msgpack values
+``produce_plan``    a PRODUCE frame's messages: validate them, and find their parts
+``produce``         then make records of them for the CommitLog
+``dispatch``        CommitLog records: check, and turn them into ConsumeQueue units and index keys
+``index``           put entries into an IndexFile, check one, compare its entries with keys
+``gather``          choose ConsumeQueue units, copy and check the records of a response
+``sequences``       producer runs, read back from the log
+``deliver``         stored messages that are due, as new records of their target topics
+``search``          the next sound record after damage; loaded only if there is damage
+``examine``         for the offline tools: find everything that is wrong with records; no broker loads it
+==================  =====================================================================================
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ import importlib
 import time
 from collections.abc import Iterable, Iterator
 
-SERVING_MODULES = ("record_crc", "text", "produce", "dispatch", "index", "gather", "sequences", "sync_loop", "deliver")
+SERVING_MODULES = tuple(
+    "record_crc text msgpack_reader produce_plan produce dispatch index gather sequences sync_loop deliver".split()
+)
 MODULES = (*SERVING_MODULES, "search", "examine")
 
 

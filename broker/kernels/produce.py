@@ -1,11 +1,8 @@
 """The messages of a PRODUCE frame: validate all of them, then make records of them for the CommitLog.
 
-``plan`` walks the msgpack of the body without creating objects, checks every rule that a producer must keep, and notes
-the positions of each message's parts. ``produce`` makes a record only if the whole frame is valid, so that a refused
-frame leaves no bytes after the log's end that recovery could mistake for a record.
-
-Values common to all messages come in two arrays: ``numbers`` (see ``N_``) and ``texts``, bytes that ``numbers``
-locates."""
+``produce`` makes a record only if the plan of the whole frame is valid, so that a refused frame leaves no bytes after
+the log's end that recovery could mistake for a record. See ``produce_plan`` for ``numbers``, ``texts`` and ``plan``.
+"""
 
 from __future__ import annotations
 
@@ -14,117 +11,51 @@ import numpy as np
 from ...protocol.storage.arrays.crc32 import crc32_of
 from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, inlined, kernel, results
 from ...protocol.storage.arrays.octets import text_array
-from ...protocol.storage.arrays.words import (
-    copy_bytes,
-    load_be16,
-    load_be32,
-    load_be64,
-    store_be16,
-    store_be32,
-    store_be64,
-)
-from ...protocol.storage.layout import (
-    BLANK_BYTES_MIN,
-    HOST_BYTES,
-    HOST_V6_BYTES,
-    MAGIC_V1,
-    PRODUCED_PROPERTIES_BYTES_MAX,
-    PROPERTIES_LENGTH_BYTES,
-    RECORD,
-    RECORD_HEAD_BYTES,
-    TOPIC_LENGTH_BYTES_V1,
-    SysFlag,
-)
-from ...protocol.storage.record import (
-    COMMON_ONLY_PROPERTIES,
-    FORBIDDEN_PROPERTIES,
-    FORBIDDEN_PROPERTY_PREFIX,
-    PROPERTY_DELAY,
-    PROPERTY_KEYS,
-    PROPERTY_UNIQ_KEY,
+from ...protocol.storage.arrays.words import copy_bytes, store_be16, store_be32, store_be64
+from ...protocol.storage.layout import BLANK_BYTES_MIN, HOST_V6_BYTES, MAGIC_V1, RECORD, SysFlag
+from ...protocol.storage.record import PROPERTY_KEYS
+from .msgpack_reader import read_str
+from .produce_plan import (
+    KEYS_PROPERTY_BYTES,
+    N_BASE,
+    N_BODY_END,
+    N_BORN_HOST_AT,
+    N_BORN_HOST_END,
+    N_BORN_MS,
+    N_CHECKSUM_BYTES,
+    N_COMMON_AT,
+    N_COMMON_END,
+    N_COUNT,
+    N_LAYOUT,
+    N_LIMIT,
+    N_PREFIX_AT,
+    N_QUEUE_ID,
+    N_QUEUE_OFFSET,
+    N_STORE_HOST_AT,
+    N_STORE_HOST_END,
+    N_STORE_MS,
+    N_TOPIC_AT,
+    N_TOPIC_END,
+    N_UNIQUE_FIRST,
+    OK,
+    P_BODY_AT,
+    P_BODY_BYTES,
+    P_FLAG,
+    P_PROPERTIES,
+    P_PROPERTIES_AT,
+    P_PROPERTIES_BYTES,
+    P_SYS_FLAG,
+    P_UNIQUE,
+    PLAN_WIDTH,
+    UNIQ_KEY,
+    UNIQUE_PROPERTY_BYTES,
+    plan_frame,
+    record_bytes_fixed,
 )
 from .record_crc import store_record_crc
-from .text import TEXT_OK, check_text
 
-# Slots of ``numbers``.
-N_BODY_AT = 0
-N_BODY_END = 1
-N_COUNT = 2
-N_LAYOUT = 3
-N_SYS_FLAG = 4
-N_COMMON_AT = 5
-N_COMMON_END = 6
-N_PREFIX_AT = 7
-N_UNIQUE = 8
-N_UNIQUE_FIRST = 9
-N_TOPIC_AT = 10
-N_TOPIC_END = 11
-N_BORN_HOST_AT = 12
-N_BORN_HOST_END = 13
-N_STORE_HOST_AT = 14
-N_STORE_HOST_END = 15
-N_QUEUE_ID = 16
-N_QUEUE_OFFSET = 17
-N_BORN_MS = 18
-N_STORE_MS = 19
-N_RECORD_MAX = 20
-N_LIMIT = 21
-N_BASE = 22
-"""Physical offset of the first byte of ``log``."""
-N_RECORDS_MAX = 23
-N_CHECKSUM_BYTES = 24
-"""Size of the property with a checksum over the whole record: 20, or 0 if none is written."""
-N_LENGTH = 25
-
-# Columns of the plan, one row per message.
-P_BODY_AT = 0
-P_BODY_BYTES = 1
-P_PROPERTIES_AT = 2
-P_PROPERTIES = 3
-P_PROPERTIES_BYTES = 4
-P_FLAG = 5
-P_SYS_FLAG = 6
-P_UNIQUE = 7
-PLAN_WIDTH = 8
-
-# Errors that ``plan`` finds.
-OK = 0
-TRUNCATED = 1
-NOT_A_MESSAGE = 2
-BODY_NOT_BIN = 3
-PROPERTIES_NOT_MAP = 4
-PROPERTY_NOT_STR = 5
-NOT_UTF8 = 6
-HAS_SEPARATOR = 7
-EMPTY_PROPERTY = 8
-FORBIDDEN_PROPERTY = 9
-DELAY_NOT_INTEGER = 10
-PROPERTIES_TOO_LONG = 11
-RECORD_TOO_LONG = 12
-FLAG_NOT_INTEGER = 13
-BYTES_LEFT = 14
-KEYS_NOT_STR = 15
-WRONG_COUNT = 16
-COMMON_ONLY = 17
-RECORDS_TOO_LONG = 18
-
-UNIQUE_PROPERTY_BYTES = len(PROPERTY_UNIQ_KEY) + 1 + 32 + 1
-KEYS_PROPERTY_BYTES = len(PROPERTY_KEYS) + 2
-
-_UNIQ_KEY = text_array(PROPERTY_UNIQ_KEY)
 _KEYS = text_array(PROPERTY_KEYS)
-_DELAY = text_array(PROPERTY_DELAY)
 _HEX = text_array("0123456789ABCDEF")
-
-
-def _pack_names(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the concatenated bytes of the names, and their starts (one more than there are names)."""
-    return text_array("".join(names)), np.cumsum([0] + [len(name) for name in names]).astype(np.int64)
-
-
-_FORBIDDEN, _FORBIDDEN_AT = _pack_names(FORBIDDEN_PROPERTIES)
-_COMMON_ONLY, _COMMON_ONLY_AT = _pack_names(COMMON_ONLY_PROPERTIES)
-_PREFIX = text_array(FORBIDDEN_PROPERTY_PREFIX)
 
 _AT_BODY_CRC = RECORD.at["body_crc"]
 _AT_QUEUE_ID = RECORD.at["queue_id"]
@@ -138,291 +69,6 @@ _FROM_PRODUCER = SysFlag.FROM_PRODUCER
 _BORN_V6 = SysFlag.BORN_HOST_V6
 _STORE_V6 = SysFlag.STORE_HOST_V6
 _BLANK_ROOM = BLANK_BYTES_MIN
-_FIXED_BYTES = RECORD_HEAD_BYTES - 2 * HOST_BYTES + TOPIC_LENGTH_BYTES_V1 + PROPERTIES_LENGTH_BYTES
-
-
-@inlined
-def _same(array: np.ndarray, at: int, length: int, name: np.ndarray, name_at: int) -> bool:
-    for step in range(length):  # noqa: SIM110 - a generator cannot be compiled
-        if array[at + step] != name[name_at + step]:
-            return False
-    return True
-
-
-@inlined
-def _one_of(array: np.ndarray, at: int, length: int, names: np.ndarray, starts: np.ndarray) -> bool:
-    for k in range(len(starts) - 1):
-        if starts[k + 1] - starts[k] == length and _same(array, at, length, names, starts[k]):
-            return True
-    return False
-
-
-@inlined
-def _read_length(frame: np.ndarray, at: int, end: int, code: int) -> tuple[int, int]:
-    """Read an unsigned length of 1, 2 or 4 bytes (``code`` 0, 1, 2): (length, start of the content), or length -1."""
-    if code == 0:
-        if at + 1 > end:
-            return -1, at
-        return np.int64(frame[at]), at + 1
-    if code == 1:
-        if at + 2 > end:
-            return -1, at
-        return load_be16(frame, at) & 0xFFFF, at + 2
-    if at + 4 > end:
-        return -1, at
-    return load_be32(frame, at) & 0xFFFFFFFF, at + 4
-
-
-@inlined
-def _read_bin(frame: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """Read the head of a msgpack bin: (length, start of its bytes); length -1: truncated, -2: another type."""
-    if at >= end:
-        return -1, at
-    code = np.int64(frame[at]) - 0xC4
-    if code < 0 or code > 2:
-        return -2, at
-    length, content = _read_length(frame, at + 1, end, code)
-    if length < 0 or content + length > end:
-        return -1, at
-    return length, content
-
-
-@inlined
-def _read_str(frame: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """Read the head of a msgpack str, as ``_read_bin`` does for a bin."""
-    if at >= end:
-        return -1, at
-    first = np.int64(frame[at])
-    if 0xA0 <= first <= 0xBF:
-        length, content = first & 0x1F, at + 1
-    elif 0xD9 <= first <= 0xDB:
-        length, content = _read_length(frame, at + 1, end, first - 0xD9)
-    else:
-        return -2, at
-    if length < 0 or content + length > end:
-        return -1, at
-    return length, content
-
-
-@inlined
-def _read_container(frame: np.ndarray, at: int, end: int, fixed: int, fixed_max: int, wide: int) -> tuple[int, int]:
-    """Read the head of a msgpack array or map: (items, start of the first); -1: truncated, -2: another type."""
-    if at >= end:
-        return -1, at
-    first = np.int64(frame[at])
-    if fixed <= first <= fixed + fixed_max:
-        return first - fixed, at + 1
-    if first == wide or first == wide + 1:
-        return _read_length(frame, at + 1, end, first - wide + 1)
-    return -2, at
-
-
-@inlined
-def _read_i32(frame: np.ndarray, at: int, end: int) -> tuple[int, int, bool]:
-    """Read a msgpack integer that fits 32 signed bits: (value, position after it, whether it is one)."""
-    if at >= end:
-        return 0, at, False
-    first = np.int64(frame[at])
-    if first < 0x80:
-        return first, at + 1, True
-    if first >= 0xE0:
-        return first - 256, at + 1, True
-    if first < 0xCC or first > 0xD3:
-        return 0, at, False
-    width = 1 << (first - 0xCC & 3)
-    if at + 1 + width > end:
-        return 0, at, False
-    signed = first >= 0xD0
-    at += 1
-    if width == 1:
-        value = np.int64(frame[at])
-        if signed and value > 127:
-            value -= 256
-    elif width == 2:
-        value = load_be16(frame, at)
-        if not signed:
-            value &= 0xFFFF
-    elif width == 4:
-        value = load_be32(frame, at)
-        if not signed:
-            value &= 0xFFFFFFFF
-    else:
-        value = load_be64(frame, at)
-        if not signed and value < 0:
-            return 0, at, False
-    return value, at + width, -0x80000000 <= value <= 0x7FFFFFFF
-
-
-@inlined
-def _delay_status(frame: np.ndarray, at: int, length: int) -> int:
-    """Check a DELAY value, an integer as Java's ``parseInt`` reads it; above 0 it asks for a delayed delivery."""
-    digits = at
-    if frame[at] == 0x2D or frame[at] == 0x2B:
-        digits += 1
-    end = at + length
-    if digits == end or end - digits > 9:
-        return DELAY_NOT_INTEGER
-    positive = False
-    for k in range(digits, end):
-        if frame[k] < 0x30 or frame[k] > 0x39:
-            return DELAY_NOT_INTEGER
-        positive = positive or frame[k] != 0x30
-    return COMMON_ONLY if positive and frame[at] != 0x2D else OK
-
-
-@inlined
-def _check_property(frame: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int) -> int:
-    if name_bytes == 0 or value_bytes == 0:
-        return EMPTY_PROPERTY
-    status = check_text(frame, name_at, name_at + name_bytes)
-    if status == TEXT_OK:
-        status = check_text(frame, value_at, value_at + value_bytes)
-    if status != TEXT_OK:
-        return NOT_UTF8 if status == 1 else HAS_SEPARATOR
-    if name_bytes < 5:
-        return OK
-    if _one_of(frame, name_at, name_bytes, _FORBIDDEN, _FORBIDDEN_AT):
-        return FORBIDDEN_PROPERTY
-    if name_bytes >= len(_PREFIX) and _same(frame, name_at, len(_PREFIX), _PREFIX, 0):
-        return FORBIDDEN_PROPERTY
-    if name_bytes == len(_DELAY) and _same(frame, name_at, len(_DELAY), _DELAY, 0):
-        return _delay_status(frame, value_at, value_bytes)
-    if _one_of(frame, name_at, name_bytes, _COMMON_ONLY, _COMMON_ONLY_AT):
-        return COMMON_ONLY
-    return OK
-
-
-@inlined
-def _plan_properties(frame: np.ndarray, at: int, end: int, plan: np.ndarray, row: int) -> tuple[int, int]:
-    """Plan the properties map of a row: (status, position after it or of the error)."""
-    pairs, at = _read_container(frame, at, end, 0x80, 15, 0xDE)
-    if pairs < 0:
-        return TRUNCATED if pairs == -1 else PROPERTIES_NOT_MAP, at
-    plan[row + P_PROPERTIES_AT] = at
-    plan[row + P_PROPERTIES] = pairs
-    stored_bytes = 0
-    for _ in range(pairs):
-        name_bytes, name_at = _read_str(frame, at, end)
-        if name_bytes < 0:
-            return TRUNCATED if name_bytes == -1 else PROPERTY_NOT_STR, name_at
-        value_bytes, value_at = _read_str(frame, name_at + name_bytes, end)
-        if value_bytes < 0:
-            return TRUNCATED if value_bytes == -1 else PROPERTY_NOT_STR, value_at
-        status = _check_property(frame, name_at, name_bytes, value_at, value_bytes)
-        if status != OK:
-            return status, name_at
-        if name_bytes == len(_UNIQ_KEY) and _same(frame, name_at, len(_UNIQ_KEY), _UNIQ_KEY, 0):
-            plan[row + P_UNIQUE] = 0  # the message has its own unique key
-        stored_bytes += name_bytes + value_bytes + 2
-        at = value_at + value_bytes
-    plan[row + P_PROPERTIES_BYTES] = stored_bytes
-    return OK, at
-
-
-@inlined
-def _plan_rows(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tuple[int, int, int]:
-    at = numbers[N_BODY_AT]
-    end = numbers[N_BODY_END]
-    for message in range(numbers[N_COUNT]):
-        row = message * PLAN_WIDTH
-        items, at = _read_container(frame, at, end, 0x90, 15, 0xDC)
-        if items < 2 or items > 4:
-            return TRUNCATED if items == -1 else NOT_A_MESSAGE, message, at
-        body_bytes, body_at = _read_bin(frame, at, end)
-        if body_bytes < 0:
-            return TRUNCATED if body_bytes == -1 else BODY_NOT_BIN, message, at
-        plan[row + P_BODY_AT] = body_at
-        plan[row + P_BODY_BYTES] = body_bytes
-        plan[row + P_UNIQUE] = numbers[N_UNIQUE]
-        status, at = _plan_properties(frame, body_at + body_bytes, end, plan, row)
-        if status != OK:
-            return status, message, at
-        flags = (0, 0)
-        for _ in range(items - 2):
-            value, at, sound = _read_i32(frame, at, end)
-            if not sound:
-                return FLAG_NOT_INTEGER, message, at
-            flags = (flags[1], value)
-        plan[row + P_SYS_FLAG] = flags[0] if items == 4 else flags[1]
-        plan[row + P_FLAG] = flags[1] if items == 4 else 0
-    return (OK if at == end else BYTES_LEFT), numbers[N_COUNT], at
-
-
-@inlined
-def _plan_columns(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tuple[int, int, int]:
-    at = numbers[N_BODY_AT]
-    end = numbers[N_BODY_END]
-    count = numbers[N_COUNT]
-    items, at = _read_container(frame, at, end, 0x90, 15, 0xDC)
-    if items != count:
-        return TRUNCATED if items == -1 else WRONG_COUNT, 0, at
-    for message in range(count):
-        row = message * PLAN_WIDTH
-        body_bytes, body_at = _read_bin(frame, at, end)
-        if body_bytes < 0:
-            return TRUNCATED if body_bytes == -1 else BODY_NOT_BIN, message, at
-        plan[row + P_BODY_AT] = body_at
-        plan[row + P_BODY_BYTES] = body_bytes
-        plan[row + P_FLAG] = 0
-        plan[row + P_SYS_FLAG] = numbers[N_SYS_FLAG]
-        plan[row + P_UNIQUE] = numbers[N_UNIQUE]
-        at = body_at + body_bytes
-    items, at = _read_container(frame, at, end, 0x90, 15, 0xDC)
-    if items != count:
-        return TRUNCATED if items == -1 else WRONG_COUNT, 0, at
-    for message in range(count):
-        row = message * PLAN_WIDTH
-        plan[row + P_PROPERTIES] = 0
-        plan[row + P_PROPERTIES_BYTES] = 0
-        if at < end and frame[at] == 0xC0:
-            at += 1
-            continue
-        key_bytes, key_at = _read_str(frame, at, end)
-        if key_bytes <= 0:
-            status = TRUNCATED if key_bytes == -1 else EMPTY_PROPERTY if key_bytes == 0 else KEYS_NOT_STR
-            return status, message, at
-        status = check_text(frame, key_at, key_at + key_bytes)
-        if status != TEXT_OK:
-            return NOT_UTF8 if status == 1 else HAS_SEPARATOR, message, at
-        plan[row + P_PROPERTIES_AT] = key_at
-        plan[row + P_PROPERTIES] = 1
-        plan[row + P_PROPERTIES_BYTES] = KEYS_PROPERTY_BYTES + key_bytes
-        at = key_at + key_bytes
-    return (OK if at == end else BYTES_LEFT), count, at
-
-
-@inlined
-def _record_bytes_fixed(numbers: np.ndarray) -> int:
-    """Return the size of a record of this frame without its body and the properties that the plan counts."""
-    hosts = numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] + numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT]
-    topic_bytes = numbers[N_TOPIC_END] - numbers[N_TOPIC_AT]
-    return _FIXED_BYTES + hosts + topic_bytes + numbers[N_CHECKSUM_BYTES]
-
-
-@inlined
-def _plan(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tuple[int, int, int]:
-    if numbers[N_LAYOUT] == 0:
-        status, message, at = _plan_rows(frame, numbers, plan)
-    else:
-        status, message, at = _plan_columns(frame, numbers, plan)
-    if status != OK:
-        return status, message, at
-    common_bytes = numbers[N_COMMON_END] - numbers[N_COMMON_AT]
-    fixed = _record_bytes_fixed(numbers)
-    records_bytes = 0
-    for message in range(numbers[N_COUNT]):
-        row = message * PLAN_WIDTH
-        properties_bytes = common_bytes + plan[row + P_PROPERTIES_BYTES] + plan[row + P_UNIQUE] * UNIQUE_PROPERTY_BYTES
-        plan[row + P_PROPERTIES_BYTES] = properties_bytes
-        if properties_bytes > PRODUCED_PROPERTIES_BYTES_MAX:
-            return PROPERTIES_TOO_LONG, message, properties_bytes
-        size = fixed + properties_bytes + plan[row + P_BODY_BYTES]
-        if size > numbers[N_RECORD_MAX]:
-            return RECORD_TOO_LONG, message, size
-        records_bytes += size
-    if records_bytes > numbers[N_RECORDS_MAX]:
-        return RECORDS_TOO_LONG, 0, records_bytes
-    return OK, numbers[N_COUNT], at
 
 
 @inlined
@@ -444,7 +90,7 @@ def _write_pair(
 
 @inlined
 def _write_unique(numbers: np.ndarray, texts: np.ndarray, message: int, log: np.ndarray, at: int) -> int:
-    at = _copy(_UNIQ_KEY, 0, len(_UNIQ_KEY), log, at)
+    at = _copy(UNIQ_KEY, 0, len(UNIQ_KEY), log, at)
     log[at] = 1
     at = _copy(texts, numbers[N_PREFIX_AT], numbers[N_PREFIX_AT] + 20, log, at + 1)
     counter = numbers[N_UNIQUE_FIRST] + message
@@ -463,8 +109,8 @@ def _write_properties(
     source = plan[row + P_PROPERTIES_AT]
     if numbers[N_LAYOUT] == 0:
         for _ in range(plan[row + P_PROPERTIES]):
-            name_bytes, name_at = _read_str(frame, source, numbers[N_BODY_END])
-            value_bytes, value_at = _read_str(frame, name_at + name_bytes, numbers[N_BODY_END])
+            name_bytes, name_at = read_str(frame, source, numbers[N_BODY_END])
+            value_bytes, value_at = read_str(frame, name_at + name_bytes, numbers[N_BODY_END])
             at = _write_pair(frame, name_at, name_bytes, value_at, value_bytes, log, at)
             source = value_at + value_bytes
     elif plan[row + P_PROPERTIES]:
@@ -542,7 +188,7 @@ def _write(
     first: int,
 ) -> tuple[int, int]:
     position = 0
-    fixed = _record_bytes_fixed(numbers)
+    fixed = record_bytes_fixed(numbers)
     for message in range(first, numbers[N_COUNT]):
         row = message * PLAN_WIDTH
         size = fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
@@ -569,7 +215,7 @@ def _produce(
 ) -> tuple[int, int, int]:
     """Implement both functions below in one kernel, because the code that writes records is slow to compile."""
     if first == _PLAN_FIRST:
-        status, message, at = _plan(frame, numbers, plan)
+        status, message, at = plan_frame(frame, numbers, plan)
         if status != OK:
             return status, message, at
         first = 0
@@ -612,9 +258,3 @@ def produce_on(
     """
     _, message, position = _produce(frame, numbers, texts, plan, log, physical_offsets, first)
     return message, position
-
-
-@kernel(i64, bytes_array, i64, i64, i64, i64)
-def property_status(array: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int) -> int:
-    """Return whether a producer may set this property: OK or an error of ``produce``."""
-    return _check_property(array, name_at, name_bytes, value_at, value_bytes)

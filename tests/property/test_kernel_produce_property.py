@@ -11,7 +11,7 @@ import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels import produce as kernel
+from flintmq.broker.kernels import produce_plan as plan
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
 from flintmq.protocol.storage.record import Record, check_record_crc, decode_record
 from tests.twins import frames
@@ -49,7 +49,7 @@ def check(batch: Batch, before: bytes = b"", position: int = 0, sentinel: int = 
         assert call.nothing_written
         return False
     places = lay_out(records, position, position + bound, FILE_BASE, checksum=batch.checksum)
-    assert (call.status, call.message) == (kernel.OK, batch.count)
+    assert (call.status, call.message) == (plan.OK, batch.count)
     written = b"".join(record.encode(checksum=batch.checksum) for record in records)
     assert call.position == len(written)
     log = call.log.bytes()
@@ -106,7 +106,7 @@ def _values(blob: bytes) -> list[Any]:
 
 def _check_against_msgpack(batch: Batch) -> None:
     call = produce(batch, file_bytes=len(batch.body) + batch.count * 2048)
-    if call.status != kernel.OK:
+    if call.status != plan.OK:
         return
     values = _values(batch.body)
     if batch.layout == ROWS:
@@ -161,7 +161,7 @@ def test_a_frame_continues_in_the_next_file_when_one_is_full(case: tuple[Batch, 
     records = make_records(batch)
     places = lay_out(records, position, file_bytes, FILE_BASE, checksum=batch.checksum)
     call = produce(batch, file_bytes=file_bytes, position=position, sentinel=sentinel)
-    assert call.status == kernel.OK
+    assert call.status == plan.OK
     logs = [call.log]
     ends = [call.position]
     while call.message < batch.count:
@@ -209,7 +209,7 @@ def test_properties_are_refused_from_the_first_byte_over_their_limit(
 ) -> None:
     batch = Batch(b"", 2, layout, unique_prefix=frames.PREFIX if unique else b"")
     pair = len(b"KEYS") + 2
-    longest = PRODUCED_PROPERTIES_BYTES_MAX + over - pair - kernel.UNIQUE_PROPERTY_BYTES * unique
+    longest = PRODUCED_PROPERTIES_BYTES_MAX + over - pair - plan.UNIQUE_PROPERTY_BYTES * unique
     if in_common:
         batch.common = b"A\x01" + b"c" * 1000 + b"\x02"
         longest -= len(batch.common)
@@ -237,7 +237,7 @@ def test_a_common_property_follows_the_rules_of_a_messages_own(
     name, value = pair
     array = fenced(before + name + b"\x01" + value + b"\x02", sentinel=sentinel)
     value_at = len(before) + len(name) + 1
-    status = kernel.property_status(array.array, len(before), len(name), value_at, len(value))
+    status = plan.property_status(array.array, len(before), len(name), value_at, len(value))
     assert status == property_problem(name, value)
     assert array.intact
 

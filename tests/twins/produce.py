@@ -9,7 +9,7 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-from flintmq.broker.kernels import produce as kernel
+from flintmq.broker.kernels import produce_plan as plan
 from flintmq.protocol.storage.ids import unique_key
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
 from flintmq.protocol.storage.record import (
@@ -94,7 +94,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > len(self.rest):
-            raise _Wrong(kernel.TRUNCATED)
+            raise _Wrong(plan.TRUNCATED)
         taken, self.rest = self.rest[:count], self.rest[count:]
         return taken
 
@@ -122,9 +122,9 @@ class _Reader:
                 return int.from_bytes([first], signed=True)
             value = self.number(_INTEGERS[first])
         except (KeyError, _Wrong):
-            raise _Wrong(kernel.FLAG_NOT_INTEGER) from None
+            raise _Wrong(plan.FLAG_NOT_INTEGER) from None
         if not -(2**31) <= value < 2**31:
-            raise _Wrong(kernel.FLAG_NOT_INTEGER)
+            raise _Wrong(plan.FLAG_NOT_INTEGER)
         return value
 
 
@@ -136,35 +136,35 @@ def text_problem(blob: bytes) -> int:
     except UnicodeDecodeError as error:
         sound = error.start
     if b"\x01" in blob[:sound] or b"\x02" in blob[:sound]:
-        return kernel.HAS_SEPARATOR
-    return kernel.OK if sound == len(blob) else kernel.NOT_UTF8
+        return plan.HAS_SEPARATOR
+    return plan.OK if sound == len(blob) else plan.NOT_UTF8
 
 
 def property_problem(name: bytes, value: bytes) -> int:
     """Return OK, or the reason why a producer may not set this property."""
     if not name or not value:
-        return kernel.EMPTY_PROPERTY
+        return plan.EMPTY_PROPERTY
     problem = text_problem(name) or text_problem(value)
     if problem:
         return problem
     text = name.decode()
     if text in FORBIDDEN_PROPERTIES or text.startswith(FORBIDDEN_PROPERTY_PREFIX):
-        return kernel.FORBIDDEN_PROPERTY
+        return plan.FORBIDDEN_PROPERTY
     if text == "DELAY":
         if not re.fullmatch(rb"[+-]?[0-9]{1,9}", value):
-            return kernel.DELAY_NOT_INTEGER
-        return kernel.COMMON_ONLY if int(value) > 0 else kernel.OK
-    return kernel.COMMON_ONLY if text in COMMON_ONLY_PROPERTIES else kernel.OK
+            return plan.DELAY_NOT_INTEGER
+        return plan.COMMON_ONLY if int(value) > 0 else plan.OK
+    return plan.COMMON_ONLY if text in COMMON_ONLY_PROPERTIES else plan.OK
 
 
 def _read_row(reader: _Reader) -> Message:
-    items = reader.length("array", kernel.NOT_A_MESSAGE)
+    items = reader.length("array", plan.NOT_A_MESSAGE)
     if not 2 <= items <= 4:
-        raise _Wrong(kernel.NOT_A_MESSAGE)
-    message = Message(reader.blob("bin", kernel.BODY_NOT_BIN))
-    for _ in range(reader.length("map", kernel.PROPERTIES_NOT_MAP)):
-        name = reader.blob("str", kernel.PROPERTY_NOT_STR)
-        value = reader.blob("str", kernel.PROPERTY_NOT_STR)
+        raise _Wrong(plan.NOT_A_MESSAGE)
+    message = Message(reader.blob("bin", plan.BODY_NOT_BIN))
+    for _ in range(reader.length("map", plan.PROPERTIES_NOT_MAP)):
+        name = reader.blob("str", plan.PROPERTY_NOT_STR)
+        value = reader.blob("str", plan.PROPERTY_NOT_STR)
         if problem := property_problem(name, value):
             raise _Wrong(problem)
         message.properties.append((name, value))
@@ -190,8 +190,8 @@ def _read_key(reader: _Reader) -> bytes:
     if reader.rest[:1] == b"\xc0":
         reader.take(1)
         return b""
-    key = reader.blob("str", kernel.KEYS_NOT_STR)
-    if problem := kernel.EMPTY_PROPERTY if not key else text_problem(key):
+    key = reader.blob("str", plan.KEYS_NOT_STR)
+    if problem := plan.EMPTY_PROPERTY if not key else text_problem(key):
         raise _Wrong(problem)
     return key
 
@@ -200,14 +200,14 @@ def _read_columns(reader: _Reader, batch: Batch) -> list[Message]:
     messages: list[Message] = []
     reading = 0
     try:
-        if reader.length("array", kernel.WRONG_COUNT) != batch.count:
-            raise _Wrong(kernel.WRONG_COUNT)
+        if reader.length("array", plan.WRONG_COUNT) != batch.count:
+            raise _Wrong(plan.WRONG_COUNT)
         while reading < batch.count:
-            messages.append(Message(reader.blob("bin", kernel.BODY_NOT_BIN), [], batch.sys_flag))
+            messages.append(Message(reader.blob("bin", plan.BODY_NOT_BIN), [], batch.sys_flag))
             reading += 1
         reading = 0
-        if reader.length("array", kernel.WRONG_COUNT) != batch.count:
-            raise _Wrong(kernel.WRONG_COUNT)
+        if reader.length("array", plan.WRONG_COUNT) != batch.count:
+            raise _Wrong(plan.WRONG_COUNT)
         while reading < batch.count:
             if key := _read_key(reader):
                 messages[reading].properties.append((b"KEYS", key))
@@ -222,7 +222,7 @@ def read_messages(batch: Batch) -> list[Message]:
     reader = _Reader(batch.body)
     messages = _read_rows(reader, batch.count) if batch.layout == ROWS else _read_columns(reader, batch)
     if reader.rest:
-        raise Refused(kernel.BYTES_LEFT, batch.count)
+        raise Refused(plan.BYTES_LEFT, batch.count)
     return messages
 
 
@@ -240,14 +240,14 @@ def make_records(batch: Batch) -> list[Record]:
     for number, message in enumerate(read_messages(batch)):
         properties = _properties(batch, message, number)
         if len(properties) > PRODUCED_PROPERTIES_BYTES_MAX:
-            raise Refused(kernel.PROPERTIES_TOO_LONG, number)
+            raise Refused(plan.PROPERTIES_TOO_LONG, number)
         size = size_of(batch, message.body, properties)
         if size > batch.record_max:
-            raise Refused(kernel.RECORD_TOO_LONG, number)
+            raise Refused(plan.RECORD_TOO_LONG, number)
         total += size
         records.append(_record(batch, message, number, properties))
     if total > batch.records_max:
-        raise Refused(kernel.RECORDS_TOO_LONG, 0)
+        raise Refused(plan.RECORDS_TOO_LONG, 0)
     return records
 
 

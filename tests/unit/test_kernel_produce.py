@@ -7,7 +7,7 @@ import dataclasses
 import msgpack
 import pytest
 
-from flintmq.broker.kernels import produce as kernel
+from flintmq.broker.kernels import produce_plan as plan
 from flintmq.broker.store import common_properties
 from flintmq.protocol.errors import MessageIllegal
 from flintmq.protocol.storage.arrays.jit import INTERPRETED
@@ -35,7 +35,7 @@ def rows(*encoded: bytes) -> Batch:
 def refused(batch: Batch, sentinel: int = 0xA5) -> Call:
     """Make a call that must be refused without writing anything; return it."""
     call = produce(batch, position=17, sentinel=sentinel)
-    assert call.status != kernel.OK
+    assert call.status != plan.OK
     assert call.nothing_written
     assert call.intact
     return call
@@ -49,7 +49,7 @@ def with_property(name: bytes, value: bytes) -> Batch:
 def test_a_message_becomes_the_specified_record() -> None:
     batch = dataclasses.replace(rows(SOUND), common=b"C\x01c\x02", unique_prefix=PREFIX, unique_first=0x4C4B400000)
     call = produce(batch)
-    assert (call.status, call.message) == (kernel.OK, 1)
+    assert (call.status, call.message) == (plan.OK, 1)
     blob = call.log.bytes()[: call.position]
     # Written out by hand from the description of the format.
     assert (
@@ -98,7 +98,7 @@ def test_a_message_that_brings_a_unique_key_gets_no_other() -> None:
 
 @pytest.mark.parametrize("frame", [Batch(RICH_ROWS, 2), Batch(RICH_COLUMNS, 3, COLUMNS)], ids=["rows", "columns"])
 def test_a_frame_cut_at_any_byte_is_refused_with_nothing_written(frame: Batch) -> None:
-    assert produce(frame).status == kernel.OK
+    assert produce(frame).status == plan.OK
     for end in range(len(frame.body)):
         for sentinel in SENTINELS:
             refused(dataclasses.replace(frame, body=frame.body[:end]), sentinel)
@@ -118,14 +118,14 @@ def test_the_twin_agrees_on_a_frame_with_any_changed_byte(frame: Batch) -> None:
                 assert (call.status, call.message) == (records.status, records.message), (at, byte)
                 assert call.nothing_written
                 continue
-            assert (call.status, call.message) == (kernel.OK, 2), (at, byte)
+            assert (call.status, call.message) == (plan.OK, 2), (at, byte)
             first = records[0].encode()
             assert call.log.bytes()[4:28] == first[4:28]
             assert call.log.bytes()[len(first)] == 0
 
 
 @pytest.mark.parametrize(
-    ("value", "status"), [*((wrong, kernel.BODY_NOT_BIN) for wrong in NOT_A_BIN), (b"", kernel.TRUNCATED)]
+    ("value", "status"), [*((wrong, plan.BODY_NOT_BIN) for wrong in NOT_A_BIN), (b"", plan.TRUNCATED)]
 )
 def test_a_body_that_is_no_bin_is_refused(value: bytes, status: int) -> None:
     call = refused(rows(SOUND, b"\x92" + value))
@@ -138,14 +138,14 @@ def test_a_body_that_is_no_bin_is_refused(value: bytes, status: int) -> None:
 @pytest.mark.parametrize("wrong", NOT_A_MAP)
 def test_properties_that_are_no_map_are_refused(wrong: bytes) -> None:
     call = refused(rows(SOUND, b"\x92\xc4\x00" + wrong))
-    assert (call.status, call.message) == (kernel.PROPERTIES_NOT_MAP, 1)
+    assert (call.status, call.message) == (plan.PROPERTIES_NOT_MAP, 1)
 
 
 @pytest.mark.parametrize("wrong", NOT_A_STR)
 @pytest.mark.parametrize("before", [b"\x81", b"\x81\xa1n"], ids=["name", "value"])
 def test_a_property_that_is_no_str_is_refused(wrong: bytes, before: bytes) -> None:
     call = refused(rows(SOUND, b"\x92\xc4\x00" + before + wrong))
-    assert (call.status, call.message) == (kernel.PROPERTY_NOT_STR, 1)
+    assert (call.status, call.message) == (plan.PROPERTY_NOT_STR, 1)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_property_that_is_no_str_is_refused(wrong: bytes, before: bytes) -> No
 @pytest.mark.parametrize("before", [b"\x93\xc4\x00\x80", b"\x94\xc4\x00\x80\x00"], ids=["sys_flag", "flag"])
 def test_a_flag_that_is_no_integer_of_32_bits_is_refused(wrong: bytes, before: bytes) -> None:
     call = refused(rows(SOUND, before + wrong))
-    assert (call.status, call.message) == (kernel.FLAG_NOT_INTEGER, 1)
+    assert (call.status, call.message) == (plan.FLAG_NOT_INTEGER, 1)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_flag_that_is_no_integer_of_32_bits_is_refused(wrong: bytes, before: b
 def test_an_integer_is_read_in_every_form(value: int) -> None:
     for form in int_forms(value):
         call = produce(rows(b"\x94\xc4\x00\x80" + form + form))
-        assert call.status == kernel.OK
+        assert call.status == plan.OK
         stored = decode_record(call.log.bytes())
         assert (stored.flag, stored.sys_flag) == (value, value & 0x703)
 
@@ -173,7 +173,7 @@ def test_an_integer_is_read_in_every_form(value: int) -> None:
 )
 def test_a_row_that_is_no_array_of_two_to_four_items_is_refused(wrong: bytes) -> None:
     call = refused(rows(SOUND, wrong))
-    assert (call.status, call.message) == (kernel.NOT_A_MESSAGE, 1)
+    assert (call.status, call.message) == (plan.NOT_A_MESSAGE, 1)
 
 
 @pytest.mark.parametrize(
@@ -181,23 +181,23 @@ def test_a_row_that_is_no_array_of_two_to_four_items_is_refused(wrong: bytes) ->
 )
 @pytest.mark.parametrize("before", [b"", b"\x92\xc4\x00\xc4\x00"], ids=["bodies", "keys"])
 def test_columns_that_do_not_have_count_items_are_refused(wrong: bytes, before: bytes) -> None:
-    assert refused(Batch(before + wrong, 2, COLUMNS)).status == kernel.WRONG_COUNT
+    assert refused(Batch(before + wrong, 2, COLUMNS)).status == plan.WRONG_COUNT
 
 
 @pytest.mark.parametrize("wrong", [value for value in NOT_A_STR if value != b"\xc0"])
 def test_a_key_that_is_neither_str_nor_nil_is_refused(wrong: bytes) -> None:
     call = refused(Batch(b"\x92\xc4\x00\xc4\x00\x92\xa1k" + wrong, 2, COLUMNS))
-    assert (call.status, call.message) == (kernel.KEYS_NOT_STR, 1)
+    assert (call.status, call.message) == (plan.KEYS_NOT_STR, 1)
 
 
 @pytest.mark.parametrize(
     ("key", "status"),
     [
-        (b"", kernel.EMPTY_PROPERTY),
-        (b"a\x01", kernel.HAS_SEPARATOR),
-        (b"\x02", kernel.HAS_SEPARATOR),
-        (b"a\xff", kernel.NOT_UTF8),
-        (b"seven77\xed\xa0\x80", kernel.NOT_UTF8),
+        (b"", plan.EMPTY_PROPERTY),
+        (b"a\x01", plan.HAS_SEPARATOR),
+        (b"\x02", plan.HAS_SEPARATOR),
+        (b"a\xff", plan.NOT_UTF8),
+        (b"seven77\xed\xa0\x80", plan.NOT_UTF8),
     ],
 )
 def test_a_key_that_cannot_be_a_property_is_refused(key: bytes, status: int) -> None:
@@ -209,35 +209,35 @@ def test_a_key_that_cannot_be_a_property_is_refused(key: bytes, status: int) -> 
 @pytest.mark.parametrize("frame", [Batch(TWO_ROWS, 2), Batch(TWO_COLUMNS, 2, COLUMNS)], ids=["rows", "columns"])
 def test_bytes_after_the_last_message_are_refused(frame: Batch, behind: bytes) -> None:
     call = refused(dataclasses.replace(frame, body=frame.body + behind))
-    assert (call.status, call.position) == (kernel.BYTES_LEFT, len(frame.body))
+    assert (call.status, call.position) == (plan.BYTES_LEFT, len(frame.body))
 
 
 @pytest.mark.parametrize(
     ("name", "value", "status"),
     [
-        (b"", b"v", kernel.EMPTY_PROPERTY),
-        (b"n", b"", kernel.EMPTY_PROPERTY),
-        (b"n\x01", b"v", kernel.HAS_SEPARATOR),
-        (b"n", b"v\x02", kernel.HAS_SEPARATOR),
-        (b"twelve bytes\x01", b"v", kernel.HAS_SEPARATOR),
-        (b"n", b"\x01234567", kernel.HAS_SEPARATOR),
-        (b"n", b"0123456\x02", kernel.HAS_SEPARATOR),
-        (b"n", b"\xc3", kernel.NOT_UTF8),
-        (b"n", b"\xc0\xaf", kernel.NOT_UTF8),
-        (b"n", b"\xe0\x80\x80", kernel.NOT_UTF8),
-        (b"n", b"\xed\xa0\x80", kernel.NOT_UTF8),
-        (b"n", b"\xf4\x90\x80\x80", kernel.NOT_UTF8),
-        (b"n", b"\xf8\x88\x80\x80\x80", kernel.NOT_UTF8),
-        (b"\xff", b"v", kernel.NOT_UTF8),
-        (b"n", b"\xff\x01", kernel.NOT_UTF8),
-        (b"n", b"\x01\xff", kernel.HAS_SEPARATOR),
-        (b"INNER_MULTI_", b"1", kernel.FORBIDDEN_PROPERTY),
-        (b"INNER_MULTI_QUEUE_OFFSET", b"1", kernel.FORBIDDEN_PROPERTY),
-        *((name.encode(), b"1", kernel.FORBIDDEN_PROPERTY) for name in FORBIDDEN_PROPERTIES),
-        *((name.encode(), b"1", kernel.COMMON_ONLY) for name in COMMON_ONLY_PROPERTIES),
-        *((b"DELAY", value, kernel.COMMON_ONLY) for value in (b"1", b"+1", b"18", b"19", b"000000001", b"999999999")),
-        *((b"DELAY", value, kernel.DELAY_NOT_INTEGER) for value in (b"-", b"+", b"1s", b" 1", b"1.0", b"--1", b"0x1")),
-        (b"DELAY", b"9" * 30, kernel.DELAY_NOT_INTEGER),
+        (b"", b"v", plan.EMPTY_PROPERTY),
+        (b"n", b"", plan.EMPTY_PROPERTY),
+        (b"n\x01", b"v", plan.HAS_SEPARATOR),
+        (b"n", b"v\x02", plan.HAS_SEPARATOR),
+        (b"twelve bytes\x01", b"v", plan.HAS_SEPARATOR),
+        (b"n", b"\x01234567", plan.HAS_SEPARATOR),
+        (b"n", b"0123456\x02", plan.HAS_SEPARATOR),
+        (b"n", b"\xc3", plan.NOT_UTF8),
+        (b"n", b"\xc0\xaf", plan.NOT_UTF8),
+        (b"n", b"\xe0\x80\x80", plan.NOT_UTF8),
+        (b"n", b"\xed\xa0\x80", plan.NOT_UTF8),
+        (b"n", b"\xf4\x90\x80\x80", plan.NOT_UTF8),
+        (b"n", b"\xf8\x88\x80\x80\x80", plan.NOT_UTF8),
+        (b"\xff", b"v", plan.NOT_UTF8),
+        (b"n", b"\xff\x01", plan.NOT_UTF8),
+        (b"n", b"\x01\xff", plan.HAS_SEPARATOR),
+        (b"INNER_MULTI_", b"1", plan.FORBIDDEN_PROPERTY),
+        (b"INNER_MULTI_QUEUE_OFFSET", b"1", plan.FORBIDDEN_PROPERTY),
+        *((name.encode(), b"1", plan.FORBIDDEN_PROPERTY) for name in FORBIDDEN_PROPERTIES),
+        *((name.encode(), b"1", plan.COMMON_ONLY) for name in COMMON_ONLY_PROPERTIES),
+        *((b"DELAY", value, plan.COMMON_ONLY) for value in (b"1", b"+1", b"18", b"19", b"000000001", b"999999999")),
+        *((b"DELAY", value, plan.DELAY_NOT_INTEGER) for value in (b"-", b"+", b"1s", b" 1", b"1.0", b"--1", b"0x1")),
+        (b"DELAY", b"9" * 30, plan.DELAY_NOT_INTEGER),
     ],
 )
 def test_a_property_that_would_harm_a_reader_is_refused(name: bytes, value: bytes, status: int) -> None:
@@ -265,7 +265,7 @@ def test_a_property_that_would_harm_a_reader_is_refused(name: bytes, value: byte
 )
 def test_a_property_that_only_looks_like_a_forbidden_one_is_stored(name: bytes, value: bytes) -> None:
     call = produce(with_property(name, value))
-    assert call.status == kernel.OK
+    assert call.status == plan.OK
     assert b"A\x01b\x02" + name + b"\x01" + value + b"\x02" in call.log.bytes()
 
 
@@ -289,7 +289,7 @@ def test_the_first_message_that_is_wrong_is_named() -> None:
 
 def test_a_size_that_is_too_large_is_found_only_after_all_messages_were_read() -> None:
     batch = dataclasses.replace(rows(SOUND, b"\x92\xa0\x80"), record_max=100)
-    assert refused(batch).status == kernel.BODY_NOT_BIN
+    assert refused(batch).status == plan.BODY_NOT_BIN
 
 
 @pytest.mark.parametrize("length", [2**31, 2**32 - 1, 2**31 - 1, 100])
@@ -298,7 +298,7 @@ def test_a_size_that_is_too_large_is_found_only_after_all_messages_were_read() -
 )
 def test_a_length_beyond_the_frame_is_refused_before_anything_is_read(before: bytes, length: int) -> None:
     call = refused(rows(before + length.to_bytes(4, "big") + b"x"))
-    assert call.status in (kernel.TRUNCATED, kernel.PROPERTY_NOT_STR)
+    assert call.status in (plan.TRUNCATED, plan.PROPERTY_NOT_STR)
 
 
 @pytest.mark.parametrize("spare", [0, 1, 8, 100])
@@ -306,7 +306,7 @@ def test_a_record_leaves_room_for_a_blank_after_it(spare: int) -> None:
     batch = rows(SOUND)
     size = len(make_records(batch)[0].encode())
     call = produce(batch, file_bytes=50 + size + spare, position=50)
-    assert call.status == kernel.OK
+    assert call.status == plan.OK
     if spare >= 8:
         assert (call.message, call.position) == (1, size)
     else:
@@ -322,7 +322,7 @@ def test_messages_that_no_longer_fit_are_left_to_the_next_file() -> None:
     batch = rows(*[SOUND] * 5)
     size = len(make_records(batch)[0].encode())
     call = produce(batch, file_bytes=2 * size + 8, position=0)
-    assert (call.status, call.message, call.position) == (kernel.OK, 2, 2 * size)
+    assert (call.status, call.message, call.position) == (plan.OK, 2, 2 * size)
     assert set(call.log.bytes()[2 * size :]) == {UNTOUCHED}
     second = call.resume(2 * size + 9)
     assert (call.message, call.position) == (4, 2 * size)
@@ -339,7 +339,7 @@ def test_a_large_frame_equals_the_one_that_msgpack_packs() -> None:
         [f"k-{n}" for n in range(count)]
     )
     call = produce(Batch(packed, count, COLUMNS), file_bytes=50_000)
-    assert (call.status, call.message) == (kernel.OK, count)
+    assert (call.status, call.message) == (plan.OK, count)
     log = call.log.bytes()
     position = 0
     for number in range(count):

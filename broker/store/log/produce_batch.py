@@ -9,7 +9,7 @@ import numpy as np
 
 from ....protocol.errors import MessageIllegal
 from ....protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
-from ...kernels import produce as kernel
+from ...kernels import produce_plan
 from ...memo import remembered
 
 FRAME_RECORDS_BYTES_MAX = 64 * 1024 * 1024
@@ -19,21 +19,21 @@ _MESSAGE_BYTES_MIN = (4, 3)
 """Minimum size of a message in a frame, by layout."""
 
 _RULES = {
-    kernel.TRUNCATED: "the body ends in the middle of it",
-    kernel.NOT_A_MESSAGE: "it is not an array of 2 to 4 items [body, properties, sys_flag, flag]",
-    kernel.BODY_NOT_BIN: "its body is not a msgpack bin",
-    kernel.PROPERTIES_NOT_MAP: "its properties are not a msgpack map",
-    kernel.PROPERTY_NOT_STR: "a property's name or value is not a msgpack str",
-    kernel.NOT_UTF8: "a property or key is not UTF-8",
-    kernel.HAS_SEPARATOR: "a property or key contains \\x01 or \\x02, which separate properties in the store",
-    kernel.EMPTY_PROPERTY: "a property has an empty name or value; leave it out",
-    kernel.FORBIDDEN_PROPERTY: "it sets a property that only the broker may set",
-    kernel.DELAY_NOT_INTEGER: "its property DELAY is not an integer",
-    kernel.FLAG_NOT_INTEGER: "its sys_flag or flag is not an integer of 32 bits",
-    kernel.BYTES_LEFT: "bytes follow the last message; count or layout is wrong",
-    kernel.KEYS_NOT_STR: "its key is neither a str nor nil",
-    kernel.WRONG_COUNT: "the columns do not have count items each",
-    kernel.COMMON_ONLY: "it asks for a delayed or transactional delivery for itself alone: DELAY, TIMER_* and "
+    produce_plan.TRUNCATED: "the body ends in the middle of it",
+    produce_plan.NOT_A_MESSAGE: "it is not an array of 2 to 4 items [body, properties, sys_flag, flag]",
+    produce_plan.BODY_NOT_BIN: "its body is not a msgpack bin",
+    produce_plan.PROPERTIES_NOT_MAP: "its properties are not a msgpack map",
+    produce_plan.PROPERTY_NOT_STR: "a property's name or value is not a msgpack str",
+    produce_plan.NOT_UTF8: "a property or key is not UTF-8",
+    produce_plan.HAS_SEPARATOR: "a property or key contains \\x01 or \\x02, which separate properties in the store",
+    produce_plan.EMPTY_PROPERTY: "a property has an empty name or value; leave it out",
+    produce_plan.FORBIDDEN_PROPERTY: "it sets a property that only the broker may set",
+    produce_plan.DELAY_NOT_INTEGER: "its property DELAY is not an integer",
+    produce_plan.FLAG_NOT_INTEGER: "its sys_flag or flag is not an integer of 32 bits",
+    produce_plan.BYTES_LEFT: "bytes follow the last message; count or layout is wrong",
+    produce_plan.KEYS_NOT_STR: "its key is neither a str nor nil",
+    produce_plan.WRONG_COUNT: "the columns do not have count items each",
+    produce_plan.COMMON_ONLY: "it asks for a delayed or transactional delivery for itself alone: DELAY, TIMER_* and "
     "TRAN_MSG belong among the common properties of its frame",
 }
 
@@ -94,8 +94,8 @@ def common_properties(text: str) -> bytes:
     at = 0
     for pair in blob[:-1].split(b"\x02"):
         name, _, value = pair.partition(b"\x01")
-        status = kernel.property_status(array, at, len(name), at + len(name) + 1, len(value))
-        if status != kernel.OK:
+        status = produce_plan.property_status(array, at, len(name), at + len(name) + 1, len(value))
+        if status != produce_plan.OK:
             shown = name.decode("utf-8", "replace")
             raise MessageIllegal(f"the common property {shown!r} cannot be set: {_RULES[status]}")
         at += len(pair) + 1
@@ -109,11 +109,11 @@ def check_count(count: int, layout: int, body_bytes: int) -> None:
 
 
 def refusal(status: int, message: int, detail: int, *, body_at: int, message_bytes_max: int) -> MessageIllegal:
-    """Return the producer's error for a status of ``kernels.produce``.
+    """Return the producer's error for a status of ``kernels.produce_plan``.
 
     ``body_at``: where the frame's body begins; ``message_bytes_max``: maximum size of a record.
     """
-    if status == kernel.PROPERTIES_TOO_LONG:
+    if status == produce_plan.PROPERTIES_TOO_LONG:
         limit = PRODUCED_PROPERTIES_BYTES_MAX
         return MessageIllegal(
             f"message {message}: its properties take {detail:,} bytes, at most {limit:,} are allowed; nothing of "
@@ -121,7 +121,7 @@ def refusal(status: int, message: int, detail: int, *, body_at: int, message_byt
             message_index=message,
             properties_bytes_max=limit,
         )
-    if status == kernel.RECORD_TOO_LONG:
+    if status == produce_plan.RECORD_TOO_LONG:
         limit = message_bytes_max
         return MessageIllegal(
             f"message {message}: its record would take {detail:,} bytes, store.message_bytes_max allows {limit:,}; "
@@ -129,7 +129,7 @@ def refusal(status: int, message: int, detail: int, *, body_at: int, message_byt
             message_index=message,
             message_bytes_max=limit,
         )
-    if status == kernel.RECORDS_TOO_LONG:
+    if status == produce_plan.RECORDS_TOO_LONG:
         return MessageIllegal(
             f"the records of this frame would take more than {FRAME_RECORDS_BYTES_MAX:,} bytes; send fewer "
             "messages a frame; nothing of it was written"

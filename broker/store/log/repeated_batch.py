@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...kernels import produce as kernel
+from ...kernels import produce_plan
 from .produce_batch import FRAME_RECORDS_BYTES_MAX
 
 
@@ -19,9 +19,9 @@ class RepeatedBatch:
 
     def __init__(self, numbers: np.ndarray, texts: np.ndarray, record_overhead_bytes: int) -> None:
         self.numbers = numbers.copy()
-        self.numbers[kernel.N_RECORDS_MAX] = FRAME_RECORDS_BYTES_MAX
-        self.texts = texts[: numbers[kernel.N_STORE_HOST_END]].copy()
+        self.numbers[produce_plan.N_RECORDS_MAX] = FRAME_RECORDS_BYTES_MAX
+        self.texts = texts[: numbers[produce_plan.N_STORE_HOST_END]].copy()
         self.values = memoryview(self.numbers.data)
         """View of ``numbers`` that takes Python integers: cheaper than NumPy's assignment."""
-        common_bytes = self.values[kernel.N_COMMON_END] - self.values[kernel.N_COMMON_AT]
+        common_bytes = self.values[produce_plan.N_COMMON_END] - self.values[produce_plan.N_COMMON_AT]
         self.record_overhead_bytes = record_overhead_bytes + common_bytes
