@@ -74,7 +74,7 @@ class _Duplicate:
         """Wait for the flush, for the dispatch, or for the disk, whichever is next."""
         broker = self._broker
         if self.is_dispatched():
-            reading = broker.loop.run_in_executor(broker.readers, partial(self.places, hot=False))
+            reading = self._request.in_reader(partial(self.places, hot=False))
             reading.add_done_callback(self._read)
         elif broker.store.dispatchable_offset < self._written:
             broker.flush.wait_for(self._written, self._flushed)

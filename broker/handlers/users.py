@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 import msgpack
@@ -44,12 +42,12 @@ from ...protocol.frames import Frame
 from ..requests.connected_client import ConnectedClient
 from ..requests.request import Request
 from ..security.authenticator import Authenticator
-from ..store import MessageStore
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Edit = Callable[[Users], Users]
+UsersChanged = Callable[[ConnectedClient], None]
 
 
 def auth_list_user(request: Request, authenticator: Authenticator | None) -> None:
@@ -62,30 +60,17 @@ def auth_list_user(request: Request, authenticator: Authenticator | None) -> Non
     request.respond(UsersAnswer(count=len(rows)), msgpack.packb(rows))
 
 
-def auth_create_user(
-    request: Request,
-    authenticator: Authenticator | None,
-    store: MessageStore,
-    readers: ThreadPoolExecutor,
-    users_changed: Callable[[ConnectedClient], None],
-) -> None:
+def auth_create_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
     """Add a user; respond once it can connect."""
     name = decode_fields(CreateUserRequest, request.frame.fields).user
     body = _body(request.frame, {"scram", "grants"})
     _checked(lambda: check_user_name(name))
     verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
     grants = _grants(body.get("grants", []), name)
-    _required(authenticator)
-    _change(request, store, readers, users_changed, lambda users: with_user(users, name, verifier, grants))
+    _change(request, _required(authenticator), users_changed, lambda users: with_user(users, name, verifier, grants))
 
 
-def auth_update_user(
-    request: Request,
-    authenticator: Authenticator | None,
-    store: MessageStore,
-    readers: ThreadPoolExecutor,
-    users_changed: Callable[[ConnectedClient], None],
-) -> None:
+def auth_update_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
     """Change a user's password or grants; respond once the change is in effect."""
     name = decode_fields(UpdateUserRequest, request.frame.fields).user
     body = _body(request.frame, {"scram", "revoke", "grant"})
@@ -107,21 +92,13 @@ def auth_update_user(
             users = each(users)
         return users
 
-    _required(authenticator)
-    _change(request, store, readers, users_changed, edit)
+    _change(request, _required(authenticator), users_changed, edit)
 
 
-def auth_delete_user(
-    request: Request,
-    authenticator: Authenticator | None,
-    store: MessageStore,
-    readers: ThreadPoolExecutor,
-    users_changed: Callable[[ConnectedClient], None],
-) -> None:
+def auth_delete_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
     """Remove a user; respond once it can no longer connect. The broker closes its connections."""
     name = decode_fields(DeleteUserRequest, request.frame.fields).user
-    _required(authenticator)
-    _change(request, store, readers, users_changed, lambda users: without_user(users, name))
+    _change(request, _required(authenticator), users_changed, lambda users: without_user(users, name))
 
 
 def _required(authenticator: Authenticator | None) -> Authenticator:
@@ -133,13 +110,7 @@ def _required(authenticator: Authenticator | None) -> Authenticator:
     return authenticator
 
 
-def _change(
-    request: Request,
-    store: MessageStore,
-    readers: ThreadPoolExecutor,
-    users_changed: Callable[[ConnectedClient], None],
-    edit: Edit,
-) -> None:
+def _change(request: Request, authenticator: Authenticator, users_changed: UsersChanged, edit: Edit) -> None:
     """Change the users' file in a reader thread, and respond once the broker applies it."""
 
     def keep_an_administrator(users: Users) -> Users:
@@ -157,8 +128,8 @@ def _change(
         users_changed(request.peer)
 
     done = request.later(changed)
-    change = partial(UserFile(store.path).change, keep_an_administrator)
-    work = asyncio.get_running_loop().run_in_executor(readers, change)
+    store = authenticator.users.store
+    work = request.in_reader(lambda: UserFile(store).change(keep_an_administrator))
     work.add_done_callback(lambda work: done(_failure(work)))
 
 

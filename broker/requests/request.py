@@ -244,6 +244,10 @@ class Request:
         self.attempt(call)
         self.deferred.on_progress()
 
+    def in_reader(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Call ``call`` in a reader thread; return its future, which belongs to the loop."""
+        return self.broker.loop.run_in_executor(self.broker.readers, call)
+
     def read(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead = None) -> None:
         """Call ``read(True)``; if that would block, ``read(False)`` in a reader thread. Pass the result to ``done``.
 
@@ -297,7 +301,7 @@ class Request:
             self._attempt_late(lambda: self._read_when_memory(read, done, instead))
             self.broker.loop.call_soon(self.deferred.run_waiting)
             return False
-        future = self.broker.loop.run_in_executor(self.broker.readers, read, False)
+        future = self.in_reader(lambda: read(False))
         future.add_done_callback(lambda future: self._cold_done(future, done))
         return True
 

@@ -28,6 +28,7 @@ class UserTable:
     """
 
     def __init__(self, path: Path) -> None:
+        self.store = path
         self.path = path / USERS_FILE
         self.generation = 0
         self._users = Users()

@@ -91,13 +91,9 @@ def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterat
     yield f"tables   {len(manifest.tables):,}"
     rate = verified.bytes / max(verified.seconds, 1e-3)
     yield f"checked  {show_bytes(verified.bytes)} in {verified.seconds:.2f} s, {show_bytes(rate)}/s"
-    for note in verified.findings.notes:
-        yield f"note     {escape(note)}"
-    yield from findings_text(verified.findings, folder, shown)
-    total = verified.findings.total
-    yield "" if total else "sound    every file is as it was backed up, and every record of the log can be read"
-    if total:
-        yield f"damaged  {total:,} finding{'s' * (total != 1)} of {len(verified.findings.counts):,} kinds"
+    yield from _conclusion(
+        verified.findings, folder, shown, "every file is as it was backed up, and every record of the log can be read"
+    )
 
 
 def as_text(verified: Verified, path: Path, shown: int) -> Iterator[str]:
@@ -117,13 +113,19 @@ def as_text(verified: Verified, path: Path, shown: int) -> Iterator[str]:
         f"checked  {show_bytes(verified.log_bytes)} of the log and all that belongs to it in {verified.seconds:.2f} s, "
         f"{show_bytes(rate)}/s"
     )
-    for note in verified.findings.notes:
+    yield from _conclusion(verified.findings, path, shown, "nothing is wrong")
+
+
+def _conclusion(findings: Findings, path: Path, shown: int, sound: str) -> Iterator[str]:
+    """Yield the notes and the findings, and in the last line their number, or ``sound`` if there are none."""
+    for note in findings.notes:
         yield f"note     {escape(note)}"
-    yield from findings_text(verified.findings, path, shown)
-    total = verified.findings.total
-    yield "" if total else "sound    nothing is wrong"
-    if total:
-        yield f"damaged  {total:,} finding{'s' * (total != 1)} of {len(verified.findings.counts):,} kinds"
+    yield from findings_text(findings, path, shown)
+    if findings.total:
+        yield ""
+        yield f"damaged  {findings.total:,} finding{'s' * (findings.total != 1)} of {len(findings.counts):,} kinds"
+    else:
+        yield f"sound    {sound}"
 
 
 def findings_text(findings: Findings, store: Path, shown: int) -> Iterator[str]:
