@@ -155,7 +155,7 @@ def topics(*, system: bool = False, timeout: float | None = None) -> Operation[d
         known = TopicInfo.__dataclass_fields__.keys()
         # A newer broker may send fields that this client does not know.
         rows = (
-            row if row.keys() <= known else {name: row[name] for name in known if name in row}
+            row if set(row) <= known else {name: row[name] for name in known if name in row}
             for row in unpack_rows(answer, "topics")
         )
         found = [TopicInfo(**row) for row in rows]
