@@ -1,0 +1,170 @@
+"""A follower's side of the stream: connect, compare histories, cut, and write what the primary sends."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .actions import Action, Append, Close, Connect, Cut, Restart, SaveState, SendMessage
+from .limits import Limits
+from .log_state import LogState
+from .messages import Hello, LogPiece, Message, PositionReport, Refusal, Welcome
+from .rules import Rules
+
+
+class FollowerStage(Enum):
+    """How far a follower is with its primary."""
+
+    APART = "apart"
+    CONNECTING = "connecting"
+    COMPARING = "comparing"
+    """It has said its history and waits for the primary's."""
+    CUTTING = "cutting"
+    """The disk cuts the log or saves the primary's epochs."""
+    STREAMING = "streaming"
+
+
+class Follower:
+    """A member that follows the primary of one epoch at a time. ``actions`` and ``log`` belong to the member."""
+
+    def __init__(self, member: str, limits: Limits, rules: Rules, log: LogState, actions: list[Action]) -> None:
+        self._member = member
+        self._limits = limits
+        self._rules = rules
+        self._log = log
+        self._actions = actions
+        self.primary = ""
+        self.epoch = 0
+        self.cluster_id = ""
+        self.stage = FollowerStage.APART
+        self.refused = 0
+        """Attempts in a row to connect after the stream ended that the primary's host refused: it lives, the process
+        does not."""
+        self.refusal = ""
+        """Reason of the primary's last refusal."""
+        self._connection: int | None = None
+        self._connections = 0
+        self._retry_at = 0.0
+        self._heard_at = 0.0
+        self._reported_at = 0.0
+        self._welcome: Welcome | None = None
+
+    def follow(self, cluster_id: str, primary: str, epoch: int, now: float) -> None:
+        """Follow the primary of an epoch from now on; the stream of an older epoch ends."""
+        self.cluster_id = cluster_id
+        if (primary, epoch) != (self.primary, self.epoch):
+            self.leave(now)
+            self.primary, self.epoch, self.refused, self.refusal = primary, epoch, 0, ""
+            self._retry_at = now
+
+    def leave(self, now: float) -> None:
+        """Close the connection. A cut that has begun continues; no connection learns of its end."""
+        if self._connection is not None:
+            self._actions.append(Close(self._connection))
+        self._apart(now)
+
+    def _apart(self, now: float) -> None:
+        self._connection, self._welcome = None, None
+        self.stage = FollowerStage.APART
+        self._retry_at = now + self._limits.retry_s
+
+    def tick(self, now: float) -> None:
+        """Connect, report regularly, and leave a primary that is silent."""
+        if self.stage is FollowerStage.APART:
+            if self.primary and self.primary != self._member and now >= self._retry_at and not self._log.busy:
+                self._connections += 1
+                self._connection, self._heard_at = self._connections, now
+                self.stage = FollowerStage.CONNECTING
+                self._actions.append(Connect(self._connection, self.primary))
+        elif self.stage is not FollowerStage.CUTTING and now - self._heard_at > self._limits.silence_s:
+            self.leave(now)
+        elif self.stage is FollowerStage.STREAMING and now - self._reported_at >= self._limits.heartbeat_s:
+            self.send_report(now)
+
+    def is_current(self, connection: int) -> bool:
+        """Return whether a connection is the one in use."""
+        return connection == self._connection
+
+    def connected(self, connection: int, now: float) -> None:
+        """Say set, epoch, member and history."""
+        self.stage, self._heard_at, self.refused = FollowerStage.COMPARING, now, 0
+        hello = Hello(self._log.cluster_id, self.epoch, self._member, self._log.end, self._log.epochs)
+        self._actions.append(SendMessage(connection, hello))
+
+    def closed(self, refused: bool, now: float) -> None:
+        """Try again later."""
+        self.refused = self.refused + 1 if refused else 0
+        self._apart(now)
+
+    def receive(self, message: Message, now: float) -> str | None:
+        """Take a message of the primary. Return a reason to stop if this log has a history that must not be cut."""
+        self._heard_at = now
+        match message:
+            case Welcome() if self.stage is FollowerStage.COMPARING and self._rules.is_current(
+                message.epoch, self.epoch
+            ):
+                return self._compare(message, now)
+            case LogPiece() if self.stage is FollowerStage.STREAMING and self._rules.is_current(
+                message.epoch, self.epoch
+            ):
+                return self._piece(message, now)
+            case Refusal():
+                self.refusal = message.reason
+                self.leave(now)
+            case _:
+                self.leave(now)
+        return None
+
+    def _compare(self, welcome: Welcome, now: float) -> str | None:
+        if welcome.begin > self._log.end and not welcome.restart:
+            self.leave(now)
+            return None
+        if welcome.restart:
+            # The primary deletes only what is confirmed, so this log is old but not diverged.
+            action: Action = Restart(welcome.begin)
+        elif not self._rules.may_cut(welcome.begin, self._log.confirmed):
+            return (
+                f"the primary's history differs at {welcome.begin}, below {self._log.confirmed}, which was confirmed; "
+                "keep this store, find out which of the two is right, and copy it again"
+            )
+        else:
+            action = Cut(welcome.begin)
+        self._welcome, self.stage = welcome, FollowerStage.CUTTING
+        self._log.complete = self._log.complete and not welcome.restart
+        self._log.begin_work(*self._steps(welcome, action))
+        return None
+
+    def _steps(self, welcome: Welcome, cut: Action) -> tuple[Action, ...]:
+        """Return the disk's work before the stream begins. The epochs come last: with the primary's epochs beside bytes
+        that it does not have, a crash in between would make two histories look like one."""
+        save = SaveState(self.cluster_id, welcome.epochs, self._log.complete)
+        if isinstance(cut, Restart):
+            # Incomplete first, for the same reason: the log may be gone before the epochs are saved.
+            return SaveState(self._log.cluster_id, self._log.epochs, False), cut, save
+        return (save,) if welcome.begin == self._log.end else (cut, save)
+
+    def disk_done(self, now: float) -> None:
+        """Tell the primary that the log is as it said."""
+        if self.stage is FollowerStage.CUTTING and self._welcome is not None:
+            self.stage, self._heard_at = FollowerStage.STREAMING, now
+            self.send_report(now)
+
+    def _piece(self, piece: LogPiece, now: float) -> str | None:
+        log = self._log
+        if piece.offset != log.end or piece.end < piece.offset:
+            self.leave(now)
+            return None
+        if piece.end > piece.offset:
+            log.end = piece.end
+            self._actions.append(Append(piece.offset, piece.end))
+        log.confirm(min(piece.confirmed, log.flushed), self._actions)
+        if not log.complete and self._rules.is_complete(log.flushed, piece.confirmed) and not log.busy:
+            log.complete = True
+            log.begin_work(SaveState(log.cluster_id, log.epochs, True))
+        return None
+
+    def send_report(self, now: float) -> None:
+        """PositionReport the position, if the stream runs."""
+        if self.stage is FollowerStage.STREAMING and self._connection is not None:
+            self._reported_at = now
+            flushed = self._rules.reported(self._log.end, self._log.flushed)
+            self._actions.append(SendMessage(self._connection, PositionReport(self.epoch, self._log.end, flushed)))

@@ -1,0 +1,58 @@
+"""State of a member's own log: its ends, its epochs, and the disk's work on it that is not done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .actions import Action, Confirm, Cut, Restart, SaveState
+from .epochs import Epochs
+
+
+@dataclass(slots=True)
+class LogState:
+    """A log and what belongs to it on disk."""
+
+    cluster_id: str
+    """Identity of the set that the store belongs to; empty until it has joined one."""
+    epochs: Epochs
+    complete: bool
+    """Whether nothing is missing since this member was last in sync: false for an empty disk that joins."""
+    end: int
+    flushed: int
+    confirmed: int
+    """Physical offset below which the log is known to be confirmed, as of a moment in the past."""
+    actions: list[Action]
+    _work: list[Action] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the disk still cuts the log or saves its state."""
+        return bool(self._work)
+
+    def begin_work(self, *steps: Action) -> None:
+        """Ask the disk for steps, each after the one before is done."""
+        begin = not self._work
+        self._work += steps
+        if begin:
+            self.actions.append(self._work[0])
+
+    def step_done(self) -> bool:
+        """Note that the disk has done the first step, and ask for the next. Return whether it was the last."""
+        match self._work.pop(0):
+            case Cut(to):
+                self.end, self.flushed = to, min(self.flushed, to)
+                self.confirmed = min(self.confirmed, to)
+            case Restart(begin):
+                self.end = self.flushed = begin
+                self.confirmed = min(self.confirmed, begin)
+            case SaveState(cluster_id, epochs, complete):
+                self.cluster_id, self.epochs, self.complete = cluster_id, epochs, complete
+        if self._work:
+            self.actions.append(self._work[0])
+        return not self._work
+
+    def confirm(self, offset: int, actions: list[Action]) -> None:
+        """Raise the confirmed offset, if ``offset`` is above it."""
+        if offset > self.confirmed:
+            self.confirmed = offset
+            actions.append(Confirm(offset))

@@ -1,0 +1,240 @@
+"""Leadership of one epoch: the followers, what they have reported, and what that confirms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .actions import Action, Close, Confirm, SendMessage
+from .configuration import Proposal, SetConfig
+from .epochs import Epochs
+from .limits import Limits
+from .messages import Hello, LogPiece, PositionReport, Refusal, Welcome
+from .rules import Rules
+
+
+@dataclass(slots=True)
+class FollowerState:
+    """A primary's knowledge of one member in its epoch."""
+
+    behind_since: float
+    """Time at which the log had everything that the member has reported since, or the epoch began."""
+    connection: int | None = None
+    streaming: bool = False
+    """Whether its first report has come on this connection, so that it takes pieces."""
+    begin: int = 0
+    """Physical offset at which the stream of the connection begins."""
+    sent: int = 0
+    written: int = 0
+    behind_end: int = 0
+    """Physical offset that the member must report for ``behind_since`` to move."""
+    heard_at: float = 0.0
+    sent_at: float = 0.0
+
+
+class Primary:
+    """A primary in its epoch. ``actions`` is the list of the member to which this leadership belongs."""
+
+    def __init__(
+        self,
+        member: str,
+        config: SetConfig,
+        epochs: Epochs,
+        end: int,
+        limits: Limits,
+        rules: Rules,
+        actions: list[Action],
+    ) -> None:
+        self._member = member
+        self._limits = limits
+        self._rules = rules
+        self._actions = actions
+        self.config = config
+        self.epochs = epochs
+        self.end = end
+        """Physical offset at which this member's log ends."""
+        self.flushed: dict[str, int] = {}
+        """For each member with a report in this epoch, this one included, where its log on disk ends."""
+        self.confirmed = 0
+        self.minimum = 0
+        """Physical offset at which this member's log begins; a follower that ends below it begins from scratch."""
+        self.followers: dict[str, FollowerState] = {}
+        self._suspect: str | None = None
+        """Primary of the epoch before, which probably failed: it goes as soon as the set may do without it."""
+
+    def begin(self, flushed: int, confirmed: int, predecessor: str, now: float) -> None:
+        """Begin with what this member had on disk and had seen confirmed as a follower."""
+        self.flushed[self._member] = flushed
+        self.confirmed = confirmed
+        self._suspect = predecessor if predecessor != self._member else None
+        for member in self.config.members - {self._member}:
+            self.followers[member] = FollowerState(behind_since=now)
+
+    def config_changed(self, config: SetConfig, now: float) -> None:
+        """Take over a configuration of the same epoch."""
+        self.config = config
+        for member in config.members - {self._member} - self.followers.keys():
+            self.followers[member] = FollowerState(behind_since=now)
+        for member in self.followers.keys() - config.members:
+            self._disconnect(member)
+            del self.followers[member]
+            self.flushed.pop(member, None)
+
+    # ---- messages ----
+
+    def hello(self, connection: int, hello: Hello, now: float) -> None:
+        """Compare a follower's history with this one and say where it must cut its log."""
+        follower = self.followers.get(hello.member)
+        if hello.cluster_id not in ("", self.config.cluster_id):
+            reason = f"the store belongs to the set {hello.cluster_id}, not to {self.config.cluster_id}"
+        elif follower is None:
+            reason = f"{hello.member} is not a member of the set; add it first"
+        elif not self._rules.is_current(hello.epoch, self.config.epoch):
+            reason = f"the epoch is {self.config.epoch}, not {hello.epoch}"
+        else:
+            self._welcome(connection, follower, hello, now)
+            return
+        self._actions += [SendMessage(connection, Refusal(self.config.epoch, reason)), Close(connection)]
+
+    def _welcome(self, connection: int, follower: FollowerState, hello: Hello, now: float) -> None:
+        cut = self._rules.cut_point(self.epochs, self.end, hello.epochs, hello.end)
+        if cut is None:
+            reason = "its log has another history; move the store away to copy it again"
+            self._actions += [SendMessage(connection, Refusal(self.config.epoch, reason)), Close(connection)]
+            return
+        if follower.connection is not None:
+            self._disconnect(hello.member)
+        # What the member reported on an earlier connection does not count: its disk may be another one.
+        self.flushed.pop(hello.member, None)
+        restart = cut < self.minimum
+        follower.connection, follower.streaming = connection, False
+        follower.begin = self.minimum if restart else cut
+        follower.heard_at = follower.sent_at = now
+        welcome = Welcome(self.config.epoch, follower.begin, restart, self.epochs)
+        self._actions.append(SendMessage(connection, welcome))
+
+    def report(self, connection: int, report: PositionReport, now: float) -> None:
+        """Take a follower's position, and send what its window allows."""
+        member = self.member_of(connection)
+        if member is None or not self._rules.is_current(report.epoch, self.config.epoch):
+            return
+        follower = self.followers[member]
+        first = not follower.streaming
+        lowest = follower.begin if first else follower.written
+        highest = follower.begin if first else follower.sent
+        if not lowest <= report.written <= highest or not self.flushed.get(member, 0) <= report.flushed <= self.end:
+            self.closed(connection)
+            self._actions.append(Close(connection))
+            return
+        if first:
+            follower.streaming, follower.sent = True, follower.begin
+        follower.written, follower.heard_at = report.written, now
+        self.flushed[member] = report.flushed
+        self._measure_lag(member, now)
+        self._stream(follower, now)
+
+    def closed(self, connection: int) -> None:
+        """Forget a connection; what the member reported on it stays valid until it greets again."""
+        member = self.member_of(connection)
+        if member is not None:
+            self.followers[member].connection = None
+            self.followers[member].streaming = False
+
+    def member_of(self, connection: int) -> str | None:
+        """Return the member that a connection belongs to."""
+        return next((name for name, each in self.followers.items() if each.connection == connection), None)
+
+    # ---- the own log ----
+
+    def written(self, end: int, now: float) -> None:
+        """Note that the own log ends at ``end``, and stream what is new."""
+        self.end = end
+        for follower in self.followers.values():
+            self._stream(follower, now)
+
+    def _measure_lag(self, member: str, now: float) -> None:
+        """Begin a new measurement if the member has what the log had when the last one began. It is caught up if
+        measurements begin again and again, although the log never stops growing."""
+        follower = self.followers[member]
+        if self.flushed.get(member, -1) >= follower.behind_end:
+            follower.behind_since, follower.behind_end = now, self.end
+
+    def _stream(self, follower: FollowerState, now: float) -> None:
+        while follower.streaming and follower.sent < self.end:
+            room = follower.written + self._limits.window_bytes - follower.sent
+            if room <= 0 or follower.connection is None:
+                return
+            end = min(self.end, follower.sent + min(room, self._limits.piece_bytes))
+            self._send(follower, LogPiece(self.config.epoch, follower.sent, end, self.confirmed), now)
+            follower.sent = end
+
+    def _send(self, follower: FollowerState, message: LogPiece, now: float) -> None:
+        assert follower.connection is not None
+        follower.sent_at = now
+        self._actions.append(SendMessage(follower.connection, message))
+
+    # ---- time ----
+
+    def tick(self, now: float) -> None:
+        """SendMessage heartbeats and close connections that are silent."""
+        for name, follower in self.followers.items():
+            if follower.connection is None:
+                continue
+            if now - follower.heard_at > self._limits.silence_s:
+                self._disconnect(name)
+            elif follower.streaming and now - follower.sent_at >= self._limits.heartbeat_s:
+                self._send(follower, LogPiece(self.config.epoch, follower.sent, follower.sent, self.confirmed), now)
+
+    def advance(self, proposals: list[Proposal]) -> None:
+        """Confirm what every required member has on disk."""
+        if not self._rules.may_acknowledge(self.config):
+            return
+        confirmed = self._rules.confirmed(self._rules.required(self.config, proposals), self.flushed)
+        if confirmed > self.confirmed:
+            self.confirmed = confirmed
+            self._actions.append(Confirm(confirmed))
+
+    def next_in_sync(self, now: float) -> frozenset[str]:
+        """Return the members that should be in sync now."""
+        lagging = [
+            member
+            for member in self.config.in_sync - {self._member}
+            if now - self.followers[member].behind_since > self._limits.lag_s or self._is_gone(member)
+        ]
+        lagging.sort(key=lambda member: (not self._is_gone(member), self.followers[member].behind_since, member))
+        own, start = self.flushed[self._member], self.epochs[-1].start
+        joining = [
+            member
+            for member, follower in self.followers.items()
+            if member not in self.config.in_sync
+            and follower.streaming
+            and self._rules.may_join(
+                self.flushed.get(member, 0), self.confirmed, start, own, self._limits.join_gap_bytes
+            )
+        ]
+        return self._rules.next_in_sync(self.config, lagging, joining)
+
+    def _is_gone(self, member: str) -> bool:
+        """Return whether the member led before and has not come back."""
+        return member == self._suspect and not self.followers[member].streaming
+
+    def current_members(self, now: float) -> int:
+        """Return the number of members in sync, this one included, that are connected and not behind for too long."""
+        return 1 + sum(
+            self.followers[member].streaming and now - self.followers[member].behind_since <= self._limits.lag_s
+            for member in self.config.in_sync - {self._member}
+        )
+
+    def has_everything(self, member: str) -> bool:
+        """Return whether a member reported the whole log, and everything in it is confirmed."""
+        return self.flushed.get(member, -1) == self.end == self.confirmed
+
+    def disconnect_all(self) -> None:
+        """Close every connection: they end with the epoch."""
+        for member in self.followers:
+            self._disconnect(member)
+
+    def _disconnect(self, member: str) -> None:
+        follower = self.followers[member]
+        if follower.connection is not None:
+            self._actions.append(Close(follower.connection))
+            follower.connection, follower.streaming = None, False

@@ -1,0 +1,419 @@
+"""A member of a replica set: the roles that it takes, by what the registry says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from .actions import (
+    Action,
+    Close,
+    HoldLease,
+    Lead,
+    Propose,
+    ReadRegistry,
+    ReleaseLease,
+    SaveState,
+    SendMessage,
+    StepDown,
+    Stop,
+)
+from .configuration import Proposal, ProposalOutcome, RegistryState, SetConfig
+from .epochs import last_epoch
+from .follower import Follower, FollowerStage
+from .limits import Limits
+from .log_state import LogState
+from .messages import Hello, Message, PositionReport, Refusal
+from .primary import Primary
+from .rules import Rules
+
+
+class Role(Enum):
+    """Role of a member."""
+
+    FOLLOWER = "follower"
+    """Follows the primary, or looks for one."""
+    ELECTED = "elected"
+    """The configuration names it; it saves the epoch and takes the lease before it serves."""
+    PRIMARY = "primary"
+    STOPPED = "stopped"
+
+
+class Replica:
+    """The state machine of one member. Its inputs are the public methods; each may add to ``actions``, which the
+    driver carries out in order and removes. ``now``: seconds of this member's monotonic clock."""
+
+    def __init__(self, member: str, log: LogState, limits: Limits | None = None, rules: Rules | None = None) -> None:
+        self.member = member
+        self.log = log
+        self.actions: list[Action] = log.actions
+        self.role = Role.FOLLOWER
+        self.accepts = False
+        """Whether clients may produce now; false while the leadership is handed over."""
+        self.config: SetConfig | None = None
+        self.primary: Primary | None = None
+        self.stop_reason = ""
+        self._limits = limits or Limits()
+        self._rules = rules or Rules()
+        self._follower = Follower(member, self._limits, self._rules, log, self.actions)
+        self._version = -1
+        self._holder: str | None = ""
+        self._numbers = 0
+        self._in_flight: Proposal | None = None
+        self._open: list[Proposal] = []
+        """Proposals of this leadership whose outcome is not known, the one in flight included. Equal ones are listed
+        once, so there are at most as many as there are sets of members."""
+        self._predecessor = ""
+        """Member that led the epoch before."""
+        self._read_at = 0.0
+        self._vacant_since: float | None = None
+        self._stand_back_until = 0.0
+        self._lease_until = 0.0
+        self._lease_asked: tuple[int, float] | None = None
+        """Number and time of the request for the lease that waits for its answer."""
+        self._lease_at = 0.0
+        self._weak_since: float | None = None
+        self._patience = 2.0 * self._limits.lag_s
+        """Time without enough followers after which this primary lets another member try. It doubles with each time,
+        so that a set with too few members alive does not change its primary without end."""
+        self._target: str | None = None
+        self._target_until = 0.0
+        self._change: SetConfig | None = None
+
+    # ---- registry ----
+
+    def registry_state(self, state: RegistryState, now: float) -> None:
+        """Take what the registry holds, from a read or a watch."""
+        if self.role is Role.STOPPED:
+            return
+        config = state.config
+        if config is None:
+            if self._version >= 0 or self.log.epochs:
+                self._stop("the registry lost the set's configuration; restore it, or begin it from a chosen member")
+            return
+        if self.log.cluster_id not in ("", config.cluster_id):
+            self._stop(f"this store belongs to the set {self.log.cluster_id}, the registry has {config.cluster_id}")
+            return
+        if state.version < self._version:
+            return  # a watch that is late
+        if config.epoch < last_epoch(self.log.epochs) or (self.config and config.epoch < self.config.epoch):
+            self._stop(f"the registry is at epoch {config.epoch}, this store is further; was an old copy restored?")
+            return
+        self._holder = state.holder
+        if state.version > self._version:
+            if self.config is not None and config.epoch > self.config.epoch:
+                self._predecessor = self.config.primary
+            self._version, self.config = state.version, config
+            # A compare-and-set on an older version was applied before this state, or never will be.
+            self._open = [each for each in self._open if each.if_version >= state.version]
+        self._settle(now)
+
+    def proposal_answered(self, number: int, outcome: ProposalOutcome, version: int, now: float) -> None:
+        """Take the outcome of a compare-and-set. ``version``: of the configuration, if it is done."""
+        proposal = self._in_flight
+        if proposal is None or proposal.number != number or self.role is Role.STOPPED:
+            return
+        self._in_flight = None
+        if outcome is ProposalOutcome.DONE:
+            self.registry_state(RegistryState(proposal.config, version, self._holder), now)
+        else:
+            # If it is lost, the read shows the newer version, which closes every proposal before it.
+            self._read(now)
+
+    def _propose(self, config: SetConfig, vacant: bool, now: float) -> None:
+        if self._in_flight is not None:
+            return
+        self._numbers += 1
+        proposal = Proposal(self._numbers, config, self._version, vacant)
+        self._in_flight = proposal
+        if self.primary is not None:
+            self._open = [each for each in self._open if each.config != config] + [proposal]
+        self.actions.append(Propose(proposal))
+
+    def _read(self, now: float) -> None:
+        self._read_at = now + (self._limits.retry_s if self._open else self._limits.read_s)
+        self.actions.append(ReadRegistry())
+
+    # ---- roles ----
+
+    def _settle(self, now: float) -> None:
+        """Take the role that the configuration gives."""
+        config = self.config
+        if config is None or self.role is Role.STOPPED:
+            return
+        if self.role is not Role.FOLLOWER and self.primary is not None:
+            if (config.primary, config.epoch) == (self.member, self.primary.config.epoch):
+                self.primary.config_changed(config, now)
+                self._advance(now)
+                return
+            self._step_down(now)
+        if self.member not in config.members:
+            self._follower.leave(now)
+            self._follower.primary = ""
+        elif self._rules.begins_epoch(self.member, config, self.log.epochs) and self.log.complete:
+            self._take_over(config, now)
+        else:
+            self._follower.follow(config.cluster_id, config.primary, config.epoch, now)
+
+    def _take_over(self, config: SetConfig, now: float) -> None:
+        self._follower.leave(now)
+        self._follower.primary = ""
+        if self.log.busy:
+            return  # the end of the log is not known before; ``disk_done`` comes back here
+        self.role = Role.ELECTED
+        epochs = self._rules.epochs_to_lead(self.log.epochs, config.epoch, self.log.end)
+        self.primary = Primary(self.member, config, epochs, self.log.end, self._limits, self._rules, self.actions)
+        self.primary.begin(self.log.flushed, self.log.confirmed, self._predecessor, now)
+        self._lease_until, self._lease_asked, self._lease_at = 0.0, None, now
+        self._weak_since, self._target, self._change = None, None, None
+        # No message may be written before the epoch is on disk: it would seem to belong to the epoch before.
+        self.log.begin_work(SaveState(config.cluster_id, epochs, True))
+        self._hold_lease(now)
+
+    def _serve(self, now: float) -> None:
+        """Begin to serve, if the epoch is saved and the lease is held."""
+        if self.role is Role.ELECTED and self.primary is not None and not self.log.busy and self._leads(now):
+            self.role, self.accepts = Role.PRIMARY, True
+            self.actions.append(Lead(self.primary.config.epoch))
+            self._advance(now)
+
+    def _leads(self, now: float) -> bool:
+        return self._rules.serves(now, self._lease_until, self._limits.margin_s)
+
+    def _step_down(self, now: float) -> None:
+        """Stop to lead: before anything else, clients get no more answers."""
+        assert self.primary is not None
+        epoch = self.primary.config.epoch
+        if self.role is Role.PRIMARY:
+            self.actions.append(StepDown(epoch))
+        self.log.confirmed = max(self.log.confirmed, self.primary.confirmed)
+        self.primary.disconnect_all()
+        self.role, self.primary, self.accepts = Role.FOLLOWER, None, False
+        self._vacant_since, self._open = None, []
+        self._read(now)
+
+    def _stop(self, reason: str) -> None:
+        if self.primary is not None:
+            if self.role is Role.PRIMARY:
+                self.actions.append(StepDown(self.primary.config.epoch))
+            self.primary.disconnect_all()
+        self._follower.leave(0.0)
+        self.role, self.primary, self.accepts, self.stop_reason = Role.STOPPED, None, False, reason
+        self.actions.append(Stop(reason))
+
+    # ---- lease ----
+
+    def _hold_lease(self, now: float) -> None:
+        assert self.primary is not None
+        self._numbers += 1
+        self._lease_asked = self._numbers, now
+        self._lease_at = now + self._limits.lease_s / 3
+        self.actions.append(HoldLease(self.primary.config.epoch, self._numbers))
+
+    def lease_answered(self, number: int, held: bool, now: float) -> None:
+        """Take the answer to ``HoldLease``. The lease lasts from the moment *before* the request left."""
+        if self.primary is None or self._lease_asked is None or self._lease_asked[0] != number:
+            return
+        asked = self._lease_asked[1]
+        self._lease_asked = None
+        if not held:
+            self._step_down(now)
+            return
+        self._lease_until = asked + self._limits.lease_s
+        self._serve(now)
+
+    # ---- election ----
+
+    def _consider_election(self, now: float) -> None:
+        """Propose to lead, after a vacancy has lasted for this member's turn."""
+        config = self.config
+        if config is None or not self._rules.may_lead(self.member, config, self.log.complete):
+            return
+        # A lease of this member's is from before its restart. A host that refuses connections lives, and its broker
+        # does not; if it lives after all, it cannot acknowledge without this member.
+        quick = self._limits.quick_takeover and self._follower.refused >= 3
+        if self._holder not in (None, self.member) and not quick:
+            self._vacant_since = None
+            return
+        if self._vacant_since is None:
+            self._vacant_since = now
+        candidates = [*sorted(config.in_sync - {config.primary}), config.primary]
+        turn = candidates.index(self.member) * self._limits.turn_s if self.member in candidates else 0.0
+        if now < max(self._vacant_since + turn, self._stand_back_until) or self.log.busy:
+            return
+        # Every member in sync has every acknowledged message, and needs to report before it counts in the new epoch;
+        # so all stay but the old primary, which is probably gone.
+        in_sync = self._rules.next_in_sync(config, [config.primary] if config.primary != self.member else [], ())
+        self._propose(config.led_by(self.member, in_sync), self._holder is None, now)
+
+    # ---- connections ----
+
+    def connected(self, connection: int, now: float) -> None:
+        """Note that the connection to the primary is open."""
+        if self._follower.is_current(connection):
+            self._follower.connected(connection, now)
+
+    def closed(self, connection: int, refused: bool, now: float) -> None:
+        """Note that a connection has ended; ``refused``: the other host said at once that no process listens."""
+        if self._follower.is_current(connection):
+            self._follower.closed(refused, now)
+        elif self.primary is not None:
+            self.primary.closed(connection)
+
+    def received(self, connection: int, message: Message, now: float) -> None:
+        """Take a message of another member."""
+        if self.role is Role.STOPPED:
+            return
+        match message:
+            case Hello() if self.role is Role.PRIMARY and self.primary is not None:
+                if message.epoch > self.primary.config.epoch:
+                    self._read(now)
+                self.primary.hello(connection, message, now)
+            case Hello():
+                epoch = self.config.epoch if self.config else 0
+                self.actions += [
+                    SendMessage(connection, Refusal(epoch, "this member is not the primary")),
+                    Close(connection),
+                ]
+                if message.epoch > epoch:
+                    self._read(now)
+            case PositionReport():
+                if self.primary is not None:
+                    self.primary.report(connection, message, now)
+                    self._advance(now)
+            case _ if self._follower.is_current(connection):
+                reason = self._follower.receive(message, now)
+                if reason is not None:
+                    self._stop(reason)
+
+    # ---- the own disk ----
+
+    def written(self, end: int, now: float) -> None:
+        """Note that this primary's log now ends at ``end``."""
+        if self.role is Role.PRIMARY and self.primary is not None:
+            self.log.end = end
+            self.primary.written(end, now)
+
+    def flushed(self, end: int, now: float) -> None:
+        """Note that the log is on disk below ``end``. The driver forgets flushes that began before a ``Cut``."""
+        self.log.flushed = max(self.log.flushed, min(end, self.log.end))
+        if self.primary is not None:
+            self.primary.flushed[self.member] = self.log.flushed
+            self._advance(now)
+        else:
+            self._follower.send_report(now)
+
+    def disk_done(self, now: float) -> None:
+        """Note that the disk has done the oldest ``Cut``, ``Restart`` or ``SaveState``."""
+        if self.role is Role.STOPPED or not self.log.step_done():
+            return
+        if self.role is Role.FOLLOWER:
+            self._follower.disk_done(now)
+            self._settle(now)
+        else:
+            self._serve(now)
+
+    # ---- time ----
+
+    def tick(self, now: float) -> None:
+        """Do what is due. Called at least every ``Limits.tick_s``."""
+        if self.role is Role.STOPPED:
+            return
+        if self.primary is not None:
+            self._tick_primary(now)
+        if self.role is Role.FOLLOWER:
+            self._follower.tick(now)
+            self._consider_election(now)
+            if now >= self._read_at and self._follower.stage is not FollowerStage.STREAMING:
+                self._read(now)
+        if self._open and self._in_flight is None and now >= self._read_at:
+            self._read(now)
+
+    def _tick_primary(self, now: float) -> None:
+        assert self.primary is not None
+        if self.role is Role.PRIMARY and not self._leads(now):
+            self._step_down(now)
+            return
+        if now >= self._lease_at:
+            self._hold_lease(now)
+        if self.role is Role.PRIMARY:
+            self.primary.tick(now)
+            self._give_up_if_alone(now)
+        self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        """Confirm what is safe, and propose what should change."""
+        if self.role is not Role.PRIMARY or self.primary is None:
+            return
+        if not self._leads(now):
+            self._step_down(now)
+            return
+        self.primary.advance(self._open)
+        self.log.confirmed = max(self.log.confirmed, self.primary.confirmed)
+        self._propose_change(now)
+
+    def _propose_change(self, now: float) -> None:
+        assert self.primary is not None
+        config = self.primary.config
+        if self._in_flight is not None:
+            return
+        if self._target is not None:
+            self._hand_over(config, self._target, now)
+            return
+        wanted = config.with_in_sync(self.primary.next_in_sync(now))
+        if self._change is not None:
+            members = self._change.members
+            wanted = replace(wanted, members=members, in_sync=wanted.in_sync & members)
+        # With an unknown outcome the same configuration is proposed again: once a version is newer, it is known.
+        if wanted != config or (self._open and now >= self._read_at):
+            self._propose(wanted, False, now)
+
+    def _give_up_if_alone(self, now: float) -> None:
+        """Release the lease if too few followers can be reached from here; another member may reach more."""
+        assert self.primary is not None
+        config = self.primary.config
+        if self.primary.current_members(now) >= config.min_in_sync or len(config.in_sync) == 1:
+            self._weak_since = None
+            if self.primary.confirmed == self.primary.end:
+                self._patience = 2.0 * self._limits.lag_s
+        elif self._weak_since is None:
+            self._weak_since = now
+        elif now - self._weak_since > self._patience:
+            self._patience = min(2.0 * self._patience, 64 * self._limits.lag_s)
+            self._stand_back_until = now + 2.0 * self._limits.lease_s
+            self.actions.append(ReleaseLease(config.epoch))
+            self._step_down(now)
+
+    # ---- operators ----
+
+    def switch(self, target: str, now: float, within: float) -> str | None:
+        """Hand the leadership to ``target``. Return why not, None if it has begun; if the target does not have the
+        whole log within ``within`` seconds, this member continues to lead."""
+        if self.role is not Role.PRIMARY or self.primary is None:
+            return "this member is not the primary"
+        if target == self.member:
+            return f"{target} is the primary already"
+        if target not in self.primary.config.in_sync:
+            return f"{target} is not in sync"
+        self._target, self._target_until, self.accepts = target, now + within, False
+        self._advance(now)
+        return None
+
+    def _hand_over(self, config: SetConfig, target: str, now: float) -> None:
+        assert self.primary is not None
+        handing = any(each.config.primary == target for each in self._open)
+        if self.primary.has_everything(target):
+            self._propose(config.led_by(target, config.in_sync), False, now)
+        elif now >= self._target_until and not handing:
+            self._target, self.accepts = None, True
+
+    def change_members(self, members: frozenset[str]) -> str | None:
+        """Change the members of the set. Return why not, None if it will be proposed."""
+        if self.role is not Role.PRIMARY or self.primary is None:
+            return "this member is not the primary"
+        if self.member not in members:
+            return "the primary cannot be removed; switch to another member first"
+        if len(self.primary.config.in_sync & members) < self.primary.config.min_in_sync:
+            return "too few members would be in sync; lower min_in_sync, or wait for others to join"
+        self._change = replace(self.primary.config, members=members)
+        return None

@@ -1,0 +1,88 @@
+"""The rules that keep acknowledged messages, one method each.
+
+A test of the simulator replaces one method at a time by a broken one and must see a message lost, or seen and vanished.
+``docs/replication.md`` numbers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .configuration import Proposal, SetConfig
+from .epochs import Epoch, Epochs, common_end, last_epoch
+
+
+class Rules:
+    """The rules. The class has no state: the methods belong together so that a test can override one."""
+
+    def required(self, config: SetConfig, proposals: Iterable[Proposal]) -> frozenset[str]:
+        """Return the members that must have a message on disk before it is acknowledged: those in sync, and those of
+        every proposal whose outcome is not known, because it may have been applied."""
+        members = config.in_sync
+        for proposal in proposals:
+            if proposal.config.epoch == config.epoch:
+                members |= proposal.config.in_sync
+        return members
+
+    def confirmed(self, required: Iterable[str], flushed: Mapping[str, int]) -> int:
+        """Return the physical offset below which every required member has the log on disk. A member without a report
+        in this epoch has nothing."""
+        return min(flushed.get(member, 0) for member in required)
+
+    def may_acknowledge(self, config: SetConfig) -> bool:
+        """Return whether enough members are in sync. A proposal counts only after it is done."""
+        return len(config.in_sync) >= config.min_in_sync
+
+    def serves(self, now: float, lease_until: float, margin: float) -> bool:
+        """Return whether the lease still protects this primary's answers from those of a successor."""
+        return now < lease_until - margin
+
+    def may_join(self, flushed: int, confirmed: int, epoch_start: int, own_flushed: int, gap: int) -> bool:
+        """Return whether a follower has everything that was acknowledged. The gap only keeps acknowledgements from
+        waiting for a follower that still has much to fetch."""
+        return flushed >= max(confirmed, epoch_start) and flushed >= own_flushed - gap
+
+    def may_lead(self, member: str, config: SetConfig, complete: bool) -> bool:
+        """Return whether a member has every acknowledged message: it is in sync, and its disk was not replaced."""
+        return complete and member in config.in_sync
+
+    def begins_epoch(self, member: str, config: SetConfig, epochs: Epochs) -> bool:
+        """Return whether the configuration gives this member an epoch in which it has written nothing. After a restart
+        it needs a new one, because it no longer knows what it acknowledged and to whom it spoke."""
+        return config.primary == member and config.epoch > last_epoch(epochs)
+
+    def epochs_to_lead(self, epochs: Epochs, epoch: int, end: int) -> Epochs:
+        """Return the epochs of a log whose next byte belongs to ``epoch``. Epochs without a byte go, also one that
+        starts at the same offset: two leaderships must never have the same history."""
+        return (*(each for each in epochs if each.start < end), Epoch(epoch, end))
+
+    def cut_point(self, ours: Epochs, our_end: int, theirs: Epochs, their_end: int) -> int | None:
+        """Return where a follower's log (``theirs``) must be cut, None if it has another history."""
+        return common_end(ours, our_end, theirs, their_end)
+
+    def may_cut(self, to: int, confirmed: int) -> bool:
+        """Return whether a follower may cut its log at ``to``: never below what it has seen confirmed."""
+        return to >= confirmed
+
+    def reported(self, written: int, flushed: int) -> int:
+        """Return the position that a follower reports as safe: a disk that loses power keeps what was flushed."""
+        return min(written, flushed)
+
+    def is_current(self, epoch: int, own_epoch: int) -> bool:
+        """Return whether a message belongs to the epoch of the connection."""
+        return epoch == own_epoch
+
+    def is_complete(self, flushed: int, confirmed: int) -> bool:
+        """Return whether a log that began from scratch has reached what its primary had confirmed."""
+        return flushed >= confirmed
+
+    def next_in_sync(self, config: SetConfig, lagging: Iterable[str], joining: Iterable[str]) -> frozenset[str]:
+        """Return the members to be in sync. ``lagging``: those to be taken out, the worst first.
+
+        The set never becomes smaller than ``min_in_sync``: nothing could be acknowledged then, and each member in the
+        set is one more that may lead."""
+        members = set(config.in_sync) | set(joining)
+        for member in lagging:
+            if len(members) > config.min_in_sync:
+                members.discard(member)
+        return frozenset(members)
