@@ -1,0 +1,148 @@
+"""The registry over three members of etcd, some of which are killed or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.replication.core.configuration import Proposal, ProposalOutcome, SetConfig
+from flintmq.broker.replication.registry.errors import RegistryUnreachable
+from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
+from flintmq.broker.replication.registry.interface import LeaseAnswer, RegistryView
+from tests.etcd_server import EtcdServer, etcd_cluster
+
+pytestmark = pytest.mark.slow
+
+ADDRESSES = {"a": "127.0.0.1:10911", "b": "127.0.0.1:10921"}
+LED_BY_A = SetConfig("id", 1, "a", frozenset("ab"), frozenset("ab"), 2)
+ELECTION_S = 15.0
+"""Time that etcd may take for an election on a busy machine."""
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[list[EtcdServer]]:
+    """Yield three members of a cluster, its leader first."""
+    with etcd_cluster(tmp_path, 3) as servers:
+        yield sorted(servers, key=lambda server: not server.leads())
+
+
+def registry_of(members: list[EtcdServer]) -> EtcdRegistry:
+    """Return a registry that tries the members in this order."""
+    return EtcdRegistry(EtcdSettings(tuple(each.url for each in members), "tests", "set", silence_s=1))
+
+
+async def read_until(registry: EtcdRegistry, version: int) -> RegistryView:
+    """Read until the configuration has another version."""
+    end = time.monotonic() + ELECTION_S
+    while True:
+        try:
+            view = await registry.read()
+            if view.state.version != version:
+                return view
+        except RegistryUnreachable:
+            pass
+        assert time.monotonic() < end
+        await asyncio.sleep(0.1)
+
+
+async def begin(registry: EtcdRegistry) -> int:
+    """Store the first configuration, take the lease, return the version."""
+    answer = await registry.propose(Proposal(1, LED_BY_A, 0, True), ADDRESSES)
+    assert answer.outcome is ProposalOutcome.DONE
+    assert await registry.hold_lease("a", 1) is LeaseAnswer.HELD
+    return answer.version
+
+
+async def held_again(registry: EtcdRegistry) -> float:
+    """Return the time until the lease is held; meanwhile no answer may be a refusal."""
+    begun = time.monotonic()
+    while (answer := await registry.hold_lease("a", 1)) is not LeaseAnswer.HELD:
+        assert answer is LeaseAnswer.UNKNOWN
+        assert time.monotonic() < begun + ELECTION_S
+        await asyncio.sleep(0.1)
+    return time.monotonic() - begun
+
+
+async def test_a_change_without_a_majority_is_unknown_and_applied_later(members: list[EtcdServer]) -> None:
+    registry = registry_of(members[:1])
+    version = await begin(registry)
+    with ExitStack() as stack:
+        for follower in members[1:]:
+            stack.enter_context(follower.stopped())
+        smaller = LED_BY_A.with_in_sync("a")
+        answer = await registry.propose(Proposal(2, smaller, version, False), ADDRESSES)
+        assert answer.outcome is ProposalOutcome.UNKNOWN
+        assert answer.reason
+        with pytest.raises(RegistryUnreachable):
+            await registry.read()
+        assert await registry.hold_lease("a", 1) is LeaseAnswer.UNKNOWN
+    assert (await read_until(registry, version)).state.config == smaller
+    # The same compare-and-set again is lost: its version is gone.
+    answer = await registry.propose(Proposal(2, smaller, version, False), ADDRESSES)
+    assert answer.outcome is ProposalOutcome.LOST
+    await held_again(registry)
+
+
+async def test_the_registry_serves_on_after_its_leader_is_killed(members: list[EtcdServer]) -> None:
+    registry = registry_of(members)
+    version = await begin(registry)
+    members[0].kill()
+    await held_again(registry)
+    assert (await registry.read()).state.holder == "a"
+    answer = await registry.propose(Proposal(2, LED_BY_A.with_in_sync("a"), version, False), ADDRESSES)
+    assert answer.outcome is ProposalOutcome.DONE
+
+
+async def test_the_registry_serves_on_while_its_leader_is_stopped(members: list[EtcdServer]) -> None:
+    registry = registry_of(members)
+    version = await begin(registry)
+    with members[0].stopped():
+        await held_again(registry)
+        answer = await registry.propose(Proposal(2, LED_BY_A.with_in_sync("a"), version, False), ADDRESSES)
+        assert answer.outcome is ProposalOutcome.DONE
+    assert (await registry_of(members).read()).state.config == LED_BY_A.with_in_sync("a")
+
+
+async def test_a_proposal_goes_to_the_next_member_if_no_process_listens(members: list[EtcdServer]) -> None:
+    members[1].kill()  # a follower: the others need no election
+    registry = registry_of([members[1], members[0]])
+    assert await begin(registry) > 0
+
+
+async def test_a_watch_at_a_member_that_stops_goes_to_another(members: list[EtcdServer]) -> None:
+    registry = registry_of(members[1:])
+    async with aclosing(registry.watch()) as watch:
+        assert (await anext(watch)).state.config is None
+        with members[1].stopped():
+            other = registry_of(members[:1])
+            version = await begin(other)
+            async with asyncio.timeout(ELECTION_S):
+                while (view := await anext(watch)).state.version != version:
+                    pass
+            assert view.addresses == ADDRESSES
+
+
+async def test_a_member_that_is_cut_off_does_not_hide_changes_from_a_watch(members: list[EtcdServer]) -> None:
+    """The watch is at a member that answers, but no longer hears of changes: the others are gone for it."""
+    registry = registry_of([members[2], members[0]])
+    async with aclosing(registry.watch()) as watch:
+        assert (await anext(watch)).state.config is None
+        with members[0].stopped(), members[1].stopped():
+            pending = asyncio.ensure_future(anext(watch))
+            await asyncio.sleep(3)  # longer than the watch's limit of silence: it has asked, in vain
+            assert not pending.done()
+        await begin_after_election(registry_of(members))
+        assert (await asyncio.wait_for(pending, ELECTION_S)).state.config == LED_BY_A
+
+
+async def begin_after_election(registry: EtcdRegistry) -> None:
+    """Store the first configuration; the election may need some time."""
+    end = time.monotonic() + ELECTION_S
+    while (await registry.propose(Proposal(1, LED_BY_A, 0, True), ADDRESSES)).outcome is ProposalOutcome.UNKNOWN:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.1)
