@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from ...protocol.commands import TOPICS_STATS_MAX
-from ...protocol.errors import FlintError
+from ...protocol.errors import FlintError, NoPermission
 from ..core.topics import TopicInfo, TopicTotals
+from .changes import ChangeLog
 from .sessions import STATUS_SECONDS, ConsoleSession
 
 SAMPLE_SECONDS = 2.0
+CHANGES_SECONDS = 30.0
+"""Seconds between two looks for changes: they take three further requests, one of them for all topics."""
 WATCHED_SECONDS = 30.0
 """Seconds after the last page for which sampling continues, so that a reload does not begin again."""
 HISTORY_SECONDS = 3600.0
@@ -46,6 +50,8 @@ class Sampler:
         self._task: asyncio.Task[None] | None = None
         self.topics: list[TopicTotals] = []
         """The topics as of the last sample."""
+        self.changes = ChangeLog()
+        self._looked_at = -math.inf
         self._configs: dict[str, TopicInfo] = {}
         self._configs_at = -STATUS_SECONDS
         self._produced: deque[tuple[float, dict[str, int]]] = deque(maxlen=TOPIC_SAMPLES_MAX)
@@ -120,10 +126,12 @@ class Sampler:
             # The pages themselves show why the broker does not answer; sampling continues when it does.
             with contextlib.suppress(FlintError):
                 await self._sample(self._session)
+                await self._look_for_changes(self._session)
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _sample(self, session: ConsoleSession) -> None:
         condition = await session.status(self._clock())
+        self.changes.saw_broker(condition)
         figures = [condition.number(name) for name in ("produced_messages", "pulled_messages")]
         volumes = [condition.number(name) for name in ("produced_bytes", "pulled_bytes")]
         if all(figure is not None for figure in (*figures, *volumes)):
@@ -131,6 +139,15 @@ class Sampler:
             self._broker.append(BrokerSample(self._clock(), *counts))
         if self._is_due:  # else a page has just requested them
             self.add_topics(await all_topics(session))
+
+    async def _look_for_changes(self, session: ConsoleSession) -> None:
+        if self._clock() - self._looked_at < CHANGES_SECONDS:
+            return
+        self.changes.saw_topics(await self.topic_configs(session, newest=True))
+        self.changes.saw_groups(await session.clients.admin.groups())
+        with contextlib.suppress(NoPermission):
+            self.changes.saw_settings(await session.clients.admin.settings())
+        self._looked_at = self._clock()
 
 
 def _rate(topic: str, before: tuple[float, dict[str, int]], after: tuple[float, dict[str, int]]) -> float | None:

@@ -18,6 +18,7 @@ from ..sampler import Sampler, all_topics
 from ..visit import Visit
 
 ROWS_MAX = 5
+CHANGES_SHOWN = 10
 BEHIND_BYTES_MAX = 16 << 20
 """Bytes that queues, index or flush may be behind, as in ``flintmq check``."""
 FREE_SHARE_MIN = 0.15
@@ -49,6 +50,7 @@ async def overview(visit: Visit) -> Response:
     topics = await all_topics(visit.session)
     sampler.add_topics(topics)
     stats = await visit.admin.consume_stats(uncommitted=True)
+    sampler.changes.saw_progress(stats)
     history = sampler.history()
     return await visit.page(
         "overview.html",
@@ -57,6 +59,8 @@ async def overview(visit: Visit) -> Response:
         last=history[-1] if history else None,
         lags=_worst_lags(stats),
         dead=_dead_letters(topics, stats, sampler),
+        changes=sampler.changes,
+        changes_shown=CHANGES_SHOWN,
         rows_max=ROWS_MAX,
     )
 
