@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from . import replication
 from .groups import command as groups
 from .soak import Failed, Plan, soak
 
@@ -16,12 +17,15 @@ def main() -> int:
     """Run the soak that the command line asks for; return its exit code."""
     if sys.argv[1:2] == ["groups"]:
         return groups.main(sys.argv[2:])
+    if sys.argv[1:2] == ["replication"]:
+        return replication.main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         prog="./scripts/soak/run",
         description="Asyncio producers and followers, each a process whose loop is blocked at random, and a broker "
         "that is stopped and killed in turn. At the end every follower must have seen every acknowledged message, "
         "every process must be alive, and no client's memory may have grown by more than 32 MiB. Exits with 0 or 1. "
-        "`./scripts/soak/run groups` tests consumer groups and has a --help of its own.",
+        "`./scripts/soak/run groups` tests consumer groups, `./scripts/soak/run replication` simulates replica sets; "
+        "each has a --help of its own.",
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="how long to produce (default: 600)")
     parser.add_argument("--producers", type=int, default=8)

@@ -1,13 +1,14 @@
 """Epochs of a log: for each leadership the physical offset at which it began to write.
 
-Bytes of two logs are equal up to the end of the longest common prefix of their epoch lists. This holds because an epoch
-has one primary, because a primary gives its epoch a start before it writes, and because a follower takes over the
-primary's list only after it has cut its own log. (RocketMQ keeps an epoch whose successor starts at the same offset,
-and so takes two different histories for one; Kafka: KIP-101 and KIP-279.)
+Bytes of two logs are equal up to the end of the newest epoch, number and start, that is in both lists. This holds
+because an epoch has one primary, because a primary gives its epoch a start before it writes, and because a follower
+takes over the primary's list only after it has cut its own log. (RocketMQ keeps an epoch whose successor starts at the
+same offset, and so takes two different histories for one; Kafka: KIP-101 and KIP-279.)
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -27,24 +28,34 @@ def last_epoch(epochs: Epochs) -> int:
     return epochs[-1].number if epochs else 0
 
 
-def common_end(ours: Epochs, our_end: int, theirs: Epochs, their_end: int) -> int | None:
-    """Return the physical offset up to which two logs have the same history; None if they have no epoch in common
-    although both have records.
+def common_end(ours: Epochs, our_end: int, theirs: Epochs, their_end: int) -> int:
+    """Return the physical offset up to which two logs have the same history, 0 if they have no epoch in common.
 
-    ``our_end``, ``their_end``: physical offsets at which the logs end.
+    ``our_end``, ``their_end``: physical offsets at which the logs end. The lists may begin with different epochs,
+    because the oldest go with the records that retention deletes.
     """
-    common = 0
-    for one, other in zip(ours, theirs, strict=False):
-        if one != other:
-            break
-        common += 1
-    if common == 0:
-        return 0 if not our_end or not their_end else None
-    return min(_end_of(ours, common - 1, our_end), _end_of(theirs, common - 1, their_end))
+    shared = set(ours) & set(theirs)
+    if not shared:
+        return 0
+    newest = max(shared)
+    return min(_end_of(ours, newest, our_end), _end_of(theirs, newest, their_end))
 
 
-def _end_of(epochs: Epochs, position: int, log_end: int) -> int:
+def _end_of(epochs: Epochs, epoch: Epoch, log_end: int) -> int:
     """Return the physical offset at which the bytes of one epoch end."""
-    if position + 1 < len(epochs):
-        return min(epochs[position + 1].start, log_end)
-    return log_end
+    following = epochs[epochs.index(epoch) + 1 :]
+    return min(following[0].start, log_end) if following else log_end
+
+
+def adopted(ours: Epochs, theirs: Epochs) -> Epochs:
+    """Return the epochs of a follower's log that was cut to the primary's history: the primary's, and older ones of
+    ``ours`` whose records the primary has deleted."""
+    if not set(ours) & set(theirs):
+        return theirs
+    return (*(epoch for epoch in ours if epoch.number < theirs[0].number), *theirs)
+
+
+def without_deleted(epochs: Epochs, log_begin: int) -> Epochs:
+    """Return the epochs that have bytes at or above ``log_begin``, and the last one."""
+    kept = [epoch for epoch, after in pairwise(epochs) if after.start > log_begin]
+    return (*kept, *epochs[-1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from .actions import Action, Append, Close, Connect, Cut, Restart, SaveState, SendMessage
+from .epochs import adopted
 from .limits import Limits
 from .log_state import LogState
 from .messages import Hello, LogPiece, Message, PositionReport, Refusal, Welcome
@@ -118,35 +119,31 @@ class Follower:
         if welcome.begin > self._log.end and not welcome.restart:
             self.leave(now)
             return None
-        if welcome.restart:
-            # The primary deletes only what is confirmed, so this log is old but not diverged.
-            action: Action = Restart(welcome.begin)
-        elif not self._rules.may_cut(welcome.begin, self._log.confirmed):
+        if not self._rules.may_cut(welcome.begin, self._log.confirmed):
             return (
                 f"the primary's history differs at {welcome.begin}, below {self._log.confirmed}, which was confirmed; "
                 "keep this store, find out which of the two is right, and copy it again"
             )
-        else:
-            action = Cut(welcome.begin)
+        cut: Action = Restart(welcome.begin) if welcome.restart else Cut(welcome.begin)
         self._welcome, self.stage = welcome, FollowerStage.CUTTING
         self._log.complete = self._log.complete and not welcome.restart
-        self._log.begin_work(*self._steps(welcome, action))
+        self._log.begin_work(*self._steps(welcome, cut))
         return None
 
     def _steps(self, welcome: Welcome, cut: Action) -> tuple[Action, ...]:
-        """Return the disk's work before the stream begins. The epochs come last: with the primary's epochs beside bytes
-        that it does not have, a crash in between would make two histories look like one."""
-        save = SaveState(self.cluster_id, welcome.epochs, self._log.complete)
+        """Return the disk's work before the stream begins."""
+        epochs = welcome.epochs if welcome.restart else adopted(self._log.epochs, welcome.epochs)
+        save = SaveState(self.cluster_id, epochs, self._log.complete)
         if isinstance(cut, Restart):
-            # Incomplete first, for the same reason: the log may be gone before the epochs are saved.
+            # Incomplete first: the log may be gone before the epochs are saved.
             return SaveState(self._log.cluster_id, self._log.epochs, False), cut, save
-        return (save,) if welcome.begin == self._log.end else (cut, save)
+        return (save,) if welcome.begin == self._log.end else self._rules.steps_to_adopt(cut, save)
 
     def disk_done(self, now: float) -> None:
-        """Tell the primary that the log is as it said."""
+        """Tell the primary that the log is as it said, or that it is complete."""
         if self.stage is FollowerStage.CUTTING and self._welcome is not None:
             self.stage, self._heard_at = FollowerStage.STREAMING, now
-            self.send_report(now)
+        self.send_report(now)
 
     def _piece(self, piece: LogPiece, now: float) -> str | None:
         log = self._log
@@ -156,8 +153,10 @@ class Follower:
         if piece.end > piece.offset:
             log.end = piece.end
             self._actions.append(Append(piece.offset, piece.end))
-        log.confirm(min(piece.confirmed, log.flushed), self._actions)
-        if not log.complete and self._rules.is_complete(log.flushed, piece.confirmed) and not log.busy:
+        log.confirm(self._rules.visible(piece.confirmed, log.flushed), self._actions)
+        if log.complete or log.busy:
+            return None
+        if self._rules.is_complete(log.flushed, piece.confirmed, log.epochs[-1].start):
             log.complete = True
             log.begin_work(SaveState(log.cluster_id, log.epochs, True))
         return None
@@ -167,4 +166,5 @@ class Follower:
         if self.stage is FollowerStage.STREAMING and self._connection is not None:
             self._reported_at = now
             flushed = self._rules.reported(self._log.end, self._log.flushed)
-            self._actions.append(SendMessage(self._connection, PositionReport(self.epoch, self._log.end, flushed)))
+            report = PositionReport(self.epoch, self._log.end, flushed, self._log.complete and not self._log.busy)
+            self._actions.append(SendMessage(self._connection, report))

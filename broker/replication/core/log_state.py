@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .actions import Action, Confirm, Cut, Restart, SaveState
@@ -17,11 +18,16 @@ class LogState:
     epochs: Epochs
     complete: bool
     """Whether nothing is missing since this member was last in sync: false for an empty disk that joins."""
+    begin: int
+    """Physical offset of the oldest record; retention raises it."""
     end: int
     flushed: int
     confirmed: int
     """Physical offset below which the log is known to be confirmed, as of a moment in the past."""
-    actions: list[Action]
+    piece_end: Callable[[int, int], int]
+    """Called with an offset and a greater limit: returns where the last record ends that begins at the offset or later
+    and ends at or before the limit; if the first record is longer, where that ends."""
+    actions: list[Action] = field(default_factory=list)
     _work: list[Action] = field(default_factory=list)
 
     @property
@@ -43,7 +49,7 @@ class LogState:
                 self.end, self.flushed = to, min(self.flushed, to)
                 self.confirmed = min(self.confirmed, to)
             case Restart(begin):
-                self.end = self.flushed = begin
+                self.begin = self.end = self.flushed = begin
                 self.confirmed = min(self.confirmed, begin)
             case SaveState(cluster_id, epochs, complete):
                 self.cluster_id, self.epochs, self.complete = cluster_id, epochs, complete

@@ -57,6 +57,8 @@ class PositionReport:
     epoch: int
     written: int
     flushed: int
+    complete: bool
+    """Whether its disk says that it has every message that was acknowledged when it was last in sync, or since."""
 
 
 Message = Hello | Welcome | Refusal | LogPiece | PositionReport

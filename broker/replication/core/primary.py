@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .actions import Action, Close, Confirm, SendMessage
+from .actions import Close, Confirm, SendMessage
 from .configuration import Proposal, SetConfig
 from .epochs import Epochs
 from .limits import Limits
+from .log_state import LogState
 from .messages import Hello, LogPiece, PositionReport, Refusal, Welcome
 from .rules import Rules
 
@@ -23,6 +24,7 @@ class FollowerState:
     """Whether its first report has come on this connection, so that it takes pieces."""
     begin: int = 0
     """Physical offset at which the stream of the connection begins."""
+    complete: bool = False
     sent: int = 0
     written: int = 0
     behind_end: int = 0
@@ -32,31 +34,21 @@ class FollowerState:
 
 
 class Primary:
-    """A primary in its epoch. ``actions`` is the list of the member to which this leadership belongs."""
+    """A primary in its epoch. ``log`` is the log of the member to which this leadership belongs."""
 
     def __init__(
-        self,
-        member: str,
-        config: SetConfig,
-        epochs: Epochs,
-        end: int,
-        limits: Limits,
-        rules: Rules,
-        actions: list[Action],
+        self, member: str, config: SetConfig, epochs: Epochs, log: LogState, limits: Limits, rules: Rules
     ) -> None:
         self._member = member
+        self._log = log
         self._limits = limits
         self._rules = rules
-        self._actions = actions
+        self._actions = log.actions
         self.config = config
         self.epochs = epochs
-        self.end = end
-        """Physical offset at which this member's log ends."""
         self.flushed: dict[str, int] = {}
         """For each member with a report in this epoch, this one included, where its log on disk ends."""
         self.confirmed = 0
-        self.minimum = 0
-        """Physical offset at which this member's log begins; a follower that ends below it begins from scratch."""
         self.followers: dict[str, FollowerState] = {}
         self._suspect: str | None = None
         """Primary of the epoch before, which probably failed: it goes as soon as the set may do without it."""
@@ -66,15 +58,15 @@ class Primary:
         self.flushed[self._member] = flushed
         self.confirmed = confirmed
         self._suspect = predecessor if predecessor != self._member else None
-        for member in self.config.members - {self._member}:
+        for member in sorted(self.config.members - {self._member}):
             self.followers[member] = FollowerState(behind_since=now)
 
     def config_changed(self, config: SetConfig, now: float) -> None:
         """Take over a configuration of the same epoch."""
         self.config = config
-        for member in config.members - {self._member} - self.followers.keys():
+        for member in sorted(config.members - {self._member} - self.followers.keys()):
             self.followers[member] = FollowerState(behind_since=now)
-        for member in self.followers.keys() - config.members:
+        for member in sorted(self.followers.keys() - config.members):
             self._disconnect(member)
             del self.followers[member]
             self.flushed.pop(member, None)
@@ -96,18 +88,16 @@ class Primary:
         self._actions += [SendMessage(connection, Refusal(self.config.epoch, reason)), Close(connection)]
 
     def _welcome(self, connection: int, follower: FollowerState, hello: Hello, now: float) -> None:
-        cut = self._rules.cut_point(self.epochs, self.end, hello.epochs, hello.end)
-        if cut is None:
-            reason = "its log has another history; move the store away to copy it again"
-            self._actions += [SendMessage(connection, Refusal(self.config.epoch, reason)), Close(connection)]
-            return
+        begin = self._log.begin
+        cut = self._rules.cut_point(self.epochs, self._log.end, hello.epochs, hello.end)
+        restart = cut < begin
         if follower.connection is not None:
             self._disconnect(hello.member)
-        # What the member reported on an earlier connection does not count: its disk may be another one.
-        self.flushed.pop(hello.member, None)
-        restart = cut < self.minimum
+        report = self._rules.report_at_hello(self.flushed.pop(hello.member, None))
+        if report is not None:
+            self.flushed[hello.member] = report
         follower.connection, follower.streaming = connection, False
-        follower.begin = self.minimum if restart else cut
+        follower.begin = max(cut, begin)
         follower.heard_at = follower.sent_at = now
         welcome = Welcome(self.config.epoch, follower.begin, restart, self.epochs)
         self._actions.append(SendMessage(connection, welcome))
@@ -121,13 +111,17 @@ class Primary:
         first = not follower.streaming
         lowest = follower.begin if first else follower.written
         highest = follower.begin if first else follower.sent
-        if not lowest <= report.written <= highest or not self.flushed.get(member, 0) <= report.flushed <= self.end:
+        if (
+            not lowest <= report.written <= highest
+            or not self.flushed.get(member, 0) <= report.flushed <= self._log.end
+        ):
             self.closed(connection)
             self._actions.append(Close(connection))
             return
         if first:
             follower.streaming, follower.sent = True, follower.begin
-        follower.written, follower.heard_at = report.written, now
+            follower.sent_at = now - self._limits.heartbeat_s  # it learns soon from where on it is complete
+        follower.written, follower.complete, follower.heard_at = report.written, report.complete, now
         self.flushed[member] = report.flushed
         self._measure_lag(member, now)
         self._stream(follower, now)
@@ -145,25 +139,31 @@ class Primary:
 
     # ---- the own log ----
 
-    def written(self, end: int, now: float) -> None:
-        """Note that the own log ends at ``end``, and stream what is new."""
-        self.end = end
+    def written(self, now: float) -> None:
+        """Stream what is new in the own log."""
         for follower in self.followers.values():
             self._stream(follower, now)
+
+    def deleted(self) -> None:
+        """Disconnect followers that need records which retention has deleted: they begin from scratch."""
+        for member, follower in self.followers.items():
+            if (follower.sent if follower.streaming else follower.begin) < self._log.begin:
+                self._disconnect(member)
 
     def _measure_lag(self, member: str, now: float) -> None:
         """Begin a new measurement if the member has what the log had when the last one began. It is caught up if
         measurements begin again and again, although the log never stops growing."""
         follower = self.followers[member]
         if self.flushed.get(member, -1) >= follower.behind_end:
-            follower.behind_since, follower.behind_end = now, self.end
+            follower.behind_since, follower.behind_end = now, self._log.end
 
     def _stream(self, follower: FollowerState, now: float) -> None:
-        while follower.streaming and follower.sent < self.end:
+        while follower.streaming and follower.sent < self._log.end:
             room = follower.written + self._limits.window_bytes - follower.sent
             if room <= 0 or follower.connection is None:
                 return
-            end = min(self.end, follower.sent + min(room, self._limits.piece_bytes))
+            limit = min(self._log.end, follower.sent + min(room, self._limits.piece_bytes))
+            end = self._log.piece_end(follower.sent, limit)
             self._send(follower, LogPiece(self.config.epoch, follower.sent, end, self.confirmed), now)
             follower.sent = end
 
@@ -207,6 +207,7 @@ class Primary:
             for member, follower in self.followers.items()
             if member not in self.config.in_sync
             and follower.streaming
+            and follower.complete
             and self._rules.may_join(
                 self.flushed.get(member, 0), self.confirmed, start, own, self._limits.join_gap_bytes
             )
@@ -226,7 +227,7 @@ class Primary:
 
     def has_everything(self, member: str) -> bool:
         """Return whether a member reported the whole log, and everything in it is confirmed."""
-        return self.flushed.get(member, -1) == self.end == self.confirmed
+        return self.flushed.get(member, -1) == self._log.end == self.confirmed
 
     def disconnect_all(self) -> None:
         """Close every connection: they end with the epoch."""

@@ -19,7 +19,7 @@ from .actions import (
     Stop,
 )
 from .configuration import Proposal, ProposalOutcome, RegistryState, SetConfig
-from .epochs import last_epoch
+from .epochs import last_epoch, without_deleted
 from .follower import Follower, FollowerStage
 from .limits import Limits
 from .log_state import LogState
@@ -150,7 +150,7 @@ class Replica:
         if self.member not in config.members:
             self._follower.leave(now)
             self._follower.primary = ""
-        elif self._rules.begins_epoch(self.member, config, self.log.epochs) and self.log.complete:
+        elif self._rules.begins_epoch(self.member, config, self.log.epochs, self.log.complete):
             self._take_over(config, now)
         else:
             self._follower.follow(config.cluster_id, config.primary, config.epoch, now)
@@ -161,21 +161,27 @@ class Replica:
         if self.log.busy:
             return  # the end of the log is not known before; ``disk_done`` comes back here
         self.role = Role.ELECTED
-        epochs = self._rules.epochs_to_lead(self.log.epochs, config.epoch, self.log.end)
-        self.primary = Primary(self.member, config, epochs, self.log.end, self._limits, self._rules, self.actions)
+        epochs = without_deleted(self.log.epochs, self.log.begin)
+        epochs = self._rules.epochs_to_lead(epochs, config.epoch, self.log.end)
+        self.primary = Primary(self.member, config, epochs, self.log, self._limits, self._rules)
         self.primary.begin(self.log.flushed, self.log.confirmed, self._predecessor, now)
         self._lease_until, self._lease_asked, self._lease_at = 0.0, None, now
         self._weak_since, self._target, self._change = None, None, None
-        # No message may be written before the epoch is on disk: it would seem to belong to the epoch before.
         self.log.begin_work(SaveState(config.cluster_id, epochs, True))
         self._hold_lease(now)
 
     def _serve(self, now: float) -> None:
         """Begin to serve, if the epoch is saved and the lease is held."""
-        if self.role is Role.ELECTED and self.primary is not None and not self.log.busy and self._leads(now):
+        saved = self._rules.may_serve(not self.log.busy)
+        if self.role is Role.ELECTED and self.primary is not None and saved and self._leads(now):
             self.role, self.accepts = Role.PRIMARY, True
             self.actions.append(Lead(self.primary.config.epoch))
             self._advance(now)
+
+    def may_answer(self, now: float) -> bool:
+        """Return whether this member leads and its lease protects an answer that leaves now, such as that to a pull
+        with a lock, from the answers of a successor. Look after the last wait, directly before the answer leaves."""
+        return self.role is Role.PRIMARY and self._rules.may_answer(self._leads(now), self._is_handing_over)
 
     def _leads(self, now: float) -> bool:
         return self._rules.serves(now, self._lease_until, self._limits.margin_s)
@@ -229,10 +235,10 @@ class Replica:
         config = self.config
         if config is None or not self._rules.may_lead(self.member, config, self.log.complete):
             return
-        # A lease of this member's is from before its restart. A host that refuses connections lives, and its broker
-        # does not; if it lives after all, it cannot acknowledge without this member.
+        # A host that refuses connections lives, and its broker does not; if it lives after all, it cannot acknowledge
+        # without this member.
         quick = self._limits.quick_takeover and self._follower.refused >= 3
-        if self._holder not in (None, self.member) and not quick:
+        if not quick and not self._rules.is_vacant(self.member, config, self._holder):
             self._vacant_since = None
             return
         if self._vacant_since is None:
@@ -292,7 +298,7 @@ class Replica:
         """Note that this primary's log now ends at ``end``."""
         if self.role is Role.PRIMARY and self.primary is not None:
             self.log.end = end
-            self.primary.written(end, now)
+            self.primary.written(now)
 
     def flushed(self, end: int, now: float) -> None:
         """Note that the log is on disk below ``end``. The driver forgets flushes that began before a ``Cut``."""
@@ -302,6 +308,12 @@ class Replica:
             self._advance(now)
         else:
             self._follower.send_report(now)
+
+    def deleted(self, begin: int) -> None:
+        """Note that retention deleted what is below ``begin``, which must be confirmed."""
+        self.log.begin = begin
+        if self.primary is not None:
+            self.primary.deleted()
 
     def disk_done(self, now: float) -> None:
         """Note that the disk has done the oldest ``Cut``, ``Restart`` or ``SaveState``."""
@@ -374,15 +386,15 @@ class Replica:
         config = self.primary.config
         if self.primary.current_members(now) >= config.min_in_sync or len(config.in_sync) == 1:
             self._weak_since = None
-            if self.primary.confirmed == self.primary.end:
+            if self.primary.confirmed == self.log.end:
                 self._patience = 2.0 * self._limits.lag_s
         elif self._weak_since is None:
             self._weak_since = now
         elif now - self._weak_since > self._patience:
             self._patience = min(2.0 * self._patience, 64 * self._limits.lag_s)
             self._stand_back_until = now + 2.0 * self._limits.lease_s
-            self.actions.append(ReleaseLease(config.epoch))
             self._step_down(now)
+            self.actions.append(ReleaseLease(config.epoch))
 
     # ---- operators ----
 
@@ -399,12 +411,19 @@ class Replica:
         self._advance(now)
         return None
 
+    @property
+    def _is_handing_over(self) -> bool:
+        return any(each.config.primary != self.member for each in self._open)
+
     def _hand_over(self, config: SetConfig, target: str, now: float) -> None:
         assert self.primary is not None
-        handing = any(each.config.primary == target for each in self._open)
         if self.primary.has_everything(target):
             self._propose(config.led_by(target, config.in_sync), False, now)
-        elif now >= self._target_until and not handing:
+        elif now < self._target_until:
+            return
+        elif self._is_handing_over:
+            self._propose(config, False, now)  # once it is done, the target can no longer become primary
+        else:
             self._target, self.accepts = None, True
 
     def change_members(self, members: frozenset[str]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from .actions import Action
 from .configuration import Proposal, SetConfig
 from .epochs import Epoch, Epochs, common_end, last_epoch
 
@@ -37,6 +38,11 @@ class Rules:
         """Return whether the lease still protects this primary's answers from those of a successor."""
         return now < lease_until - margin
 
+    def may_answer(self, protected: bool, handing_over: bool) -> bool:
+        """Return whether a primary may give answers that only one member may give: its lease lasts, and it has not
+        asked the registry to make another member the primary, who may answer already."""
+        return protected and not handing_over
+
     def may_join(self, flushed: int, confirmed: int, epoch_start: int, own_flushed: int, gap: int) -> bool:
         """Return whether a follower has everything that was acknowledged. The gap only keeps acknowledgements from
         waiting for a follower that still has much to fetch."""
@@ -46,35 +52,62 @@ class Rules:
         """Return whether a member has every acknowledged message: it is in sync, and its disk was not replaced."""
         return complete and member in config.in_sync
 
-    def begins_epoch(self, member: str, config: SetConfig, epochs: Epochs) -> bool:
+    def is_vacant(self, member: str, config: SetConfig, holder: str | None) -> bool:
+        """Return whether no living member leads. A lease of the member itself is from before its restart, but only if
+        it was the last primary: a successor may not have taken its lease yet."""
+        return holder is None or holder == member == config.primary
+
+    def begins_epoch(self, member: str, config: SetConfig, epochs: Epochs, complete: bool) -> bool:
         """Return whether the configuration gives this member an epoch in which it has written nothing. After a restart
-        it needs a new one, because it no longer knows what it acknowledged and to whom it spoke."""
-        return config.primary == member and config.epoch > last_epoch(epochs)
+        it needs a new one, because it no longer knows what it acknowledged and to whom it spoke. The disk may have been
+        replaced since it was proposed."""
+        return complete and config.primary == member and config.epoch > last_epoch(epochs)
+
+    def may_serve(self, epoch_saved: bool) -> bool:
+        """Return whether a primary may take messages as far as its disk is concerned: a message that is written before
+        the epoch is saved would seem to belong to the epoch before."""
+        return epoch_saved
 
     def epochs_to_lead(self, epochs: Epochs, epoch: int, end: int) -> Epochs:
         """Return the epochs of a log whose next byte belongs to ``epoch``. Epochs without a byte go, also one that
         starts at the same offset: two leaderships must never have the same history."""
         return (*(each for each in epochs if each.start < end), Epoch(epoch, end))
 
-    def cut_point(self, ours: Epochs, our_end: int, theirs: Epochs, their_end: int) -> int | None:
-        """Return where a follower's log (``theirs``) must be cut, None if it has another history."""
+    def cut_point(self, ours: Epochs, our_end: int, theirs: Epochs, their_end: int) -> int:
+        """Return where a follower's log (``theirs``) must be cut."""
         return common_end(ours, our_end, theirs, their_end)
 
+    def steps_to_adopt(self, cut: Action, save: Action) -> tuple[Action, ...]:
+        """Return the disk's work to take over a primary's history, in order. With the primary's epochs beside bytes
+        that it does not have, a crash in between would make two histories look like one."""
+        return cut, save
+
     def may_cut(self, to: int, confirmed: int) -> bool:
-        """Return whether a follower may cut its log at ``to``: never below what it has seen confirmed."""
+        """Return whether a follower may cut its log at ``to``, or begin it from scratch there: never below what it has
+        seen confirmed."""
         return to >= confirmed
 
     def reported(self, written: int, flushed: int) -> int:
         """Return the position that a follower reports as safe: a disk that loses power keeps what was flushed."""
         return min(written, flushed)
 
+    def report_at_hello(self, earlier: int | None) -> int | None:
+        """Return the report that counts when a follower connects again, None for none: its disk may be another one
+        than that of its ``earlier`` report."""
+        return None
+
+    def visible(self, confirmed: int, flushed: int) -> int:
+        """Return the physical offset below which a follower may show its log to consumers."""
+        return min(confirmed, flushed)
+
     def is_current(self, epoch: int, own_epoch: int) -> bool:
         """Return whether a message belongs to the epoch of the connection."""
         return epoch == own_epoch
 
-    def is_complete(self, flushed: int, confirmed: int) -> bool:
-        """Return whether a log that began from scratch has reached what its primary had confirmed."""
-        return flushed >= confirmed
+    def is_complete(self, flushed: int, confirmed: int, epoch_start: int) -> bool:
+        """Return whether a log that began from scratch has everything that was acknowledged. What earlier epochs
+        acknowledged is below the epoch's start; a new primary does not know yet that it is confirmed."""
+        return flushed >= max(confirmed, epoch_start)
 
     def next_in_sync(self, config: SetConfig, lagging: Iterable[str], joining: Iterable[str]) -> frozenset[str]:
         """Return the members to be in sync. ``lagging``: those to be taken out, the worst first.
