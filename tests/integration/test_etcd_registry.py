@@ -95,16 +95,27 @@ async def test_a_proposal_that_needs_a_vacancy_loses_while_the_lease_is_held(set
 
 
 async def test_only_the_primary_of_the_present_epoch_gets_the_lease(settings: EtcdSettings) -> None:
-    registry, version = await led_by_a(settings)
+    registry, _ = await led_by_a(settings)
     other = EtcdRegistry(settings)
     assert await other.hold_lease("b", 1) is LeaseAnswer.REFUSED
     assert await other.hold_lease("a", 2) is LeaseAnswer.REFUSED
     assert await registry.hold_lease("a", 1) is LeaseAnswer.HELD
     assert await registry.hold_lease("a", 1) is LeaseAnswer.HELD
-    # b takes over although a still has the lease, as a quick takeover does; a's next renewal is refused.
+
+
+async def test_the_primary_of_a_new_epoch_replaces_the_lease_of_the_old_one(settings: EtcdSettings) -> None:
+    """A quick takeover and a switch do not wait for the end of the lease."""
+    registry, version = await led_by_a(settings)
+    assert await registry.hold_lease("a", 1) is LeaseAnswer.HELD
+    other = EtcdRegistry(settings)
     assert (await propose(other, LED_BY_A.led_by("b", "bc"), version)).outcome is DONE
-    assert await other.hold_lease("b", 2) is LeaseAnswer.REFUSED
     assert await registry.hold_lease("a", 1) is LeaseAnswer.REFUSED
+    assert (await registry.read()).state.holder == "a"
+    assert await other.hold_lease("b", 2) is LeaseAnswer.HELD
+    await registry.release_lease()  # ends a's lease, which the key no longer belongs to
+    assert await registry.hold_lease("a", 1) is LeaseAnswer.REFUSED
+    assert (await registry.read()).state.holder == "b"
+    assert await other.hold_lease("b", 2) is LeaseAnswer.HELD
 
 
 async def test_a_lease_without_renewals_frees_the_leadership(settings: EtcdSettings) -> None:

@@ -77,7 +77,7 @@ def _check(fields: dict[str, Any]) -> None:
     if not _is_number(fields["epoch"], 0):
         _malformed("epoch must be a whole number from 0")
     # Only a set that no member has led yet has no primary.
-    if fields["primary"] not in members and not (fields["primary"] == "" and fields["epoch"] == 0):
+    if fields["primary"] not in ([*members, ""] if fields["epoch"] == 0 else [*members]):
         _malformed("primary must be one of the members")
     if not _is_number(fields["min_in_sync"], 1) or fields["min_in_sync"] > len(members):
         _malformed("min_in_sync must be a number from 1 to that of the members")

@@ -85,10 +85,8 @@ class _Read:
     view: RegistryView
     revision: int
     """Etcd's revision at that moment."""
-    lead_version: int
-    """mod_revision of the lease's key, 0 if there is none."""
     lead_lease: int
-    """Lease that the key belongs to."""
+    """Etcd's number of the lease that is held, 0 if there is none."""
 
 
 @dataclass(slots=True)
@@ -156,7 +154,7 @@ class EtcdRegistry:
     # ---- lease ----
 
     async def hold_lease(self, member: str, epoch: int) -> LeaseAnswer:
-        """Take or renew the lease, if the configuration names the member and the epoch, and no other member has it."""
+        """Take or renew the lease, if the configuration names the member and the epoch."""
         if self._lease is not None and (self._lease.member, self._lease.epoch) != (member, epoch):
             await self.release_lease()
         try:
@@ -183,19 +181,21 @@ class EtcdRegistry:
         """Put this member's id into the key of the lease, unless it is there with this lease already.
 
         The key is looked at after the renewal: it is held now, so it is held for a whole lease from before the renewal.
+        The key of another member is replaced, and the put moves it to the new lease: that member led an earlier epoch,
+        and will be refused. Without this, no takeover or switch could be quicker than the end of a lease.
         """
         for _ in range(TAKE_ATTEMPTS):
             read = await self._read()
-            config, holder = read.view.state.config, read.view.state.holder
-            if config is None or (config.primary, config.epoch) != (member, epoch) or holder not in (None, member):
+            config = read.view.state.config
+            if config is None or (config.primary, config.epoch) != (member, epoch):
                 return LeaseAnswer.REFUSED
             if self._lease is None:
                 self._lease = _Lease(await self._grant(), member, epoch)
-            elif holder == member and read.lead_lease == self._lease.number:
+            elif read.lead_lease == self._lease.number:
                 return LeaseAnswer.HELD
-            # The key may hold this member's id with the lease of an earlier start: the put moves it to the new lease.
             put = {"key": self._lead_key, "value": _base64(member.encode()), "lease": str(self._lease.number)}
-            compare = [_compare(self._config_key, read.view.state.version), _compare(self._lead_key, read.lead_version)]
+            # The configuration may have changed since the read.
+            compare = [_compare(self._config_key, read.view.state.version)]
             if await self._change({"compare": compare, "success": [{"request_put": put}]}):
                 return LeaseAnswer.HELD
         return LeaseAnswer.UNKNOWN
@@ -259,18 +259,17 @@ class EtcdRegistry:
             revision = int(response["header"]["revision"])
             config_range, lead_range = (each["response_range"] for each in response["responses"])
             config_pair, lead_pair = ((each.get("kvs") or [{}])[0] for each in (config_range, lead_range))
-            version, lead_version = _number(config_pair, "mod_revision"), _number(lead_pair, "mod_revision")
-            lead_lease = _number(lead_pair, "lease")
+            version, lead_lease = _number(config_pair, "mod_revision"), _number(lead_pair, "lease")
             value, lead = b64decode(config_pair.get("value", "")), b64decode(lead_pair.get("value", ""))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise NotARegistry(f"unexpected response to a read: {str(response)[:100]}") from error
         config, addresses = decode_config(value) if version else (None, {})
         try:
-            holder = lead.decode() if lead_version else None
+            holder = lead.decode() if lead_pair else None
         except UnicodeDecodeError as error:
             raise MalformedRegistry(f"the key of the lease holds {lead[:40]!r}, which is no member's id") from error
         state = RegistryState(config, version, holder)
-        return _Read(RegistryView(state, addresses), revision, lead_version, lead_lease)
+        return _Read(RegistryView(state, addresses), revision, lead_lease)
 
 
 def _base64(value: bytes) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import (
@@ -38,7 +38,7 @@ class Login:
     """User and password for etcd."""
 
     user: str
-    password: str
+    password: str = field(repr=False)
 
 
 class _TokenExpired(Exception):

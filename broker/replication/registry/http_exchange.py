@@ -16,9 +16,12 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-import h11
-
 from .errors import EndpointError, NotARegistry, RegistryCredentialsRejected, RegistryUnreachable
+
+try:
+    import h11
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("a broker of a replica set needs h11: pip install 'flintmq[replication]'") from error
 
 HEADER_BYTES_MAX = 16 * 1024
 READ_BYTES = 64 * 1024
@@ -117,11 +120,13 @@ class HttpExchange:
                     continue
                 if isinstance(event, h11.Event) and not isinstance(event, h11.ConnectionClosed):
                     return event
-                raise RegistryUnreachable(f"{self.endpoint.url} closed the connection before its response")
+                raise RegistryUnreachable(f"{self.endpoint.url} closed the connection before the end of its response")
         except h11.RemoteProtocolError as error:
             # h11 reports a connection that ends in the middle of a response as an error of the protocol, too.
             if self._http.their_state is h11.ERROR and self._reader.at_eof():
-                raise RegistryUnreachable(f"{self.endpoint.url} ended its response early") from error
+                raise RegistryUnreachable(
+                    f"{self.endpoint.url} closed the connection before the end of its response"
+                ) from error
             raise NotARegistry(f"{self.endpoint.url} does not speak HTTP ({error})") from error
         except OSError as error:
             raise self._failed(error) from error
@@ -135,4 +140,4 @@ class HttpExchange:
             if "ALERT" in (error.reason or "").upper():
                 return RegistryCredentialsRejected(f"{url} refuses this broker's certificate ({error.reason})")
             return RegistryUnreachable(f"{url} does not speak TLS ({error.reason})")
-        return RegistryUnreachable(f"{url} cannot be reached: {error.strerror or error}")
+        return RegistryUnreachable(f"{url} cannot be reached: {error.strerror or str(error) or type(error).__name__}")

@@ -35,7 +35,7 @@ class LeaseAnswer(Enum):
 
     HELD = "held"
     REFUSED = "refused"
-    """Another member holds the lease, or the configuration does not name this member and epoch."""
+    """The configuration does not name this member and epoch."""
     UNKNOWN = "unknown"
     """No answer came. The lease may have been taken or renewed; ask again."""
 
@@ -53,7 +53,8 @@ class Registry(Protocol):
         A change is sent once. ``RegistryError``: it is not applied, and never will be."""
 
     async def hold_lease(self, member: str, epoch: int) -> LeaseAnswer:
-        """Take or renew the lease. If it is held, it is so from the moment of the call on, for the registry's
+        """Take or renew the lease, if the configuration names this member and epoch; the lease of an earlier epoch is
+        replaced. If it is held, it is so from the moment of the call on, for the registry's
         ``lease_s``. ``RegistryError``: a person must act, or the registry holds what cannot be read."""
 
     async def release_lease(self) -> None:
