@@ -40,6 +40,21 @@ class ContainmentStuck(CorruptLog):
     loop."""
 
 
+class LogCopyRefused(StoreError):
+    """Bytes that another broker sent do not continue this log, or are damaged; nothing was written.
+
+    ``physical_offset``: where they are wrong; ``reason``: why, in a few words.
+    """
+
+    def __init__(self, physical_offset: int, reason: str) -> None:
+        super().__init__(
+            f"the bytes for offset {physical_offset:,} of the log were refused: {reason}. Nothing was written; ask for "
+            "them again, and if it happens again, verify the sender's store"
+        )
+        self.physical_offset = physical_offset
+        self.reason = reason
+
+
 class CorruptFile(StoreError):
     """Neither a configuration file of the store nor its backup can be read."""
 

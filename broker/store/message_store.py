@@ -27,6 +27,7 @@ from .files.layout_check import strange_places
 from .files.store_lock import StoreLock
 from .index.index_file import IndexService
 from .log.commitlog import CommitLog
+from .log.log_copy import LogCopy
 from .log.produce_batch import Appended, FrameBody, ProduceBatch
 from .log.repeated_batch import RepeatedBatch
 from .queue.append_offsets import AppendOffsets
@@ -132,6 +133,7 @@ class MessageStore:
             self.commitlog, self.queues, self.index, self.dispatcher, self.state, self._checkpoint
         )
         self.append_offsets = AppendOffsets(self.queue_reads.next_offset)
+        self.log_copy = LogCopy(self.commitlog, self.append_offsets.forget, self.check_writable, self._stop_writing)
 
     def open(
         self, progress: Progress = _ignore_progress, *, rebuild: bool = False, verify_all: bool = False

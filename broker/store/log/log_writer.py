@@ -88,6 +88,10 @@ class LogWriter:
     def roll(self) -> None:
         """End the file with a blank and continue in the next, which ``LogPreallocator.place_next`` has placed."""
         self.write(_BLANK.pack(self.room, MAGIC_BLANK))
+        self.enter_next()
+
+    def enter_next(self) -> None:
+        """Continue in the next file, after the current one was written to its end."""
         file = self._ahead.prepared[len(self._files) - 1]
         self._files.append(file)
         self.offset = file.start_offset

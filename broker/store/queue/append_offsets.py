@@ -32,6 +32,10 @@ class AppendOffsets:
             queues = self._by_topic[topic] = {}
         queues[queue_id] = queue_offset
 
+    def forget(self) -> None:
+        """Take every queue's next offset from its units again."""
+        self._by_topic.clear()
+
     def of_topic(self, topic: str) -> Mapping[int, int]:
         """Return the offsets of the topic's queues that messages were appended to, by queue."""
         return self._by_topic.get(topic, {})
