@@ -16,6 +16,8 @@ from ..operator.units import plural, show_count, show_rate, show_seconds
 
 FOLDER = Path(__file__).parent
 _NOTHING = "–"
+PART_LINES = 100
+"""Number of lines of a body that the browser lays out at once; ``.part`` in the style has their height."""
 
 
 def environment() -> Environment:
@@ -36,6 +38,7 @@ def environment() -> Environment:
         moment=moment,
         millis=lambda ms: moment(None if ms is None or ms < 0 else from_millis(ms)),
         part=lambda text: quote(str(text), safe=""),
+        parts=line_parts,
         visible=lambda text: escape(str(text)),
     )
     made.globals.update(plural=plural, query=query)
@@ -49,6 +52,13 @@ def moment(value: datetime | None) -> Markup | str:
     stamp = iso(value)
     # The stamp has digits and punctuation only, so it needs no escaping, which would take most of the time of a list.
     return Markup(f'<time datetime="{stamp}">{stamp[:-1].replace("T", " ")} UTC</time>')  # noqa: S704
+
+
+def line_parts(text: str) -> list[str]:
+    """Return a text in parts of ``PART_LINES`` lines, which joined are the text."""
+    lines = text.split("\n")
+    parts = ["\n".join(lines[first : first + PART_LINES]) for first in range(0, len(lines), PART_LINES)]
+    return [f"{part}\n" for part in parts[:-1]] + parts[-1:]
 
 
 def query(**arguments: object) -> str:

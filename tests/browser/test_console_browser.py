@@ -191,8 +191,10 @@ async def test_a_large_body_does_not_freeze_the_page(browser: Browser, console: 
     tab = await open_tab(browser)
     page = tab.page
     await page.goto(f"{console}/topics/orders?key=large")
+    await page.wait_for_selector("#help")
     await page.click("tbody th a")
     await page.wait_for_selector("dialog[open] pre")
+    assert await page.evaluate("document.querySelectorAll('dialog pre .part').length") > 10
     assert "the first 64 KiB" in await page.inner_text("dialog")
     assert await page.evaluate("document.querySelector('dialog pre').textContent.length") < 300_000
     await page.context.close()

@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 from flintmq.client.console import bodies
 from flintmq.client.console.json_text import indent_json
-from flintmq.client.console.render import FOLDER
+from flintmq.client.console.pages.store import retention_steps
+from flintmq.client.console.render import FOLDER, PART_LINES, line_parts
+from flintmq.client.core.admin.settings import Setting
+from flintmq.client.operator.condition import Condition
 
 CODE_OF_TEXT = r"hx-on|js:|javascript:|\bon\w+=|style=|\|\s*safe\b|hx-trigger=\"[^\"]*\["
 JSON_VALUES = st.recursive(
@@ -123,3 +126,38 @@ def test_templates_use_nothing_that_makes_code_of_text() -> None:
     for path in (FOLDER / "templates").glob("*.html"):
         text = path.read_text()
         assert not re.search(CODE_OF_TEXT, text), path.name
+
+
+@given(st.lists(st.sampled_from(["", "x", "\r", "\u2028"]), max_size=3 * PART_LINES))
+def test_the_parts_of_a_body_joined_are_the_body(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    parts = line_parts(text)
+    assert "".join(parts) == text
+    assert all(part.count("\n") <= PART_LINES for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("free", "rule"),
+    [
+        (50, "Now 50.0 GB is free and 50 % is used: nothing is deleted before 04:00 and 16:00."),
+        (22, "Now 22.0 GB is free and 78 % is used: files of that age are deleted at any hour."),
+        (12, "Now 12.0 GB is free and 88 % is used: the oldest file is deleted next, whatever its age."),
+        (
+            5,
+            "Now 5.00 GB is free and 95 % is used: the oldest file is deleted next, whatever its age, and messages are",
+        ),
+    ],
+)
+def test_retention_says_which_rule_applies_now(free: int, rule: str) -> None:
+    values: dict[str, int | str] = {
+        "file_reserved_hours": 72,
+        "delete_when": "04;16",
+        "headroom_bytes": 30 * 10**9,
+        "disk_clean_percent": 75,
+        "disk_force_percent": 85,
+        "disk_refuse_percent": 90,
+    }
+    settings = [Setting(f"retention.{name}", value, value, True, "") for name, value in values.items()]
+    disk = Condition({"disk_free_bytes": free * 10**9, "disk_total_bytes": 100 * 10**9})
+    assert retention_steps(settings, disk)[-1].startswith(rule)
+    assert retention_steps(settings, Condition({})) == []

@@ -191,7 +191,7 @@ function showHelp() {
   dialog.showModal();
 }
 
-$(".keys").hidden = false;
+$("footer .keys").hidden = false;
 $("#help").addEventListener("click", showHelp);
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input:not([type=checkbox]), textarea, select");
