@@ -27,8 +27,7 @@ START_S = 20.0
 
 
 def etcd_program() -> str:
-    """Return the path of etcd; skip the test if there is none. ``FLINTMQ_ETCD`` names another one than that of the
-    set-up."""
+    """Return the path of etcd, or skip the test. ``FLINTMQ_ETCD`` names another one than that of the set-up."""
     found = os.environ.get("FLINTMQ_ETCD") or (str(INSTALLED) if INSTALLED.exists() else shutil.which("etcd"))
     if not found:
         pytest.skip("needs etcd: run scripts/test, install Debian's etcd-server, or set FLINTMQ_ETCD to its path")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing
 from pathlib import Path
@@ -11,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.replication.core.configuration import Proposal, ProposalOutcome, SetConfig
-from flintmq.broker.replication.registry.errors import RegistryUnreachable
+from flintmq.broker.replication.registry.config_json import decode_config
+from flintmq.broker.replication.registry.errors import EndpointError, RegistryUnreachable
 from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
 from flintmq.broker.replication.registry.interface import LeaseAnswer, RegistryView
 from tests.etcd_server import EtcdServer, etcd_cluster
@@ -146,3 +149,53 @@ async def begin_after_election(registry: EtcdRegistry) -> None:
     while (await registry.propose(Proposal(1, LED_BY_A, 0, True), ADDRESSES)).outcome is ProposalOutcome.UNKNOWN:
         assert time.monotonic() < end
         await asyncio.sleep(0.1)
+
+
+ROUNDS = 4
+PROPOSERS = 3
+
+
+async def test_each_outcome_is_true_while_members_are_killed(members: list[EtcdServer]) -> None:
+    """Each proposal has an address of its own, so that etcd's history tells which were applied."""
+    outcomes: dict[str, tuple[ProposalOutcome, int]] = {}
+    killing = True
+
+    async def propose_without_end(number: int) -> None:
+        registry, made = registry_of(members[number:] + members[:number]), 0
+        while killing:
+            made += 1
+            address = f"proposer-{number}:{made}"
+            try:
+                version = (await registry.read()).state.version
+                await asyncio.sleep(random.uniform(0, 0.01))
+                answer = await registry.propose(Proposal(made, LED_BY_A, version, False), {"a": address, "b": "b:1"})
+            except EndpointError:
+                await asyncio.sleep(0.1)
+            else:
+                outcomes[address] = answer.outcome, answer.version
+
+    proposers = [asyncio.create_task(propose_without_end(number)) for number in range(PROPOSERS)]
+    for round_number in range(ROUNDS):
+        victim = members[round_number % 3]
+        await asyncio.sleep(1)
+        victim.kill()
+        await asyncio.sleep(1)
+        await asyncio.to_thread(victim.start)
+    killing = False
+    await asyncio.gather(*proposers)
+    registry = registry_of(members)
+    await read_until(registry, 0)
+
+    history = {}
+    request = {"key": registry._config_key, "start_revision": "1"}
+    async with aclosing(registry._gateway.stream("/v3/watch", {"create_request": request}, 2)) as stream:
+        async for result in stream:
+            for pair in (event["kv"] for event in result.get("events", [])):
+                history[decode_config(b64decode(pair["value"]))[1]["a"]] = int(pair["mod_revision"])
+    done = {address: version for address, (outcome, version) in outcomes.items() if outcome is ProposalOutcome.DONE}
+    lost = {address for address, (outcome, _) in outcomes.items() if outcome is ProposalOutcome.LOST}
+    assert len(done) > 20
+    assert lost
+    assert done.items() <= history.items()
+    assert not lost & history.keys()
+    assert len(set(done.values())) == len(done)

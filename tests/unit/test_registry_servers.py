@@ -177,6 +177,40 @@ async def test_a_watch_that_fails_is_a_typed_error(line: bytes, error: type[Regi
             await EtcdRegistry(settings)._wait_for_change(1)
 
 
+def etcd_of_cluster(cluster: str) -> Callable[[bytes], bytes]:
+    """Return the answers of an etcd without keys."""
+    header = {"revision": "5", "cluster_id": cluster}
+    found = {"header": header, "responses": [{"response_range": {}}, {"response_range": {}}]}
+    return lambda target: version("3.6.5") if target == b"/version" else response(json.dumps(found).encode())
+
+
+async def test_an_endpoint_of_another_cluster_is_no_part_of_the_registry() -> None:
+    first_answers = [etcd_of_cluster("1")]
+    async with server(lambda target: first_answers[0](target)) as first, server(etcd_of_cluster("2")) as second:
+        registry = EtcdRegistry(replace(first, endpoints=first.endpoints + second.endpoints))
+        await registry.read()
+        first_answers[0] = lambda _: CLOSED
+        with pytest.raises(NotARegistry, match="another etcd cluster"):
+            await registry.read()
+        first_answers[0] = etcd_of_cluster("1")
+        await registry.read()
+
+
+async def test_a_watch_whose_connection_ends_is_unreachable() -> None:
+    ended = response(b'{"result":{"created":true}}\n')
+    async with server(lambda target: version("3.6.5") if target == b"/version" else ended) as settings:
+        with pytest.raises(RegistryUnreachable, match="ended the watch"):
+            await EtcdRegistry(settings)._wait_for_change(1)
+
+
+@pytest.mark.parametrize("content", [b"{}", b'{"result":{"TTL":"long"}}', b'{"result":{"TTL":[]}}', b'{"result":7}'])
+async def test_a_renewal_with_a_strange_response_is_no_lease(content: bytes) -> None:
+    async with server(lambda target: version("3.6.5") if target == b"/version" else response(content)) as settings:
+        registry = EtcdRegistry(settings)
+        registry._lease = etcd_module._Lease(7, "a", 1)
+        assert await registry.hold_lease("a", 1) is LeaseAnswer.UNKNOWN
+
+
 async def test_a_configuration_that_is_too_long_is_not_sent() -> None:
     registry = EtcdRegistry(EtcdSettings(("http://127.0.0.1:1",), "tests", "set"))
     with pytest.raises(ConfigTooLong, match="the maximum is 65,536"):

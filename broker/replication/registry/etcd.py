@@ -86,7 +86,7 @@ class _Read:
     revision: int
     """Etcd's revision at that moment."""
     lead_lease: int
-    """Etcd's number of the lease that is held, 0 if there is none."""
+    """Etcd's number of the lease that is held; 0 if the set is vacant."""
 
 
 @dataclass(slots=True)
@@ -283,4 +283,7 @@ def _compare(key: str, revision: int) -> dict[str, Any]:
 
 def _number(fields: dict[str, Any], name: str) -> int:
     """Return a 64-bit number, which is left out if it is 0."""
-    return int(fields.get(name, 0))
+    try:
+        return int(fields.get(name, 0))
+    except (TypeError, ValueError) as error:
+        raise NotARegistry(f"unexpected response: {name} is {str(fields[name])[:40]!r}") from error

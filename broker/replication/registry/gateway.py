@@ -1,4 +1,4 @@
-"""Requests to etcd's HTTP/JSON gateway, over several endpoints: which one, who asks, and what an error means."""
+"""Requests to etcd's HTTP/JSON gateway: the choice of an endpoint, the login, and the meaning of errors."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ class EtcdGateway:
         self._token: str | None = None
         self._safe: set[str] = set()
         """Endpoints whose version is known to be safe. One that fails leaves: its next start may be of another."""
+        self._cluster: str | None = None
+        """Etcd's id of the cluster that answered first."""
 
     async def call(self, path: str, body: dict[str, Any], limit_s: float, *, change: bool = False) -> dict[str, Any]:
         """Return etcd's response to a POST. Each endpoint has ``limit_s`` seconds. A ``change`` is sent only once:
@@ -94,7 +96,7 @@ class EtcdGateway:
                     async with asyncio.timeout(silence_s):
                         chunk = await exchange.chunk()
                     if not chunk:
-                        return
+                        raise RegistryUnreachable(f"{endpoint.url} ended the watch")
                     *complete, rest = (bytes(line) + chunk).split(b"\n")
                     for each in complete:
                         yield _result(endpoint, each)
@@ -135,7 +137,16 @@ class EtcdGateway:
         """Return the response to a POST over a new connection."""
         async with exchange:
             await self._request(exchange, path, body)
-            return _decoded(exchange.endpoint, await exchange.body(RESPONSE_BYTES_MAX))
+            response = _decoded(exchange.endpoint, await exchange.body(RESPONSE_BYTES_MAX))
+        self._check_cluster(exchange.endpoint, response.get("header"))
+        return response
+
+    def _check_cluster(self, endpoint: Endpoint, header: object) -> None:
+        """Raise ``NotARegistry`` if the endpoint belongs to another cluster: two registries may name two primaries."""
+        if isinstance(header, dict) and isinstance(cluster := header.get("cluster_id"), str):
+            self._cluster = self._cluster or cluster
+            if cluster != self._cluster:
+                raise NotARegistry(f"{endpoint.url} belongs to another etcd cluster than the other endpoints")
 
     async def _request(self, exchange: HttpExchange, path: str, body: dict[str, Any]) -> None:
         """Send a POST; raise the error that the head of its response says."""
@@ -197,7 +208,7 @@ def _error(endpoint: Endpoint, status: int, content: bytes) -> RegistryError:
         return RegistryPermissionDenied(f"{text}. Grant the user readwrite on the prefix of the set")
     if code == _UNAUTHENTICATED or any(each in message for each in _LOGIN_ERRORS):
         return RegistryCredentialsRejected(f"{text}. Check user and password")
-    # Only these say for certain that nothing was done: a proxy or etcd itself may give up on a change that goes on.
+    # Only these say for certain that nothing was done: after any other, etcd may still apply a change.
     if status in (400, 401, 403, 404, 412, 429):
         return RegistryRefused(text)
     return RegistryUnavailable(text)

@@ -1,4 +1,4 @@
-"""What a member of a replica set needs of a registry."""
+"""Interface of a registry to the driver of a member."""
 
 from __future__ import annotations
 
