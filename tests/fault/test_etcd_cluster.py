@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from base64 import b64decode
@@ -151,7 +152,7 @@ async def begin_after_election(registry: EtcdRegistry) -> None:
         await asyncio.sleep(0.1)
 
 
-ROUNDS = 4
+ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "4"))
 PROPOSERS = 3
 
 

@@ -14,6 +14,7 @@ from flintmq.broker.replication.core.configuration import SetConfig
 from flintmq.broker.replication.registry.config_json import decode_config, encode_config
 from flintmq.broker.replication.registry.errors import MalformedRegistry
 from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
+from flintmq.broker.replication.registry.interface import Registry
 
 CONFIG = SetConfig("id-1", 7, "a", frozenset("ab"), frozenset("abc"), 2)
 ADDRESSES = {"a": "host-a:10911", "b": "host-b:10911", "c": "[::1]:10911"}
@@ -24,6 +25,13 @@ def test_a_configuration_survives_the_way_through_json() -> None:
     assert decode_config(encode_config(CONFIG, ADDRESSES | {"gone": "host:1"})) == (CONFIG, ADDRESSES)
     unled = SetConfig("id-1", 0, "", frozenset("ä"), frozenset("ä"), 1)
     assert decode_config(encode_config(unled, {"ä": "h:1"})) == (unled, {"ä": "h:1"})
+
+
+def test_etcd_offers_every_verb_of_a_registry() -> None:
+    registry: Registry = EtcdRegistry(EtcdSettings(("http://host",), "tests", "set"))  # mypy compares the types
+    verbs = [name for name in vars(Registry) if not name.startswith("_")]
+    assert len(verbs) == 5
+    assert all(callable(getattr(registry, verb)) for verb in verbs)
 
 
 def test_every_member_needs_an_address() -> None:
