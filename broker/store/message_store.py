@@ -39,6 +39,7 @@ from .read.queries import KeySearch, Queries, QueryResult
 from .read.queue_reads import QueueReads
 from .read.record_copies import Place, RecordCopier, WaitingRecords
 from .recovery.loaded_store import LoadedStore
+from .recovery.log_cut import LogCut
 from .recovery.log_recovery import Progress
 from .recovery.recovery import Recovery
 from .recovery.recovery_report import RecoveryReport
@@ -127,6 +128,7 @@ class MessageStore:
         self.refusal: Callable[[], ServiceNotAvailable] | None = None
         """Factory of the error that appends raise while the disk is too full; set by retention."""
         self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
+        self.log_cut = LogCut(files, path, own)
         self._lock = StoreLock(files, path)
         self._abort = AbortFile(files, path)
         self._derived = DerivedFiles(
@@ -155,6 +157,7 @@ class MessageStore:
             )
         self._lock.take()
         try:
+            self.log_cut.finish()
             report = self._recover(progress, rebuild, verify_all)
         except BaseException as error:
             self._close_files()
@@ -169,15 +172,8 @@ class MessageStore:
 
     def _recover(self, progress: Progress, rebuild: bool, verify_all: bool) -> RecoveryReport:
         clean = self.ended_clean = not self._abort.exists()
-        for table in (
-            self.topics,
-            self.consumer_offsets,
-            self.groups,
-            self.delay_offsets,
-            self.staged_state,
-            self.state,
-            self.quarantine,
-        ):
+        tables = (self.topics, self.consumer_offsets, self.groups, self.delay_offsets)
+        for table in (*tables, self.staged_state, self.state, self.quarantine):
             table.load()
         if self.consumer_offsets.is_missing and self.groups.names():
             log.warning(

@@ -19,8 +19,8 @@ class LogCopy:
     """Both ends of a copy of a log, byte for byte, at the same physical offsets. Belongs to the appending thread.
 
     The unit is the whole record, or the blank that ends a file together with the unused bytes after it. Both ends check
-    every record with the kernel that recovery uses (length, magic number, physical offset, parts, the body's checksum),
-    so that damage does not pass from one disk to another.
+    every record with the kernel that recovery uses (length, magic number, physical offset, parts, checksums), so that
+    damage does not pass from one disk to another. With ``store.record_checksum`` the sender must have it on too.
     """
 
     def __init__(
@@ -36,6 +36,8 @@ class LogCopy:
         self._stop_writing = stop_writing
         self._parts = np.zeros(kernel.PARTS, np.int64)
         self._state = np.zeros(kernel.STATE, np.int64)
+        # A start finds damage in records without a checksum if the setting was on when they were appended.
+        self._state[kernel.S_CHECKSUMMED] = commitlog.checksum_bytes > 0
 
     # ---- to send ----
 

@@ -82,6 +82,24 @@ class StoreCheckpoint:
         if self._files.size(self._fd) != CHECKPOINT_FILE_BYTES:
             self._files.resize(self._fd, CHECKPOINT_FILE_BYTES)
 
+    def lower(self, physical_offset: int) -> None:
+        """Lower the mark to the end of a log that is about to be cut, and sync. Before ``create``."""
+        if self.mark is None:
+            return
+        flushed, dispatched = self.mark.flushed_offset, self.mark.dispatched_offset
+        self.mark = Mark(min(flushed, physical_offset), min(dispatched, physical_offset))
+        self.create()
+        try:
+            self.reset(
+                flushed_offset=self.mark.flushed_offset,
+                dispatched_offset=self.mark.dispatched_offset,
+                physic_ms=self.physic_msg_timestamp,
+                logics_ms=self.logics_msg_timestamp,
+                index_ms=self.index_msg_timestamp,
+            )
+        finally:
+            self.close()
+
     def flushed(self, flushed_offset: int, store_ms: int) -> None:
         """Note that the CommitLog is on disk below ``flushed_offset``; ``store_ms``: store time of its last record."""
         with self._lock:

@@ -165,6 +165,14 @@ class StoreState:
             self.deleted[topic] = DeletedTopic(physical_offset, self.deleted[topic].next_offsets)
         return beyond
 
+    def log_was_cut(self, physical_offset: int) -> None:
+        """Forget ends of queues and index files that cover records at or above the log's new end; durable when it
+        returns, in the ``.bak`` too. Blocks."""
+        with self._lock:
+            if self.snapshot.physical_offset > physical_offset:
+                self.snapshot = Snapshot(log_start=self.snapshot.log_start)
+                self._save(backed_up=True)
+
     def delete(self, deleted: Mapping[str, DeletedTopic]) -> None:
         """Note that topics are deleted; durable when it returns. Raises OSError, noting none of them. Blocks."""
         with self._lock:

@@ -1,0 +1,129 @@
+"""LogCut: removal of records from the end of a log, for a broker that follows another and has what that one has not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from ..errors import CorruptFile
+from ..files.abort_file import AbortFile
+from ..files.file_system import Files, make_durable_folder, replace_file, zero
+from ..tables.checkpoint import StoreCheckpoint
+from ..tables.store_state import StoreState
+
+DIVERGED_BYTES_MAX = 256 * 1024 * 1024
+"""Maximum number of bytes that a cut keeps in ``flintmq/diverged/``."""
+DIVERGED_FILES_MAX = 16
+"""Maximum number of files there; the oldest go."""
+
+log = logging.getLogger(__name__)
+
+
+class LogCut:
+    """A cut of the log of one store.
+
+    ``request`` only notes it, in ``flintmq/cut.json``; the next start does it before recovery. It makes the log look as
+    if the power had failed when it ended there, and recovery then makes everything else agree with it, as after any
+    crash. Each step may be done again: a start that is killed repeats the cut.
+
+    The state of timed messages in ``flintmq/timers/`` is not cut yet, so no broker may use this before it is.
+    """
+
+    def __init__(self, files: Files, store: Path, own_folder: Path) -> None:
+        self._files = files
+        self._store = store
+        self._own = own_folder
+        self._path = own_folder / "cut.json"
+
+    def request(self, to: int, end: int) -> None:
+        """Ask the next start to cut the log, which ends at ``end``, at ``to``; durable when it returns.
+
+        ``to``: physical offset at which a record ends.
+        """
+        replace_file(self._files, self._path, json.dumps({"to": to, "end": end}).encode())
+
+    def finish(self) -> None:
+        """Do the cut that was requested, if there is one. The store is locked, and nothing of it is open. Blocks."""
+        if not self._path.exists():
+            return
+        to, end = self._requested()
+        # From here on the start is one after a crash, also if it is interrupted.
+        AbortFile(self._files, self._store).create()
+        paths = sorted(path for path in (self._store / "commitlog").glob("*") if path.name.isdecimal())
+        self._keep(paths, to, end)
+        checkpoint = StoreCheckpoint(self._files, self._store / "checkpoint")
+        checkpoint.load()
+        checkpoint.lower(to)
+        state = StoreState(self._files, self._own / "state.json")
+        state.load()
+        state.log_was_cut(to)
+        # It may cover what is cut; a start without it reads the staged transactions from the log.
+        for path in self._own.glob("prepared.json*"):
+            self._files.unlink(path)
+        self._cut(paths, to)
+        self._files.unlink(self._path)
+        self._files.sync_folder(self._own)
+
+    def _requested(self) -> tuple[int, int]:
+        try:
+            row = json.loads(self._path.read_bytes())
+            to, end = row["to"], row["end"]
+            if not (type(to) is type(end) is int and 0 <= to <= end):
+                raise ValueError(f"it says {row}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptFile(
+                f"{self._path} says where to cut the log, and is damaged: {error}. Remove it: the broker then asks its "
+                "primary again. Nothing was changed"
+            ) from error
+        return to, end
+
+    def _keep(self, paths: list[Path], to: int, end: int) -> None:
+        """Copy what is cut, or its first part, to ``flintmq/diverged/``, unless an earlier attempt has done so."""
+        folder = self._own / "diverged"
+        target = folder / f"{to:020d}-{end:020d}"
+        kept_end = min(end, to + DIVERGED_BYTES_MAX)
+        if target.exists() or kept_end == to:
+            return
+        make_durable_folder(self._files, folder)
+        for oldest in sorted(folder.iterdir())[: 1 - DIVERGED_FILES_MAX]:
+            self._files.unlink(oldest)
+        replace_file(self._files, target, bytes(self._read(paths, to, kept_end)))
+        log.warning(
+            "the log is cut from %d to %d: what follows was never acknowledged; %d bytes of it are in %s",
+            end,
+            to,
+            kept_end - to,
+            target,
+        )
+
+    def _read(self, paths: list[Path], begin: int, end: int) -> bytearray:
+        content = bytearray()
+        for path in paths:
+            first = int(path.name)
+            fd = self._files.open(path)
+            try:
+                at, stop = max(begin - first, 0), min(end - first, self._files.size(fd))
+                if at < stop:
+                    blob = bytearray(stop - at)
+                    self._files.read(fd, memoryview(blob), at, wait=True)
+                    content += blob
+            finally:
+                self._files.close(fd)
+        return content
+
+    def _cut(self, paths: list[Path], to: int) -> None:
+        """Remove the files that begin at or after ``to``, newest first, and zero the rest of the one before."""
+        for path in reversed(paths):
+            begin, size = int(path.name), path.stat().st_size
+            if begin >= to and path is not paths[0]:
+                self._files.unlink(path)
+            elif begin + size > to:
+                fd = self._files.open(path)
+                try:
+                    zero(self._files, fd, max(to - begin, 0), size)
+                    self._files.sync_data(fd)
+                finally:
+                    self._files.close(fd)
+        if paths:
+            self._files.sync_folder(paths[0].parent)
