@@ -97,6 +97,12 @@ def test_the_overview_says_how_the_broker_is_and_who_lags(
     assert re.search(r"/dlq/billing.*?>5<", page, re.DOTALL)
 
 
+def test_the_overview_shares_the_figures_of_the_topics(running: RunningBroker, client: TestClient) -> None:
+    client.get("/")
+    # The sampler asks every two seconds besides: one of three measurements is without it.
+    assert min(requests_of(running, lambda: client.get("/")) for _ in range(3)) == 1
+
+
 @pytest.mark.parametrize(("path", "hidden"), [("/", "✓ good"), ("/store", "retention."), ("/waiting", "delay level")])
 def test_a_page_says_which_figures_the_user_may_not_see(guarded: RunningBroker, path: str, hidden: str) -> None:
     with console_of(guarded) as client:

@@ -1,8 +1,8 @@
 """Live view of a topic: new messages as they arrive, as server-sent events.
 
-A stream asks for the newest page four times a second at most, whatever the topic's rate. It shows what fits, and counts
-the rest exactly, so a topic with a hundred thousand messages a second costs the broker and the browser no more than a
-quiet one.
+A stream asks for the newest page four times a second at most, whatever the topic's rate, and less often beside many
+others. It shows what fits, and counts the rest exactly, so a topic with a hundred thousand messages a second costs the
+broker and the browser no more than a quiet one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from ..visit import Refused, Visit
 TICK_SECONDS = 0.25
 QUIET_TICK_SECONDS = 1.0
 """Seconds between two looks at a topic that has had nothing for a while."""
+LOOKS_PER_SECOND_MAX = 20
+"""Maximum number of looks of all streams of the console: each takes the broker a few milliseconds, for which other
+clients wait."""
 ROWS_MAX = 50
 """Maximum number of rows in one event."""
 KEEP_ALIVE_SECONDS = 15.0
@@ -57,6 +60,11 @@ async def live_stream(visit: Visit) -> Response:
     return StreamingResponse(
         _counted(visit, tail, first), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
     )
+
+
+def tick_seconds(streams: int, quiet: bool) -> float:
+    """Return the seconds between two looks of a stream, one of ``streams``. ``quiet``: nothing has come for a while."""
+    return max(QUIET_TICK_SECONDS if quiet else TICK_SECONDS, streams / LOOKS_PER_SECOND_MAX)
 
 
 async def _counted(visit: Visit, tail: _Tail, first: str) -> AsyncIterator[str]:
@@ -124,7 +132,7 @@ class _Tail:
         while not console.ending.is_set() and not session.is_over:
             quiet = time.monotonic() - arrived > 5 * QUIET_TICK_SECONDS
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(console.ending.wait(), QUIET_TICK_SECONDS if quiet else TICK_SECONDS)
+                await asyncio.wait_for(console.ending.wait(), tick_seconds(sum(console.streams.values()), quiet))
             now = time.monotonic()
             if now - began > LIFE_SECONDS:
                 yield "event: rest\ndata: {}\n\n"

@@ -14,7 +14,7 @@ from ...operator.dead_letters import waiting_by_group
 from ...operator.lags import Lag, lag_by_group
 from ...operator.units import plural, show_seconds
 from ..plot import plot
-from ..sampler import Sampler, all_topics
+from ..sampler import Sampler
 from ..visit import Visit
 
 ROWS_MAX = 5
@@ -47,8 +47,7 @@ class DeadLetterRow:
 async def overview(visit: Visit) -> Response:
     """Return the state of the broker: two requests besides the status of the bar."""
     sampler = visit.console.sampler(visit.session)
-    topics = await all_topics(visit.session)
-    sampler.add_topics(topics)
+    topics = await sampler.recent_topics(visit.session)
     stats = await visit.admin.consume_stats(uncommitted=True)
     sampler.changes.saw_progress(stats)
     history = sampler.history()
@@ -109,6 +108,6 @@ def _dead_letters(topics: list[TopicTotals], stats: list[ConsumeStats], sampler:
     rows = [
         DeadLetterRow(group, waiting, sampler.growth(dead_letter_topic(group)))
         for group, waiting in waiting_by_group(topics, stats).items()
-        if waiting
+        if waiting > 0  # the topics' figures may be older than the groups' offsets
     ]
     return sorted(rows, key=lambda row: (row.grew or 0, row.waiting), reverse=True)
