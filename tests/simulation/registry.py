@@ -58,19 +58,12 @@ class Registry:
 
     def propose(self, member: str, proposal: Proposal, answer: Callable[[ProposalOutcome, int], object]) -> None:
         """Apply a compare-and-set, soon, late or never; say that the outcome is unknown unless the answer arrives."""
-        answered = False
-
-        def respond(outcome: ProposalOutcome, version: int) -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
-                answer(outcome, version)
+        respond = self._once(answer, ProposalOutcome.UNKNOWN, 0)
 
         def apply() -> None:
             self.waiting.remove(proposal.config)
             outcome = self._compare_and_set(proposal)
-            version = self.version
-            self._respond(member, lambda: respond(outcome, version))
+            self._respond(member, partial(respond, outcome, self.version))
 
         self.waiting.append(proposal.config)
         if self._random.random() < self.unknown:
@@ -80,17 +73,17 @@ class Registry:
                 self._world.after(self._random.uniform(0.0, 30.0), apply)
         else:
             self._request(member, apply, lambda: self.waiting.remove(proposal.config))
-        self._world.after(ANSWER_SECONDS, respond, ProposalOutcome.UNKNOWN, 0)
 
-    def hold(self, member: str, epoch: int, answer: Callable[[bool], object]) -> None:
-        """Give or renew the lease, if the configuration names member and epoch."""
+    def hold(self, member: str, epoch: int, answer: Callable[[bool | None], object]) -> None:
+        """Give or renew the lease, if the configuration names member and epoch; None is the answer if none arrives."""
+        respond = self._once(answer, None)
 
         def apply() -> None:
             held = (self.config.primary, self.config.epoch) == (member, epoch)
             if held:
                 self._lease = Lease(member, epoch, self._world.now + self._lease_s)
                 self._world.after(self._lease_s + 0.001, self._notify)
-            self._respond(member, lambda: answer(held))
+            self._respond(member, partial(respond, held))
 
         self._request(member, apply)
 
@@ -117,6 +110,19 @@ class Registry:
     def _notify(self) -> None:
         for member in self._world.members.values():
             self._respond(member.name, partial(member.registry_state, self.state))
+
+    def _once(self, answer: Callable[..., object], *otherwise: object) -> Callable[..., None]:
+        """Return a function that answers, once; without a call, the answer is ``otherwise`` after a while."""
+        answered = False
+
+        def respond(*found: object) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                answer(*found)
+
+        self._world.after(ANSWER_SECONDS, respond, *otherwise)
+        return respond
 
     def _request(self, member: str, apply: Callable[[], object], lost: Callable[[], object] | None = None) -> None:
         def arrive() -> None:

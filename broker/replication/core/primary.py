@@ -53,11 +53,14 @@ class Primary:
         self._suspect: str | None = None
         """Primary of the epoch before, which probably failed: it goes as soon as the set may do without it."""
 
-    def begin(self, flushed: int, confirmed: int, predecessor: str, now: float) -> None:
-        """Begin with what this member had on disk and had seen confirmed as a follower."""
+    def begin(self, flushed: int, confirmed: int, suspect: str, now: float) -> None:
+        """Begin with what this member had on disk and had seen confirmed as a follower.
+
+        ``suspect``: primary of the epoch before, if this one was taken over from it.
+        """
         self.flushed[self._member] = flushed
         self.confirmed = confirmed
-        self._suspect = predecessor if predecessor != self._member else None
+        self._suspect = suspect if suspect != self._member else None
         for member in sorted(self.config.members - {self._member}):
             self.followers[member] = FollowerState(behind_since=now)
 

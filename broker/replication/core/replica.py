@@ -65,6 +65,8 @@ class Replica:
         once, so there are at most as many as there are sets of members."""
         self._predecessor = ""
         """Member that led the epoch before."""
+        self._taken_epoch = 0
+        """Epoch that this member proposed last because no member led; another one may have been handed over."""
         self._read_at = 0.0
         self._vacant_since: float | None = None
         self._stand_back_until = 0.0
@@ -164,7 +166,8 @@ class Replica:
         epochs = without_deleted(self.log.epochs, self.log.begin)
         epochs = self._rules.epochs_to_lead(epochs, config.epoch, self.log.end)
         self.primary = Primary(self.member, config, epochs, self.log, self._limits, self._rules)
-        self.primary.begin(self.log.flushed, self.log.confirmed, self._predecessor, now)
+        suspect = self._predecessor if config.epoch == self._taken_epoch else self.member
+        self.primary.begin(self.log.flushed, self.log.confirmed, suspect, now)
         self._lease_until, self._lease_asked, self._lease_at = 0.0, None, now
         self._weak_since, self._target, self._change = None, None, None
         self.log.begin_work(SaveState(config.cluster_id, epochs, True))
@@ -216,12 +219,15 @@ class Replica:
         self._lease_at = now + self._limits.lease_s / 3
         self.actions.append(HoldLease(self.primary.config.epoch, self._numbers))
 
-    def lease_answered(self, number: int, held: bool, now: float) -> None:
-        """Take the answer to ``HoldLease``. The lease lasts from the moment *before* the request left."""
+    def lease_answered(self, number: int, held: bool | None, now: float) -> None:
+        """Take the answer to ``HoldLease``, None if none came. The lease lasts from *before* the request left."""
         if self.primary is None or self._lease_asked is None or self._lease_asked[0] != number:
             return
         asked = self._lease_asked[1]
         self._lease_asked = None
+        if held is None:
+            self._lease_at = now + self._limits.retry_s
+            return
         if not held:
             self._step_down(now)
             return
@@ -250,6 +256,7 @@ class Replica:
         # Every member in sync has every acknowledged message, and needs to report before it counts in the new epoch;
         # so all stay but the old primary, which is probably gone.
         in_sync = self._rules.next_in_sync(config, [config.primary] if config.primary != self.member else [], ())
+        self._taken_epoch = config.epoch + 1
         self._propose(config.led_by(self.member, in_sync), self._holder is None, now)
 
     # ---- connections ----
@@ -346,7 +353,7 @@ class Replica:
         if self.role is Role.PRIMARY and not self._leads(now):
             self._step_down(now)
             return
-        if now >= self._lease_at:
+        if now >= self._lease_at and self._lease_asked is None:
             self._hold_lease(now)
         if self.role is Role.PRIMARY:
             self.primary.tick(now)
