@@ -106,13 +106,11 @@ class ConnectedClient:
 
     def disconnected(self) -> None:
         """Call all callbacks that wait for a response or for the loss of the connection."""
-        # Taken first, because a callback may cancel others.
-        asked, self._asked = self._asked, {}
-        calls, self._when_lost = self._when_lost, {}
-        for answered in asked.values():
-            answered(None)
-        for call in calls.values():
-            call()
+        # One by one, because a callback may cancel others.
+        while self._asked:
+            self._asked.pop(next(iter(self._asked)))(None)
+        while self._when_lost:
+            self._when_lost.pop(next(iter(self._when_lost)))()
 
 
 def _take_back(calls: dict[object, Callable[[], None]], token: object) -> None:

@@ -113,3 +113,29 @@ def test_the_file_that_was_used_last_stays_open(tmp_path: Path) -> None:
     queues[3].append(memoryview(unit(0)))
     assert queues[0]._files[0] is None
     assert queues[3]._files[0] is not None
+
+
+class FailingFolders(Files):
+    """The first sync of a folder fails."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+
+    def sync_folder(self, path: Path) -> None:
+        self.syncs += 1
+        if self.syncs == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        super().sync_folder(path)
+
+
+def test_a_folder_whose_sync_failed_is_synced_again(tmp_path: Path) -> None:
+    files = FailingFolders()
+    (queue,) = queues_of(files, OpenFiles(4), tmp_path, 1)
+    queue.folder.mkdir()
+    queue.write_at(0, memoryview(unit(0)))
+    with pytest.raises(OSError, match="Input/output error"):
+        queue.sync()
+    assert queue.dirty
+    queue.sync()
+    assert not queue.dirty
+    assert files.syncs == 2

@@ -314,8 +314,12 @@ class ConsumeQueue:
     def sync(self) -> None:
         """Put written units on disk. May run beside the owner, whose new units then wait for the next call."""
         if self.folder_dirty:
-            self.folder_dirty = False
-            self.files.sync_folder(self.folder)
+            self.folder_dirty = False  # before the sync, as below
+            try:
+                self.files.sync_folder(self.folder)
+            except OSError:
+                self.folder_dirty = True
+                raise
         for start in list(self._dirty):
             self._dirty.discard(start)  # before the sync: units that are written meanwhile mark the file dirty again
             file = self._file(start)
