@@ -24,12 +24,15 @@ from ..protocol.errors import MessageDamaged as MessageDamaged
 from ..protocol.errors import MessageIllegal as MessageIllegal
 from ..protocol.errors import MessageNotFound as MessageNotFound
 from ..protocol.errors import NoPermission as NoPermission
+from ..protocol.errors import NotEnoughReplicas as NotEnoughReplicas
+from ..protocol.errors import NotPrimary as NotPrimary
 from ..protocol.errors import OffsetOutOfRange as OffsetOutOfRange
 from ..protocol.errors import PartlyStored as PartlyStored
 from ..protocol.errors import PreparedIncomplete as PreparedIncomplete
 from ..protocol.errors import ProtocolError as ProtocolError
 from ..protocol.errors import QueueNotExist as QueueNotExist
 from ..protocol.errors import RemoteProtocolError as RemoteProtocolError
+from ..protocol.errors import ReplicationRefused as ReplicationRefused
 from ..protocol.errors import RequestTimeout as RequestTimeout
 from ..protocol.errors import ServiceNotAvailable as ServiceNotAvailable
 from ..protocol.errors import SubscriptionIllegal as SubscriptionIllegal

@@ -343,6 +343,33 @@ class UserExistsAlready(BrokerError):
     code, name, retriable = 1431, "USER_EXIST_ALREADY", False
 
 
+class NotPrimary(BrokerError):
+    """This broker is a member of a replica set and does not lead it; ``primary`` is the address of the member that
+    does, empty while none does. Send the request there; without an address, ask the other members."""
+
+    code, name, retriable = 1440, "NOT_PRIMARY", True
+
+    @property
+    def primary(self) -> str:
+        """HOST:PORT of the primary; empty if this broker does not know one."""
+        address = self.details.get("primary")
+        return address if isinstance(address, str) else ""
+
+
+class NotEnoughReplicas(BrokerError):
+    """Fewer members of the replica set are in reach than ``replication.min_in_sync``, so nothing could be acknowledged;
+    nothing was written."""
+
+    code, name, retriable = 1441, "NOT_ENOUGH_REPLICAS", True
+
+
+class ReplicationRefused(BrokerError):
+    """The primary does not accept a follower, or a set does not accept a change of its members; the message says
+    why."""
+
+    code, name, retriable = 1442, "REPLICATION_REFUSED", False
+
+
 # Results that are not errors.
 SUCCESS = 0
 PULL_NOT_FOUND = 19

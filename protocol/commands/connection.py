@@ -36,6 +36,10 @@ class HelloAnswer:
     )
     auth_required: bool = boolean("whether the client must authenticate before any other request", False)
     auth: str = text("mechanisms of AUTH, separated by spaces; empty: the broker does not serve AUTH", 256, default="")
+    role: str = text("`primary` or `follower` in a replica set, empty for a broker on its own", 16, default="")
+    primary: str = text(
+        "HOST:PORT of the set's primary; empty: there is none, or the broker is no member", 300, default=""
+    )
 
 
 @dataclass(slots=True)

@@ -84,6 +84,8 @@ def test_every_class_of_the_tree_below_broker_error_has_a_code_of_its_own() -> N
     assert {cls.__name__ for cls in ERRORS_BY_CODE.values() if cls.retriable} == {
         "SystemBusy",
         "FlushDiskTimeout",
+        "NotEnoughReplicas",
+        "NotPrimary",
         "ServiceNotAvailable",
     }
 
