@@ -55,6 +55,10 @@ class LogCopyRefused(StoreError):
         self.reason = reason
 
 
+class FollowsMaster(StoreError):
+    """The store follows a RocketMQ master; only the migration's own commands may open it for writing."""
+
+
 class CorruptFile(StoreError):
     """Neither a configuration file of the store nor its backup can be read."""
 

@@ -49,6 +49,7 @@ from .settings import ENTRIES, LOG_SIZE, QUEUE_SIZE, SLOTS, StoreSettings
 from .tables.checkpoint import StoreCheckpoint
 from .tables.clock import SteadyClock, StoreClock
 from .tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
+from .tables.followed_master import FollowedMaster
 from .tables.group_table import SubscriptionGroupTable
 from .tables.staged_state import StagedState
 from .tables.store_state import DeletedTopic, StoreState
@@ -101,6 +102,7 @@ class MessageStore:
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
         self.quarantine = Quarantine(files, own / "quarantine")
+        self.followed_master = FollowedMaster(files, own / "following.json")
         self.log_reads = LogReads(self.commitlog, self.state, self.quarantine)
         self.queue_reads = QueueReads(self.commitlog, self.queues, self.topics, self.state, self.log_reads)
         self.pulls = Pulls(self.commitlog, self.queue_reads, self.log_reads)
@@ -150,6 +152,7 @@ class MessageStore:
         """
         started = time.perf_counter()
         refuse_backup(self.path)
+        self.followed_master.check()
         make_durable_folder(self.files, self.path)
         for path, problem in strange_places(self.path):
             raise CorruptFile(

@@ -1,5 +1,4 @@
-"""The commands ``verify``, ``rebuild``, ``repair``, ``dump``, ``stat``, ``plan-clean``, ``backup``, ``restore`` and
-``conf`` of ``flintmq-broker``.
+"""The commands of ``flintmq-broker`` beside ``serve`` and ``warm``; those of a migration are in their own module.
 
 Only what ``--help`` needs is imported here; each command imports its work when it runs, with the kernels.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,11 @@ import click
 
 from ...protocol.display import JSON, MODES, PLAIN, TABLE, show_bytes, to_json
 from ...protocol.escaping import escape
+from .migration_commands import follow_rocketmq, promote
 from .output import progress_bar
+from .tool_command import tool_command
 
 EXIT_FINDINGS = 1
-EXIT_REFUSED = 2
-EXIT_INTERRUPTED = 130
-EXIT_CLOSED_PIPE = 141
 
 OPERATOR_FILES = ("broker.toml", "flintmq-broker.service", "prometheus.yml", "alerts.yml", "grafana-dashboard.json")
 """Files of the package ``flintmq.conf`` that ``conf`` writes."""
@@ -59,32 +56,6 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8
             )
 
 
-def _tool(work: Callable[..., int]) -> Callable[..., None]:
-    """Wrap a command: turn errors into one line and an exit code. ``work`` returns the exit code."""
-
-    @functools.wraps(work)
-    def run(**arguments: Any) -> None:
-        from ...protocol.errors import FlintError
-
-        try:
-            code = work(**arguments)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader closed the pipe. Buffered output must not fail again when Python exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = EXIT_CLOSED_PIPE
-        except KeyboardInterrupt:
-            click.echo("flintmq-broker: interrupted", err=True)
-            code = EXIT_INTERRUPTED
-        except (FlintError, OSError) as error:
-            for line in (str(error), *getattr(error, "__notes__", ())):
-                click.echo(f"flintmq-broker: {escape(line)}", err=True)
-            code = EXIT_REFUSED
-        sys.exit(code)
-
-    return run
-
-
 @click.command()
 @_STORE
 @click.option(
@@ -103,7 +74,7 @@ def _tool(work: Callable[..., int]) -> Callable[..., None]:
     help="Maximum number of findings of each kind.  [default: 10]",
 )
 @_INDEX_SLOTS
-@_tool
+@tool_command
 def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
     """Check every record, queue, index entry and table of a stopped STORE, or every byte of a backup. Changes nothing.
 
@@ -137,7 +108,7 @@ def _verify_backup(folder: Path, mode: str, show: int) -> int:
 @click.command()
 @_STORE
 @_INDEX_SLOTS
-@_tool
+@tool_command
 def rebuild(store: Path, index_slots: int | None) -> int:
     """Rebuild ConsumeQueues and index of a stopped STORE from its log.
 
@@ -186,7 +157,7 @@ def rebuild(store: Path, index_slots: int | None) -> int:
     help="Give up the messages of this file of the log (its name, 20 digits), which is lost for good.",
 )
 @_INDEX_SLOTS
-@_tool
+@tool_command
 def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_slots: int | None) -> int:
     """Repair a stopped STORE: contain damage in its log, and rebuild queues and index if they are wrong.
 
@@ -245,7 +216,7 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Maximum number of records.")
 @_RUNNING
 @_INDEX_SLOTS
-@_tool
+@tool_command
 def dump(store: Path, limit: int | None, running: bool, index_slots: int | None, **wanted: Any) -> int:
     """Print the records of STORE's log as JSON lines, in log order. Changes nothing.
 
@@ -278,7 +249,7 @@ def dump(store: Path, limit: int | None, running: bool, index_slots: int | None,
 )
 @_RUNNING
 @_INDEX_SLOTS
-@_tool
+@tool_command
 def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) -> int:
     """Show what STORE contains: messages by queue, files, use of the index, the checkpoint. Changes nothing."""
     from .findings import Findings
@@ -318,7 +289,7 @@ def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) 
     default=PLAIN,
     help="Text, or JSON lines.  [default: plain]",
 )
-@_tool
+@tool_command
 def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], mode: str) -> int:
     """Show which CommitLog files of STORE retention would delete now, and why the others stay. Changes nothing.
 
@@ -340,7 +311,7 @@ def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], m
 @click.command()
 @_STORE
 @click.argument("dest", type=click.Path(path_type=Path))
-@_tool
+@tool_command
 def backup(store: Path, dest: Path) -> int:
     """Copy STORE into the folder DEST, even while a broker serves it.
 
@@ -371,7 +342,7 @@ def backup(store: Path, dest: Path) -> int:
 @click.command()
 @click.argument("backup_folder", metavar="BACKUP", type=click.Path(path_type=Path))
 @_STORE
-@_tool
+@tool_command
 def restore(backup_folder: Path, store: Path) -> int:
     """Restore BACKUP into the folder STORE, which must be empty.
 
@@ -393,7 +364,7 @@ def restore(backup_folder: Path, store: Path) -> int:
 
 @click.command()
 @click.argument("dest", type=click.Path(path_type=Path))
-@_tool
+@tool_command
 def conf(dest: Path) -> int:
     """Write the files for operators into the folder DEST.
 
@@ -421,4 +392,4 @@ def _open(store: Path, findings: Any, running: bool, index_slots: int | None) ->
     return open_for_reading(store, findings, running=running, index_slots=index_slots)
 
 
-COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore, conf)
+COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore, conf, follow_rocketmq, promote)

@@ -32,6 +32,7 @@ PLAIN = (
     "broker/filters",
     "broker/handlers",
     "broker/metrics",
+    "broker/migration",
     "broker/net",
     "broker/requests",
     "broker/security",

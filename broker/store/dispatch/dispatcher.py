@@ -49,6 +49,8 @@ class Dispatcher:
         """Store time of the last dispatched record."""
         self.dispatched_records = 0
         """Number of records that the last step read."""
+        self.dispatched_units = 0
+        """Number of units that the last step made of them."""
         self.derived_bytes = 0
         """Bytes of units and entries that were derived from the log since the store was opened."""
         self.deleted_topics: deque[str] = deque()
@@ -75,7 +77,7 @@ class Dispatcher:
         ``on_gap``: for recovery, called before a gap before the record at ``reput_offset`` is closed; its exceptions
         propagate.
         """
-        self.dispatched_records = 0
+        self.dispatched_records = self.dispatched_units = 0
         # The thread that deletes topics only adds names: only the owner of reput may change the kernel's rows.
         while self.deleted_topics:
             self._queues.topic_deleted(self.deleted_topics.popleft())
@@ -100,7 +102,7 @@ class Dispatcher:
         touched = self._touched[: 3 * counts[kernel.S_TOUCHED]].tolist()
         keys = counts[kernel.S_KEYS]
         next_offset = file.end_offset if status == kernel.BLANK else stopped_at
-        self.dispatched_records = counts[kernel.S_RECORDS]
+        self.dispatched_records, self.dispatched_units = counts[kernel.S_RECORDS], counts[kernel.S_UNITS]
         store_ms = counts[kernel.S_LAST_STORE_MS] if self.dispatched_records else self.last_store_ms
         self.derived_bytes += UNIT_BYTES * self.dispatched_records + INDEX_ENTRY_BYTES * keys
         # The units found so far are written even if the kernel stopped at a special record: what follows below needs

@@ -22,7 +22,10 @@ _TABLES = tuple(
         "flintmq/quarantine/index.json flintmq/clock.json"
     ).split()
 )
-_FILES = ("lock", "abort", "checkpoint", "config/topics.json.journal", *_TABLES, *(f"{name}.bak" for name in _TABLES))
+_FILES = (
+    *("lock", "abort", "checkpoint", "config/topics.json.journal", "flintmq/following.json", *_TABLES),
+    *(f"{name}.bak" for name in _TABLES),
+)
 
 
 def strange_places(store: Path) -> Iterator[tuple[Path, str]]:

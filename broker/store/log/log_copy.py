@@ -73,6 +73,14 @@ class LogCopy:
 
     # ---- to append ----
 
+    def begin_at(self, offset: int) -> None:
+        """Begin an empty log at ``offset``, where a file of the other log begins."""
+        assert not self._log.queue.files, self._log.queue.folder
+        # The file exists from now on: a store without one begins at 0.
+        self._log.ahead.make(offset, 0)
+        self._log.queue.sync_placed()
+        self._log.write_offset = self._log.flushed_offset = offset
+
     def append(self, offset: int, data: bytearray) -> int:
         """Append the bytes of whole records that another broker has at ``offset``; return the log's end.
 

@@ -318,6 +318,14 @@ class ConsumerOffsetTable:
         row[queue] = next_offset
         self.dirty = True
 
+    def replace(self, table: dict[str, Any]) -> None:
+        """Take the offsets of another broker's table, in memory. Raises one of ``SHAPE_ERRORS`` for another shape."""
+        offsets, _ = self._read(dict(table))
+        if offsets != self._offsets:
+            self._offsets = offsets
+            self._count = sum(map(len, offsets.values()))
+            self.dirty = True
+
     def forget(self, group: str, keep_topic: str = "") -> bool:
         """Remove a group's committed offsets, in memory, except those of ``keep_topic``; return whether it had any."""
         own = [(key, *key.partition(TOPIC_GROUP_SEPARATOR)[::2]) for key in self._offsets]

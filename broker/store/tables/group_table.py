@@ -64,6 +64,13 @@ class SubscriptionGroupTable:
             self._groups[group] = {"groupName": group, **_DEFAULTS}
             self.dirty = True
 
+    def replace(self, table: dict[str, Any]) -> None:
+        """Take the groups of another broker's table, in memory. Raises one of ``SHAPE_ERRORS`` for another shape."""
+        groups, _ = self._read(dict(table))
+        if groups != self._groups:
+            self._groups = groups
+            self.dirty = True
+
     def remove(self, group: str) -> bool:
         """Remove a group, in memory; return whether it was in the table."""
         if self._groups.pop(group, None) is None:

@@ -1,0 +1,261 @@
+"""The run of a follower: a store gets the log and the tables of a RocketMQ master until the process is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ...protocol.display import show_bytes
+from ...protocol.errors import ConnectionFailed, RequestTimeout
+from ..addresses import format_address
+from ..store import LogCopyRefused, MessageStore, StoreError
+from .errors import HaStreamError, HistoryDiffers, MasterRefused, MasterUnsuitable
+from .ha_codec import HaReceiver
+from .ha_connection import HaConnection, ha_connected
+from .log_follower import LogFollower
+from .master import (
+    DELAY_LEVELS,
+    LogExtent,
+    MasterSettings,
+    MasterTables,
+    read_extent,
+    read_record,
+    read_settings,
+    read_tables,
+)
+from .remoting_client import RemotingClient, connected
+from .tables import apply_names, apply_progress
+
+REPORT_EVERY_S = 5.0
+"""RocketMQ's ``haSendHeartbeatInterval``; a master drops a slave that is silent for 20 s."""
+TABLES_EVERY_S = 10.0
+RECONNECT_S = (1.0, 2.0, 5.0)
+"""Pauses before the next attempts to connect; the last one is repeated."""
+DAMAGED_MAX = 3
+"""Number of times in a row that bytes may be refused before the run ends."""
+UNFLUSHED_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes that are appended at most before a flush, while more are there to be read."""
+BULK_BYTES = 128 * 1024
+"""A read of fewer bytes emptied the connection: what came so far is flushed and reported at once."""
+QUIET_S = 0.005
+"""Time without bytes after which everything is flushed."""
+
+T = TypeVar("T")
+
+
+class MasterFollower:
+    """One run. ``store`` is open, and nothing else uses it; ``say`` prints a line for the operator."""
+
+    def __init__(self, store: MessageStore, host: str, port: int, say: Callable[[str], None]) -> None:
+        self._store = store
+        self._log = LogFollower(store)
+        self._host, self._port = host, port
+        self._address = format_address(host, port)
+        self._say = say
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="store")
+        """The thread that owns the store."""
+        self._flushed = asyncio.Condition()
+        self._tables_at = ""
+        self._checked = asyncio.Event()
+        """Set while the master is connected whose log the store's is the beginning of."""
+        self._was_connected = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Follow the master until ``stop`` is set.
+
+        Raises ``MigrationError`` if a person has to decide; otherwise errors of the store, after which it must not be
+        closed in order.
+        """
+        parts: list[Coroutine[Any, Any, object]] = [self._copy_until_refused(), self._follow_tables(), self._sync()]
+        tasks = [asyncio.create_task(part) for part in (*parts, stop.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._worker.shutdown()  # waits for the step that is running
+
+    async def _own(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run a step on the store's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
+
+    # ---- the log ----
+
+    async def _copy_until_refused(self) -> None:
+        failures = damaged = 0
+        while True:
+            before = self._store.write_offset
+            try:
+                await self._copy()
+            except (ConnectionFailed, RequestTimeout) as error:
+                said = str(error)
+            except MasterRefused as error:
+                if not self._was_connected:
+                    raise
+                said = str(error)
+            except (HaStreamError, LogCopyRefused) as error:
+                damaged = 1 if self._store.write_offset > before else damaged + 1
+                if damaged == DAMAGED_MAX:
+                    raise
+                said = str(error)
+            failures = 0 if self._store.write_offset > before else failures
+            pause_s = RECONNECT_S[min(failures, len(RECONNECT_S) - 1)]
+            failures += 1
+            self._say(f"{said}; next attempt in {pause_s:.0f} s")
+            await asyncio.sleep(pause_s)
+
+    async def _copy(self) -> None:
+        """Copy the log over one connection, until that ends. Raises the reason, always."""
+        async with connected(self._host, self._port) as client:
+            settings = await read_settings(client)
+            extent = await read_extent(client)
+            await self._check_master(client, settings, extent)
+        store = self._store
+        if store.followed_master.address() != self._address:
+            await self._own(store.followed_master.note, self._address)
+        await self._own(self._log.begin_at, extent.begin)
+        async with ha_connected(self._host, settings.ha_port) as connection:
+            receiver = HaReceiver(store.write_offset)
+            connection.report(receiver.first_report)
+            self._say(f"connected to {connection.address}; the log continues at {store.write_offset:,}")
+            reports = asyncio.create_task(self._report(connection))
+            self._was_connected = True
+            self._checked.set()
+            try:
+                await self._receive(connection, receiver)
+            finally:
+                self._checked.clear()
+                reports.cancel()
+
+    async def _receive(self, connection: HaConnection, receiver: HaReceiver) -> None:
+        while True:
+            data = await connection.read(QUIET_S) if self._log.unflushed_bytes else await connection.read()
+            if data and (records := receiver.feed(data)) is not None:
+                await self._own(self._log.append, records)
+            unflushed = self._log.unflushed_bytes
+            if unflushed and (len(data) < BULK_BYTES or unflushed >= UNFLUSHED_BYTES_MAX):
+                await self._own(self._log.flush)
+                connection.report(self._store.flushed_offset)
+                async with self._flushed:
+                    self._flushed.notify_all()
+
+    async def _report(self, connection: HaConnection) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            connection.report(self._store.flushed_offset)
+
+    async def _check_master(self, client: RemotingClient, settings: MasterSettings, extent: LogExtent) -> None:
+        """Raise ``MasterUnsuitable`` or ``HistoryDiffers`` unless the store's log is the beginning of the master's."""
+        own_bytes = self._store.settings.commitlog_file_bytes
+        if settings.commitlog_file_bytes != own_bytes:
+            raise MasterUnsuitable(
+                f"{self._address} has log files of {settings.commitlog_file_bytes:,} bytes "
+                f"(mappedFileSizeCommitLog), and this store of {own_bytes:,}: follow it into an empty folder with "
+                f"--set store.commitlog_file_bytes={settings.commitlog_file_bytes}"
+            )
+        if settings.delay_levels != DELAY_LEVELS:
+            self._say(
+                f"note: {self._address} has its own messageDelayLevel; after the promotion, delayed messages are "
+                f"delivered by RocketMQ's default levels ({DELAY_LEVELS})"
+            )
+        await check_history(self._log, client, extent)
+
+    # ---- the tables ----
+
+    async def _follow_tables(self) -> None:
+        while True:
+            await self._checked.wait()
+            began = time.monotonic()
+            try:
+                async with connected(self._host, self._port) as client:
+                    tables = await read_tables(client, await read_settings(client))
+                    # Asked last: every message that the tables count as delivered or consumed is below its end.
+                    extent = await read_extent(client)
+            except (ConnectionFailed, RequestTimeout, MasterRefused) as error:
+                self._say(f"the tables were not taken: {error}")
+            else:
+                await self._take_tables(tables, extent)
+            await asyncio.sleep(max(began + TABLES_EVERY_S - time.monotonic(), 0))
+
+    async def _take_tables(self, tables: MasterTables, extent: LogExtent) -> None:
+        await self._own(apply_names, self._store, tables)
+        self._say(self.status(extent))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TABLES_EVERY_S), self._flushed:
+                await self._flushed.wait_for(lambda: self._store.flushed_offset >= extent.end)
+        if self._store.flushed_offset >= extent.end:
+            await self._own(apply_progress, self._store, tables)
+            self._tables_at = time.strftime("%H:%M:%S")
+            await self._own(self._log.delete_below, extent.begin)
+
+    def status(self, extent: LogExtent) -> str:
+        """Return the line that says how far the store is behind its master."""
+        end = self._store.write_offset
+        behind = max(extent.end - end, 0)
+        last_ms = self._store.commitlog.last_store_ms
+        seconds = max(time.time() - last_ms / 1000, 0) if behind and last_ms else 0
+        age = f"{seconds:,.0f} s" if last_ms or not behind else "all of it"
+        return (
+            f"behind {show_bytes(behind)}, {age}; the log ends at {end:,}, the master's at {extent.end:,}; offsets "
+            + (f"as of {self._tables_at}" if self._tables_at else "not taken yet, which needs a complete log")
+        )
+
+    async def _sync(self) -> None:
+        """Sync queues and index from time to time, so that less is dispatched again after a crash."""
+        while True:
+            await asyncio.sleep(self._store.settings.checkpoint_interval_ms / 1000)
+            await self._own(self._store.sync_derived)
+
+
+@contextlib.contextmanager
+def opened_follower(store: MessageStore, progress: Callable[[str, int, int], None]) -> Iterator[None]:
+    """Open a store to follow or to promote it, and close it. Raises as ``MessageStore.open``.
+
+    After an error of the disk or of the store nothing more is written, and the next start recovers.
+    """
+    store.followed_master.is_expected = True
+    store.open(progress)
+    try:
+        yield
+    except (OSError, StoreError) as error:
+        if not isinstance(error, LogCopyRefused):
+            store.failed = error
+        raise
+    finally:
+        try:
+            if store.failed is None:
+                LogFollower(store).flush()
+        finally:
+            store.close()
+
+
+async def check_history(log: LogFollower, client: RemotingClient, extent: LogExtent) -> None:
+    """Raise ``HistoryDiffers`` unless the log is the beginning of the master's. RocketMQ's slaves do not check it."""
+    if log.is_empty and not log.store.write_offset:
+        return
+    path, end = log.store.path, log.store.write_offset
+    if end > extent.end:
+        raise HistoryDiffers(
+            f"{path} ends at {end:,}, and the log of {client.address} at {extent.end:,}: it is another log, or it lost "
+            "its newest messages. Follow it into an empty folder, or take this store over with `flintmq-broker promote`"
+        )
+    if end < extent.begin:
+        raise HistoryDiffers(
+            f"{path} ends at {end:,}, and {client.address} has deleted its log below {extent.begin:,}: what is between "
+            "them is lost to this store. Follow it into an empty folder"
+        )
+    if log.is_empty:
+        return
+    newest = log.newest_record()
+    if newest is None or await read_record(client, newest[0]) != newest[1]:
+        place = f"its record at offset {newest[0]:,} is another there" if newest else "it has no record to compare"
+        raise HistoryDiffers(
+            f"{path} is not a copy of the log of {client.address}: {place}. Follow it into an empty folder"
+        )
