@@ -79,6 +79,7 @@ from .errors import CompressionUnavailable as CompressionUnavailable
 from .errors import CorruptMessage as CorruptMessage
 from .errors import DeliveryFailed as DeliveryFailed
 from .errors import ForkedClient as ForkedClient
+from .errors import InvalidAddress as InvalidAddress
 from .errors import InvalidArgument as InvalidArgument
 from .errors import InvalidArgumentType as InvalidArgumentType
 from .errors import InvalidMessage as InvalidMessage

@@ -32,6 +32,10 @@ class InvalidArgumentType(InvalidArgument, TypeError):
     """An argument of a call has the wrong type."""
 
 
+class InvalidAddress(InvalidArgument, ConfigurationError):
+    """A broker's address is malformed, or a list of addresses has an empty, repeated or superfluous one."""
+
+
 class CompressionUnavailable(ConfigurationError):
     """A body needs a compression library that is not installed; the error text says what to install."""
 

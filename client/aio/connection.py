@@ -12,7 +12,15 @@ from ...protocol.commands import HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from ..core.rpc.access import ClientAccess
 from ..core.rpc.address import Address
-from ..core.rpc.connection_errors import broke, closed_there, no_broker, no_hello, not_greeted, unreachable
+from ..core.rpc.connection_errors import (
+    broke,
+    closed_there,
+    leads_no_longer,
+    no_broker,
+    no_hello,
+    not_greeted,
+    unreachable,
+)
 from ..core.rpc.operation import Operation
 from ..core.rpc.session import Answer, Asked, Session, advance
 from ..endpoint import client_name, packed_address
@@ -227,6 +235,8 @@ class Connection(asyncio.BufferedProtocol):
                 asked = self._session.take_asked()
                 if self.on_asked is not None:
                     self.on_asked(asked)
+            if self._session.refusal is not None:
+                self._guarded_fail(leads_no_longer(self.address, self._session.refusal))
         except RemoteProtocolError as error:
             self._guarded_fail(error)
         except Exception as error:  # noqa: BLE001 - any error must reach the waiting callers

@@ -19,7 +19,7 @@ from .iteration import Iteration
 
 
 class Consumer(Client):
-    """Reads from a broker, or from the first of several addresses that answers. Calls may run concurrently: they share
+    """Reads from a broker, or from the primary of a replica set. Calls may run concurrently: they share
     a connection, and a waiting pull does not delay the others.
 
     ``timeout``: seconds within which the broker must answer a call, unless the call sets its own. Within that time the

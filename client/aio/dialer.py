@@ -1,14 +1,14 @@
-"""Connection attempts to several addresses, the first that answers wins."""
+"""Connection attempts to several addresses, one after the other."""
 
 from __future__ import annotations
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
 from ..core.rpc.access import ClientAccess
-from ..core.rpc.address import Address, AddressBook
+from ..core.rpc.address import Address
+from ..core.rpc.address_book import AddressBook
 from ..core.rpc.connection_errors import no_address_answered
 from ..core.rpc.retry import detached
-from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from .connection import Connection
 from .deadlines import Watch
 from .runtime import ClientRuntime
@@ -16,7 +16,7 @@ from .timed_waits import Waits
 
 
 class Dialer:
-    """Connects to the first of several addresses that answers, beginning with the one that answered last."""
+    """Connects to the first of several addresses whose broker serves clients: in a replica set, to the primary."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Dialer:
         self._watch = watch
         self._waits = waits
 
-    def mark_failed(self, address: Address) -> None:
-        """Mark an address whose connection failed, so that the next address is tried first."""
-        self._addresses.mark_failed(address)
+    def mark_failed(self, address: Address, error: FlintError) -> None:
+        """Mark an address whose connection failed, so that another address is tried first."""
+        self._addresses.mark_failed(address, error)
 
     async def dial(self, timeout: float) -> Connection:
         """Return a new connection, made within ``timeout`` seconds.
@@ -44,16 +44,14 @@ class Dialer:
         Raises ``ConnectionFailed`` with every address and its error, or the broker's refusal.
         """
         deadline = self._watch.now() + timeout
-        failures: list[FlintError] = []
-        for address in self._addresses.in_turn():
-            left = deadline - self._watch.now()
-            if left <= 0 and failures:
-                break
+        failures: dict[Address, FlintError] = {}
+        while (attempt := self._addresses.next_attempt(failures, deadline - self._watch.now())) is not None:
+            address, seconds = attempt
             try:
-                seconds = max(0.001, min(left, CONNECT_SECONDS_MAX))
                 connection = await Connection.open(address, seconds, self._access, self._life, self._watch, self._waits)
             except (ConnectionFailed, BrokerError) as error:
-                failures.append(detached(error))
+                failures[address] = detached(error)
+                self._addresses.mark_failed(address, error, failures)
             else:
                 self._addresses.mark_answered(address)
                 self.log.connected(address)

@@ -155,7 +155,7 @@ class DeliveryDriver:
         connection, self._connection = self._connection, None
         if connection is None or self._delivery.idle:  # a close while idle does not count against the address
             return
-        self._dialer.mark_failed(connection.address)
+        self._dialer.mark_failed(connection.address, error)
         self._dialer.log.lost(error)
         self._failed(error)
         self._connect()

@@ -138,9 +138,9 @@ class Iteration:
     def _disconnect(self) -> None:
         """Close the connection, which also drops held pulls and responses that are no longer wanted."""
         connection, self._connection = self._connection, None
-        self._error = None
+        error, self._error = self._error, None
         if connection is not None:
-            if connection.gone:
-                self._dialer.mark_failed(connection.address)
+            if connection.gone and error is not None:
+                self._dialer.mark_failed(connection.address, error)
             connection.abort()
         self._iterating.disconnected()

@@ -53,9 +53,9 @@ class Line:
             return await self._waits.wait(
                 future, now + seconds, lambda: unanswered(connection.address, operation.command.name, seconds)
             )
-        except RequestTimeout:
+        except RequestTimeout as error:
             if connection.reads == reads_before and not self.retired:  # the broker has sent nothing at all
-                self._dialer.mark_failed(connection.address)
+                self._dialer.mark_failed(connection.address, error)
                 self.retired = True
             raise
         finally:
@@ -81,7 +81,7 @@ class Line:
         """Fail all outstanding requests."""
         self.retired = True
         if self._asked:  # a close while idle does not count against the address
-            self._dialer.mark_failed(self.connection.address)
+            self._dialer.mark_failed(self.connection.address, error)
         for future in self._asked.values():
             if not future.done():
                 # A copy for each caller: an exception object has only one traceback.

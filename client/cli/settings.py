@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ REACH_SECONDS_MAX = 5.0
 class BrokerChoice:
     """The common options; None: not given. Finds the broker's address and opens clients.
 
-    Before opening a client, it connects once without retries, so that an unreachable broker is reported at once.
+    Before opening a client, it connects without retries, so that an unreachable broker is reported at once.
     """
 
     broker: str | None = None
@@ -105,18 +106,29 @@ class BrokerChoice:
 
     @cached_property
     def hello(self) -> HelloAnswer:
-        """The broker's response to HELLO, from a single connection attempt. Raises ``ConnectionFailed``."""
+        """The broker's response to HELLO, from a single connection attempt, or from several while a replica set elects
+        its primary. Raises ``ConnectionFailed``."""
+        from ...protocol.errors import ConnectionFailed, NotPrimary
         from ..connection_log import ConnectionLog
         from ..core.rpc.access import access_of
         from ..core.rpc.address import parse_addresses
+        from ..core.rpc.retry import Retries
         from ..sync.pool import Dialer
 
         dialer = Dialer(parse_addresses(self.addresses), access_of(**self.access), ConnectionLog("flintmq"))
-        connection = dialer.dial(min(self.seconds, REACH_SECONDS_MAX))
-        try:
-            return connection.limits
-        finally:
-            connection.close()
+        deadline = time.monotonic() + min(self.seconds, REACH_SECONDS_MAX)
+        retries = Retries(deadline)
+        while True:
+            try:
+                connection = dialer.dial(deadline - time.monotonic())
+                break
+            except ConnectionFailed as error:
+                pause = retries.pause(error, time.monotonic()) if isinstance(error.__cause__, NotPrimary) else None
+                if pause is None:
+                    raise
+            time.sleep(pause)
+        connection.close()
+        return connection.limits
 
     def admin(self) -> Admin:
         """Return an admin client, after checking that the broker is reachable."""

@@ -179,7 +179,7 @@ class ConnectionThread(ABC):
         if connection is not None:
             self._dialer.log.lost(error)
             self._waiter.watch(None)
-            self._dialer.mark_failed(connection.address)
+            self._dialer.mark_failed(connection.address, error)
             connection.close()
 
     @staticmethod

@@ -1,7 +1,8 @@
 """The brokers that a query reads from: their addresses, and the connections that a process keeps.
 
 Each address is a separate broker. A topic that exists on several brokers is read from all of them. Its queues are told
-apart by the broker's name: its address, or the name that the user gives it (``east=host:port,west=host:port``).
+apart by the broker's name: its address, or the name that the user gives it (``east=host:port,west=host:port``). The
+members of a replica set are one broker with a name and several addresses (``east=host:port;host:port``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FIRST_CONTACT_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker: its name in offsets, and its ``host:port``."""
+    """A broker: its name in offsets, and its ``host:port``, or those of a replica set's members with commas."""
 
     name: str
     address: str
@@ -43,19 +44,23 @@ class BrokerAddress:
 
 
 def parse_bootstrap(written: str) -> tuple[BrokerAddress, ...]:
-    """Parse the brokers in ``"host:port,name=host:port"``. Raises ``InvalidArgument``."""
+    """Parse the brokers in ``"host:port,name=host:port;host:port"``. Raises ``InvalidArgument``."""
     found: dict[str, BrokerAddress] = {}
     for part in (text.strip() for text in written.split(",")):
         if not part:
             continue
         name, equals, address_text = part.rpartition("=")
-        (address,) = parse_addresses(address_text)
-        name = name.strip() if equals else str(address)
-        if not name or "@" in name or "/" in name:
-            raise InvalidArgument(f"{part!r} names a broker {name!r}; a name must not be empty or contain '@' or '/'")
+        addresses = ",".join(map(str, parse_addresses(address_text.split(";"))))
+        name = name.strip() if equals else addresses
+        if "," in name:
+            raise InvalidArgument(f"{part!r} has several addresses and no name: give the replica set one, 'set={part}'")
+        if not name or set(name) & set("@/;"):
+            raise InvalidArgument(
+                f"{part!r} names a broker {name!r}; a name must not be empty or contain '@', '/' or ';'"
+            )
         if name in found:
             raise InvalidArgument(f"broker {name!r} is named twice; name each broker once")
-        found[name] = BrokerAddress(name, str(address))
+        found[name] = BrokerAddress(name, addresses)
     if not found:
         raise InvalidArgument("it names no broker; pass one as 'host:port'")
     return tuple(found.values())
@@ -115,8 +120,8 @@ class Asker(Generic[T]):
                 self._connection = self._caller.pool.acquire(self._timeout)
                 self._connection.in_use.acquire()
             self._request_id = self._connection.request(operation.command, operation.fields, operation.body)
-        except ConnectionFailed:
-            self._give_up()
+        except ConnectionFailed as error:
+            self._give_up(error)
 
     def answer(self) -> T:
         """Return the response to the request. Raises the broker's error, ``ConnectionFailed`` or ``RequestTimeout``."""
@@ -137,20 +142,21 @@ class Asker(Generic[T]):
         while (remaining := deadline - time.monotonic()) > 0:
             try:
                 answers = connection.receive(remaining)
-            except ConnectionFailed:
-                self._give_up()
+            except ConnectionFailed as error:
+                self._give_up(error)
                 raise
             for answer in answers:
                 if answer.request_id == self._request_id:
                     return answer
-        self._give_up()
-        raise unanswered(connection.address, operation.command.name, self._timeout)
+        late = unanswered(connection.address, operation.command.name, self._timeout)
+        self._give_up(late)
+        raise late
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: FlintError) -> None:
         """Discard the connection, which is no longer usable."""
         if self._connection is not None:
             self._connection.in_use.release()
-            self._caller.pool.discard(self._connection, failed=True)
+            self._caller.pool.discard(self._connection, error)
             self._connection = None
 
     def close(self) -> None:

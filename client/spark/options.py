@@ -209,7 +209,11 @@ def _first_line(file: str) -> str:
 # ---- the source's options ----
 
 READ_OPTIONS = (
-    Option("bootstrap", parse_bootstrap, "brokers as `host:port`, several separated by commas"),
+    Option(
+        "bootstrap",
+        parse_bootstrap,
+        "brokers as `host:port`, several separated by commas; a replica set as `NAME=host:port;host:port`",
+    ),
     Option("subscribe", topics, "topics, separated by commas"),
     Option("subscribePattern", pattern, "regular expression of topics (whole names, without the broker's own)"),
     Option(

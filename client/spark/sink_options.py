@@ -66,7 +66,7 @@ def compress_over(written: str) -> int | None:
 
 
 WRITE_OPTIONS = (
-    Option("bootstrap", one_broker, "the broker as `host:port`"),
+    Option("bootstrap", one_broker, "the broker as `host:port`, or a replica set as `NAME=host:port;host:port`"),
     Option("topic", writable_topic, "the topic of all rows; wins over a column `topic`"),
     Option("flush", flush, "`sync` or `async`: what an acknowledgement means; never less than the broker's setting"),
     Option(

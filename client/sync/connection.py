@@ -20,6 +20,7 @@ from ..core.rpc.connection_errors import (
     broke,
     closed_here,
     closed_there,
+    leads_no_longer,
     no_broker,
     no_hello,
     not_greeted,
@@ -208,10 +209,12 @@ class Connection:
     def receive(self, timeout: float | None) -> list[Answer]:
         """Wait up to ``timeout`` seconds (None: forever) for bytes, and return the responses that are then complete.
 
-        May return none before the time is over. Raises ``ConnectionFailed`` if the connection is lost.
+        May return none before the time is over. Raises ``ConnectionFailed`` if the connection is lost, or the broker
+        does not lead its replica set any more.
         """
         if self._closed:  # its descriptor number may belong to another file by now
             raise closed_here(self.address)
+        self._check_refusal()
         if timeout is None or timeout > 0:
             self._wait(bool(self._unsent), timeout)
         if self._unsent:
@@ -228,7 +231,14 @@ class Connection:
         parser.received(count)
         if self._pending is not None and self._pending():
             self._receive_pending()
-        return self._session.answers()
+        answers = self._session.answers()
+        if not answers:
+            self._check_refusal()
+        return answers
+
+    def _check_refusal(self) -> None:
+        if self._session.refusal is not None:
+            raise leads_no_longer(self.address, self._session.refusal)
 
     def _receive_pending(self) -> None:
         """Receive the bytes that TLS has already decrypted: polling the descriptor does not show them."""

@@ -19,7 +19,7 @@ from .iteration import iterate
 
 
 class Consumer(Client):
-    """Reads from a broker, or from the first of several addresses that answers. Thread-safe: each call has a connection
+    """Reads from a broker, or from the primary of a replica set. Thread-safe: each call has a connection
     to itself.
 
     ``timeout``: seconds within which the broker must answer a call, unless the call sets its own. Within that time the

@@ -334,7 +334,7 @@ class DeliveryDriver:
         if self._connection is not None and not self._stopping:
             self._dialer.log.lost(error)
         with self.mutex:
-            self._close_connection()
+            self._close_connection(error)
             if is_retriable(error) or isinstance(error, RemoteProtocolError):
                 now = time.monotonic()
                 self._delivery.connection_lost(error, now)
@@ -350,9 +350,10 @@ class DeliveryDriver:
         if self._followers or self._delivery.settled:
             self._announce()
 
-    def _close_connection(self) -> None:
+    def _close_connection(self, error: FlintError | None = None) -> None:
         if self._connection is not None:
-            self._dialer.mark_failed(self._connection.address)
+            if error is not None:
+                self._dialer.mark_failed(self._connection.address, error)
             self._connection.close()
             self._connection = None
 

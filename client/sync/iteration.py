@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Generator, Iterator
 
-from ...protocol.errors import FlintError
+from ...protocol.errors import ConnectionFailed, FlintError
 from ..core.consume.positions import Position, resolve_span
 from ..core.consume.queue_reader import TopicReader
 from ..core.consume.stored import StoredMessage
@@ -61,7 +61,7 @@ class _Iteration:
             self._step(wait=wait)
         except FlintError as error:
             self._caller.check()
-            self._disconnect()
+            self._disconnect(error)
             pause = self._iterating.pause_after(error, time.monotonic())
             self._caller.log.retried("PULL", error)
             time.sleep(pause)
@@ -93,11 +93,13 @@ class _Iteration:
         for answer in answers:
             iterating.answered(answer, now)
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, error: FlintError | None = None) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             # A connection with outstanding pulls is closed, which also drops the pulls that the broker holds.
-            if self._iterating.outstanding or connection.congested:
+            if isinstance(error, ConnectionFailed):
+                self._caller.pool.discard(connection, error)
+            elif self._iterating.outstanding or connection.congested:
                 self._caller.pool.discard(connection)
             else:
                 with contextlib.suppress(FlintError):

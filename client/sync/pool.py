@@ -12,11 +12,12 @@ from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
 from ..core.client_guard import Guard
 from ..core.rpc.access import ClientAccess
-from ..core.rpc.address import Address, AddressBook
+from ..core.rpc.address import Address
+from ..core.rpc.address_book import AddressBook
 from ..core.rpc.connection_errors import no_address_answered
 from ..core.rpc.operation import Operation, Plan
 from ..core.rpc.retry import Retries, detached
-from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, check_timeout
+from ..core.rpc.timeouts import check_timeout
 from .connection import Connection
 
 IDLE_CONNECTIONS_MAX = 64
@@ -26,16 +27,16 @@ T = TypeVar("T")
 
 
 class Dialer:
-    """Connects to the first of several addresses that answers, beginning with the one that answered last."""
+    """Connects to the first of several addresses whose broker serves clients: in a replica set, to the primary."""
 
     def __init__(self, addresses: tuple[Address, ...], access: ClientAccess, log: ConnectionLog) -> None:
         self.log = log
         self._addresses = AddressBook(addresses)
         self._access = access
 
-    def mark_failed(self, address: Address) -> None:
-        """Mark an address whose connection failed, so that the next address is tried first."""
-        self._addresses.mark_failed(address)
+    def mark_failed(self, address: Address, error: BaseException) -> None:
+        """Mark an address whose connection failed, so that another address is tried first."""
+        self._addresses.mark_failed(address, error)
 
     def dial(self, timeout: float) -> Connection:
         """Return a new connection, made within ``timeout`` seconds.
@@ -43,15 +44,14 @@ class Dialer:
         Raises ``ConnectionFailed`` with every address and its error, or the broker's refusal.
         """
         deadline = time.monotonic() + timeout
-        failures: list[FlintError] = []
-        for address in self._addresses.in_turn():
-            left = deadline - time.monotonic()
-            if left <= 0 and failures:
-                break
+        failures: dict[Address, FlintError] = {}
+        while (attempt := self._addresses.next_attempt(failures, deadline - time.monotonic())) is not None:
+            address, seconds = attempt
             try:
-                connection = Connection.open(address, max(0.001, min(left, CONNECT_SECONDS_MAX)), self._access)
+                connection = Connection.open(address, seconds, self._access)
             except (ConnectionFailed, BrokerError) as error:
-                failures.append(detached(error))
+                failures[address] = detached(error)
+                self._addresses.mark_failed(address, error, failures)
             else:
                 self._addresses.mark_answered(address)
                 self.log.connected(address)
@@ -100,12 +100,12 @@ class ConnectionPool:
                 return
         connection.close()
 
-    def discard(self, connection: Connection, *, failed: bool = False) -> None:
-        """Close a connection that is no longer usable; ``failed``: because of the broker's end."""
+    def discard(self, connection: Connection, error: BaseException | None = None) -> None:
+        """Close a connection that is no longer usable; ``error``: the failure of the broker's end, if it failed."""
         with self._lock:
             self._busy.discard(connection)
-            if failed:
-                self._dialer.mark_failed(connection.address)
+            if error is not None:
+                self._dialer.mark_failed(connection.address, error)
         connection.close()
 
     def close(self) -> None:
@@ -165,17 +165,14 @@ class Caller:
     def _attempt(self, operation: Operation[T], deadline: float) -> T:
         left = max(0.001, deadline - time.monotonic())
         connection = self.pool.acquire(left)
-        answered = False
         try:
             left = max(0.001, deadline - time.monotonic())
             with connection.in_use:
                 answer = connection.exchange(operation.command, operation.fields, operation.body, left)
-            answered = True
-        finally:
-            if answered:
-                self.pool.release(connection)
-            else:  # a late response would be taken for that of the next request
-                self.pool.discard(connection, failed=True)
+        except BaseException as error:
+            self.pool.discard(connection, error)  # a late response would be taken for that of the next request
+            raise
+        self.pool.release(connection)
         return operation.result(answer)
 
     def run(self, plan: Plan[T], deadline: float) -> T:

@@ -67,7 +67,7 @@ class SendFuture(Future[Receipt]):
 
 
 class Producer:
-    """Sends messages to a broker, or to the first of several addresses that answers. Thread-safe.
+    """Sends messages to a broker, or to the primary of a replica set. Thread-safe.
 
     ``delivery_timeout``: seconds within which a message must be acknowledged, retries included; ``compress_over``:
     bodies longer than this many bytes are compressed (None: none); ``compression``: "zlib" (the default, which every

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from flintmq import client
-from flintmq.client import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType, Message, aio
+from flintmq.client import (
+    ConfigurationError,
+    InvalidAddress,
+    InvalidArgument,
+    InvalidArgumentType,
+    InvalidMessage,
+    InvalidMessageType,
+    Message,
+    aio,
+)
 from flintmq.client.core.consume.tags import check_filter, parse_tags
 from flintmq.client.core.produce.grouping import (
     check_bodies,
@@ -36,11 +45,11 @@ class TestAddresses:
         [
             ("127.0.0.1:10911", [("127.0.0.1", 10911)]),
             ("a:1,b:2", [("a", 1), ("b", 2)]),
-            (" a:1 , b:2 ,", [("a", 1), ("b", 2)]),
+            (" a:1 , b:2 ", [("a", 1), ("b", 2)]),
             ("broker", [("broker", 10911)]),
             ("[::1]:5", [("::1", 5)]),
             ("[::1]", [("::1", 10911)]),
-            ("a:1,a:1", [("a", 1)]),
+            ("a:1,[::1],a", [("a", 1), ("::1", 10911), ("a", 10911)]),
             (["a:1", "b"], [("a", 1), ("b", 10911)]),
         ],
     )
@@ -51,6 +60,31 @@ class TestAddresses:
     def test_an_invalid_address_is_refused_by_name(self, text: str) -> None:
         with pytest.raises(InvalidArgument, match=re.escape(repr(text.strip()) if text.strip(" ,") else "no broker")):
             parse_addresses(text)
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("a:1,", "address 2 of 'a:1,' is empty"),
+            ("a:1,,b:1", "address 2 of 'a:1,,b:1' is empty"),
+            ([" ", "a:1"], "address 1 of [' ', 'a:1'] is empty"),
+            ("a:1,b,a:1", "'a:1' is given twice"),
+            ("a,a:10911", "'a:10911' is given twice"),
+            ("a:1,b:65536", "'b:65536' has the port '65536'; it must be 1 to 65535"),
+            ("a:1,b:" + "9" * 9000, "it must be 1 to 65535"),
+            ("a:1,b..c:1", "'b..c:1' has the host 'b..c', which is no host name"),
+            ("a:1,ü..c:1", "'ü..c:1' has the host 'ü..c', which is no host name"),
+            (",".join(f"a{number}" for number in range(17)), "17 broker addresses were given"),
+        ],
+    )
+    def test_a_list_with_an_invalid_address_is_a_configuration_error_that_names_it(
+        self, text: Any, reason: str
+    ) -> None:
+        for make in (parse_addresses, *CLIENTS):
+            with pytest.raises(ConfigurationError, match=re.escape(reason)):
+                make(addresses=text)
+
+    def test_sixteen_addresses_are_taken(self) -> None:
+        assert len(parse_addresses([f"a{number}" for number in range(16)])) == 16
 
     @pytest.mark.parametrize(
         ("text", "write"),
@@ -100,7 +134,9 @@ class TestUnknownArguments:
             client.Consumer(qqq=1)  # type: ignore[call-arg]  # the wrong argument is the test
 
 
-@pytest.mark.parametrize("kind", [InvalidMessage, InvalidMessageType, InvalidArgument, InvalidArgumentType])
+@pytest.mark.parametrize(
+    "kind", [InvalidMessage, InvalidMessageType, InvalidArgument, InvalidAddress, InvalidArgumentType]
+)
 def test_an_error_of_the_client_alone_is_not_a_broker_error(kind: type[Exception]) -> None:
     assert issubclass(kind, client.FlintError)
     assert issubclass(kind, ValueError)

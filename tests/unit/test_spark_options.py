@@ -27,7 +27,7 @@ def test_options_not_given_have_their_defaults() -> None:
 
 def test_every_option_is_understood_in_any_case() -> None:
     given = {
-        "BOOTSTRAP": "east=h:1, west=[::1]:2, other",
+        "BOOTSTRAP": "east=h:1, west=[::1]:2 ; x:3, other",
         "subscribePattern": "order.*",
         "STARTINGOFFSETS": '{"orders": {"0": 17, "1": -2}, "refunds/3": -1, "orders@east/4": 5, "orders/2@west": 6}',
         "endingTimestamp": "2026-11-21T08:00:00+01:00",
@@ -41,7 +41,7 @@ def test_every_option_is_understood_in_any_case() -> None:
     options = read_options(given)
     assert [(broker.name, broker.address) for broker in options.bootstrap] == [
         ("east", "h:1"),
-        ("west", "[::1]:2"),
+        ("west", "[::1]:2,x:3"),
         ("other:10911", "other:10911"),
     ]
     assert options.subscribe_pattern == re.compile("order.*")
@@ -77,6 +77,9 @@ def test_both_forms_of_a_time_are_the_same() -> None:
         (LEAST | {"bootstrap": "h:99999"}, "'bootstrap' is 'h:99999'"),
         (LEAST | {"bootstrap": "h:1,h:1"}, "is named twice"),
         (LEAST | {"bootstrap": "a/b=h:1"}, "names a broker 'a/b'"),
+        (LEAST | {"bootstrap": "h:1;i:1"}, "'h:1;i:1' has several addresses and no name: give the replica set one"),
+        (LEAST | {"bootstrap": "h:1;east=i:1"}, "names a broker 'h:1;east'"),
+        (LEAST | {"bootstrap": "east=h:1;h:1"}, "'h:1' is given twice"),
         (LEAST | {"subscribe": " , "}, "'subscribe' is ' , ': it names no topic"),
         (LEAST | {"subscribePattern": "x"}, "'subscribe' and 'subscribePattern' exclude each other"),
         ({"bootstrap": "h:1", "subscribePattern": "("}, "'subscribePattern' is '(': it is not a regular expression"),

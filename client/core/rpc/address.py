@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ....protocol.commands import DEFAULT_PORT
-from ...errors import InvalidArgument
+from ...errors import InvalidAddress
 
 BROKER_VARIABLE = "FLINTMQ_BROKER"
 """Environment variable with the broker's address, for a program that does not pass one."""
+ADDRESSES_MAX = 16
+"""Maximum number of addresses that a client takes."""
 _PORT_MAX = 65535
+_LABEL_CHARS_MAX = 63
 
 
 class Address(NamedTuple):
@@ -24,48 +27,38 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class AddressBook:
-    """Several addresses of a broker, tried in turn, beginning with the one that answered last."""
-
-    def __init__(self, addresses: tuple[Address, ...]) -> None:
-        self._addresses = addresses
-        self._first = 0
-
-    def in_turn(self) -> list[Address]:
-        """Return all addresses, in the order in which to try them now."""
-        return [*self._addresses[self._first :], *self._addresses[: self._first]]
-
-    def mark_answered(self, address: Address) -> None:
-        """Begin with this address next time: a connection to it succeeded."""
-        self._first = self._addresses.index(address)
-
-    def mark_failed(self, address: Address) -> None:
-        """Begin with the next address: a connection to this one failed."""
-        if self._addresses[self._first] == address:
-            self._first = (self._first + 1) % len(self._addresses)
-
-
 def parse_addresses(addresses: str | Iterable[str] | None) -> tuple[Address, ...]:
-    """Parse ``"a:1,b:2"`` or several such strings; the default port is 10911. IPv6 hosts are in brackets.
+    """Parse ``"a:1,b:2"``, or several addresses; the default port is 10911. IPv6 hosts are in brackets.
 
     None: the environment variable ``FLINTMQ_BROKER``, or ``127.0.0.1:10911`` if it is not set.
 
-    Raises ``InvalidArgument`` if there is no address or one is malformed.
+    Raises ``InvalidAddress`` if there is no address, there are more than 16, or one is empty, malformed or repeated.
     """
     if addresses is None:
         addresses = os.environ.get(BROKER_VARIABLE) or f"127.0.0.1:{DEFAULT_PORT}"
-    texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-    parsed = tuple(dict.fromkeys(_parse(text.strip()) for text in texts if text.strip()))
-    if not parsed:
-        raise InvalidArgument(f"no broker address in {addresses!r}; pass one as 'host:port'")
+    texts = [text.strip() for text in (addresses.split(",") if isinstance(addresses, str) else addresses)]
+    if not any(texts):
+        raise InvalidAddress(f"no broker address in {addresses!r}; pass one as 'host:port'")
+    if len(texts) > ADDRESSES_MAX:
+        raise InvalidAddress(
+            f"{len(texts)} broker addresses were given, and a client takes at most {ADDRESSES_MAX}; pass those of one "
+            "replica set, which has at most five members"
+        )
+    if not all(texts):
+        raise InvalidAddress(f"broker address {texts.index('') + 1} of {addresses!r} is empty; remove the extra comma")
+    parsed = tuple(map(parse_address, texts))
+    for place, address in enumerate(parsed):
+        if address in parsed[:place]:
+            raise InvalidAddress(f"broker address {texts[place]!r} is given twice in {addresses!r}; pass each once")
     return parsed
 
 
-def _parse(text: str) -> Address:
+def parse_address(text: str) -> Address:
+    """Parse one address, ``host`` or ``host:port``. Raises ``InvalidAddress``."""
     scheme, separator, rest = text.partition("://")
     if separator:
         tls = ", and tls=True for TLS" if scheme in ("tls", "ssl", "https") else ""
-        raise InvalidArgument(
+        raise InvalidAddress(
             f"broker address {text!r} has the scheme {scheme + separator!r}, but FlintMQ's addresses have none: "
             f"use {rest.partition('/')[0]!r}{tls}"
         )
@@ -73,19 +66,33 @@ def _parse(text: str) -> Address:
         host, bracket, rest = text[1:].partition("]")
         port_text = rest.removeprefix(":")
         if not bracket or (rest and not rest.startswith(":")):
-            raise InvalidArgument(f"broker address {text!r} has an unclosed '['; write it as '[::1]:{DEFAULT_PORT}'")
+            raise InvalidAddress(f"broker address {text!r} has an unclosed '['; write it as '[::1]:{DEFAULT_PORT}'")
     elif text.count(":") > 1:
-        raise InvalidArgument(
+        raise InvalidAddress(
             f"broker address {text!r} looks like IPv6; put the host in brackets: '[{text}]:{DEFAULT_PORT}'"
         )
     else:
         host, _, port_text = text.partition(":")
     if host.isdigit() and not port_text:
-        raise InvalidArgument(f"broker address {text!r} is a port without a host; write it as '127.0.0.1:{text}'")
+        raise InvalidAddress(f"broker address {text!r} is a port without a host; write it as '127.0.0.1:{text}'")
     if not host:
-        raise InvalidArgument(f"broker address {text!r} has no host; write it as 'host:port'")
+        raise InvalidAddress(f"broker address {text!r} has no host; write it as 'host:port'")
+    if not _is_host(host):
+        raise InvalidAddress(f"broker address {text!r} has the host {host!r}, which is no host name")
     if not port_text:
         return Address(host, DEFAULT_PORT)
-    if not (port_text.isascii() and port_text.isdigit()) or not 0 < int(port_text) <= _PORT_MAX:
-        raise InvalidArgument(f"broker address {text!r} has the port {port_text!r}; it must be 1 to {_PORT_MAX}")
+    is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= len(str(_PORT_MAX))
+    if not is_number or not 0 < int(port_text) <= _PORT_MAX:
+        raise InvalidAddress(f"broker address {text!r} has the port {port_text!r}; it must be 1 to {_PORT_MAX}")
     return Address(host, int(port_text))
+
+
+def _is_host(host: str) -> bool:
+    """Return whether sockets can look this host up: for others they raise no ``OSError`` but ``UnicodeError``."""
+    if host.isascii():
+        return all(0 < len(label) <= _LABEL_CHARS_MAX for label in host.removesuffix(".").split("."))
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
+from ....protocol.errors import ConnectionFailed, FlintError, NotPrimary, RequestTimeout
 from .address import Address
 from .retry import is_retriable
 
@@ -41,6 +41,13 @@ def closed_here(address: Address) -> ConnectionFailed:
     return ConnectionFailed(f"the connection to the broker at {address} was closed")
 
 
+def leads_no_longer(address: Address, refusal: NotPrimary) -> ConnectionFailed:
+    """Return the error for a connection whose broker said that it does not lead its replica set."""
+    error = ConnectionFailed(f"the broker at {address} does not lead its replica set: {refusal}")
+    error.__cause__ = refusal
+    return error
+
+
 def not_greeted(address: Address, error: FlintError, *, tls: bool) -> ConnectionFailed:
     """Return the error for a connection that was lost before HELLO was answered."""
     perhaps = (
@@ -61,13 +68,13 @@ def unanswered(address: Address, command: str, seconds: float) -> RequestTimeout
     return RequestTimeout(f"the broker at {address} did not answer {command} within {seconds:g} s")
 
 
-def no_address_answered(failures: list[FlintError]) -> FlintError:
-    """Return the error if none of several addresses could be used. A permanent refusal by one address is the result
-    only if all refuse permanently. Empties ``failures``, which is a local of a frame in the traceback of the error."""
-    failure = failures[0]
-    if len(failures) > 1 and any(map(is_retriable, failures)):
-        failure = ConnectionFailed("; ".join(str(error) for error in failures))
-        failure.__cause__ = failures[0]
+def no_address_answered(failures: dict[Address, FlintError]) -> FlintError:
+    """Return the error if no address could be used. A permanent refusal by one of several addresses is the result only
+    if all refuse permanently. Empties ``failures``, which is a local of a frame in the traceback of the error."""
+    failure, *others = several = list(failures.values())
+    if isinstance(failure, NotPrimary) or (others and any(map(is_retriable, several))):
+        failure = ConnectionFailed("; ".join(map(str, several)))
+        failure.__cause__ = next((error for error in several if isinstance(error, NotPrimary)), several[0])
     failures.clear()  # a reference from that local would be a cycle
     return failure
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
@@ -27,6 +27,7 @@ from ....protocol.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
     InvalidParameter,
+    NotPrimary,
     RemoteProtocolError,
     VersionNotSupported,
     error_from_answer,
@@ -43,6 +44,8 @@ _SMALL_BYTES_MAX = 1024
 _KEEP_BYTES = FRAME_BYTES_MAX + 64 * 1024
 """Maximum size of the receive buffer that is kept after large frames: a client that pulls large batches continues
 to."""
+FOLLOWER = "follower"
+"""Role in HELLO of a replica set's member that does not lead it."""
 ASKED_MAX = 1_024
 """Maximum number of the broker's requests that wait to be taken: a broker has no more unanswered. Newer ones replace
 the oldest."""
@@ -77,11 +80,13 @@ class Asked:
 class Session:
     """The client's side of one connection. ``limits``: the broker's announcement, after ``hello_answered``."""
 
-    __slots__ = ("_next_id", "asked", "limits", "parser")
+    __slots__ = ("_next_id", "asked", "limits", "parser", "refusal")
 
     def __init__(self) -> None:
         self.parser = FrameParser(keep_bytes=_KEEP_BYTES)
         self.limits: HelloAnswer | None = None
+        self.refusal: NotPrimary | None = None
+        """Set when the broker has said that it does not lead its replica set: the connection is of no use any more."""
         self._next_id = 1
         self.asked: deque[Asked] = deque(maxlen=ASKED_MAX)
         """Requests of the broker that have not been taken yet."""
@@ -90,9 +95,15 @@ class Session:
         """Run the conversation that opens the connection: yields requests and receives their responses until it
         returns.
 
-        With a user it takes milliseconds of CPU time. Raises protocol errors and the broker's errors.
+        With a user it takes milliseconds of CPU time. Raises protocol errors and the broker's errors, and
+        ``NotPrimary`` if the broker follows another one.
         """
         limits = self.hello_answered((yield self.hello(client_name)))
+        if limits.role == FOLLOWER:
+            leader = f"its primary is {limits.primary}" if limits.primary else "the set has no primary now"
+            raise NotPrimary(
+                f"broker {limits.broker!r} is a follower in a replica set, and {leader}", primary=limits.primary
+            )
         if not limits.auth_required:
             if access.user:
                 raise AuthenticationFailed(
@@ -163,13 +174,14 @@ class Session:
         return request_id
 
     def answers(self) -> list[Answer]:
-        """Return all complete responses that have arrived. Requests of the broker are kept for ``take_asked``.
+        """Return all complete responses that have arrived, up to a ``refusal``. Requests of the broker are kept for
+        ``take_asked``.
 
         Raises ``RemoteProtocolError`` if the bytes violate the protocol; the connection is unusable then.
         """
         parser = self.parser
         if parser.end - parser.start <= _SMALL_BYTES_MAX and (answer := self._small_answer()) is not None:
-            return [answer]
+            return self._up_to_refusal([answer])
         answers: list[Answer] = []
         while parser.start != parser.end and (frame := parser.next_frame()) is not None:
             if frame.kind == RESPONSE:
@@ -178,6 +190,18 @@ class Session:
             else:
                 body, wants_answer = bytes(frame.body), frame.kind == REQUEST
                 self.asked.append(Asked(frame.code, frame.request_id, frame.fields, body, wants_answer=wants_answer))
+        return self._up_to_refusal(answers)
+
+    def _up_to_refusal(self, answers: list[Answer]) -> list[Answer]:
+        """Return the responses before the first ``NotPrimary``, which is kept as the ``refusal``.
+
+        No driver sees that response: the request that it answers is sent again with all others that have none, as after
+        a lost connection.
+        """
+        for place, answer in enumerate(answers):
+            if answer.code == NotPrimary.code and self.limits is not None:
+                self.refusal = cast(NotPrimary, error_from_answer(answer.code, answer.fields))
+                return answers[:place]
         return answers
 
     def take_asked(self) -> list[Asked]:

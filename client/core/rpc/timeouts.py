@@ -12,6 +12,8 @@ DELIVERY_SECONDS = 10.0
 """Default time for which a producer tries a message."""
 CONNECT_SECONDS_MAX = 5.0
 """Maximum time for one address before the next one is tried."""
+CONNECT_SECONDS_MIN = 1.0
+"""Minimum time for one of several addresses, as long as the request has it."""
 SILENCE_SECONDS_MAX = 15
 """A connection with outstanding requests and no response for this long is replaced by a new one."""
 
