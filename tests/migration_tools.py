@@ -1,16 +1,25 @@
-"""A running ``follow-rocketmq``, and comparisons of a follower's log with its master's."""
+"""Followers of masters, as processes and in this one, and comparisons of a follower's log with its master's."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import pytest
+
+from flintmq.broker.migration.follower import MasterFollower, opened_follower
+from flintmq.broker.store import MessageStore
+from tests.fake_master import FakeMaster
 from tests.forked import broker_environment
 from tests.group_tools import until
+from tests.store_tools import Sent, append, dispatch, open_store, plain
 from tests.tools_runs import TIMEOUT_S, command
+
+WAIT_S = 30.0
 
 
 class Following:
@@ -67,3 +76,65 @@ def log_content(store: Path) -> bytes:
 def until_equal(master: Path, follower: Path) -> None:
     """Wait until both logs have the same bytes."""
     until(lambda: log_content(follower) == log_content(master), f"{follower} has the log of {master}")
+
+
+# ---- in this process ----
+
+
+def log_bytes(store: MessageStore) -> bytes:
+    """Return a store's log."""
+    files = b"".join(file.array().tobytes() for file in store.commitlog.queue.files)
+    return files[: store.write_offset - store.min_physical_offset]
+
+
+class Source:
+    """A store whose log a master serves, and what was put into it."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = open_store(path)
+        self.sent: list[Sent] = []
+
+    def put(self, count: int, *, size: int = 300, queue: int = 0) -> bytes:
+        """Append messages; return the log's bytes that are new."""
+        begin = self.store.write_offset
+        for message in plain(count, size=size, first=len(self.sent)):
+            self.sent += append(self.store, "orders", queue, [message])
+        dispatch(self.store)
+        return log_bytes(self.store)[begin:]
+
+
+async def soon(holds: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not holds():  # noqa: ASYNC110 - as ``group_tools.until``
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def follower_of(master: FakeMaster, store: MessageStore) -> AsyncIterator[list[str]]:
+    """Run a follower; yields the lines that it prints."""
+    said: list[str] = []
+    stop = asyncio.Event()
+    with opened_follower(store, lambda *progress: None):
+        run = asyncio.create_task(MasterFollower(store, "127.0.0.1", master.port, said.append).run(stop))
+        try:
+            yield said
+            stop.set()
+            await run
+        finally:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+
+async def follow_to_end(master: FakeMaster, store: MessageStore) -> list[str]:
+    """Follow until the store's log is the master's; return what was printed."""
+    async with follower_of(master, store) as said:
+        await soon(lambda: store.flushed_offset == master.log_end)
+    return said
+
+
+async def follow_until_refused(master: FakeMaster, store: MessageStore, error: type[Exception], text: str) -> None:
+    """Follow until the run ends with an error."""
+    with pytest.raises(error, match=text), opened_follower(store, lambda *progress: None):
+        async with asyncio.timeout(WAIT_S):
+            await MasterFollower(store, "127.0.0.1", master.port, lambda line: None).run(asyncio.Event())

@@ -94,6 +94,8 @@ class HaReceiver:
         while len(buffer) - at >= _SIZE.size:
             (size,) = _SIZE.unpack_from(buffer, at)
             if not BLANK_BYTES_MIN <= size <= RECORD_BYTES_MAX:
+                if at:
+                    break  # the records before it are taken; the next call raises
                 raise HaStreamError(self._buffer_offset + at, f"a record of {size:,} bytes")
             if len(buffer) - at < size:
                 break

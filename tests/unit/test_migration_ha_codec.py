@@ -120,3 +120,12 @@ def test_the_longest_record_fits_and_the_buffer_stays_bounded() -> None:
     ]
     assert [len(data) for data in received] == [len(record)]
     assert received[0] == record
+
+
+def test_the_records_before_an_impossible_length_are_taken() -> None:
+    receiver = HaReceiver(500)
+    records = receiver.feed(piece(500, LOG[: SIZES[0]] + bytes(100)))
+    assert records is not None
+    assert records.data == LOG[: SIZES[0]]
+    with pytest.raises(HaStreamError, match="a record of 0 bytes"):
+        receiver.feed(piece(receiver.received_offset, b""))

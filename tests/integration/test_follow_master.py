@@ -1,0 +1,307 @@
+"""A follower and masters of every kind: right ones, wrong ones, and masters that lie. See also
+``test_rocketmq_follow``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.migration import follower as module
+from flintmq.broker.migration.errors import HaStreamError, HistoryDiffers, MasterUnsuitable, MigrationError
+from flintmq.broker.store import LogCopyRefused, MessageStore
+from flintmq.protocol.errors import RemoteProtocolError
+from flintmq.protocol.storage.record import Record
+from tests.fake_master import FakeMaster
+from tests.migration_tools import Source, follow_to_end, follow_until_refused, follower_of, log_bytes, log_content, soon
+from tests.store_tools import SMALL, UnsyncedFiles, append, assert_holds, dispatch, plain, pull_all, put, reopen
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers connect again, and take the tables again, at once."""
+    monkeypatch.setattr(module, "RECONNECT_S", (0.0,))
+    monkeypatch.setattr(module, "TABLES_EVERY_S", 0.05)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path / "source")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MessageStore:
+    return MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+
+
+# ---- the log ----
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 32 * 1024, 8 << 20])
+async def test_the_copy_has_every_byte_queue_and_key(
+    source: Source, store: MessageStore, tmp_path: Path, piece_bytes: int
+) -> None:
+    source.put(40, size=300_000)  # three files
+    async with FakeMaster(log_bytes(source.store)) as master:
+        master.piece_bytes = piece_bytes
+        async with follower_of(master, store):
+            await soon(lambda: store.flushed_offset == master.log_end)
+            master.log += source.put(100)
+            await soon(lambda: store.flushed_offset == master.log_end)
+            assert log_bytes(store) == log_bytes(source.store)
+    assert master.reports[0][0] == 1  # 0 means "only your last file"
+    store.followed_master.remove()
+    reopened, report = reopen(tmp_path / "store")
+    assert (report.truncated_bytes, report.rebuilt) == (0, [])
+    assert_holds(reopened, source.sent)
+    more = put(reopened, "orders", 0, plain(1, first=5000))
+    assert more[0].queue_offset == len(source.sent)
+
+
+async def test_reports_never_exceed_what_is_flushed_and_reach_the_end(source: Source, store: MessageStore) -> None:
+    async with FakeMaster(source.put(200)) as master, follower_of(master, store):
+        await soon(lambda: master.reports != [] and master.reports[0][-1] == master.log_end)
+        assert master.reports[0] == sorted(master.reports[0])
+        assert store.flushed_offset == master.log_end
+
+
+async def test_an_empty_master_is_followed_from_its_first_message_on(source: Source, store: MessageStore) -> None:
+    async with FakeMaster(b"") as master, follower_of(master, store):
+        await soon(lambda: master.reports != [])
+        master.log += source.put(3)
+        await soon(lambda: store.flushed_offset == master.log_end)
+        assert log_bytes(store) == bytes(master.log)
+
+
+async def test_a_log_whose_oldest_files_are_deleted_begins_where_the_masters_does(
+    source: Source, store: MessageStore, tmp_path: Path
+) -> None:
+    source.put(40, size=300_000)
+    begin = SMALL.commitlog_file_bytes
+    async with FakeMaster(log_bytes(source.store)[begin:], begin) as master:
+        await follow_to_end(master, store)
+        assert master.reports[0][0] == begin
+        assert store.min_physical_offset == begin
+        master.log += source.put(10)
+        reopened = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+        await follow_to_end(master, reopened)
+        assert master.reports[1][0] == store.write_offset
+    store.followed_master.remove()
+    reopened, report = reopen(tmp_path / "store")
+    assert (report.truncated_bytes, report.rebuilt) == (0, [])
+    assert_holds(reopened, [each for each in source.sent if each.physical_offset >= begin])
+
+
+async def test_a_start_before_the_first_byte_came_is_the_start_of_an_empty_log(
+    source: Source, store: MessageStore, tmp_path: Path
+) -> None:
+    source.put(40, size=300_000)
+    begin = SMALL.commitlog_file_bytes
+    async with FakeMaster(b"", begin) as master:
+        async with follower_of(master, store):
+            await soon(lambda: master.reports != [])
+        master.log += log_bytes(source.store)[begin:]
+        reopened = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+        await follow_to_end(master, reopened)
+    assert reopened.min_physical_offset == begin
+
+
+async def test_a_lost_connection_is_continued_where_the_log_ends(source: Source, store: MessageStore) -> None:
+    async with FakeMaster(source.put(50)) as master, follower_of(master, store) as said:
+        for _ in range(3):
+            await soon(lambda: store.flushed_offset == master.log_end)
+            end = store.flushed_offset
+            master.cut()
+            master.log += source.put(50)
+            await soon(lambda: store.flushed_offset == master.log_end)
+            assert master.reports[-1][0] == end
+        assert log_bytes(store) == log_bytes(source.store)
+        assert any("next attempt in" in line for line in said)
+
+
+async def test_files_that_the_master_deleted_are_deleted(source: Source, store: MessageStore) -> None:
+    source.put(40, size=300_000)
+    file_bytes = SMALL.commitlog_file_bytes
+    async with FakeMaster(log_bytes(source.store)) as master, follower_of(master, store):
+        await soon(lambda: store.flushed_offset == master.log_end)
+        del master.log[:file_bytes]
+        master.begin = file_bytes
+        await soon(lambda: store.min_physical_offset == file_bytes)
+
+
+# ---- masters that lie ----
+
+
+async def test_a_master_that_lies_about_the_offset_ends_the_run_with_nothing_written(
+    source: Source, store: MessageStore
+) -> None:
+    async with FakeMaster(source.put(50)) as master:
+        master.mangle = lambda offset, data: (offset + 1, data)
+        await follow_until_refused(master, store, HaStreamError, "a piece is for offset 2")
+        assert len(master.reports) == 3  # tries
+    assert store.write_offset == 0
+
+
+@pytest.mark.parametrize(("at", "text"), [(4, "wrong magic"), (30, "physical offset"), (95, "wrong checksum")])
+async def test_damaged_bytes_end_the_run_with_nothing_of_them_written(
+    source: Source, store: MessageStore, at: int, text: str
+) -> None:
+    source.put(50)
+    damaged = source.sent[20].physical_offset
+
+    def mangle(offset: int, data: bytes) -> tuple[int, bytes]:
+        changed = bytearray(data)
+        if offset <= damaged + at < offset + len(data):
+            changed[damaged + at - offset] ^= 0xFF
+        return offset, bytes(changed)
+
+    async with FakeMaster(log_bytes(source.store)) as master:
+        master.piece_bytes = 100
+        master.mangle = mangle
+        await follow_until_refused(master, store, LogCopyRefused, text)
+    assert store.write_offset <= damaged
+    assert store.ended_clean
+
+
+async def test_damage_on_the_way_is_asked_for_again_each_time(source: Source, store: MessageStore) -> None:
+    spoilt: list[int] = []
+
+    def mangle(offset: int, data: bytes) -> tuple[int, bytes]:
+        if spoilt and data:
+            return offset, bytes([spoilt.pop()]) * len(data)
+        return offset, data
+
+    async with FakeMaster(source.put(5)) as master, follower_of(master, store):
+        master.mangle = mangle
+        for _ in range(3):
+            await soon(lambda: store.flushed_offset == master.log_end)
+            spoilt += [0, 255]  # six times in all, two in a row
+            master.log += source.put(5)
+        await soon(lambda: store.flushed_offset == master.log_end)
+        assert log_bytes(store) == log_bytes(source.store)
+    assert len(master.reports) == 7
+
+
+# ---- masters that cannot be followed ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"mappedFileSizeCommitLog": "1073741824"}, MasterUnsuitable, "--set store.commitlog_file_bytes=1073741824"),
+        ({"brokerRole": "SLAVE"}, MasterUnsuitable, "is a slave itself"),
+        ({"enableControllerMode": "true"}, MasterUnsuitable, "enableControllerMode=true"),
+        ({"enableDLegerCommitLog": "true"}, MasterUnsuitable, "enableDLegerCommitLog=true"),
+        ({"haListenPort": "many"}, RemoteProtocolError, "answered request 26"),
+    ],
+)
+async def test_an_unsuitable_master_is_refused_before_anything_is_written(
+    source: Source, store: MessageStore, changes: dict[str, str], error: type[Exception], text: str
+) -> None:
+    async with FakeMaster(source.put(5)) as master:
+        master.settings |= changes
+        master.tables[21]["topicConfigTable"]["stranger"] = {"topicName": "stranger"}
+        await follow_until_refused(master, store, error, text)
+        assert master.reports == []
+    assert (store.write_offset, store.followed_master.address(), len(store.topics)) == (0, "", 0)
+
+
+async def test_a_store_with_another_history_is_refused(source: Source, store: MessageStore, tmp_path: Path) -> None:
+    store.open()
+    append(store, "orders", 0, plain(3))
+    dispatch(store)
+    store.close()
+    before = log_content(tmp_path / "store")
+    async with FakeMaster(source.put(50)) as master:
+        again = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+        await follow_until_refused(master, again, HistoryDiffers, "is not a copy of the log")
+        assert master.reports == []
+    assert log_content(tmp_path / "store") == before
+    assert again.followed_master.address() == ""
+
+
+async def test_a_master_that_lost_its_newest_messages_is_refused(
+    source: Source, store: MessageStore, tmp_path: Path
+) -> None:
+    async with FakeMaster(source.put(50)) as master:
+        await follow_to_end(master, store)
+        del master.log[source.sent[40].physical_offset :]
+        again = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+        await follow_until_refused(master, again, HistoryDiffers, "lost its newest messages")
+
+
+async def test_a_master_that_deleted_what_the_store_lacks_is_refused(
+    source: Source, store: MessageStore, tmp_path: Path
+) -> None:
+    async with FakeMaster(source.put(5)) as master:
+        await follow_to_end(master, store)
+        source.put(40, size=300_000)
+        begin = SMALL.commitlog_file_bytes
+        master.log, master.begin = bytearray(log_bytes(source.store)[begin:]), begin
+        again = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+        await follow_until_refused(master, again, HistoryDiffers, "has deleted its log below")
+
+
+async def test_a_table_of_another_shape_ends_the_run(source: Source, store: MessageStore) -> None:
+    async with FakeMaster(source.put(5)) as master:
+        master.tables[21] = {"topicConfigTable": {"../etc": {"topicName": "../etc"}}}
+        await follow_until_refused(master, store, MigrationError, "cannot be a topic")
+    assert store.topics.get("../etc") is None
+
+
+async def test_a_failing_disk_ends_the_run_and_the_next_one_recovers(source: Source, store: MessageStore) -> None:
+    class Failing(UnsyncedFiles):
+        def sync_data(self, fd: int) -> None:
+            if failing.write_offset > first:
+                raise OSError(5, "the disk failed")
+
+    failing = MessageStore(store.path, SMALL, files=Failing())
+    async with FakeMaster(source.put(5)) as master:
+        first = master.log_end
+        master.log += source.put(5)
+        await follow_until_refused(master, failing, OSError, "the disk failed")
+        assert failing.failed is not None
+        await follow_to_end(master, store)
+    assert not store.ended_clean
+    assert log_content(store.path) == log_content(source.store.path)
+
+
+# ---- topics that were deleted and created again ----
+
+
+def record(topic: str, queue: int, queue_offset: int, at: int, body: str) -> bytes:
+    """Return a record for physical offset ``at``, as a RocketMQ appends it."""
+    made = Record(topic.encode(), body.encode(), queue_id=queue, queue_offset=queue_offset, physical_offset=at)
+    made.store_timestamp = made.born_timestamp = 1_700_000_000_000 + at
+    return made.encode()
+
+
+def chain(*rows: tuple[str, int, int, str]) -> bytes:
+    """Return a log of these records: topic, queue, queue offset, body."""
+    log = b""
+    for topic, queue, queue_offset, body in rows:
+        log += record(topic, queue, queue_offset, len(log), body)
+    return log
+
+
+async def test_a_topic_that_was_created_again_begins_again(store: MessageStore, tmp_path: Path) -> None:
+    rows = [("orders", queue, offset, f"old {queue} {offset}") for offset in range(5) for queue in (0, 1)]
+    rows += [("kept", 0, offset, f"kept {offset}") for offset in range(3)]
+    rows += [("orders", queue, offset, f"new {queue} {offset}") for offset in range(3) for queue in (1, 0)]
+    rows += [("kept", 0, 3, "kept 3")]
+    async with FakeMaster(chain(*rows)) as master:
+        master.piece_bytes = 200
+        await follow_to_end(master, store)
+    store.followed_master.remove()
+    for _ in range(2):
+        reopened, _ = reopen(tmp_path / "store")
+        for queue in (0, 1):
+            bodies = [each.body.decode() for each in pull_all(reopened, "orders", queue)]
+            assert bodies == [f"new {queue} {offset}" for offset in range(3)]
+        assert [each.body.decode() for each in pull_all(reopened, "kept", 0)] == [
+            f"kept {offset}" for offset in range(4)
+        ]
+        reopened.close()
+    rebuilt = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+    rebuilt.open(rebuild=True)
+    assert [each.body.decode() for each in pull_all(rebuilt, "orders", 1)] == [f"new 1 {offset}" for offset in range(3)]
