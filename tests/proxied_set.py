@@ -45,6 +45,8 @@ class Member:
 
     def __init__(self, running: RunningBroker) -> None:
         self.primary = ""
+        self.claims_to_lead = False
+        """True to say in HELLO that it leads although it refuses requests."""
         self.refusals = 0
         """Number of requests that it refused because it does not lead."""
         self.greetings = 0
@@ -112,7 +114,10 @@ class Member:
             for number, frame in enumerate(frames_from(link.broker)):
                 if number == 0:
                     self.greetings += 1
-                    frame.fields |= {"role": "primary" if self.leads else "follower", "primary": self.primary}
+                    frame.fields |= {
+                        "role": "primary" if self.leads or self.claims_to_lead else "follower",
+                        "primary": self.primary,
+                    }
                 link.send(encoded(frame))
 
 

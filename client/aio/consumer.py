@@ -19,8 +19,8 @@ from .iteration import Iteration
 
 
 class Consumer(Client):
-    """Reads from a broker, or from the primary of a replica set. Calls may run concurrently: they share
-    a connection, and a waiting pull does not delay the others.
+    """Reads from a broker, or from the primary of a replica set. Calls may run concurrently: they share a connection,
+    and a waiting pull does not delay the others.
 
     ``timeout``: seconds within which the broker must answer a call, unless the call sets its own. Within that time the
     consumer retries after a lost connection or if the broker is busy.

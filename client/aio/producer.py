@@ -62,8 +62,7 @@ class SendFuture(asyncio.Future[Receipt]):
 
 
 class Producer(Base):
-    """Sends messages to a broker, or to the primary of a replica set. Any number of tasks of one event
-    loop may use it.
+    """Sends messages to a broker, or to the primary of a replica set. Any number of tasks of one event loop may use it.
 
     ``delivery_timeout``: seconds within which a message must be acknowledged, retries included; ``compress_over``:
     bodies longer than this many bytes are compressed (None: none); ``compression``: "zlib" (the default, which every

@@ -19,8 +19,7 @@ from .iteration import iterate
 
 
 class Consumer(Client):
-    """Reads from a broker, or from the primary of a replica set. Thread-safe: each call has a connection
-    to itself.
+    """Reads from a broker, or from the primary of a replica set. Thread-safe: each call has a connection to itself.
 
     ``timeout``: seconds within which the broker must answer a call, unless the call sets its own. Within that time the
     consumer retries after a lost connection or if the broker is busy.

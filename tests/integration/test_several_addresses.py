@@ -86,6 +86,16 @@ class TestBrokers:
             seen.wait(4)
         assert seen.bodies == [b"in both", b"0", b"1", b"2"]
 
+    def test_an_address_that_accepts_connections_and_is_silent_leaves_time_for_the_next(
+        self, clients: Clients, shared_broker: RunningBroker, topic: str
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            addresses = f"127.0.0.1:{silent.getsockname()[1]},{shared_broker.address}"
+            with clients.Producer(addresses, delivery_timeout=4) as producer:
+                producer.send(Message(topic, b"x"))
+            with clients.Admin(addresses, timeout=4) as admin:
+                assert topic in admin.topics()
+
     def test_if_no_address_serves_the_error_names_each(self, clients: Clients, nobody: str) -> None:
         with (
             clients.Admin(f"{nobody},[::1]:1", timeout=0.3) as admin,
@@ -282,6 +292,21 @@ class TestReplicaSet:
                 with pytest.raises(ConnectionFailed, match="no primary now"):
                     call()
                 assert 0.2 < time.monotonic() - began < 5
+
+    def test_a_member_that_claims_to_lead_and_refuses_is_asked_with_pauses(
+        self, clients: Clients, replicas: ProxiedSet
+    ) -> None:
+        replicas.lead(None)
+        for member in replicas.members:
+            member.claims_to_lead = True
+        with (
+            clients.Producer(replicas.addresses, delivery_timeout=1) as producer,
+            clients.Admin(replicas.addresses, timeout=1) as admin,
+        ):
+            for call in (lambda: producer.send(Message("t", b"x")), admin.topics):
+                with pytest.raises(ConnectionFailed, match="does not lead"):
+                    call()
+        assert 4 <= sum(member.refusals for member in replicas.members) < 30
 
     def test_the_dead_primary_that_followers_still_name_does_not_keep_clients_from_the_new_one(
         self, clients: Clients, replicas: ProxiedSet

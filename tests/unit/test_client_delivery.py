@@ -8,10 +8,12 @@ import pytest
 
 from flintmq.broker.config import PRODUCER_RUNS_MAX
 from flintmq.client import (
+    BrokerError,
     ConnectionFailed,
     DeliveryFailed,
     MessageIllegal,
     NoPermission,
+    NotEnoughReplicas,
     PartlyStored,
     RemoteProtocolError,
     RequestTimeout,
@@ -99,10 +101,13 @@ class TestSingles:
 
 
 class TestRetries:
-    def test_a_busy_broker_is_retried_after_the_pause_it_asks_for(self, broker: AnsweringBroker) -> None:
+    @pytest.mark.parametrize("kind", [SystemBusy, NotEnoughReplicas])
+    def test_a_busy_broker_is_retried_after_the_pause_it_asks_for(
+        self, broker: AnsweringBroker, kind: type[BrokerError]
+    ) -> None:
         single = broker.single()
         (frame,) = broker.take()
-        broker.refuse(frame, SystemBusy("busy", retry_after_ms=300))
+        broker.refuse(frame, kind("busy", retry_after_ms=300))
         assert broker.take() == []
         assert 0.3 <= broker.delivery.seconds_to_wait(broker.now) <= 0.4
         broker.now += 0.4
