@@ -13,6 +13,7 @@ from ...protocol.display import show_bytes
 from ...protocol.errors import ConnectionFailed, RequestTimeout
 from ..addresses import format_address
 from ..store import LogCopyRefused, MessageStore, StoreError
+from ..store.tables.checkpoint import StoreCheckpoint
 from .errors import HaStreamError, HistoryDiffers, MasterRefused, MasterUnsuitable
 from .ha_codec import HaReceiver
 from .ha_connection import HaConnection, ha_connected
@@ -121,6 +122,7 @@ class MasterFollower:
         if store.followed_master.address() != self._address:
             await self._own(store.followed_master.note, self._address)
         await self._own(self._log.begin_at, extent.begin)
+        await self._own(self._log.flush)  # the first report, too, is of what is on disk
         async with ha_connected(self._host, settings.ha_port) as connection:
             receiver = HaReceiver(store.write_offset)
             connection.report(receiver.first_report)
@@ -221,8 +223,12 @@ def opened_follower(store: MessageStore, progress: Callable[[str, int, int], Non
     After an error of the disk or of the store nothing more is written, and the next start recovers.
     """
     store.followed_master.is_expected = True
+    checkpoint = StoreCheckpoint(store.files, store.path / "checkpoint")
+    checkpoint.load()
     store.open(progress)
     try:
+        if checkpoint.mark is not None and not store.ended_clean:
+            LogFollower(store).check_dispatched(checkpoint.mark.dispatched_offset)
         yield
     except (OSError, StoreError) as error:
         if not isinstance(error, LogCopyRefused):

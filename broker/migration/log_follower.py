@@ -65,6 +65,14 @@ class LogFollower:
             if store.dispatcher.dispatched_units < store.dispatcher.dispatched_records:
                 self._find_recreated_topic(at, store.reput_offset)
 
+    def check_dispatched(self, begin: int) -> None:
+        """After a crash, look for recreated topics in what the start has dispatched, from ``begin`` on.
+
+        A start takes their records for ones that have a unit already.
+        """
+        self._find_recreated_topic(max(begin, self.store.min_physical_offset), self.store.reput_offset)
+        self.flush()
+
     def delete_below(self, physical_offset: int) -> None:
         """Delete the log's files that end at or before an offset, as the master did; never the last one."""
         files = self.store.commitlog.queue.files[:-1]
@@ -80,12 +88,11 @@ class LogFollower:
         at = begin
         while at < end:
             size, magic = _BEGINNING.unpack(self._read(at, _BEGINNING.size))
-            if magic == MAGIC_BLANK:
-                return
-            record = decode_record(bytes(self._read(at, size)))
-            if self._lacks_unit(record):
-                self._begin_again(record.topic.decode(), at)
-                return
+            if magic != MAGIC_BLANK:
+                record = decode_record(bytes(self._read(at, size)))
+                if self._lacks_unit(record):
+                    self._begin_again(record.topic.decode(), at)
+                    return
             at += size
 
     def _lacks_unit(self, record: Record) -> bool:

@@ -14,7 +14,7 @@ from flintmq.protocol.errors import RemoteProtocolError
 from flintmq.protocol.storage.record import Record
 from tests.fake_master import FakeMaster
 from tests.migration_tools import Source, follow_to_end, follow_until_refused, follower_of, log_bytes, log_content, soon
-from tests.store_tools import SMALL, UnsyncedFiles, append, assert_holds, dispatch, plain, pull_all, put, reopen
+from tests.store_tools import SMALL, UnsyncedFiles, append, assert_holds, dispatch, kill, plain, pull_all, put, reopen
 
 
 @pytest.fixture(autouse=True)
@@ -282,6 +282,29 @@ def chain(*rows: tuple[str, int, int, str]) -> bytes:
     for topic, queue, queue_offset, body in rows:
         log += record(topic, queue, queue_offset, len(log), body)
     return log
+
+
+async def test_a_topic_that_was_created_again_begins_again_after_a_crash_too(
+    store: MessageStore, tmp_path: Path
+) -> None:
+    old = [("orders", 0, offset, f"old {offset}") for offset in range(5)]
+    new = [("orders", 0, offset, f"new {offset}") for offset in range(3)]
+    async with FakeMaster(chain(*old)) as master:
+        await follow_to_end(master, store)
+        begin, master.log = master.log_end, bytearray(chain(*old, *new))
+        killed = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+        killed.followed_master.is_expected = True
+        killed.open()
+        killed.log_copy.append(begin, master.log[begin:])
+        killed.flush()
+        kill(killed)
+        again = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
+        async with follower_of(master, again):
+            await soon(lambda: master.reports[-1] == [master.log_end])
+            assert [each.body.decode() for each in pull_all(again, "orders", 0)] == [f"new {n}" for n in range(3)]
+    again.followed_master.remove()
+    reopened, _ = reopen(tmp_path / "store")
+    assert [each.body.decode() for each in pull_all(reopened, "orders", 0)] == [f"new {n}" for n in range(3)]
 
 
 async def test_a_topic_that_was_created_again_begins_again(store: MessageStore, tmp_path: Path) -> None:

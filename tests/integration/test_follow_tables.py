@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from flintmq.broker.migration import follower as module
 from flintmq.broker.migration.errors import StillServing
 from flintmq.broker.migration.follower import opened_follower
 from flintmq.broker.migration.promotion import take_last_tables
-from flintmq.broker.store import FollowsMaster, MessageStore
+from flintmq.broker.store import CorruptFile, FollowsMaster, MessageStore
 from flintmq.protocol.display import show_bytes
 from tests.fake_master import FakeMaster
 from tests.migration_tools import Source, follow_to_end, follower_of, soon
-from tests.store_tools import SMALL, UnsyncedFiles, reopen
+from tests.processes import free_port
+from tests.store_tools import SMALL, UnsyncedFiles, open_store, plain, put, reopen
+from tests.tools_runs import tool
+
+OPTIONS = [word for name, size in SMALL.fixed_sizes.items() for word in ("--set", f"{name}={size}")]
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +132,46 @@ async def test_a_master_that_is_gone_is_not_asked(source: Source, store: Message
     stopped = MessageStore(tmp_path / "store", SMALL, files=UnsyncedFiles())
     with opened_follower(stopped, lambda *progress: None):
         assert not await take_last_tables(stopped)
+
+
+def test_the_commands_say_what_to_do(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    nothing = tool("promote", "--store", store)
+    assert (nothing.code, "there is nothing to promote" in nothing.errors) == (2, True), nothing
+    assert not store.exists()
+    refused = tool("follow-rocketmq", "localhost:many", "--store", store)
+    assert (refused.code, "is not the address of a RocketMQ master" in refused.errors) == (2, True), refused
+    opened = open_store(store)
+    put(opened, "orders", 0, plain(5))
+    opened.followed_master.note(f"127.0.0.1:{free_port()}")
+    opened.close()
+    refused = tool("serve", "--store", store, *OPTIONS)
+    assert (refused.code, "take the store over with `flintmq-broker promote`" in refused.errors) == (1, True), refused
+    refused = tool("rebuild", store)
+    assert (refused.code, "follows the RocketMQ master" in refused.errors) == (2, True), refused
+    promoted = tool("promote", "--store", store, *OPTIONS)
+    assert promoted.code == 0, promoted
+    assert "cannot be reached" in promoted.output[0]
+    assert "1 topics" in promoted.output[1]
+    assert promoted.output[2].endswith(f"flintmq-broker serve --store {store}, with the same settings")
+    assert tool("rebuild", store).code == 0
+
+
+async def test_force_asks_no_master(source: Source, store: MessageStore, tmp_path: Path) -> None:
+    async with FakeMaster(source.put(5)) as master:
+        await follow_to_end(master, store)
+        master.end = master.log_end + 100
+        options = ["--store", str(store.path), *OPTIONS]
+        refused = await asyncio.to_thread(tool, "promote", *options)
+        assert (refused.code, "has 100 bytes of log that" in refused.errors) == (2, True), refused
+        forced = await asyncio.to_thread(tool, "promote", "--force", *options)
+        assert (forced.code, "was not asked" in forced.output[0]) == (0, True), forced
+
+
+def test_a_damaged_note_is_never_taken_for_none(store: MessageStore) -> None:
+    store.followed_master.note("127.0.0.1:10911")
+    (store.own_folder / "following.json").write_bytes(b"{")
+    with pytest.raises(CorruptFile, match="Remove it, then run `flintmq-broker follow-rocketmq` again"):
+        store.open()
+    with pytest.raises(CorruptFile):
+        store.followed_master.address()

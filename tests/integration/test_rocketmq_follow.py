@@ -19,7 +19,7 @@ from flintmq.client import Admin, Consumer, Message, Producer
 from tests.conftest import BrokerFactory
 from tests.group_tools import until
 from tests.integration.rocketmq.harness import RocketMQ, class_path
-from tests.integration.test_rocketmq_delays import SIZES
+from tests.integration.test_rocketmq_delays import SIZES, in_ms, in_rocketmq, to_rocketmq, wait_for
 from tests.migration_tools import following, log_content, until_equal
 from tests.processes import free_port
 from tests.tools_runs import Ended, tool
@@ -122,3 +122,64 @@ def test_a_follower_takes_over_every_message_once(master: Masters, broker: Broke
 def table_of(store: Path, name: str) -> dict[str, Any]:
     table: dict[str, Any] = json.loads((store / "config" / name).read_text())
     return table
+
+
+def test_a_synchronous_master_counts_the_follower(master: Masters, tmp_path: Path) -> None:
+    rocketmq = master(brokerRole="SYNC_MASTER", inSyncReplicas=2, slaveTimeout=500)
+    assert status_of(rocketmq, "alone") != "SEND_OK"
+    with follow(rocketmq, tmp_path):
+        until_equal(tmp_path / "master", tmp_path / "store")
+        assert [status_of(rocketmq, f"followed {number}") for number in range(20)] == ["SEND_OK"] * 20
+        assert log_content(tmp_path / "store") == log_content(tmp_path / "master")
+
+
+def status_of(master: RocketMQ, body: str) -> str:
+    """Send a message; return the status that RocketMQ's producer gets."""
+    status: str = master.call("send", topic=TOPIC, body=body, keys=body, tags="t")["status"]
+    return status
+
+
+def test_delayed_and_timed_messages_are_delivered_once(master: Masters, broker: BrokerFactory, tmp_path: Path) -> None:
+    rocketmq = master()
+    store = tmp_path / "store"
+    to_rocketmq(rocketmq, "timed", deliver_ms=in_ms(2))
+    to_rocketmq(rocketmq, "level", delay_level=1)
+    to_rocketmq(rocketmq, "in-an-hour", deliver_ms=in_ms(3600))
+    wait_for(lambda: in_rocketmq(rocketmq), "timed", "level")
+    delivered_ms = in_ms(0)
+    with follow(rocketmq, tmp_path) as running:
+        until(lambda: timer_check_ms(store) > delivered_ms, "the timers' progress came")
+        to_rocketmq(rocketmq, "timed-later", deliver_ms=in_ms(20))
+        to_rocketmq(rocketmq, "level-later", delay_level=4)
+        until_equal(tmp_path / "master", store)
+        assert running.stop() == 0
+    rocketmq.close()
+    assert promote(tmp_path).code == 0
+    flint = broker(store=store, settings=SIZES)
+    expected = Counter(["timed", "level", "timed-later", "level-later"])
+    assert wait_for(lambda: keys_in(flint.address), *expected) == expected
+
+
+def timer_check_ms(store: Path) -> int:
+    """Return the time up to which ``config/timercheck`` says that timed messages are delivered; 0 without the file."""
+    path = store / "config" / "timercheck"
+    return int.from_bytes(path.read_bytes()[:8], "big") if path.exists() else 0
+
+
+def test_a_master_without_its_oldest_files_is_followed_from_where_its_log_begins(
+    master: Masters, tmp_path: Path
+) -> None:
+    rocketmq = master()
+    send(rocketmq, 0, 30, size=300_000)
+    rocketmq.close()
+    first, second, *_ = sorted((tmp_path / "master" / "commitlog").iterdir())
+    first.unlink()
+    rocketmq = master()
+    store = tmp_path / "store"
+    with follow(rocketmq, tmp_path) as running:
+        until_equal(tmp_path / "master", store)
+        send(rocketmq, 30, 5)
+        until_equal(tmp_path / "master", store)
+        assert running.stop() == 0
+    assert min(path.name for path in (store / "commitlog").iterdir()) == second.name
+    assert tool("verify", store).code == 0
