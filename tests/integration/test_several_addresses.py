@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import threading
@@ -23,7 +24,9 @@ from flintmq.client import (
     StoredMessage,
     TransactionProducer,
 )
+from flintmq.client.core.consume.requests import max_offset
 from flintmq.client.core.rpc.access import AccessOptions
+from flintmq.client.spark.brokers import Asker, parse_bootstrap
 from tests.cli_tools import Cli, Done
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, RunningBroker
@@ -217,6 +220,19 @@ class TestReplicaSet:
                 assert len(consumer.topic_stats("t")) == 2
                 producer.send(Message("t", b"%d" % number))
                 assert next(messages).body == b"%d" % number
+
+    @SWITCHES
+    def test_sparks_reader_continues_at_the_new_primary(self, replicas: ProxiedSet, saying_so: bool) -> None:
+        with Producer(replicas.addresses) as producer:
+            producer.send(Message("t", b"x"), queue=1)
+        (broker,) = parse_bootstrap("set=" + replicas.addresses.replace(",", ";"))
+        with contextlib.closing(Asker[int](broker, WAIT_SECONDS)) as asker:
+            for number in (1, 2):
+                asker.ask(max_offset("t", 1))
+                assert asker.answer() == 1
+                replicas.lead(number, saying_so=saying_so)
+                asker.ask(max_offset("t", 1))
+                assert asker.answer() == 1
 
     @SWITCHES
     def test_groups_and_transactional_producers_rejoin_at_the_new_primary(
