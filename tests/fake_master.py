@@ -44,6 +44,8 @@ class FakeMaster:
             45: {"offsetTable": {}},
             201: {"subscriptionGroupTable": {}},
         }
+        self.refusals: list[int] = []
+        """Codes of the requests that are refused next, with RocketMQ's words while it starts."""
         self.timer_check = struct.pack(">7q", 0, 0, 0, 0, 0, 0, 0)
         self.reports: list[list[int]] = []
         """The reports of each HA connection."""
@@ -94,6 +96,9 @@ class FakeMaster:
             writer.close()
 
     def _answer(self, code: int, fields: dict[str, str]) -> tuple[int, bytes]:
+        if code in self.refusals:
+            self.refusals.remove(code)
+            return 1, b""
         end = self.log_end if self.end is None else self.end
         if code == 26:
             return 0, "".join(f"{name}={value}\n" for name, value in self.settings.items()).encode()

@@ -45,6 +45,9 @@ BULK_BYTES = 128 * 1024
 QUIET_S = 0.005
 """Time without bytes after which everything is flushed."""
 
+_MAY_PASS = (ConnectionFailed, RequestTimeout, MasterRefused)
+"""Errors after which the master is asked again; one that starts, or stops, refuses requests for a moment."""
+
 T = TypeVar("T")
 
 
@@ -63,7 +66,6 @@ class MasterFollower:
         self._tables_at = ""
         self._checked = asyncio.Event()
         """Set while the master is connected whose log the store's is the beginning of."""
-        self._was_connected = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the master until ``stop`` is set.
@@ -95,11 +97,7 @@ class MasterFollower:
             before = self._store.write_offset
             try:
                 await self._copy()
-            except (ConnectionFailed, RequestTimeout) as error:
-                said = str(error)
-            except MasterRefused as error:
-                if not self._was_connected:
-                    raise
+            except _MAY_PASS as error:
                 said = str(error)
             except (HaStreamError, LogCopyRefused) as error:
                 damaged = 1 if self._store.write_offset > before else damaged + 1
@@ -128,7 +126,6 @@ class MasterFollower:
             connection.report(receiver.first_report)
             self._say(f"connected to {connection.address}; the log continues at {store.write_offset:,}")
             reports = asyncio.create_task(self._report(connection))
-            self._was_connected = True
             self._checked.set()
             try:
                 await self._receive(connection, receiver)
@@ -180,7 +177,7 @@ class MasterFollower:
                     tables = await read_tables(client, await read_settings(client))
                     # Asked last: every message that the tables count as delivered or consumed is below its end.
                     extent = await read_extent(client)
-            except (ConnectionFailed, RequestTimeout, MasterRefused) as error:
+            except _MAY_PASS as error:
                 self._say(f"the tables were not taken: {error}")
             else:
                 await self._take_tables(tables, extent)

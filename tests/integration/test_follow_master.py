@@ -1,20 +1,41 @@
 """A follower and masters of every kind: right ones, wrong ones, and masters that lie. See also
-``test_rocketmq_follow``."""
+``test_rocketmq_follow``.
+
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` repeats a run.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import random
+import signal
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
 from flintmq.broker.migration import follower as module
 from flintmq.broker.migration.errors import HaStreamError, HistoryDiffers, MasterUnsuitable, MigrationError
 from flintmq.broker.store import LogCopyRefused, MessageStore
-from flintmq.protocol.errors import RemoteProtocolError
+from flintmq.protocol.errors import RemoteProtocolError, ServiceNotAvailable
 from flintmq.protocol.storage.record import Record
 from tests.fake_master import FakeMaster
-from tests.migration_tools import Source, follow_to_end, follow_until_refused, follower_of, log_bytes, log_content, soon
+from tests.migration_tools import (
+    WAIT_S,
+    Source,
+    follow_to_end,
+    follow_until_refused,
+    follower_of,
+    following,
+    log_bytes,
+    log_content,
+    soon,
+)
 from tests.store_tools import SMALL, UnsyncedFiles, append, assert_holds, dispatch, kill, plain, pull_all, put, reopen
+
+ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "6"))
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +140,13 @@ async def test_a_lost_connection_is_continued_where_the_log_ends(source: Source,
         assert any("next attempt in" in line for line in said)
 
 
+async def test_a_master_that_is_still_starting_is_asked_again(source: Source, store: MessageStore) -> None:
+    async with FakeMaster(source.put(50)) as master:
+        master.refusals = [28, 28, 21, 28]  # RocketMQ has no runtime information in its first second
+        said = await follow_to_end(master, store)
+        assert any("refused request 28 with code 1" in line for line in said)
+
+
 async def test_files_that_the_master_deleted_are_deleted(source: Source, store: MessageStore) -> None:
     source.put(40, size=300_000)
     file_bytes = SMALL.commitlog_file_bytes
@@ -127,6 +155,53 @@ async def test_files_that_the_master_deleted_are_deleted(source: Source, store: 
         del master.log[:file_bytes]
         master.begin = file_bytes
         await soon(lambda: store.min_physical_offset == file_bytes)
+
+
+async def test_kills_at_any_moment_lose_and_repeat_nothing(source: Source, tmp_path: Path) -> None:
+    path, said = tmp_path / "store", tmp_path / "said"
+    seed = int(os.environ.get("FLINTMQ_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"seed {seed}, {ROUNDS} rounds")  # noqa: T201 - what repeats a failure
+    draws = random.Random(seed)
+    async with FakeMaster(b"") as master:
+        for _ in range(ROUNDS):
+            begin = master.log_end
+            master.log += source.put(draws.randrange(10, 60), size=draws.randrange(1, 100_000))
+            kill_at = draws.randrange(begin, master.log_end)
+            with following(master.address, path, SMALL.fixed_sizes, said) as running:
+
+                def kill_there(offset: int, data: bytes, process: Popen[bytes] = running.process) -> tuple[int, bytes]:
+                    if offset + len(data) > kill_at:  # noqa: B023 - of this round, which ends with the process
+                        process.kill()
+                    return offset, data
+
+                master.mangle = kill_there
+                await asyncio.to_thread(running.process.wait, WAIT_S)
+                assert running.process.returncode == -signal.SIGKILL, running.said
+        master.mangle = lambda offset, data: (offset, data)
+        with following(master.address, path, SMALL.fixed_sizes, said) as running:
+            await soon(lambda: master.reports[-1][-1] == master.log_end)
+            assert await asyncio.to_thread(running.stop) == 0
+    assert log_content(path) == log_content(source.store.path)
+    promoted = MessageStore(path, SMALL, files=UnsyncedFiles())
+    promoted.followed_master.remove()
+    assert (report := promoted.open()).quarantined == []
+    assert report.truncated_bytes == 0
+    assert_holds(promoted, source.sent)
+
+
+async def test_a_full_disk_ends_the_run_with_nothing_of_the_piece_written(
+    source: Source, store: MessageStore, tmp_path: Path
+) -> None:
+    class Full(UnsyncedFiles):
+        def allocate(self, fd: int, at: int, size: int) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+    full = MessageStore(tmp_path / "store", SMALL, files=Full())
+    async with FakeMaster(source.put(50)) as master:
+        await follow_until_refused(master, full, ServiceNotAvailable, "is full")
+        assert (full.write_offset, full.failed) == (0, None)
+        await follow_to_end(master, store)
+    assert store.ended_clean
 
 
 # ---- masters that lie ----

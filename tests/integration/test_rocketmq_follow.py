@@ -183,3 +183,17 @@ def test_a_master_without_its_oldest_files_is_followed_from_where_its_log_begins
         assert running.stop() == 0
     assert min(path.name for path in (store / "commitlog").iterdir()) == second.name
     assert tool("verify", store).code == 0
+
+
+def test_a_master_that_is_killed_and_starts_again_is_followed_on(master: Masters, tmp_path: Path) -> None:
+    rocketmq = master()
+    with follow(rocketmq, tmp_path):
+        send(rocketmq, 0, 30, size=300_000)
+        until_equal(tmp_path / "master", tmp_path / "store")
+        rocketmq.kill()
+    rocketmq = master()
+    with follow(rocketmq, tmp_path) as running:  # at once: it refuses requests in its first second
+        send(rocketmq, 30, 5)
+        until_equal(tmp_path / "master", tmp_path / "store")
+        assert running.stop() == 0
+    assert tool("verify", tmp_path / "store").code == 0
