@@ -31,7 +31,6 @@ class FakeMaster:
         self.piece_bytes = 32 * 1024
         self.mangle: Mangle = lambda offset, data: (offset, data)
         self.settings = {
-            "brokerName": "broker-a",
             "brokerRole": "ASYNC_MASTER",
             "brokerPermission": "6",
             "mappedFileSizeCommitLog": str(file_bytes),
@@ -103,9 +102,9 @@ class FakeMaster:
         if code == 26:
             return 0, "".join(f"{name}={value}\n" for name, value in self.settings.items()).encode()
         if code == 28:
-            return 0, json.dumps(
-                {"table": {"commitLogMinOffset": str(self.begin), "commitLogMaxOffset": str(end)}}
-            ).encode()
+            begin = self.begin if self.begin or self.log else -1  # a RocketMQ without files
+            extent = {"commitLogMinOffset": str(begin), "commitLogMaxOffset": str(end)}
+            return 0, json.dumps({"table": extent}).encode()
         if code == 33:
             at = int(fields["offset"]) - self.begin
             size = int.from_bytes(self.log[at : at + 4], "big") if at >= 0 else 0

@@ -98,6 +98,7 @@ class MasterFollower:
             try:
                 await self._copy()
             except _MAY_PASS as error:
+                damaged = 0 if self._store.write_offset > before else damaged
                 said = str(error)
             except (HaStreamError, LogCopyRefused) as error:
                 damaged = 1 if self._store.write_offset > before else damaged + 1
@@ -158,6 +159,11 @@ class MasterFollower:
                 f"{self._address} has log files of {settings.commitlog_file_bytes:,} bytes "
                 f"(mappedFileSizeCommitLog), and this store of {own_bytes:,}: follow it into an empty folder with "
                 f"--set store.commitlog_file_bytes={settings.commitlog_file_bytes}"
+            )
+        if extent.begin % own_bytes or extent.end < extent.begin:
+            raise MasterUnsuitable(
+                f"{self._address} says that its log is from {extent.begin:,} to {extent.end:,}, which is not from the "
+                f"begin of a file of {own_bytes:,} bytes on: check its store"
             )
         if settings.delay_levels != DELAY_LEVELS:
             self._say(

@@ -32,7 +32,6 @@ class MasterSettings:
     """A master's settings. ``commitlog_file_bytes``: size of a file of its log; ``takes_messages``: it may be produced
     to; ``has_timer``: it delivers timed messages."""
 
-    broker_name: str
     ha_port: int
     commitlog_file_bytes: int
     takes_messages: bool
@@ -77,7 +76,6 @@ async def read_settings(client: RemotingClient) -> MasterSettings:
         client,
         GET_BROKER_CONFIG,
         lambda: MasterSettings(
-            settings.get("brokerName", ""),
             int(settings["haListenPort"]),
             int(settings["mappedFileSizeCommitLog"]),
             bool(int(settings.get("brokerPermission", PERM_WRITE)) & PERM_WRITE),
@@ -88,12 +86,12 @@ async def read_settings(client: RemotingClient) -> MasterSettings:
 
 
 async def read_extent(client: RemotingClient) -> LogExtent:
-    """Return where the master's log begins and ends."""
+    """Return where the master's log begins and ends. RocketMQ says that a log without files begins at −1."""
     table = await _table(client, GET_BROKER_RUNTIME_INFO)
     return _read(
         client,
         GET_BROKER_RUNTIME_INFO,
-        lambda: LogExtent(int(table["table"]["commitLogMinOffset"]), int(table["table"]["commitLogMaxOffset"])),
+        lambda: LogExtent(max(int(table["table"]["commitLogMinOffset"]), 0), int(table["table"]["commitLogMaxOffset"])),
     )
 
 

@@ -281,6 +281,17 @@ async def test_an_unsuitable_master_is_refused_before_anything_is_written(
     assert (store.write_offset, store.followed_master.address(), len(store.topics)) == (0, "", 0)
 
 
+@pytest.mark.parametrize(("begin", "end"), [(100, 5000), (SMALL.commitlog_file_bytes, 5000)])
+async def test_a_master_with_an_impossible_log_is_refused_before_anything_is_written(
+    store: MessageStore, begin: int, end: int
+) -> None:
+    async with FakeMaster(bytes(100), begin) as master:
+        master.end = end
+        await follow_until_refused(master, store, MasterUnsuitable, f"says that its log is from {begin:,} to {end:,}")
+    assert list((store.path / "commitlog").iterdir()) == []
+    assert store.followed_master.address() == ""
+
+
 async def test_a_store_with_another_history_is_refused(source: Source, store: MessageStore, tmp_path: Path) -> None:
     store.open()
     append(store, "orders", 0, plain(3))

@@ -187,7 +187,8 @@ def test_a_master_without_its_oldest_files_is_followed_from_where_its_log_begins
 
 def test_a_master_that_is_killed_and_starts_again_is_followed_on(master: Masters, tmp_path: Path) -> None:
     rocketmq = master()
-    with follow(rocketmq, tmp_path):
+    with follow(rocketmq, tmp_path) as running:
+        running.wait_for("the log continues at 0")  # there is no message yet
         send(rocketmq, 0, 30, size=300_000)
         until_equal(tmp_path / "master", tmp_path / "store")
         rocketmq.kill()
