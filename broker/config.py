@@ -206,6 +206,32 @@ class TransactionsSection(Section):
     prepared_attempts_max: Integer = Field(default=10_000, ge=1, le=1_000_000)
 
 
+class ReplicationSection(Section):
+    """``[replication]``: the replica set that the broker is a member of."""
+
+    set: Text = Field(
+        default="", max_length=256, pattern="^[^/]*$", description="a name of up to 256 characters without /"
+    )
+    member: Text = Field(default="", max_length=64, description="an id of up to 64 characters")
+    cluster: Text = Field(
+        default="flintmq", min_length=1, max_length=256, pattern="^[^/]*$", description="a name without /"
+    )
+    etcd: Text = Field(
+        default="", max_length=4096, description='URLs, separated by commas ("http://a:2379,http://b:2379")'
+    )
+    etcd_ca: OptionalPath = ""
+    etcd_certificate: OptionalPath = ""
+    etcd_key: OptionalPath = ""
+    etcd_user: Text = Field(default="", max_length=256, description='a name or ""')
+    etcd_password_file: OptionalPath = ""
+    user: Text = Field(default="", max_length=256, description='a name or ""')
+    password_file: OptionalPath = ""
+    tls_ca: OptionalPath = ""
+    lease_ms: Integer = Field(default=5_000, ge=2_000, le=60_000, multiple_of=1_000)
+    lag_max_ms: Integer = Field(default=5_000, ge=500, le=600_000)
+    quick_takeover: Switch = True
+
+
 class MetricsSection(Section):
     """``[metrics]``: the HTTP endpoint for metrics and health checks."""
 
@@ -241,6 +267,7 @@ class Settings(Section):
     limits: LimitsSection = LimitsSection()
     retention: RetentionSection = RetentionSection()
     transactions: TransactionsSection = TransactionsSection()
+    replication: ReplicationSection = ReplicationSection()
     metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
 
@@ -267,6 +294,26 @@ class Settings(Section):
         ):
             if getattr(self.security, name) and not getattr(self.security, other):
                 raise _contradiction(f"security.{name}", f"TLS also needs security.{other}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_replication(self) -> Settings:
+        """A member of a set has an id and a registry, and acknowledges what is on disk."""
+        replication = self.replication
+        if not replication.set:
+            return self
+        for name in ("member", "etcd"):
+            if not getattr(replication, name):
+                raise _contradiction("replication.set", f"a replica set also needs replication.{name}")
+        for name, other in (
+            ("user", "password_file"),
+            ("etcd_user", "etcd_password_file"),
+            ("etcd_certificate", "etcd_key"),
+        ):
+            if getattr(replication, name) and not getattr(replication, other):
+                raise _contradiction(f"replication.{name}", f"it also needs replication.{other}")
+        if self.flush.policy != "sync":
+            raise _contradiction("flush.policy", 'must be "sync" in a replica set', "replication.set")
         return self
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -27,6 +27,7 @@ from click.shell_completion import CompletionItem
 from ... import __version__
 from ...protocol.errors import ConfigurationError, FlintError
 from ..tools.commands import COMMANDS
+from ..tools.replica_commands import replica
 from .banner import Banner
 from .logs import set_up_logging
 from .notify import ServiceManager
@@ -225,8 +226,8 @@ async def _serve(settings: Settings, banner: Banner) -> int:
 
     loop = asyncio.get_running_loop()
     lifecycle = Lifecycle(settings, _fatal)
-    signals = _Signals(loop, lifecycle.hurry)
-    loop.add_signal_handler(signal.SIGHUP, _reload, lifecycle)
+    signals = _Signals(loop, lambda: lifecycle.hurry())
+    loop.add_signal_handler(signal.SIGHUP, lambda: _reload(lifecycle))
     manager = ServiceManager()
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -249,13 +250,27 @@ async def _serve(settings: Settings, banner: Banner) -> int:
     if not signals.first.is_set():
         _ready(settings, banner, lifecycle, report)
         manager.ready(format_address(*lifecycle.address))
-        await stopping
+        while await _has_ended(lifecycle, stopping):
+            await lifecycle.stop()
+            lifecycle = lifecycle.successor()
+            try:
+                await lifecycle.start(signals.or_stop(progress))
+            except StartInterrupted:
+                return 0
     log.info("stopping")
     manager.stopping()
     began = time.monotonic()
     await lifecycle.stop()
     log.info("stopped in %.2f s", time.monotonic() - began)
     return 0
+
+
+async def _has_ended(lifecycle: Lifecycle, stopping: asyncio.Task[Literal[True]]) -> bool:
+    """Wait until the broker must be stopped and started again (True), or until a signal came."""
+    ended = asyncio.ensure_future(lifecycle.ended.wait())
+    await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    return not stopping.done()
 
 
 def _reload(lifecycle: Lifecycle) -> None:
@@ -351,7 +366,7 @@ def warm() -> None:
     click.echo(f"kernels: ready in {time.monotonic() - began:.1f} s")
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, replica):
     main.add_command(_command)
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ...protocol.errors import BrokerError
 from ...protocol.storage.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.storage.record import encode_host
 from ..addresses import format_address, is_loopback, parse_address
@@ -40,10 +42,17 @@ from ..security.tls import TlsFiles
 from ..security.users import UserTable
 from ..store import MessageStore, RecoveryReport
 
+if TYPE_CHECKING:
+    from ..replication.core.patience import Patience
+    from .set_membership import SetMembership
+
 log = logging.getLogger(__name__)
 
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 """Topics whose new messages wake the delivery of scheduled records."""
+
+REOPEN_TIMEOUT_MS = 200
+"""Maximum time that connections get to end when the store is opened again."""
 
 Progress = Callable[[str, int, int], None]
 """Callback for progress of the start: stage, amount done, total amount."""
@@ -56,8 +65,17 @@ class Lifecycle:
     exception; it ends the process.
     """
 
-    def __init__(self, settings: Settings, fatal: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, settings: Settings, fatal: Callable[[str, BaseException], None], patience: Patience | None = None
+    ) -> None:
         self._settings = settings
+        self.ended = asyncio.Event()
+        """Set when the broker must be stopped and started again: its role in a replica set has changed, or the log."""
+        self._set: SetMembership | None = None
+        if settings.replication.set:
+            from .set_membership import SetMembership
+
+            self._set = SetMembership(settings, patience, self)
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._store: MessageStore | None = None
@@ -74,6 +92,12 @@ class Lifecycle:
         self._endpoint = MetricsEndpoint(self._loop, self._readers, hosts)
         self.address = ("", 0)
         """Host and port that the broker is bound to."""
+
+    def successor(self) -> Lifecycle:
+        """Return the broker that starts after this one has stopped, on the same port."""
+        server = self._settings.server.model_copy(update={"listen": format_address(*self.address)})
+        settings = self._settings.model_copy(update={"server": server})
+        return Lifecycle(settings, self._fatal, self._set.patience if self._set is not None else None)
 
     @property
     def metrics_address(self) -> str:
@@ -111,20 +135,15 @@ class Lifecycle:
             self._store = store
             await self._loop.run_in_executor(None, store.topic_retention.step, store.clock.seen_ms())
             store.on_failure = lambda failure: self._fatal("writing the log", failure)
-            limits = settings.limits
-            runs = await self._loop.run_in_executor(
-                None, store.producer_runs.tail, SEQUENCE_RECOVERY_BYTES, limits.sequence_runs_max
-            )
-            transactions = await self._loop.run_in_executor(None, History(store).read_at_start)
-            staged = await self._loop.run_in_executor(None, table_at_start, store)
-            self._start_services(store, report)
-            assert self._broker is not None
-            self._broker.transactions.restore(transactions)
-            self._broker.staged.restore(staged)
-            self._broker.sequences.restore(runs, time.monotonic())
-            self._server = Server(self._broker, sockets)
+            broker = self._start_services(store, report)
+            if self._set is None:
+                await self.restore_delivery()
+                self.start_delivery()
+            else:
+                await self._set.join(store, broker, self._retention, report)
+            self._server = Server(broker, sockets)
             self._server.start()
-            self._endpoint.started(self._broker, self._services)
+            self._endpoint.started(broker, self._services)
         except BaseException:
             self._endpoint.close()
             for sock in sockets:
@@ -160,7 +179,21 @@ class Lifecycle:
         if self._server is not None:
             self._server.look_at_files(force=True)
 
-    def _start_services(self, store: MessageStore, report: RecoveryReport) -> None:
+    async def restore_delivery(self) -> None:
+        """Read from the log what delivery keeps in memory: everything in the log must be dispatched."""
+        store, broker, limits = self._store, self._broker, self._settings.limits
+        assert store is not None
+        assert broker is not None
+        runs = await self._loop.run_in_executor(
+            None, store.producer_runs.tail, SEQUENCE_RECOVERY_BYTES, limits.sequence_runs_max
+        )
+        transactions = await self._loop.run_in_executor(None, History(store).read_at_start)
+        staged = await self._loop.run_in_executor(None, table_at_start, store)
+        broker.transactions.restore(transactions)
+        broker.staged.restore(staged)
+        broker.sequences.restore(runs, time.monotonic())
+
+    def _start_services(self, store: MessageStore, report: RecoveryReport) -> Broker:
         loop, fatal = self._loop, self._fatal
         holds = PullRequestHoldService(
             loop.time, loop.call_at, StepScheduler(loop.time, loop.call_soon), store.queue_reads.tags_codes
@@ -206,20 +239,32 @@ class Lifecycle:
             lambda settings: setattr(stats, "retention", settings.retention),
             lambda settings: logging.getLogger().setLevel(settings.log.level.upper()),
         ]
-        self._broker.delays.start()
-        delays = self._broker.delays
-        checkpoint.also.append(delays.persist)
-        self._copying = commit_worker(self._broker.staged, loop, fatal)
+        self._checkpoint, self._retention = checkpoint, retention
+        return self._broker
+
+    def start_delivery(self) -> None:
+        """Deliver delayed messages, and commit staged transactions, from now on."""
+        store, broker = self._store, self._broker
+        assert store is not None
+        assert broker is not None
+        delays = broker.delays
+        delays.start()
+        self._checkpoint.also.append(delays.persist)
+        self._copying = commit_worker(broker.staged, self._loop, self._fatal)
         self._copying.start()
-        checkpoint.also.append(self._broker.staged.persist)
+        self._checkpoint.also.append(broker.staged.persist)
         store.expiry.oldest_timed = delays.oldest_timed
-        retention.roll = lambda end_offset: post(delays.roll_below, end_offset)
+        self._retention.roll = lambda end_offset: self._loop.call_soon_threadsafe(delays.roll_below, end_offset)
 
     async def stop(self) -> None:
         """Stop whatever was started, in order: connections, services, store. A closed store has no abort file."""
         self._endpoint.stopping()
+        if self._set is not None:
+            await self._set.stop()
         if self._server is not None:
-            await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
+            # The clients of a member that is opened again have been turned away already.
+            timeout_ms = REOPEN_TIMEOUT_MS if self.ended.is_set() else self._settings.server.stop_timeout_ms
+            await self._server.stop(timeout_ms / 1000)
         if self._broker is not None:
             self._broker.stall.stop()
             await self._broker.delays.stop()
@@ -245,6 +290,17 @@ class Lifecycle:
         if self._store is not None:
             self._store.close()
         self._audit.close()
+
+    def turn_away(self, error: BrokerError) -> None:
+        """Serve no client any more, at once: requests that wait get ``error``, and connections end."""
+        if self._broker is not None:
+            self._broker.flush.give_up(error)
+        if self._server is not None:
+            self._server.turn_away(error)
+
+    def fatal(self, part: str, error: BaseException) -> None:
+        """End the process."""
+        self._fatal(part, error)
 
     def hurry(self) -> None:
         """Close all connections now instead of waiting for them."""

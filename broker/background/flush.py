@@ -51,16 +51,19 @@ class FlushService(Service):
         """Histogram of the durations of the log's fdatasync."""
         self.began = 0.0
         """Start of the running flush, by ``time.monotonic``; 0.0: none is running. Any thread."""
+        self.on_disk: Callable[[int], None] = lambda flushed: self.acknowledge()
+        """Called on the loop after each flush, with the physical offset below which the log is on disk. A member of a
+        replica set calls ``acknowledge`` itself, when other members have it too."""
         self.on_flushed: Callable[[], None] = lambda: None
-        """Called on the loop after each flush, after the callbacks that waited for it."""
+        """Called on the loop after each ``acknowledge``, after the callbacks that waited for it."""
 
     def wait_for(self, end_offset: int, callback: Flushed) -> None:
-        """Call ``callback`` on the loop when the log is on disk below ``end_offset``. Only for the loop; each call must
-        pass an offset not below that of the call before."""
+        """Call ``callback`` on the loop when what is below ``end_offset`` may be acknowledged. Only for the loop; each
+        call must pass an offset not below that of the call before."""
         if self._failure is not None:
             callback(self._failure)
         # Not at once while others wait: the callbacks keep their order.
-        elif self._store.flushed_offset >= end_offset and not self._waiting:
+        elif self._store.acknowledged_offset >= end_offset and not self._waiting:
             callback(None)
         else:
             self._waiting.append((end_offset, callback))
@@ -96,13 +99,21 @@ class FlushService(Service):
     def _on_disk(self, flushed: int) -> None:
         self.latencies.observe(time.monotonic() - self.began)
         self.began = 0.0
-        self._post(self._complete, flushed)
+        self._post(lambda: self.on_disk(flushed))
 
-    def _complete(self, flushed: int) -> None:
-        waiting = self._waiting
-        while waiting and waiting[0][0] <= flushed:
+    def acknowledge(self) -> None:
+        """Call the callbacks whose bytes may be acknowledged now. Only for the loop."""
+        acknowledged, waiting = self._store.acknowledged_offset, self._waiting
+        while waiting and waiting[0][0] <= acknowledged:
             waiting.popleft()[1](None)
         self.on_flushed()
+
+    def give_up(self, error: BrokerError) -> None:
+        """Call all waiting callbacks, and every later one, with ``error``: nothing is acknowledged any more. Only for
+        the loop."""
+        self._failure = error
+        while self._waiting:
+            self._waiting.popleft()[1](error)
 
     def _stop_writing(self, error: OSError) -> StoreFailed:
         """Fail the store after a failed sync; return the error that ends the broker."""
@@ -114,11 +125,9 @@ class FlushService(Service):
         return store.failed
 
     def _fail(self) -> None:
-        self._failure = ServiceNotAvailable(
-            "the disk failed during the flush of the message; the message may or may not be stored"
+        self.give_up(
+            ServiceNotAvailable("the disk failed during the flush of the message; the message may or may not be stored")
         )
-        while self._waiting:
-            self._waiting.popleft()[1](self._failure)
 
     def last_work(self) -> None:
         """Flush once more."""
@@ -201,7 +210,7 @@ class GroupCommitService(FlushService):
                 self._hand_over_mark()
         if commitlog.write_offset > target:
             self.wake()  # before the responses, so that the disk works while they are sent
-        self._complete(target)
+        self.on_disk(target)
 
     def _hand_over_mark(self) -> None:
         self._mark_due = False

@@ -129,8 +129,15 @@ class CleanCommitLogService(Service):
         self._look = disk
         self._kept = ""
         """Last logged file and reason of an expired file that is kept."""
+        self._primary_begin: int | None = None
         self.roll: Callable[[int], object] = lambda end_offset: None
         """Has the messages that wait below ``end_offset`` appended again, so that a later round can delete the file."""
+
+    def follow(self, begin: int | None) -> None:
+        """Delete what is before ``begin``, where the log of the primary begins, and nothing else; None: decide by the
+        rules. Any thread."""
+        self._primary_begin = begin
+        self.wake()
 
     def change(self, settings: RetentionSection) -> None:
         """Use these settings from now on. Any thread."""
@@ -146,11 +153,20 @@ class CleanCommitLogService(Service):
         store.topic_retention.step(int(now * 1000))
         disk = self._look(store.path)
         more = False
-        if self._policy.due(now, disk):
+        if self._primary_begin is not None:
+            self._delete_before(self._primary_begin)
+        elif self._policy.due(now, disk):
             more = self._clean(now, disk)
             disk = self._look(store.path)
         self._refuse(disk)
         return more
+
+    def _delete_before(self, begin: int) -> None:
+        files = self._store.commitlog.queue.files
+        count = sum(file.end_offset <= begin for file in files[:-1])
+        gone_bytes = self._store.expire(count) if count else 0
+        if gone_bytes:
+            log.info("removed %d bytes of the log, as the primary has; it begins at %d", gone_bytes, begin)
 
     def _clean(self, now: float, disk: Disk) -> bool:
         count = 0

@@ -42,6 +42,8 @@ class TopicChanges:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="topics")
         self.pending: dict[str, _Change] = {}
         """By topic: the change that is not on disk yet."""
+        self.replicate: Callable[[Callable[[], None]], object] = lambda done: done()
+        """Called after a change is on disk; calls its argument when other brokers that must have it do, too."""
         self._queue: deque[_Change] = deque()
         self._running = False
 
@@ -83,13 +85,19 @@ class TopicChanges:
         while self._queue and self._queue[0].delete == batch[0].delete:
             batch.append(self._queue.popleft())
         work = self._loop.run_in_executor(self._thread, self._write, batch)
-        work.add_done_callback(lambda work: self._written(batch, work.exception()))
+        work.add_done_callback(lambda work: self._on_disk(batch, work.exception()))
 
     def _write(self, batch: list[_Change]) -> None:
         if batch[0].delete:
             self._store.delete_topic(*(change.topic for change in batch))
         else:
             self._store.topics.save()
+
+    def _on_disk(self, batch: list[_Change], failure: BaseException | None) -> None:
+        if failure is None:
+            self.replicate(lambda: self._written(batch, None))
+        else:
+            self._written(batch, failure)
 
     def _written(self, batch: list[_Change], failure: BaseException | None) -> None:
         for change in batch:

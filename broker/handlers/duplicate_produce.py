@@ -109,7 +109,7 @@ class _Duplicate:
         offsets = places.physical_offsets
         request_id = request.frame.request_id
         answer = encode_produce_answer(request_id, places.queue, before.queue_offset, places.store_ms, offsets)
-        if self._params.flush == "sync" and self._broker.store.flushed_offset < places.end_offset:
+        if self._params.flush == "sync" and self._broker.store.acknowledged_offset < places.end_offset:
             request.responses.send_when_flushed(request_id, request.source.frame_bytes, answer, places.end_offset)
             self._broker.dispatch.appended()  # wakes the flush, which may be asleep because nothing was appended
             return

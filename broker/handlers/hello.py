@@ -23,6 +23,7 @@ def hello(request: Request, settings: Settings, auto_create: bool, authenticator
             protocol=PROTOCOL_VERSION,
         )
     request.source.greet(params.client)
+    member = request.broker.member
     request.respond(
         HelloAnswer(
             protocol=PROTOCOL_VERSION,
@@ -35,5 +36,7 @@ def hello(request: Request, settings: Settings, auto_create: bool, authenticator
             auto_create_queues=settings.topics.default_queues if auto_create else 0,
             auth_required=authenticator is not None,
             auth="" if authenticator is None else MECHANISM,
+            role="" if member is None else "primary" if member.refusal() is None else "follower",
+            primary="" if member is None else member.primary_address,
         )
     )

@@ -24,6 +24,7 @@ from . import (
     pull,
     quarantine,
     query,
+    replication,
     rules,
     runtime,
     send_back,
@@ -74,6 +75,11 @@ ROWS: tuple[tuple[commands.Command, Callable[..., None], Rule], ...] = (
     (commands.AUTH_UPDATE_USER, users.auth_update_user, rules.broker(ADMIN)),
     (commands.AUTH_DELETE_USER, users.auth_delete_user, rules.broker(ADMIN)),
     (commands.AUTH_LIST_USER, users.auth_list_user, rules.broker(ADMIN)),
+    (commands.REPLICATE, replication.replicate, rules.broker(ADMIN)),
+    (commands.REPORT_POSITION, replication.report_position, rules.broker(ADMIN)),
+    (commands.GET_REPLICA_STATUS, replication.get_replica_status, rules.broker(QUERY)),
+    (commands.SWITCH_PRIMARY, replication.switch_primary, rules.broker(ADMIN)),
+    (commands.CHANGE_MEMBERS, replication.change_members, rules.broker(ADMIN)),
     (commands.GET_CONNECTIONS, connections.get_connections, rules.broker(QUERY)),
     (commands.GET_QUARANTINE, quarantine.get_quarantine, rules.broker(QUERY)),
     (commands.GET_RIGHTS, connections.get_rights, rules.anybody),
@@ -97,6 +103,43 @@ def with_services(handler: Callable[..., None]) -> Handler:
     return call
 
 
+OF_EVERY_MEMBER = frozenset(
+    command.code
+    for command in (
+        commands.HELLO,
+        commands.AUTH,
+        commands.REPLICATE,
+        commands.REPORT_POSITION,
+        commands.GET_REPLICA_STATUS,
+        commands.GET_BROKER_CONFIG,
+        commands.UPDATE_BROKER_CONFIG,
+        commands.AUTH_LIST_USER,
+        commands.GET_CONNECTIONS,
+        commands.GET_QUARANTINE,
+        commands.GET_RIGHTS,
+        commands.GET_BROKER_RUNTIME_INFO,
+    )
+)
+"""Commands that every member of a replica set serves; all others are for the primary."""
+
+
+def of_members(handlers: dict[int, Handler]) -> dict[int, Handler]:
+    """Return the handlers on a member of a replica set: it refuses what only the primary may answer."""
+    return {code: handler if code in OF_EVERY_MEMBER else _on_primary(handler) for code, handler in handlers.items()}
+
+
+def _on_primary(handler: Handler) -> Handler:
+    def check_and_handle(request: Request) -> None:
+        member = request.broker.member
+        assert member is not None, "for members of a replica set"
+        refusal = member.refusal()
+        if refusal is not None:
+            raise refusal
+        handler(request)
+
+    return check_and_handle
+
+
 HANDLERS: dict[int, Handler] = {command.code: with_services(handler) for command, handler, _ in ROWS}
 """Handlers after HELLO on a broker without authentication, by command code."""
 assert HANDLERS.keys() == {code for code, command in commands.COMMANDS.items() if not command.from_broker}
@@ -109,6 +152,10 @@ HANDLERS_OF_USERS: dict[int, Handler] = {
     commands.PRODUCE.code: rules.guarded_produce(produce.produce),
 }
 """Handlers of authenticated connections."""
+
+HANDLERS_OF_MEMBERS = of_members(HANDLERS)
+HANDLERS_OF_MEMBERS_USERS = of_members(HANDLERS_OF_USERS)
+"""The same on a member of a replica set."""
 
 HANDLERS_BEFORE_HELLO: dict[int, Handler] = {commands.HELLO.code: HANDLERS[commands.HELLO.code]}
 HANDLERS_BEFORE_AUTH: dict[int, Handler] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: HANDLERS[commands.AUTH.code]}

@@ -26,7 +26,15 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import REQUEST, RESPONSE, Frame
 from ..budgets.receive_buffers import SharingParser
-from ..handlers.registry import HANDLERS, HANDLERS_BEFORE_AUTH, HANDLERS_BEFORE_HELLO, HANDLERS_OF_USERS, ONE_WAY_CODES
+from ..handlers.registry import (
+    HANDLERS,
+    HANDLERS_BEFORE_AUTH,
+    HANDLERS_BEFORE_HELLO,
+    HANDLERS_OF_MEMBERS,
+    HANDLERS_OF_MEMBERS_USERS,
+    HANDLERS_OF_USERS,
+    ONE_WAY_CODES,
+)
 from ..handlers.repeated_produce import RepeatedProduces
 from ..handlers.rules import Handler
 from ..requests.broker import Broker
@@ -275,7 +283,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Accept the commands that are allowed after HELLO."""
         self.peer.client = client
         if self.broker.authenticator is None:
-            self.handlers = HANDLERS
+            self.handlers = HANDLERS if self.broker.member is None else HANDLERS_OF_MEMBERS
         elif self.peer.user is None:
             self.handlers = HANDLERS_BEFORE_AUTH
 
@@ -284,7 +292,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.peer.user = user
         self.authenticate_by = 0.0
         self.parser.frame_bytes_max = self.broker.limits.frame_bytes_max
-        self.handlers = HANDLERS_OF_USERS
+        self.handlers = HANDLERS_OF_USERS if self.broker.member is None else HANDLERS_OF_MEMBERS_USERS
         log.debug("connection from %s:%d is user %s", *self.peer.address, user.name)
 
     def users_changed(self) -> None:

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any
 
-from ...protocol.errors import ConfigurationError, SystemBusy
+from ...protocol.errors import BrokerError, ConfigurationError, SystemBusy
 from ..addresses import parse_address
 from ..requests.audit import author
 from ..requests.broker import Broker
@@ -177,6 +177,11 @@ class Server:
                 await asyncio.wait_for(self._wait_until_gone(), 1.0)
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
+
+    def turn_away(self, error: BrokerError) -> None:
+        """Send every client an error, and close its connection after its accepted requests are answered."""
+        for connection in list(self._connections):
+            connection.turn_away(error, 0)
 
     def cut(self) -> None:
         """Close every connection immediately."""

@@ -42,6 +42,7 @@ from .counters import Counters
 from .dispatch import DispatchScheduler
 
 if TYPE_CHECKING:
+    from ..replication.member.replica_member import ReplicaMember
     from .connected_client import ConnectedClient
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ class Broker:
         """Callback that returns the GET_CONNECTIONS rows of the first ``count`` connections after number ``after``."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Callbacks that get all settings after each change."""
+        self.member: ReplicaMember | None = None
+        """This broker's place in a replica set; None: it is on its own."""
         self.connections = 0
         self.next_queue: dict[str, int] = {}
         self.kept_headers = 0
@@ -208,9 +211,9 @@ class Broker:
         store = self.store
         if store.failed is not None:
             return f"the store stopped writing: {store.failed}"
-        refusal = store.refusal
-        if refusal is not None:
-            return refusal().message
+        for refusal in (store.refusal, store.set_refusal):
+            if refusal is not None:
+                return refusal().message
         if self.allocation.full:
             return f"the disk of {store.path} is full: there is no space for the log to grow"
         return self.stall.refusal()

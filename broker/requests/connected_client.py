@@ -29,7 +29,7 @@ class ConnectedClient:
     __slots__ = tuple(
         (
             "_access_table _asked _last_request_id _responses _user _when_lost access address born_host client "
-            "exchange lost"
+            "exchange follower lost"
         ).split()
     )
 
@@ -48,6 +48,8 @@ class ConnectedClient:
         self._responses = responses
         self.lost = False
         """True once the connection is closed; results that arrive later are dropped."""
+        self.follower = 0
+        """Number of this connection among those of the primary's followers; 0: it follows nothing."""
         self._asked: dict[int, Answered] = {}
         self._last_request_id = 0
         self._when_lost: dict[object, Callable[[], None]] = {}
@@ -66,7 +68,7 @@ class ConnectedClient:
         """Return whether the client may publish to ``topic``."""
         return self.access is None or self.access.allows(PUBLISH, TOPIC, topic)
 
-    def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
+    def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
         """Send a one-way frame to the client."""
         if not self.lost:
             self._responses.send(encode_head(ONE_WAY, command.code, 0, encode_fields(request), len(body)), body)

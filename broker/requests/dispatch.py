@@ -50,8 +50,8 @@ class DispatchScheduler:
     ) -> None:
         self._commitlog = store.commitlog
         self._dispatcher = store.dispatcher
+        self._store = store
         self._only_flushed = store.settings.flush_policy == "sync"
-        """True if only flushed records may be dispatched: see ``MessageStore.dispatchable_offset``."""
         self._flush = flush
         self._reput = reput
         self._allocation = allocation
@@ -65,6 +65,8 @@ class DispatchScheduler:
         self._urgent = False
         """True if a client waits for messages that are not dispatched yet."""
         self._late_due = False
+        self.replicate: Callable[[], None] = lambda: None
+        """Called at the end of a turn in which messages were appended: it sends them to other brokers."""
         self._allocate_at = 0
         self._allocate_every_bytes = store.settings.allocate_step_bytes // 4
         """The preallocation is woken again after this many more bytes of the log."""
@@ -106,19 +108,17 @@ class DispatchScheduler:
         if self._flush_due:
             self._flush_due = False
             self._flush.wake()
+            self.replicate()
         write_offset = self._commitlog.write_offset
         if write_offset >= self._allocate_at:
             self._allocate_at = write_offset + self._allocate_every_bytes
             self._allocation.wake()
-        backlog = self._dispatchable_offset() - self._dispatcher.reput_offset
+        backlog = self._store.dispatchable_offset - self._dispatcher.reput_offset
         if self._urgent or self._waiting or backlog > LAZY_BYTES:
             self._step()
         elif backlog > 0 and not self._late_due:
             self._late_due = True
             self._loop.call_later(LAZY_S, self._late)
-
-    def _dispatchable_offset(self) -> int:
-        return self._commitlog.flushed_offset if self._only_flushed else self._commitlog.write_offset
 
     def _late(self) -> None:
         self._late_due = False
@@ -137,14 +137,14 @@ class DispatchScheduler:
 
     def is_done(self) -> bool:
         """Dispatch what is due; return whether queues and index then contain everything that was acknowledged."""
-        if self._dispatcher.reput_offset < self._dispatchable_offset():
+        if self._dispatcher.reput_offset < self._store.dispatchable_offset:
             self._step()
-        return self._dispatcher.reput_offset >= self._dispatchable_offset()
+        return self._dispatcher.reput_offset >= self._store.dispatchable_offset
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Call ``call`` once everything acknowledged by now is dispatched, or after ``DISPATCH_WAIT_S``."""
         deadline = self._loop.time() + DISPATCH_WAIT_S
-        self._waiting.append((self._dispatchable_offset(), deadline, call))
+        self._waiting.append((self._store.dispatchable_offset, deadline, call))
         self._loop.call_at(deadline, self.run_waiting)
 
     def next_turn(self, call: Callable[[], None]) -> None:
@@ -158,7 +158,7 @@ class DispatchScheduler:
             self._when_flushed(call)
             return
         backlog_max = TURN_BACKLOG_SHARED_BYTES if shared else TURN_BACKLOG_BYTES
-        if self._dispatchable_offset() - self._dispatcher.reput_offset > backlog_max:
+        if self._store.dispatchable_offset - self._dispatcher.reput_offset > backlog_max:
             self.when_done(call)
         else:
             self._loop.call_soon(call)

@@ -67,6 +67,9 @@ class FrameSource(Protocol):
     def turn_away(self, error: BrokerError, request_id: int) -> None:
         """Respond with an error, accept nothing more and close the connection."""
 
+    def finish(self) -> None:
+        """Answer all accepted requests, then close the connection."""
+
     def handle(self, frame: Frame) -> None:
         """Handle a frame, perhaps again: call its command's handler, and respond with the error that it raises."""
 

@@ -162,7 +162,7 @@ class ResponseQueue:
 
         If ``error`` is given, responses that have waited since before ``since`` (monotonic seconds) are replaced by it.
         """
-        flushed_offset = self._broker.store.flushed_offset
+        flushed_offset = self._broker.store.acknowledged_offset
         unflushed = self.unflushed
         done_bytes = 0
         now = time.monotonic()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...protocol.backup_folder import refuse_backup
-from ...protocol.errors import ServiceNotAvailable
+from ...protocol.errors import BrokerError, ServiceNotAvailable
 from ...protocol.storage.record import Record
 from .damage.quarantine import Quarantine
 from .dispatch.derived_sync import DerivedFiles
@@ -39,10 +39,10 @@ from .read.queries import KeySearch, Queries, QueryResult
 from .read.queue_reads import QueueReads
 from .read.record_copies import Place, RecordCopier, WaitingRecords
 from .recovery.loaded_store import LoadedStore
-from .recovery.log_cut import LogCut
 from .recovery.log_recovery import Progress
 from .recovery.recovery import Recovery
 from .recovery.recovery_report import RecoveryReport
+from .recovery.replica_files import ReplicaFiles
 from .retention.expiry import Expiry
 from .retention.topic_retention import TopicRetention
 from .settings import ENTRIES, LOG_SIZE, QUEUE_SIZE, SLOTS, StoreSettings
@@ -57,12 +57,8 @@ from .tables.store_state import DeletedTopic, StoreState
 REPUT_CHUNK_BYTES = 1024 * 1024
 """CommitLog bytes that one dispatch step covers."""
 OWN_FOLDER = "flintmq"
-
+UNLIMITED = (1 << 63) - 1
 log = logging.getLogger(__name__)
-
-
-def _ignore_progress(stage: str, done: int, total: int) -> None:
-    pass
 
 
 class MessageStore:
@@ -111,16 +107,11 @@ class MessageStore:
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.rewriter = RecordCopier(self.commitlog, self.log_reads)
         self.topic_retention = TopicRetention(self.queues, self.queue_reads, self.log_reads, self.topics, self.state)
-        self.expiry = Expiry(
-            self.commitlog,
-            self.queues,
-            self.queue_reads,
-            self.log_reads,
-            self.topics,
-            self.consumer_offsets,
-            self.delay_offsets,
-            self.staged_state,
-        )
+        tables = (self.topics, self.consumer_offsets, self.delay_offsets, self.staged_state)
+        self.expiry = Expiry(self.commitlog, self.queues, self.queue_reads, self.log_reads, *tables)
+        self._only_flushed = settings.flush_policy == "sync"
+        self.confirmed_offset = UNLIMITED
+        """Physical offset below which a replica set allows to show and to acknowledge the log."""
         self.ended_clean = True
         """The process that had the store before closed it cleanly; also true for a new store."""
         self.failed: BaseException | None = None
@@ -129,18 +120,20 @@ class MessageStore:
         """Called by every append that finds that the log can no longer be written."""
         self.refusal: Callable[[], ServiceNotAvailable] | None = None
         """Factory of the error that appends raise while the disk is too full; set by retention."""
+        self.set_refusal: Callable[[], BrokerError] | None = None
+        """The same for a replica set."""
         self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
-        self.log_cut = LogCut(files, path, own)
+        self.mark_flushed = self._checkpoint.flushed
+        self.replica = ReplicaFiles(files, path, own, settings.commitlog_file_bytes)
         self._lock = StoreLock(files, path)
         self._abort = AbortFile(files, path)
-        self._derived = DerivedFiles(
-            self.commitlog, self.queues, self.index, self.dispatcher, self.state, self._checkpoint
-        )
+        parts = (self.commitlog, self.queues, self.index, self.dispatcher, self.state)
+        self._derived = DerivedFiles(*parts, self._checkpoint)
         self.append_offsets = AppendOffsets(self.queue_reads.next_offset)
-        self.log_copy = LogCopy(self.commitlog, self.append_offsets.forget, self.check_writable, self._stop_writing)
+        self.log_copy = LogCopy(self.commitlog, self.append_offsets.forget, self._check_disk, self._stop_writing)
 
     def open(
-        self, progress: Progress = _ignore_progress, *, rebuild: bool = False, verify_all: bool = False
+        self, progress: Progress = lambda stage, done, total: None, *, rebuild: bool = False, verify_all: bool = False
     ) -> RecoveryReport:
         """Lock the store, recover it and dispatch everything. Blocks.
 
@@ -155,12 +148,10 @@ class MessageStore:
         self.followed_master.check()
         make_durable_folder(self.files, self.path)
         for path, problem in strange_places(self.path):
-            raise CorruptFile(
-                f"{path}: {problem}. Put the right entry back, or move this one away. Nothing was changed"
-            )
+            raise CorruptFile(f"{path}: {problem}. Put the right entry back, or move it away. Nothing was changed")
         self._lock.take()
         try:
-            self.log_cut.finish()
+            self.replica.finish_changes()
             report = self._recover(progress, rebuild, verify_all)
         except BaseException as error:
             self._close_files()
@@ -176,25 +167,16 @@ class MessageStore:
     def _recover(self, progress: Progress, rebuild: bool, verify_all: bool) -> RecoveryReport:
         clean = self.ended_clean = not self._abort.exists()
         tables = (self.topics, self.consumer_offsets, self.groups, self.delay_offsets)
-        for table in (*tables, self.staged_state, self.state, self.quarantine):
+        for table in (*tables, self.staged_state, self.state, self.quarantine, self.replica.state):
             table.load()
-        if self.consumer_offsets.is_missing and self.groups.names():
-            log.warning(
-                "%s has %d consumer groups, but there is no config/consumerOffset.json: nothing is committed. If the "
-                "file was lost, stop the broker and restore it from a backup, or reset the groups' offsets",
-                self.path,
-                len(self.groups.names()),
-            )
+        if self.consumer_offsets.is_missing:
+            self.groups.warn_of_lost_offsets(self.path)
         self._checkpoint.load()
         sizes = self.state.sizes
         if self._checkpoint.mark is None:
             self.state.somebody_else_wrote()
             if sizes:
-                log.warning(
-                    "%s: FlintMQ's mark is missing or invalid: the file is damaged or lost, or RocketMQ used the "
-                    "store last. The start relies on what log and queues prove",
-                    self._checkpoint.path,
-                )
+                self._checkpoint.warn_of_lost_mark()
         mark = self._checkpoint.mark
         self.commitlog.queue.load(sizes.get(LOG_SIZE), mark.flushed_offset if mark is not None else 0)
         queue_problems = self.queues.load(sizes.get(QUEUE_SIZE))
@@ -227,10 +209,7 @@ class MessageStore:
         return report
 
     def _begin_changes(self) -> None:
-        """Create the store's folders and the file ``abort``, which marks a running broker.
-
-        Recovery calls it once nothing can refuse the start any more: until then the start changes nothing.
-        """
+        """Create the store's folders and the file ``abort``: until then, a start changes nothing."""
         files = self.files
         for name in ("commitlog", "consumequeue", "index", "config", OWN_FOLDER):
             files.make_folder(self.path / name)
@@ -274,8 +253,6 @@ class MessageStore:
         self._checkpoint.close()
         self._lock.release()
 
-    # Writing.
-
     @property
     def clock(self) -> StoreClock:
         """The store's clock."""
@@ -292,6 +269,21 @@ class MessageStore:
         return self.commitlog.flushed_offset
 
     @property
+    def acknowledged_offset(self) -> int:
+        """Physical offset below which the log is on disk, in a replica set on all members in sync."""
+        return min(self.commitlog.flushed_offset, self.confirmed_offset)
+
+    def confirm(self, physical_offset: int) -> None:
+        """Note that every member of the set that must have the log below ``physical_offset`` has it on disk."""
+        self.confirmed_offset = physical_offset
+        self._checkpoint.confirmed(physical_offset)
+
+    @property
+    def last_confirmed_offset(self) -> int:
+        """The confirmed offset that this process or an earlier one noted last; 0 without a set."""
+        return min(self._checkpoint.confirmed_offset, self.commitlog.write_offset)
+
+    @property
     def reput_offset(self) -> int:
         """Physical offset below which queues and index cover the log."""
         return self.dispatcher.reput_offset
@@ -305,9 +297,11 @@ class MessageStore:
     def dispatchable_offset(self) -> int:
         """Physical offset up to which records may be dispatched.
 
-        With sync flush only flushed records are dispatched: no consumer sees a message that a crash could take back.
+        With sync flush only flushed records are dispatched: no consumer sees a message that a crash could take back. In
+        a replica set they must be confirmed too.
         """
-        return self.flushed_offset if self.settings.flush_policy == "sync" else self.write_offset
+        log = self.commitlog
+        return min(log.flushed_offset if self._only_flushed else log.write_offset, self.confirmed_offset)
 
     def append(self, topic: TopicConfig, queue_id: int, batch: ProduceBatch) -> Appended:
         """Append a batch as ``CommitLog.append`` does. The caller has checked topic, queue and permission."""
@@ -324,7 +318,7 @@ class MessageStore:
     def append_repeated(self, topic: str, queue_id: int, repeated: RepeatedBatch, frame: FrameBody) -> Appended | None:
         """Append a batch as ``CommitLog.append_repeated`` does; None: nothing was written, and ``append`` must try."""
         queue_offset = self.append_offsets.known(topic, queue_id)
-        if queue_offset < 0 or self.failed is not None or self.refusal is not None:
+        if queue_offset < 0 or self.failed is not None or self.refusal is not None or self.set_refusal is not None:
             return None
         try:
             appended = self.commitlog.append_repeated(repeated, frame, queue_id, queue_offset)
@@ -380,30 +374,28 @@ class MessageStore:
         self.on_failure(failure)
 
     def check_writable(self) -> None:
-        """Raise ``ServiceNotAvailable`` if nothing may be appended at the moment."""
+        """Raise ``ServiceNotAvailable``, or the replica set's error, if nothing may be appended at the moment."""
+        self._check_disk()
+        if self.set_refusal is not None:
+            raise self.set_refusal()
+
+    def _check_disk(self) -> None:
         if self.failed is not None:
             raise ServiceNotAvailable(f"the store stopped writing: {self.failed}")
         if self.refusal is not None:
             raise self.refusal()
 
     def flush(self, on_disk: Callable[[int], object] | None = None) -> int:
-        """Flush the log and return the flushed offset. One thread at a time; after an OSError the process must end.
+        """Flush the log and return the flushed offset; ``on_disk`` is called with it before the checkpoint is written.
 
-        ``on_disk``: called with the flushed offset before the checkpoint is written, so that acknowledgements do not
-        wait for the checkpoint.
+        One thread at a time; after an OSError the process must end.
         """
-        # Read before the flush, so that it is not the time of a later record.
-        store_ms = self.commitlog.last_store_ms
+        store_ms = self.commitlog.last_store_ms  # before the flush, so that it is not the time of a later record
         flushed = self.commitlog.flush()
         if on_disk is not None:
             on_disk(flushed)
         self._checkpoint.flushed(flushed, store_ms)
         return flushed
-
-    def mark_flushed(self, flushed_offset: int, store_ms: int) -> None:
-        """Write into the checkpoint that the log is on disk below ``flushed_offset``; ``store_ms``: store time of the
-        last record there. One thread at a time."""
-        self._checkpoint.flushed(flushed_offset, store_ms)
 
     def dispatch(self, end_offset: int, chunk_bytes: int = 0) -> list[tuple[str, int, int]]:
         """Dispatch one chunk of the log; see ``Dispatcher.step``. ``chunk_bytes`` 0 means ``REPUT_CHUNK_BYTES``."""

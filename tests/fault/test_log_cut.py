@@ -49,7 +49,7 @@ def diverge(path: Path) -> tuple[Path, int, int, list[Sent]]:
     store.consumer_offsets.persist()
     append(store, "orders", 0, plain(5, first=3000))
     end = store.write_offset
-    store.log_cut.request(to, end)
+    store.replica.cut.request(to, end)
     kill(store)
     return twin, to, end, sent
 
@@ -110,7 +110,7 @@ def test_a_cut_may_die_at_every_change(tmp_path: Path) -> None:
 def test_a_cut_at_the_end_keeps_everything(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     sent = put(store, "orders", 0, plain(20))
-    store.log_cut.request(store.write_offset, store.write_offset)
+    store.replica.cut.request(store.write_offset, store.write_offset)
     kill(store)
     store = open_store(tmp_path)
     assert_holds(store, sent)
@@ -120,7 +120,7 @@ def test_a_cut_at_the_end_keeps_everything(tmp_path: Path) -> None:
 def test_a_cut_of_everything_leaves_an_empty_log(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     put(store, "orders", 0, LARGE)
-    store.log_cut.request(0, store.write_offset)
+    store.replica.cut.request(0, store.write_offset)
     store.close()
     store = open_store(tmp_path)
     assert store.write_offset == 0

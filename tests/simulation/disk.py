@@ -71,11 +71,12 @@ class Disk:
             case Cut(to):
                 self.generation += 1
                 self._cut(to)
-            case Restart(begin):
+            case Restart(begin, cluster_id, epochs):
                 self.generation += 1
                 self.records.clear()
                 self.begin = self.flushed = begin
                 self.confirmed = min(self.confirmed, begin)
+                self.cluster_id, self.epochs, self.complete = cluster_id, epochs, False
             case SaveState(cluster_id, epochs, complete):
                 self.cluster_id, self.epochs, self.complete = cluster_id, epochs, complete
 

@@ -91,11 +91,11 @@ class Delays:
         store = self._store
         if store.failed is not None:
             return
-        self.levels.record_flushed(store.flushed_offset)
+        self.levels.record_flushed(store.acknowledged_offset)
         try:
             if store.delay_offsets.dirty:
                 store.delay_offsets.persist()
-            self.timers.timer_files.sync(store.flushed_offset, last=last)
+            self.timers.timer_files.sync(store.acknowledged_offset, last=last)
             if last:
                 self.timers.timer_files.tell_rocketmq(store.queues.get(TIMER_TOPIC, 0))
         except OSError as error:

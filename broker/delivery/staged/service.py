@@ -298,7 +298,7 @@ class StagedTransactions:
         if store.failed is not None:
             return
         try:
-            store.staged_state.persist(store.flushed_offset)
+            store.staged_state.persist(store.acknowledged_offset)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

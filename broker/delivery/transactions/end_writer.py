@@ -183,7 +183,7 @@ class EndWriter:
 
     def _advance(self) -> bool:
         """Commit the progress that is on disk; return whether more is waiting for the disk."""
-        if self._unsaved is not None and self._store.flushed_offset >= self._unsaved[0]:
+        if self._unsaved is not None and self._store.acknowledged_offset >= self._unsaved[0]:
             _, half_offset, note_offset = self._unsaved
             offsets = self._store.consumer_offsets
             offsets.commit(TRANSACTION_GROUP, HALF_TOPIC, 0, half_offset)

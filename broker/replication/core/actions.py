@@ -55,7 +55,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """SendMessage a message. For a ``LogPiece`` the driver adds the log's bytes from ``offset`` to ``end``."""
+    """Send a message. For a ``LogPiece`` the driver adds the log's bytes from ``offset`` to ``end``."""
 
     connection: int
     message: Message
@@ -79,9 +79,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Remove the whole log and begin an empty one at ``begin``. Answer: ``disk_done``."""
+    """Remove the whole log and begin an empty one at ``begin`` that has these epochs and is not complete. After a crash
+    it is either not begun, or the next start continues it. Answer: ``disk_done``."""
 
     begin: int
+    cluster_id: str
+    epochs: Epochs
 
 
 @dataclass(frozen=True, slots=True)

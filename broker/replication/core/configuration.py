@@ -45,7 +45,7 @@ class RegistryState:
 
 
 class ProposalOutcome(Enum):
-    """ProposalOutcome of a compare-and-set."""
+    """Outcome of a compare-and-set."""
 
     DONE = "done"
     LOST = "lost"

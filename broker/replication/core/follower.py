@@ -124,20 +124,19 @@ class Follower:
                 f"the primary's history differs at {welcome.begin}, below {self._log.confirmed}, which was confirmed; "
                 "keep this store, find out which of the two is right, and copy it again"
             )
-        cut: Action = Restart(welcome.begin) if welcome.restart else Cut(welcome.begin)
         self._welcome, self.stage = welcome, FollowerStage.CUTTING
         self._log.complete = self._log.complete and not welcome.restart
-        self._log.begin_work(*self._steps(welcome, cut))
+        self._log.begin_work(*self._steps(welcome))
         return None
 
-    def _steps(self, welcome: Welcome, cut: Action) -> tuple[Action, ...]:
+    def _steps(self, welcome: Welcome) -> tuple[Action, ...]:
         """Return the disk's work before the stream begins."""
-        epochs = welcome.epochs if welcome.restart else adopted(self._log.epochs, welcome.epochs)
-        save = SaveState(self.cluster_id, epochs, self._log.complete)
-        if isinstance(cut, Restart):
-            # Incomplete first: the log may be gone before the epochs are saved.
-            return SaveState(self._log.cluster_id, self._log.epochs, False), cut, save
-        return (save,) if welcome.begin == self._log.end else self._rules.steps_to_adopt(cut, save)
+        if welcome.restart:
+            return (Restart(welcome.begin, self.cluster_id, welcome.epochs),)
+        save = SaveState(self.cluster_id, adopted(self._log.epochs, welcome.epochs), self._log.complete)
+        if welcome.begin == self._log.end:
+            return (save,)
+        return self._rules.steps_to_adopt(Cut(welcome.begin), save)
 
     def disk_done(self, now: float) -> None:
         """Tell the primary that the log is as it said, or that it is complete."""
@@ -162,7 +161,7 @@ class Follower:
         return None
 
     def send_report(self, now: float) -> None:
-        """PositionReport the position, if the stream runs."""
+        """Report the position, if the stream runs."""
         if self.stage is FollowerStage.STREAMING and self._connection is not None:
             self._reported_at = now
             flushed = self._rules.reported(self._log.end, self._log.flushed)

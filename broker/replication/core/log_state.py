@@ -48,9 +48,10 @@ class LogState:
             case Cut(to):
                 self.end, self.flushed = to, min(self.flushed, to)
                 self.confirmed = min(self.confirmed, to)
-            case Restart(begin):
+            case Restart(begin, cluster_id, epochs):
                 self.begin = self.end = self.flushed = begin
                 self.confirmed = min(self.confirmed, begin)
+                self.cluster_id, self.epochs, self.complete = cluster_id, epochs, False
             case SaveState(cluster_id, epochs, complete):
                 self.cluster_id, self.epochs, self.complete = cluster_id, epochs, complete
         if self._work:

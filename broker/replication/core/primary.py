@@ -178,7 +178,7 @@ class Primary:
     # ---- time ----
 
     def tick(self, now: float) -> None:
-        """SendMessage heartbeats and close connections that are silent."""
+        """Send heartbeats and close connections that are silent."""
         for name, follower in self.followers.items():
             if follower.connection is None:
                 continue
@@ -227,6 +227,15 @@ class Primary:
             self.followers[member].streaming and now - self.followers[member].behind_since <= self._limits.lag_s
             for member in self.config.in_sync - {self._member}
         )
+
+    def lag_of(self, member: str, now: float) -> tuple[bool, int, float]:
+        """Return whether a member is connected, where its log on disk ends (-1: it has not reported), and for how many
+        seconds it has not had everything (-1.0: it is not connected)."""
+        flushed, follower = self.flushed.get(member, -1), self.followers.get(member)
+        if follower is not None and not follower.streaming:
+            return False, flushed, -1.0
+        behind = follower is not None and flushed < self._log.end
+        return True, flushed, now - follower.behind_since if follower is not None and behind else 0.0
 
     def has_everything(self, member: str) -> bool:
         """Return whether a member reported the whole log, and everything in it is confirmed."""

@@ -24,6 +24,7 @@ from .follower import Follower, FollowerStage
 from .limits import Limits
 from .log_state import LogState
 from .messages import Hello, Message, PositionReport, Refusal
+from .patience import Patience
 from .primary import Primary
 from .rules import Rules
 
@@ -43,7 +44,14 @@ class Replica:
     """The state machine of one member. Its inputs are the public methods; each may add to ``actions``, which the
     driver carries out in order and removes. ``now``: seconds of this member's monotonic clock."""
 
-    def __init__(self, member: str, log: LogState, limits: Limits | None = None, rules: Rules | None = None) -> None:
+    def __init__(
+        self,
+        member: str,
+        log: LogState,
+        limits: Limits | None = None,
+        rules: Rules | None = None,
+        patience: Patience | None = None,
+    ) -> None:
         self.member = member
         self.log = log
         self.actions: list[Action] = log.actions
@@ -56,9 +64,8 @@ class Replica:
         self._limits = limits or Limits()
         self._rules = rules or Rules()
         self._follower = Follower(member, self._limits, self._rules, log, self.actions)
-        self._version = -1
+        self._version, self._numbers = -1, 0
         self._holder: str | None = ""
-        self._numbers = 0
         self._in_flight: Proposal | None = None
         self._open: list[Proposal] = []
         """Proposals of this leadership whose outcome is not known, the one in flight included. Equal ones are listed
@@ -67,19 +74,14 @@ class Replica:
         """Member that led the epoch before."""
         self._taken_epoch = 0
         """Epoch that this member proposed last because no member led; another one may have been handed over."""
-        self._read_at = 0.0
         self._vacant_since: float | None = None
-        self._stand_back_until = 0.0
-        self._lease_until = 0.0
+        self._lease_until = self._lease_at = 0.0
         self._lease_asked: tuple[int, float] | None = None
         """Number and time of the request for the lease that waits for its answer."""
-        self._lease_at = 0.0
         self._weak_since: float | None = None
-        self._patience = 2.0 * self._limits.lag_s
-        """Time without enough followers after which this primary lets another member try. It doubles with each time,
-        so that a set with too few members alive does not change its primary without end."""
+        self._patience = patience or Patience(self._limits)
         self._target: str | None = None
-        self._target_until = 0.0
+        self._target_until = self._read_at = 0.0
         self._change: SetConfig | None = None
 
     # ---- registry ----
@@ -251,7 +253,7 @@ class Replica:
             self._vacant_since = now
         candidates = [*sorted(config.in_sync - {config.primary}), config.primary]
         turn = candidates.index(self.member) * self._limits.turn_s if self.member in candidates else 0.0
-        if now < max(self._vacant_since + turn, self._stand_back_until) or self.log.busy:
+        if now < max(self._vacant_since + turn, self._patience.stand_back_until) or self.log.busy:
             return
         # Every member in sync has every acknowledged message, and needs to report before it counts in the new epoch;
         # so all stay but the old primary, which is probably gone.
@@ -394,12 +396,11 @@ class Replica:
         if self.primary.current_members(now) >= config.min_in_sync or len(config.in_sync) == 1:
             self._weak_since = None
             if self.primary.confirmed == self.log.end:
-                self._patience = 2.0 * self._limits.lag_s
+                self._patience.restore()
         elif self._weak_since is None:
             self._weak_since = now
-        elif now - self._weak_since > self._patience:
-            self._patience = min(2.0 * self._patience, 64 * self._limits.lag_s)
-            self._stand_back_until = now + 2.0 * self._limits.lease_s
+        elif self._patience.is_over(now - self._weak_since):
+            self._patience.gave_up(now)
             self._step_down(now)
             self.actions.append(ReleaseLease(config.epoch))
 

@@ -81,10 +81,10 @@ class LogCopy:
         self._log.queue.sync_placed()
         self._log.write_offset = self._log.flushed_offset = offset
 
-    def append(self, offset: int, data: bytearray) -> int:
+    def append(self, offset: int, data: bytearray | memoryview) -> int:
         """Append the bytes of whole records that another broker has at ``offset``; return the log's end.
 
-        ``data``: bytearray, because kernels take no read-only arrays; it is not changed and may be used again.
+        ``data``: writable, because kernels take no read-only arrays; it is not changed and may be used again.
         Everything is appended, or nothing: raises ``LogCopyRefused`` if the bytes do not continue this log or are
         damaged, and otherwise as ``MessageStore.append`` does.
         """

@@ -27,8 +27,8 @@ class LogCut:
     if the power had failed when it ended there, and recovery then makes everything else agree with it, as after any
     crash. Each step may be done again: a start that is killed repeats the cut.
 
-    The progress of delayed and timed messages is not lowered yet: one whose delivery is cut would not be delivered
-    again. So no broker may use this before it is.
+    Progress of delayed, timed and staged messages needs no change: a member of a set saves it only as far as their
+    copies are confirmed, and what is confirmed is never cut.
     """
 
     def __init__(self, files: Files, store: Path, own_folder: Path) -> None:

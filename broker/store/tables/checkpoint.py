@@ -6,6 +6,7 @@ checksum covers RocketMQ's part too, so the mark becomes invalid as soon as Rock
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 from ....protocol.storage.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, CheckpointTimes
 from ....protocol.store_files import checkpoint_mark, encode_checkpoint
 from ..files.file_system import Files
+
+log = logging.getLogger(__name__)
 
 FUTURE_MS_MAX = 24 * 3600 * 1000
 """Maximum time in the future of the file's timestamps, because clocks differ."""
@@ -76,6 +79,14 @@ class StoreCheckpoint:
             self._confirm_offset,
         ) = fields
 
+    def warn_of_lost_mark(self) -> None:
+        """Log a warning: a store that FlintMQ used before has no valid mark."""
+        log.warning(
+            "%s: FlintMQ's mark is missing or invalid: the file is damaged or lost, or RocketMQ used the store last. "
+            "The start relies on what log and queues prove",
+            self.path,
+        )
+
     def create(self) -> None:
         """Open the file for writing, creating it if needed. The caller must sync the folder."""
         self._fd = self._files.open(self.path, create=True)
@@ -88,6 +99,7 @@ class StoreCheckpoint:
             return
         flushed, dispatched = self.mark.flushed_offset, self.mark.dispatched_offset
         self.mark = Mark(min(flushed, physical_offset), min(dispatched, physical_offset))
+        self._confirm_offset = min(self._confirm_offset, physical_offset)
         self.create()
         try:
             self.reset(
@@ -99,6 +111,28 @@ class StoreCheckpoint:
             )
         finally:
             self.close()
+
+    def begin_at(self, physical_offset: int) -> None:
+        """Write the mark of an empty log that begins at ``physical_offset``, and sync. Before ``create``."""
+        self.mark = Mark(physical_offset, physical_offset)
+        self.create()
+        try:
+            self._confirm_offset = 0
+            self.reset(
+                flushed_offset=physical_offset, dispatched_offset=physical_offset, physic_ms=0, logics_ms=0, index_ms=0
+            )
+        finally:
+            self.close()
+
+    @property
+    def confirmed_offset(self) -> int:
+        """Physical offset below which all members in sync of a replica set had the log on disk; 0 without a set."""
+        return self._confirm_offset
+
+    def confirmed(self, physical_offset: int) -> None:
+        """Note that the log is confirmed below ``physical_offset``; the next write of the file contains it."""
+        with self._lock:
+            self._confirm_offset = max(self._confirm_offset, physical_offset)
 
     def flushed(self, flushed_offset: int, store_ms: int) -> None:
         """Note that the CommitLog is on disk below ``flushed_offset``; ``store_ms``: store time of its last record."""

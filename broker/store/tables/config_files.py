@@ -189,6 +189,14 @@ class TopicTable:
         self._topics.pop(name, None)
         self._note(name)
 
+    def replace(self, rows: dict[str, dict[str, Any]]) -> None:
+        """Replace all topics by those of another broker, RocketMQ's rows by name; durable when it returns. Blocks."""
+        topics, _ = self._read({"topicConfigTable": rows})
+        if topics != self._topics:
+            self._topics = topics
+            self._whole_next = True
+            self.persist()
+
     def _note(self, name: str) -> None:
         with self._noting:
             self.version += 1

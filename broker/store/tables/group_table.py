@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from ....protocol.storage.delivery import RETRY_TIMES_MAX
 from ..files.file_system import Files
 from ..files.json_table import ConfigFile
 from .config_files import next_data_version
+
+log = logging.getLogger(__name__)
 
 _DEFAULTS: dict[str, Any] = {
     "consumeEnable": True,
@@ -50,6 +53,16 @@ class SubscriptionGroupTable:
             # A wrong value raises here, where the ``.bak`` can still replace the table, not when a message is retried.
             int(row.get("retryMaxTimes", RETRY_TIMES_MAX))
         return {name: dict(row) for name, row in rows.items()}, table
+
+    def warn_of_lost_offsets(self, store: Path) -> None:
+        """Log a warning, if there are groups: the table of their committed offsets does not exist."""
+        if self._groups:
+            log.warning(
+                "%s has %d consumer groups, but there is no config/consumerOffset.json: nothing is committed. If the "
+                "file was lost, stop the broker and restore it from a backup, or reset the groups' offsets",
+                store,
+                len(self._groups),
+            )
 
     def has(self, group: str) -> bool:
         """Return whether the group is in the table."""

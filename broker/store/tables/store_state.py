@@ -60,6 +60,8 @@ class StoreState:
         self.checksummed = ChecksummedRanges()
         """Ranges in which every record must have a checksum over the whole record."""
         self._saved: dict[str, Any] = {}
+        self.changes = 0
+        """Number of changes of ``deleted`` and ``kept_offsets`` in memory."""
 
     def load(self) -> None:
         """Read the file. Raises ``CorruptFile``."""
@@ -122,6 +124,7 @@ class StoreState:
             for topic, row in self.snapshot.next_offsets.items():
                 for queue_id, next_offset in row.items():
                     if snapshot.next_offsets.get(topic, {}).get(queue_id, 0) < next_offset:
+                        self.changes += 1
                         self.kept_offsets.setdefault(topic, {})[queue_id] = next_offset
             self.snapshot = snapshot
 
@@ -152,6 +155,7 @@ class StoreState:
         """Note the next offset of a queue that is about to lose its files, in memory."""
         with self._lock:
             row = self.kept_offsets.setdefault(topic, {})
+            self.changes += 1
             row[queue_id] = max(row.get(queue_id, 0), next_offset)
 
     def log_ends_at(self, physical_offset: int) -> list[str]:
@@ -177,6 +181,7 @@ class StoreState:
         """Note that topics are deleted; durable when it returns. Raises OSError, noting none of them. Blocks."""
         with self._lock:
             before = {topic: self.deleted.get(topic) for topic in deleted}
+            self.changes += 1
             self.deleted |= deleted
             try:
                 self._save()
@@ -208,9 +213,19 @@ class StoreState:
             "physicalOffset": self.snapshot.physical_offset,
             "logStart": self.snapshot.log_start,
             "nextOffsets": _json_ends(self.snapshot.next_offsets),
-            "keptOffsets": _json_ends(self.kept_offsets),
             "indexFiles": self.snapshot.index_files,
             "checksummed": [list(each) for each in self.checksummed],
+            **self._ends(),
+        }
+
+    def ends_json(self) -> dict[str, Any]:
+        """Return the ends of queues without records: ``deletedTopics`` and ``keptOffsets`` as in the file."""
+        with self._lock:
+            return self._ends()
+
+    def _ends(self) -> dict[str, Any]:
+        return {
+            "keptOffsets": _json_ends(self.kept_offsets),
             "deletedTopics": {
                 topic: {"physicalOffset": row.physical_offset, "nextOffsets": _text_keys(row.next_offsets)}
                 for topic, row in self.deleted.items()

@@ -1,0 +1,129 @@
+"""Replica sets: REPLICATE and REPORT_POSITION of followers, and the administration of a set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from ...protocol import commands
+from ...protocol.commands import (
+    ChangeMembersRequest,
+    Command,
+    EmptyAnswer,
+    ReplicaStatusAnswer,
+    ReplicateRequest,
+    ReportPositionRequest,
+    SwitchPrimaryRequest,
+)
+from ...protocol.errors import ConfigurationError, InvalidParameter, ReplicationRefused
+from ...protocol.fields import decode_fields
+from ..addresses import parse_address
+from ..replication.member.wire import hello_of, position_of
+from ..requests.request import Request
+
+if TYPE_CHECKING:
+    from ..replication.member.replica_member import ReplicaMember
+
+
+class FollowerConnection:
+    """A follower's connection, as the member sees it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def welcome(self, answer: Any, body: bytes) -> None:
+        """Respond to REPLICATE."""
+        self._request.respond(answer, body)
+
+    def refuse(self, error: ReplicationRefused) -> None:
+        """Respond to REPLICATE with an error."""
+        self._request.fail(error)
+
+    def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
+        """Send a one-way frame."""
+        self._request.peer.tell(command, request, body)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._request.source.finish()
+
+
+def _required(request: Request) -> ReplicaMember:
+    member = request.broker.member
+    if member is None:
+        raise ReplicationRefused("this broker is not a member of a replica set: replication.set is empty")
+    return member
+
+
+def replicate(request: Request) -> None:
+    """Let a follower follow this member, if it is the primary."""
+    params = decode_fields(ReplicateRequest, request.frame.fields)
+    mine = _required(request)
+    own_bytes = request.broker.store.settings.commitlog_file_bytes
+    if params.file_bytes != own_bytes:
+        raise ReplicationRefused(
+            f"store.commitlog_file_bytes of {params.member} is {params.file_bytes:,}, but {own_bytes:,} here: all "
+            "members must have the same. Change the setting of a member whose store is empty"
+        )
+    if request.peer.follower:
+        raise InvalidParameter("this connection follows already; open another one")
+    number = mine.accept(FollowerConnection(request), hello_of(params, request.frame.body))
+    request.peer.follower = number
+    request.peer.when_lost(lambda: mine.follower_lost(number))
+
+
+def report_position(request: Request) -> None:
+    """Take a follower's position."""
+    params = decode_fields(ReportPositionRequest, request.frame.fields)
+    if not request.peer.follower:
+        raise InvalidParameter("REPORT_POSITION must follow a REPLICATE on the same connection")
+    _required(request).reported(request.peer.follower, position_of(params), params.tables)
+
+
+def get_replica_status(request: Request) -> None:
+    """Return the set as this member sees it."""
+    member = request.broker.member
+    if member is None:
+        request.respond(ReplicaStatusAnswer(), msgpack.packb([]))
+        return
+    status = member.status()
+    answer = ReplicaStatusAnswer(
+        set=member.identity.replica_set,
+        member=member.identity.member,
+        role=status.role,
+        epoch=status.epoch,
+        primary=status.primary,
+        min_in_sync=status.min_in_sync,
+        end=status.end,
+        confirmed=status.confirmed,
+        reason=status.reason,
+    )
+    request.respond(answer, msgpack.packb([list(row) for row in status.rows]))
+
+
+def switch_primary(request: Request) -> None:
+    """Begin to hand the leadership over."""
+    params = decode_fields(SwitchPrimaryRequest, request.frame.fields)
+    _do(request, lambda: _required(request).switch(params.member, params.within_ms / 1000))
+    request.audit(commands.SWITCH_PRIMARY, f"primary {params.member}")
+
+
+def change_members(request: Request) -> None:
+    """Add a member, or remove one."""
+    params = decode_fields(ChangeMembersRequest, request.frame.fields)
+    if params.address:
+        try:
+            parse_address(params.address)
+        except (ConfigurationError, ValueError) as error:
+            raise InvalidParameter(f"address of member {params.member}: {error}") from error
+    _do(request, lambda: _required(request).change_members(params.member, params.address))
+    request.audit(commands.CHANGE_MEMBERS, f"member {params.member}", None, params.address or None)
+
+
+def _do(request: Request, change: Callable[[], str | None]) -> None:
+    reason = change()
+    if reason is not None:
+        raise ReplicationRefused(reason)
+    request.respond(EmptyAnswer())

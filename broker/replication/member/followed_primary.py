@@ -1,0 +1,142 @@
+"""The primary that a member follows: the connection to it, and the tables that it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from ....protocol.commands import ReplicateTableRequest
+from ....protocol.errors import FlintError, InvalidParameter
+from ...addresses import parse_address
+from ..core.messages import Hello, Message, PositionReport, Refusal
+from .primary_link import LinkAccess, PrimaryLink
+from .tables import TableCopy
+
+log = logging.getLogger(__name__)
+
+
+class FollowingMember(Protocol):
+    """The member that follows. All methods are called on the loop."""
+
+    def primary_connected(self, number: int) -> None:
+        """Note that the connection is open."""
+
+    def primary_lost(self, number: int, refused: bool) -> None:
+        """Note that there is no connection; ``refused``: the primary's host said that no process listens."""
+
+    def primary_said(self, number: int, message: Message, body: memoryview) -> None:
+        """Take a message; ``body``: the bytes of a piece, valid during the call."""
+
+
+class FollowedPrimary:
+    """The primary of one member; it has at most one connection. ``number``: the core's number of the connection."""
+
+    def __init__(
+        self, access: LinkAccess, tables: TableCopy, member: FollowingMember, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._access = access
+        self._tables = tables
+        self._member = member
+        self._loop = loop
+        self.refusal = ""
+        """Why the primary does not let this member follow; empty if it does."""
+        self._link: PrimaryLink | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._last_report: PositionReport | None = None
+        self._tables_saved = 0
+        """Number of the last change of a table on this disk, in the primary's epoch."""
+        self._writes: asyncio.Queue[tuple[int, Callable[[], None]]] = asyncio.Queue()
+        self._writer = loop.create_task(self._write_tables())
+
+    def connect(self, number: int, address: str) -> None:
+        """Open the connection, to HOST:PORT."""
+        self._connecting = self._loop.create_task(self._connect(number, address))
+
+    async def _connect(self, number: int, address: str) -> None:
+        link = PrimaryLink(number, self, self._loop)
+        try:
+            host, port = parse_address(address)
+            await link.open(host, port, self._access)
+        except ConnectionRefusedError:
+            self._member.primary_lost(number, True)
+        except (OSError, TimeoutError, FlintError) as error:
+            log.info("cannot follow the primary at %s: %s", address, error)
+            self._member.primary_lost(number, False)
+        else:
+            self._link = link
+            self._member.primary_connected(number)
+
+    def _current(self, number: int) -> PrimaryLink | None:
+        return self._link if self._link is not None and self._link.number == number else None
+
+    def greet(self, number: int, hello: Hello, file_bytes: int) -> None:
+        """Send the first message; ``file_bytes``: size of the log's files."""
+        link = self._current(number)
+        if link is not None:
+            self._tables_saved, self._last_report = 0, None
+            link.send_hello(hello, file_bytes)
+
+    def report(self, number: int, report: PositionReport) -> None:
+        """Report the position."""
+        link = self._current(number)
+        if link is not None:
+            self._last_report = report
+            link.send_report(report, self._tables_saved)
+
+    def close(self, number: int) -> None:
+        """Close the connection; the member hears nothing more of it."""
+        link = self._current(number)
+        if link is not None:
+            link.close()
+            self._link = None
+
+    async def stop(self) -> None:
+        """Close the connection, and write no more tables."""
+        tasks = [task for task in (self._connecting, self._writer) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._link is not None:
+            self._link.close()
+
+    # ---- what the link calls ----
+
+    def link_received(self, link: PrimaryLink, message: Message, body: memoryview) -> None:
+        """Take a message of the core."""
+        self.refusal = message.reason if isinstance(message, Refusal) else ""
+        self._member.primary_said(link.number, message, body)
+
+    def link_table(self, link: PrimaryLink, part: ReplicateTableRequest, body: bytes) -> None:
+        """Take a part of a table."""
+        try:
+            write = self._tables.add(part.table, body, last=part.last)
+        except ValueError as error:
+            raise InvalidParameter(str(error)) from error
+        if write is not None:
+            self._writes.put_nowait((part.version, write))
+
+    def link_lost(self, link: PrimaryLink, reason: str) -> None:
+        """Take the end of the connection."""
+        if link is self._link:
+            self._link = None
+        log.info("the connection to the primary ended: %s", reason)
+        self._member.primary_lost(link.number, False)
+
+    async def _write_tables(self) -> None:
+        """Write tables in their order, one at a time, and report each."""
+        while True:
+            version, write = await self._writes.get()
+            try:
+                await self._loop.run_in_executor(None, write)
+            except (OSError, ValueError, FlintError) as error:
+                log.error("cannot take over a table of the primary: %s", error)
+                link = self._link
+                if link is not None:
+                    link.close()
+                    self.link_lost(link, "a table cannot be written")
+                continue
+            self._tables_saved = version
+            if self._link is not None and self._last_report is not None:
+                self._link.send_report(self._last_report, version)

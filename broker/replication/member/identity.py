@@ -1,0 +1,74 @@
+"""The place of a broker in a replica set, and the broker around its member."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ....protocol.errors import BrokerError, NotEnoughReplicas, NotPrimary
+from ..core.limits import Limits
+from .primary_link import LinkAccess
+
+BUSY_RETRY_MS = 100
+"""Time after which a client should ask again while there is no primary, or while it reaches too few members."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberIdentity:
+    """A member's set and id, and how it connects to the others."""
+
+    replica_set: str
+    member: str
+    access: LinkAccess
+    limits: Limits
+
+    def not_primary(self, leader: str, stop_reason: str) -> NotPrimary:
+        """Return the error for a request that only the primary answers. ``leader``: its address, empty if unknown."""
+        if stop_reason:
+            why = f", and takes no part in it: {stop_reason}"
+        else:
+            why = f"; that is at {leader}" if leader else "; it has none at the moment"
+        return NotPrimary(
+            f"{self.member} is not the primary of replica set {self.replica_set}{why}",
+            retry_after_ms=0 if leader else BUSY_RETRY_MS,
+            primary=leader,
+        )
+
+    def not_enough(self, needed: int) -> NotEnoughReplicas:
+        """Return the error for a message that could not be acknowledged."""
+        return NotEnoughReplicas(
+            f"the primary {self.member} of replica set {self.replica_set} reaches fewer than {needed} members, itself "
+            "included, so nothing can be acknowledged; nothing was written. Start the other members",
+            retry_after_ms=BUSY_RETRY_MS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A set as one member sees it; see ``ReplicaStatusAnswer``."""
+
+    role: str
+    epoch: int
+    primary: str
+    min_in_sync: int
+    end: int
+    confirmed: int
+    reason: str
+    rows: list[tuple[str, str, bool, bool, int, int]]
+    """Id, address, in sync, connected, flushed, milliseconds behind."""
+
+
+class MemberOwner(Protocol):
+    """The broker around a member. All methods are called on the loop."""
+
+    def lead(self) -> None:
+        """Begin to serve clients: everything in the log is confirmed."""
+
+    def step_down(self, error: BrokerError) -> None:
+        """Serve no client any more, at once: every request that waits gets ``error``, and connections end."""
+
+    def reopen(self, reason: str) -> None:
+        """End this life: close the store, and open it again."""
+
+    def fatal(self, part: str, error: BaseException) -> None:
+        """End the process."""

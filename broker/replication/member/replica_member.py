@@ -1,0 +1,414 @@
+"""The driver of the core: it tells the core what happened, and carries out what the core asks for.
+
+A member lives from one opening of the store to the next. A cut of the log, a restart of it, and the end of a leadership
+end the life: the store is closed and opened again, in the same process, by the same steps as after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ....protocol.commands import TABLE_BYTES_MAX
+from ....protocol.errors import BrokerError, NotEnoughReplicas, NotPrimary
+from ...background.flush import FlushService
+from ...store import LogCopyRefused, MessageStore
+from ...store.tables.replica_state import ReplicaRecord
+from ..core.actions import (
+    Action,
+    Append,
+    Close,
+    Confirm,
+    Connect,
+    Cut,
+    HoldLease,
+    Lead,
+    Propose,
+    ReadRegistry,
+    ReleaseLease,
+    Restart,
+    SaveState,
+    SendMessage,
+    StepDown,
+    Stop,
+)
+from ..core.epochs import Epoch
+from ..core.log_state import LogState
+from ..core.messages import Hello, Message, PositionReport, Welcome
+from ..core.patience import Patience
+from ..core.replica import Replica, Role
+from ..registry.interface import Registry, RegistryView
+from .accepted_links import AcceptedLinks, FollowerHandle
+from .followed_primary import FollowedPrimary
+from .identity import MemberIdentity, MemberOwner, ReplicaStatus
+from .registry_calls import RegistryCalls
+from .table_sender import TableSender
+from .tables import Table, TableCopy
+
+log = logging.getLogger(__name__)
+
+STOP_S = 1.0
+"""Maximum time that a member waits for the registry when it ends."""
+
+
+class ReplicaMember:
+    """One life of a member."""
+
+    def __init__(
+        self,
+        identity: MemberIdentity,
+        store: MessageStore,
+        flush: FlushService,
+        tables: list[Table],
+        registry: Registry,
+        patience: Patience,
+        owner: MemberOwner,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.identity = identity
+        self._store = store
+        self._flush = flush
+        self._owner = owner
+        self._loop = loop
+        self._limits = identity.limits
+        record = store.replica.state.record
+        self._log = LogState(
+            record.cluster_id,
+            tuple(Epoch(*each) for each in record.epochs),
+            record.complete,
+            store.min_physical_offset,
+            store.write_offset,
+            store.flushed_offset,
+            store.last_confirmed_offset,
+            store.log_copy.piece_end,
+        )
+        self.replica = Replica(identity.member, self._log, self._limits, patience=patience)
+        self.addresses: dict[str, str] = {}
+        """Address of each member, as the registry has it."""
+        self._added: dict[str, str] = {}
+        """Addresses of members that are being added."""
+        self._calls = RegistryCalls(registry, identity.member, self._view, loop)
+        self._links = AcceptedLinks(store.log_copy.read)
+        self._tables = tables
+        self._primary = FollowedPrimary(identity.access, TableCopy(tables, TABLE_BYTES_MAX), self, loop)
+        self._sender: TableSender | None = None
+        self._body, self._saying = memoryview(b""), 0
+        """Bytes of the piece that the primary is sending, and the number of its connection."""
+        self._ticker: asyncio.TimerHandle | None = None
+        self._leads_at = -1
+        """Physical offset that must be confirmed before this member serves; -1: it does not lead."""
+        self._preparing = self._serving = False
+        self._draining = self._ended = False
+        self.stepped_down = asyncio.Event()
+        store.confirmed_offset = self._log.confirmed
+
+    def start(self) -> None:
+        """Take part in the set."""
+        self._store.set_refusal = self._not_primary
+        self._flush.on_disk = self._flushed
+        self._calls.start()
+        self._tick()
+
+    async def stop(self) -> None:
+        """End this life. A primary gives its lease back, so that another member can lead at once."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self.replica.role is Role.PRIMARY:
+            self._end_leadership()
+            self._calls.release_lease()
+        self._ended = True
+        await self._primary.stop()
+        if self._sender is not None:
+            await self._sender.stop()
+        await self._calls.stop(STOP_S)
+
+    # ---- what the broker asks ----
+
+    @property
+    def serves(self) -> bool:
+        """Whether clients are served here: this member leads, and everything before its epoch is confirmed."""
+        return self._serving
+
+    @property
+    def primary_address(self) -> str:
+        """HOST:PORT of the primary, empty if none is known."""
+        config = self.replica.config
+        return self.addresses.get(config.primary, "") if config is not None else ""
+
+    def refusal(self) -> NotPrimary | None:
+        """Return the error for a request that only the primary may answer; None if this member may answer it now."""
+        if self._serving and self.replica.may_answer(self._loop.time()):
+            return None
+        return self._not_primary()
+
+    def _not_primary(self) -> NotPrimary:
+        config = self.replica.config
+        leads = config is None or config.primary == self.identity.member
+        return self.identity.not_primary("" if leads else self.primary_address, self.replica.stop_reason)
+
+    def _not_enough(self) -> NotEnoughReplicas:
+        config = self.replica.config
+        return self.identity.not_enough(config.min_in_sync if config is not None else 0)
+
+    def appended(self) -> None:
+        """Stream what was appended to the log."""
+        self._log.end = self._store.write_offset
+        if self._leads_at >= 0:
+            self.replica.written(self._store.write_offset, self._loop.time())
+            self._drain()
+
+    def when_tables_are_saved(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once all members in sync have the tables as they are now; not, if the leadership ends."""
+        if self._sender is not None:
+            self._sender.when_saved(call)
+
+    def status(self) -> ReplicaStatus:
+        """Return the set as this member sees it."""
+        replica, config, primary = self.replica, self.replica.config, self.replica.primary
+        rows = []
+        now = self._loop.time()
+        for member in sorted(config.members) if config is not None else ():
+            connected, flushed, behind_s = primary.lag_of(member, now) if primary is not None else (False, -1, -1.0)
+            behind_ms = int(behind_s * 1000)
+            in_sync = config is not None and member in config.in_sync
+            rows.append((member, self.addresses.get(member, ""), in_sync, connected, flushed, behind_ms))
+        return ReplicaStatus(
+            role=replica.role.value,
+            epoch=config.epoch if config is not None else 0,
+            primary=config.primary if config is not None else "",
+            min_in_sync=config.min_in_sync if config is not None else 0,
+            end=self._log.end,
+            confirmed=self._log.confirmed,
+            reason=replica.stop_reason or self._primary.refusal or self._calls.problem,
+            rows=rows,
+        )
+
+    def switch(self, target: str, within_s: float) -> str | None:
+        """Hand the leadership over. Return why not, None if it has begun."""
+        reason = self.replica.switch(target, self._loop.time(), within_s)
+        self._drain()
+        return reason
+
+    def change_members(self, member: str, address: str) -> str | None:
+        """Add a member with its address, or remove one without. Return why not, None if it is proposed."""
+        config = self.replica.config
+        if config is None:
+            return "the registry's configuration is not known yet"
+        if address:
+            self._added[member] = address
+            members = config.members | {member}
+        else:
+            members = config.members - {member}
+        reason = self.replica.change_members(members)
+        self._drain()
+        return reason
+
+    # ---- followers of this member ----
+
+    def accept(self, handle: FollowerHandle, hello: Hello) -> int:
+        """Take a follower's first message; return the number of its connection."""
+        number = self._links.add(handle, hello.member)
+        self._input(self.replica.received, number, hello)
+        return number
+
+    def reported(self, number: int, report: PositionReport, tables: int) -> None:
+        """Take a follower's position."""
+        link = self._links.get(number)
+        if link is None:
+            return
+        self._input(self.replica.received, number, report)
+        if tables > link.tables:
+            link.tables = tables
+            if self._sender is not None:
+                self._sender.saved()
+
+    def follower_lost(self, number: int) -> None:
+        """Take the end of a follower's connection."""
+        self._links.remove(number)
+        self._input(self.replica.closed, number, False)
+
+    # ---- the primary that this member follows ----
+
+    def primary_connected(self, number: int) -> None:
+        """Note that the connection to the primary is open."""
+        self._input(self.replica.connected, number)
+
+    def primary_lost(self, number: int, refused: bool) -> None:
+        """Note that there is no connection; ``refused``: the primary's host said that no process listens."""
+        self._input(self.replica.closed, number, refused)
+
+    def primary_said(self, number: int, message: Message, body: memoryview) -> None:
+        """Take a message of the primary; ``body``: the bytes of a piece, valid during the call."""
+        self._body, self._saying = body, number
+        self._input(self.replica.received, number, message)
+        self._body = memoryview(b"")
+
+    # ---- inputs of the core ----
+
+    def _input(self, call: Callable[..., Any], *arguments: Any) -> None:
+        if not self._ended:
+            call(*arguments, self._loop.time())
+            self._drain()
+
+    def _view(self, view: RegistryView) -> None:
+        self.addresses = dict(view.addresses)
+        self._input(self.replica.registry_state, view.state)
+        if self._sender is not None:
+            self._sender.saved()
+
+    def _flushed(self, offset: int) -> None:
+        if not self._ended:
+            self.replica.flushed(offset, self._loop.time())
+            self._drain()
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(self._limits.tick_s, self._tick)
+        begin = self._store.min_physical_offset
+        if begin != self._log.begin and not self._log.busy:
+            self.replica.deleted(begin)
+        self._input(self.replica.tick)
+
+    def _drain(self) -> None:
+        """Carry out what the core asks for, in order."""
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            actions = self.replica.actions
+            while actions and not self._ended:
+                self._do(actions.pop(0))
+        finally:
+            self._draining = False
+        self._refuse_or_accept()
+
+    def _refuse_or_accept(self) -> None:
+        """Have the store refuse appends that could not be acknowledged."""
+        replica = self.replica
+        if not self._serving or not replica.accepts or replica.primary is None:
+            self._store.set_refusal = self._not_primary
+            return
+        enough = replica.primary.current_members(self._loop.time()) >= replica.primary.config.min_in_sync
+        self._store.set_refusal = None if enough else self._not_enough
+
+    # ---- actions ----
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case SendMessage(number, message):
+                self._send(number, message)
+            case Append(offset, _):
+                self._append(offset)
+            case Confirm(offset):
+                self._store.confirm(offset)
+                self._flush.acknowledge()
+                self._serve_if_confirmed()
+            case ReadRegistry():
+                self._calls.read()
+            case Propose(proposal):
+                self._calls.propose(
+                    proposal, {**self.addresses, **self._added}, partial(self._input, self.replica.proposal_answered)
+                )
+            case HoldLease(epoch, number):
+                self._calls.hold_lease(epoch, number, partial(self._input, self.replica.lease_answered))
+            case ReleaseLease():
+                self._calls.release_lease()
+            case Connect(number, member):
+                self._primary.connect(number, self.addresses.get(member, ""))
+            case Close(number):
+                self._close(number)
+            case Lead(epoch):
+                self._lead(epoch)
+            case StepDown(epoch):
+                log.warning("%s leads epoch %d no longer", self.identity.member, epoch)
+                self._end_leadership()
+                self._calls.release_lease()
+                self._end("the leadership ended")
+            case Stop(reason):
+                log.critical("%s takes no further part in its replica set: %s", self.identity.member, reason)
+            case Cut() | Restart() | SaveState():
+                self._loop.create_task(self._change_disk(action)).add_done_callback(self._disk_changed)
+
+    def _send(self, number: int, message: Message) -> None:
+        if number < 0:
+            self._links.send(number, message)
+            if isinstance(message, Welcome) and self._sender is not None:
+                self._sender.greet(number)
+        elif isinstance(message, Hello):
+            self._primary.greet(number, message, self._store.settings.commitlog_file_bytes)
+        elif isinstance(message, PositionReport):
+            self._primary.report(number, message)
+
+    def _append(self, offset: int) -> None:
+        try:
+            self._store.log_copy.append(offset, self._body)
+        except (LogCopyRefused, BrokerError) as error:
+            log.error("a piece of the primary's log is not taken: %s", error)
+            # Nothing of it was written. To the core it looks as if the connection had broken before the piece.
+            self._log.end = offset
+            self._primary.close(self._saying)
+            self.replica.closed(self._saying, False, self._loop.time())
+        else:
+            self._flush.wake()
+
+    def _close(self, number: int) -> None:
+        if number < 0:
+            self._links.close(number)
+        else:
+            self._primary.close(number)
+
+    def _lead(self, epoch: int) -> None:
+        primary = self.replica.primary
+        assert primary is not None
+        log.warning("%s leads replica set %s in epoch %d", self.identity.member, self.identity.replica_set, epoch)
+        self._leads_at = primary.epochs[-1].start
+        self._sender = TableSender(self._tables, self._links, epoch, self._followers_in_sync, self._loop)
+        self._serve_if_confirmed()
+
+    def _followers_in_sync(self) -> frozenset[str]:
+        config = self.replica.config
+        return config.in_sync - {self.identity.member} if config is not None else frozenset()
+
+    def _serve_if_confirmed(self) -> None:
+        if 0 <= self._leads_at <= self._store.confirmed_offset and not self._preparing:
+            self._preparing = True
+            self._owner.lead()
+
+    def serve(self) -> None:
+        """Serve clients from now on: the broker around is ready. No effect if the leadership has ended meanwhile."""
+        if self._leads_at >= 0:
+            self._serving = True
+            self._refuse_or_accept()
+
+    def _end_leadership(self) -> None:
+        self._preparing = self._serving = False
+        self._leads_at = -1
+        self._store.set_refusal = self._not_primary
+        self._owner.step_down(self._not_primary())
+        self.stepped_down.set()
+
+    def _end(self, reason: str) -> None:
+        self._ended = True
+        self._owner.reopen(reason)
+
+    async def _change_disk(self, action: Cut | Restart | SaveState) -> None:
+        replica, member = self._store.replica, self.identity.member
+        match action:
+            case SaveState(cluster_id, epochs, complete):
+                record = ReplicaRecord(cluster_id, member, epochs, complete)
+                await self._loop.run_in_executor(None, replica.state.save, record)
+                self._input(self.replica.disk_done)
+            case Cut(to):
+                await self._loop.run_in_executor(None, replica.cut.request, to, self._store.write_offset)
+                self._end(f"the log is cut at {to:,}")
+            case Restart(begin, cluster_id, epochs):
+                record = ReplicaRecord(cluster_id, member, epochs, False)
+                await self._loop.run_in_executor(None, replica.restart.request, begin, record)
+                self._end(f"the log begins again at {begin:,}")
+
+    def _disk_changed(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._owner.fatal("the state of the replica set", error)

@@ -1,0 +1,194 @@
+"""The tables of a store that its log does not contain: what a primary sends of them, and what a follower takes over.
+
+A table travels whole. They are small beside the log, change rarely or in batches, and the newest version makes all
+earlier ones worthless. Progress that refers to the log (delays, staged transactions) is on the primary's disk only as
+far as its records are confirmed, so that a follower that takes it over has them too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from ....protocol.auth.users import USERS_FILE
+from ...store import MessageStore
+from ...store.files.file_system import make_durable_folder, replace_file
+from ...store.files.json_table import SHAPE_ERRORS
+from ...store.tables.store_state import DeletedTopic
+
+
+class Table(Protocol):
+    """One table. ``version`` is cheap and for the loop; the others may block."""
+
+    name: str
+
+    def version(self) -> object:
+        """Return a value that changes with the table."""
+
+    def read(self) -> bytes:
+        """Return the table as JSON."""
+
+    def write(self, content: bytes) -> None:
+        """Replace the table, in memory and durably. Raises ``SHAPE_ERRORS`` for content that is no such table."""
+
+
+class FileTable:
+    """A table that is a file, which its owner replaces. ``reload`` reads it again."""
+
+    def __init__(self, store: MessageStore, path: str, reload: Callable[[], None] = lambda: None) -> None:
+        self.name = path
+        self._files = store.files
+        self._path = store.path / path
+        self._reload = reload
+
+    def version(self) -> object:
+        """Return the file's identity."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def read(self) -> bytes:
+        """Return the file's content, empty if there is no file."""
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def write(self, content: bytes) -> None:
+        """Replace the file."""
+        if content:
+            if not isinstance(json.loads(content), dict):
+                raise ValueError("not a JSON object")
+            make_durable_folder(self._files, self._path.parent)
+            replace_file(self._files, self._path, content)
+            self._reload()
+
+
+class TopicsTable:
+    """The topics: table and journal together."""
+
+    name = "topics"
+
+    def __init__(self, store: MessageStore) -> None:
+        self._topics = store.topics
+
+    def version(self) -> object:
+        """Return the number of changes in memory."""
+        return self._topics.version
+
+    def read(self) -> bytes:
+        """Return all topics."""
+        return json.dumps({topic.name: topic.to_json() for topic in self._topics}).encode()
+
+    def write(self, content: bytes) -> None:
+        """Replace all topics."""
+        self._topics.replace(json.loads(content))
+
+
+class QueueEndsTable:
+    """Deleted topics, and the next offsets of queues that have lost all their records."""
+
+    name = "queue-ends"
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def version(self) -> object:
+        """Return how often topics were deleted or queues lost their files."""
+        return self._store.state.changes
+
+    def read(self) -> bytes:
+        """Return both."""
+        return json.dumps(self._store.state.ends_json()).encode()
+
+    def write(self, content: bytes) -> None:
+        """Delete the topics that the primary has deleted since, and take over the next offsets."""
+        table: dict[str, Any] = json.loads(content)
+        deleted = {
+            topic: DeletedTopic(
+                int(row["physicalOffset"]), {int(at): int(end) for at, end in row["nextOffsets"].items()}
+            )
+            for topic, row in table["deletedTopics"].items()
+        }
+        store, state = self._store, self._store.state
+        for topic, row in table["keptOffsets"].items():
+            for queue_id, next_offset in row.items():
+                state.keep_offset(topic, int(queue_id), int(next_offset))
+        new = {topic: each for topic, each in deleted.items() if state.deleted.get(topic) != each}
+        state.delete(new)
+        store.dispatcher.deleted_topics.extend(new)
+
+
+class LogBegin:
+    """Where the primary's log begins: followers delete what it has deleted."""
+
+    name = "log-begin"
+
+    def __init__(self, store: MessageStore, follow: Callable[[int], None]) -> None:
+        self._store = store
+        self._follow = follow
+
+    def version(self) -> object:
+        """Return the physical offset."""
+        return self._store.min_physical_offset
+
+    def read(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps(self._store.min_physical_offset).encode()
+
+    def write(self, content: bytes) -> None:
+        """Have this member's retention delete what is before."""
+        begin = json.loads(content)
+        if type(begin) is not int or begin < 0:
+            raise ValueError(f"the log cannot begin at {begin!r}")
+        self._follow(begin)
+
+
+def tables_of(store: MessageStore, follow: Callable[[int], None]) -> list[Table]:
+    """Return the replicated tables of a store. ``follow``: called with where the primary's log begins."""
+    return [
+        TopicsTable(store),
+        QueueEndsTable(store),
+        FileTable(store, "config/subscriptionGroup.json", store.groups.load),
+        FileTable(store, "config/consumerOffset.json", store.consumer_offsets.load),
+        FileTable(store, "config/delayOffset.json", store.delay_offsets.load),
+        FileTable(store, "flintmq/prepared.json", store.staged_state.load),
+        FileTable(store, USERS_FILE),
+        LogBegin(store, follow),
+    ]
+
+
+class TableCopy:
+    """A follower's copy of the tables: it collects their parts. ``bytes_max`` bounds one table."""
+
+    def __init__(self, tables: Iterable[Table], bytes_max: int) -> None:
+        self._tables = {table.name: table for table in tables}
+        self._bytes_max = bytes_max
+        self._parts: dict[str, bytearray] = {}
+
+    def add(self, name: str, part: bytes, *, last: bool) -> Callable[[], None] | None:
+        """Take a part; return the function that writes the table if this was its last part, to be called on a thread.
+
+        Raises ``ValueError`` for a table that is too large, or that is unknown: the primary's release is a newer one.
+        """
+        table = self._tables.get(name)
+        if table is None:
+            raise ValueError(f"this release knows no table {name!r}; upgrade this member")
+        parts = self._parts.setdefault(name, bytearray())
+        if len(parts) + len(part) > self._bytes_max:
+            raise ValueError(f"table {name} is larger than {self._bytes_max:,} bytes")
+        parts += part
+        if not last:
+            return None
+        content = bytes(self._parts.pop(name))
+
+        def write() -> None:
+            try:
+                table.write(content)
+            except SHAPE_ERRORS as error:
+                raise ValueError(f"table {name} cannot be read: {error}") from error
+
+        return write

@@ -1,0 +1,118 @@
+"""``flintmq-broker replica init`` and ``replica force``: what a person decides about a replica set."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+from ..config import Settings
+from ..replication.core.configuration import Proposal, ProposalOutcome, SetConfig
+from ..replication.member.settings import registry_of
+from ..replication.registry.interface import Registry, RegistryView
+from ..store.files.file_system import Files, make_durable_folder
+from ..store.files.store_lock import StoreLock
+from ..store.message_store import OWN_FOLDER
+from ..store.tables.replica_state import ReplicaRecord, ReplicaState
+
+MEMBERS_MAX = 5
+
+
+def begin_set(settings: Settings, addresses: Mapping[str, str], min_in_sync: int | None) -> SetConfig:
+    """Write a new set into its registry, and make the stopped store of the settings its first complete member.
+
+    ``addresses``: HOST:PORT by member; ``min_in_sync``: None means the majority. Raises ``ConfigurationError``, before
+    anything is written, if the set exists already, the store belongs to one, or the members do not fit.
+    """
+    replication = settings.replication
+    if replication.member not in addresses:
+        raise ConfigurationError(
+            f"replication.member = {replication.member!r} is not among the members {list(addresses)}"
+        )
+    if not 1 <= len(addresses) <= MEMBERS_MAX:
+        raise ConfigurationError(f"a replica set has 1 to {MEMBERS_MAX} members, not {len(addresses)}")
+    least = min_in_sync if min_in_sync is not None else len(addresses) // 2 + 1
+    if not 1 <= least <= len(addresses):
+        raise ConfigurationError(f"min_in_sync must be from 1 to {len(addresses)}, the number of members, not {least}")
+    path = Path(settings.store.path).expanduser()
+    files = Files()
+    make_durable_folder(files, path)
+    lock = StoreLock(files, path)
+    lock.take()
+    try:
+        state = _state(files, path)
+        if state.record.cluster_id:
+            raise ConfigurationError(
+                f"{path} belongs to the set {state.record.cluster_id} already; `flintmq replica add` adds members to it"
+            )
+        config = SetConfig(str(uuid.uuid4()), 0, "", frozenset({replication.member}), frozenset(addresses), least)
+        asyncio.run(_create(registry_of(settings), config, addresses, replication.set))
+        # After the registry: a store that belongs to a set which does not exist could not be used again.
+        make_durable_folder(files, path / OWN_FOLDER)
+        state.save(ReplicaRecord(config.cluster_id, replication.member, (), True))
+    finally:
+        lock.release()
+    return config
+
+
+async def _create(registry: Registry, config: SetConfig, addresses: Mapping[str, str], name: str) -> None:
+    view = await registry.read()
+    if view.state.config is not None:
+        raise ConfigurationError(f"replica set {name!r} exists already, with the members {sorted(view.addresses)}")
+    await _propose(registry, view, config, addresses)
+
+
+async def _propose(registry: Registry, view: RegistryView, config: SetConfig, addresses: Mapping[str, str]) -> None:
+    answer = await registry.propose(Proposal(1, config, view.state.version, True), addresses)
+    if answer.outcome is not ProposalOutcome.DONE:
+        raise ConfigurationError(
+            f"the registry did not take the configuration: {answer.reason or 'another change came first'}. Look at the "
+            "set with `flintmq replica status`, then decide again"
+        )
+
+
+def _state(files: Files, path: Path) -> ReplicaState:
+    state = ReplicaState(files, path / OWN_FOLDER / "replication.json")
+    state.load()
+    return state
+
+
+async def read_set(settings: Settings) -> RegistryView:
+    """Return what the registry has. Raises ``ConfigurationError`` if it has no such set."""
+    view = await registry_of(settings).read()
+    if view.state.config is None:
+        raise ConfigurationError(
+            f"the registry has no replica set {settings.replication.set!r}: `replica init` begins one"
+        )
+    return view
+
+
+def force_leader(settings: Settings) -> SetConfig:
+    """Let the member of the settings lead, although it may lack acknowledged messages; its broker must be stopped.
+
+    The member becomes the only one in sync. Raises ``ConfigurationError`` if a member leads, or if the store never was
+    in the set.
+    """
+    replication = settings.replication
+    path = Path(settings.store.path).expanduser()
+    files = Files()
+    lock = StoreLock(files, path)
+    lock.take()
+    try:
+        state = _state(files, path)
+        view = asyncio.run(read_set(settings))
+        config = view.state.config
+        assert config is not None
+        if view.state.holder is not None:
+            raise ConfigurationError(f"{view.state.holder} leads the set at the moment; use `flintmq replica switch`")
+        if state.record.cluster_id != config.cluster_id or replication.member not in config.members:
+            raise ConfigurationError(f"{path} is not the store of a member of this set")
+        forced = replace(config, primary="", in_sync=frozenset({replication.member}), epoch=config.epoch + 1)
+        asyncio.run(_propose(registry_of(settings), view, forced, view.addresses))
+        state.save(replace(state.record, complete=True))
+    finally:
+        lock.release()
+    return forced
