@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 STOP_S = 1.0
 """Maximum time that a member waits for the registry when it ends."""
+HAND_OVER_S = 2.0
+"""Maximum time that a primary which stops waits until another member has its tables, and the same until it leads."""
 
 
 class ReplicaMember:
@@ -113,7 +115,9 @@ class ReplicaMember:
         self._tick()
 
     async def stop(self) -> None:
-        """End this life. A primary gives its lease back, so that another member can lead at once."""
+        """End this life. A primary hands over to a member in sync; if none takes over, it gives its lease back."""
+        if self._serving and not self._ended:
+            await self._hand_over()
         if self._ticker is not None:
             self._ticker.cancel()
         if self.replica.role is Role.PRIMARY:
@@ -124,6 +128,21 @@ class ReplicaMember:
         if self._sender is not None:
             await self._sender.stop()
         await self._calls.stop(STOP_S)
+
+    async def _hand_over(self) -> None:
+        followers = [(row[0], row[2] and row[3]) for row in self.status().rows if row[0] != self.identity.member]
+        target = next((member for member, is_ready in followers if is_ready), None)
+        if target is None:
+            return
+        saved = asyncio.Event()
+        self.when_tables_are_saved(saved.set)
+        for step in (saved, self.stepped_down):
+            if step is self.stepped_down and self.switch(target, HAND_OVER_S) is not None:
+                return
+            try:
+                await asyncio.wait_for(step.wait(), HAND_OVER_S)
+            except TimeoutError:
+                log.warning("%s has not taken over within %g s", target, HAND_OVER_S)
 
     # ---- what the broker asks ----
 

@@ -13,6 +13,8 @@ from .tables import Table
 
 POLL_S = 0.1
 """Time between two looks at the versions of all tables."""
+BYTES_PER_S = 10_000_000
+"""A large table that changes all the time is sent at most at this rate, unless a caller waits."""
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ class TableSender:
         self._seen: dict[str, object] = {}
         self._sent: dict[str, tuple[int, bytes]] = {}
         """Number of the last change and content, by table."""
+        self._rest_until: dict[str, float] = {}
+        """Time before which a table is not sent again."""
         self._count = 0
         self._unsent: deque[Callable[[], None]] = deque()
         """Callers whose change has not been read yet."""
@@ -75,7 +79,7 @@ class TableSender:
             self._kick.clear()
             callers, self._unsent = self._unsent, deque()
             try:
-                await self._step()
+                await self._step(urgent=bool(callers))
             except OSError as error:
                 log.error("cannot read a table to send it to the followers: %s; trying again", error)
                 self._unsent.extendleft(reversed(callers))
@@ -83,8 +87,10 @@ class TableSender:
             self._waiting += [(self._count, call) for call in callers]
             self.saved()
 
-    async def _step(self) -> None:
+    async def _step(self, *, urgent: bool) -> None:
         for table in self._tables:
+            if not urgent and self._loop.time() < self._rest_until.get(table.name, 0.0):
+                continue
             version = table.version()  # before the content, which may be newer
             if table.name in self._seen and self._seen[table.name] == version:
                 continue
@@ -93,5 +99,6 @@ class TableSender:
             if table.name in self._sent and self._sent[table.name][1] == content:
                 continue
             self._count += 1
+            self._rest_until[table.name] = self._loop.time() + len(content) / BYTES_PER_S
             self._sent[table.name] = (self._count, content)
             self._links.send_table(self._epoch, table.name, self._count, content)

@@ -122,6 +122,28 @@ class QueueEndsTable:
         store.dispatcher.deleted_topics.extend(new)
 
 
+class OffsetsTable:
+    """The committed offsets of all groups, as they are in memory."""
+
+    name = "config/consumerOffset.json"
+
+    def __init__(self, store: MessageStore) -> None:
+        self._offsets = store.consumer_offsets
+
+    def version(self) -> object:
+        """Return the number of changes in memory."""
+        return self._offsets.changes
+
+    def read(self) -> bytes:
+        """Return the offsets as in the file."""
+        return json.dumps(self._offsets.to_json()).encode()
+
+    def write(self, content: bytes) -> None:
+        """Replace all offsets."""
+        self._offsets.replace(json.loads(content))
+        self._offsets.persist()
+
+
 class LogBegin:
     """Where the primary's log begins: followers delete what it has deleted."""
 
@@ -153,7 +175,7 @@ def tables_of(store: MessageStore, follow: Callable[[int], None]) -> list[Table]
         TopicsTable(store),
         QueueEndsTable(store),
         FileTable(store, "config/subscriptionGroup.json", store.groups.load),
-        FileTable(store, "config/consumerOffset.json", store.consumer_offsets.load),
+        OffsetsTable(store),
         FileTable(store, "config/delayOffset.json", store.delay_offsets.load),
         FileTable(store, "flintmq/prepared.json", store.staged_state.load),
         FileTable(store, USERS_FILE),

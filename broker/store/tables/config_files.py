@@ -269,6 +269,8 @@ class ConsumerOffsetTable:
         self._rest: dict[str, Any] = {}
         self.dirty = False
         """A group committed an offset since the last ``persist``."""
+        self.changes = 0
+        """Number of changes in memory."""
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
@@ -324,6 +326,7 @@ class ConsumerOffsetTable:
         row = self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})
         self._count += queue not in row
         row[queue] = next_offset
+        self.changes += 1
         self.dirty = True
 
     def replace(self, table: dict[str, Any]) -> None:
@@ -332,6 +335,7 @@ class ConsumerOffsetTable:
         if offsets != self._offsets:
             self._offsets = offsets
             self._count = sum(map(len, offsets.values()))
+            self.changes += 1
             self.dirty = True
 
     def forget(self, group: str, keep_topic: str = "") -> bool:
@@ -340,6 +344,7 @@ class ConsumerOffsetTable:
         keys = [key for key, topic, name in own if name == group and topic != keep_topic]
         for key in keys:
             self._count -= len(self._offsets.pop(key))
+            self.changes += 1
         self.dirty = self.dirty or bool(keys)
         return bool(keys)
 
@@ -350,7 +355,17 @@ class ConsumerOffsetTable:
             for queue, next_offset in row.items():
                 if next_offset > (end := end_of(topic, queue)):
                     row[queue] = end
+                    self.changes += 1
                     self.dirty = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all offsets as in the file. Any thread may call it."""
+        # ``list`` copies a row in one step while the event loop commits; iterating over the row itself could fail.
+        rows = {
+            key: {str(queue): next_offset for queue, next_offset in sorted(list(row.items()))}  # noqa: C414
+            for key, row in list(self._offsets.items())
+        }
+        return {"offsetTable": rows}
 
     def persist(self) -> None:
         """Write the table; durable when it returns. Blocks."""
@@ -358,14 +373,8 @@ class ConsumerOffsetTable:
             # Cleared first: a commit during the write makes the table dirty again.
             self.dirty = False
             try:
-                # ``list`` copies a row in one step while the event loop commits; iterating over the row itself could
-                # fail.
-                rows = {
-                    key: {str(queue): next_offset for queue, next_offset in sorted(list(row.items()))}  # noqa: C414
-                    for key, row in list(self._offsets.items())
-                }
                 self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
-                self._file.save({**self._rest, "offsetTable": rows})
+                self._file.save({**self._rest, **self.to_json()})
             except BaseException:
                 self.dirty = True
                 raise

@@ -1,0 +1,145 @@
+"""A real replica set for tests: brokers on loopback, with a real etcd."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from flintmq.protocol.commands import (
+    GET_ALL_TOPIC_CONFIG,
+    GET_REPLICA_STATUS,
+    HELLO,
+    PROTOCOL_VERSION,
+    Command,
+    ReplicaStatusAnswer,
+)
+from flintmq.protocol.errors import NotPrimary
+from flintmq.protocol.fields import decode_fields
+from tests.conftest import SMALL_FILES, Answer, Brokers, RawConnection, RunningBroker
+from tests.etcd_server import EtcdServer
+from tests.processes import free_port
+
+WAIT_S = 40.0
+LEASE_MS = 2_000
+
+
+class ReplicaSet:
+    """The members of one set, by their ids. ``settings``: further settings of all members."""
+
+    def __init__(
+        self,
+        folder: Path,
+        brokers: Brokers,
+        etcd: EtcdServer,
+        members: str = "abc",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._brokers = brokers
+        self._etcd = etcd
+        self._more = dict(settings or {})
+        self.addresses = {member: f"127.0.0.1:{free_port()}" for member in members}
+        self.running: dict[str, RunningBroker] = {}
+
+    @property
+    def bootstrap(self) -> str:
+        """Addresses of all members, as clients expect them."""
+        return ",".join(self.addresses.values())
+
+    def settings(self, member: str) -> dict[str, Any]:
+        """Return the settings of a member."""
+        return {
+            "server.listen": self.addresses[member],
+            "flush.policy": "sync",
+            "replication.set": self.folder.name[:64],
+            "replication.member": member,
+            "replication.etcd": self._etcd.url,
+            "replication.lease_ms": LEASE_MS,
+            "replication.lag_max_ms": 1_000,
+            **self._more,
+        }
+
+    def store(self, member: str) -> Path:
+        """Return the folder of a member's store."""
+        return self.folder / member
+
+    def tool(self, *arguments: str, member: str = "a", settings: Mapping[str, Any] | None = None) -> str:
+        """Run ``flintmq-broker`` with a member's settings; return its output. Raises ``CalledProcessError``."""
+        values = {"store.path": self.store(member), **SMALL_FILES, **self.settings(member), **(settings or {})}
+        sets = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+        command = [sys.executable, "-m", "flintmq.broker.app.daemon", *arguments, *sets]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def begin(self, *options: str, first: str = "a") -> None:
+        """Begin the set with ``replica init``, and start all members."""
+        members = [f"{member}={address}" for member, address in self.addresses.items()]
+        self.tool("replica", "init", *members, *options, member=first)
+        for member in self.addresses:
+            self.start(member)
+
+    def start(self, member: str, settings: Mapping[str, Any] | None = None) -> RunningBroker:
+        """Start a member."""
+        values = {**self.settings(member), **(settings or {})}
+        address = values.pop("server.listen")
+        self.running[member] = self._brokers.start("--listen", address, store=self.store(member), settings=values)
+        return self.running[member]
+
+    def kill(self, member: str) -> None:
+        """Kill a member with SIGKILL."""
+        self.running.pop(member).kill()
+
+    def status(self, member: str) -> dict[str, Any]:
+        """Return GET_REPLICA_STATUS of a running member: its fields, and ``rows`` by member."""
+        answer = self.call(member, GET_REPLICA_STATUS)
+        names = ("address", "in_sync", "connected", "flushed", "behind_ms")
+        rows = {row[0]: dict(zip(names, row[1:], strict=True)) for row in msgpack.unpackb(answer.body)}
+        return {**asdict(decode_fields(ReplicaStatusAnswer, answer.fields)), "rows": rows}
+
+    def call(self, member: str, command: Command, fields: dict[str, Any] | None = None) -> Answer:
+        """Return a running member's response to one request. Raises ``OSError`` or ``EOFError`` while it opens its
+        store again, or the error of the response."""
+        running = self.running[member]
+        with closing(RawConnection(socket.create_connection((running.host, running.port), timeout=10))) as connection:
+            connection.call(HELLO, {"protocol": PROTOCOL_VERSION, "client": "test"}).raise_for_error()
+            return connection.call(command, fields or {}).raise_for_error()
+
+    def leader(self) -> str:
+        """Wait until a running member leads and serves; return its id."""
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            for member in self.running:
+                with suppress(OSError, EOFError, NotPrimary):  # it opens its store again, or follows
+                    self.call(member, GET_ALL_TOPIC_CONFIG)
+                    return member
+            time.sleep(0.05)
+        raise AssertionError(f"no member leads:\n{self.logs()}")
+
+    def wait_in_sync(self, *members: str) -> dict[str, Any]:
+        """Wait until exactly these members are in sync, connected, and have confirmed all; return the status."""
+        end = time.monotonic() + WAIT_S
+        status: dict[str, Any] = {}
+        while time.monotonic() < end:
+            leader = self.leader()
+            with suppress(OSError, EOFError):
+                status = self.status(leader)
+            rows = status["rows"]
+            synced = {each for each, row in rows.items() if row["in_sync"]}
+            others = synced - {leader}
+            complete = all(rows[each]["connected"] and rows[each]["flushed"] >= status["end"] for each in others)
+            if synced == set(members) and complete and status["confirmed"] == status["end"]:
+                return status
+            time.sleep(0.05)
+        raise AssertionError(f"{members} are not in sync, but {status}:\n{self.logs()}")
+
+    def logs(self) -> str:
+        """Return the last lines of the members' logs."""
+        return "\n".join(f"--- {member}\n{running.log[-3000:]}" for member, running in self.running.items())
