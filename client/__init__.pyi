@@ -56,6 +56,8 @@ from .core.admin.groups import GroupQueue as GroupQueue
 from .core.admin.groups import GroupStatus as GroupStatus
 from .core.admin.quarantine import LostOffsets as LostOffsets
 from .core.admin.quarantine import QuarantineEntry as QuarantineEntry
+from .core.admin.replicas import ReplicaSetStatus as ReplicaSetStatus
+from .core.admin.replicas import SetMember as SetMember
 from .core.admin.transactions import TransactionInfo as TransactionInfo
 from .core.admin.transactions import Transactions as Transactions
 from .core.admin.users import UserInfo as UserInfo

@@ -12,6 +12,7 @@ from ..core.admin import connections as connection_operations
 from ..core.admin import delays as delay_operations
 from ..core.admin import groups as group_operations
 from ..core.admin import quarantine as quarantine_operations
+from ..core.admin import replicas as replica_operations
 from ..core.admin import settings as setting_operations
 from ..core.admin import transactions as transaction_operations
 from ..core.admin import users as user_operations
@@ -61,6 +62,11 @@ class Admin(Client):
     connections = async_method(connection_operations.connections)
     whoami = async_method(connection_operations.whoami)
     quarantine = async_method(quarantine_operations.quarantine)
+
+    replica_status = async_method(replica_operations.replica_status)
+    switch_primary = async_method(replica_operations.switch_primary)
+    add_member = async_method(replica_operations.add_member)
+    remove_member = async_method(replica_operations.remove_member)
 
     settings = async_method(setting_operations.settings)
     change_settings = async_method(setting_operations.change_settings)

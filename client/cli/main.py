@@ -51,6 +51,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "console": Lazy("console", "Serve a page for the browser: messages, topics, groups, dead letters."),
         "connections": Lazy("connections", "List the clients that are connected."),
         "quarantine": Lazy("quarantine", "List damage of the broker's log, and the messages lost."),
+        "replica": Lazy("replica", "Show the replica set; switch its primary; add and remove members."),
         "config": Lazy("config", "List, show and change the broker's settings."),
         "bench": Lazy("bench", "Measure the running broker."),
         "user": Lazy("user", "Add, remove and list users, and grant permissions."),

@@ -12,7 +12,8 @@ import pytest
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer
 from flintmq.protocol.commands import SWITCH_PRIMARY
 from flintmq.protocol.errors import ReplicationRefused, TopicNotExist
-from tests.conftest import Brokers
+from tests.cli_tools import Cli
+from tests.conftest import Brokers, RunningBroker
 from tests.etcd_server import EtcdServer, etcd_cluster
 from tests.replica_set import ReplicaSet
 
@@ -99,6 +100,36 @@ def test_a_switch_to_a_member_that_does_not_exist_is_refused(replicas: ReplicaSe
     leader = replicas.leader()
     with pytest.raises(ReplicationRefused):
         replicas.call(leader, SWITCH_PRIMARY, {"member": "nobody", "within_ms": 1_000})
+
+
+def test_an_operator_sees_and_changes_the_set(replicas: ReplicaSet, tmp_path: Path) -> None:
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    cli = Cli(tmp_path, replicas.bootstrap)
+    first = replicas.leader()
+    rows = cli.run("replica", "status", "-o", "json").rows
+    assert [(row["member"], row["role"], row["in_sync"]) for row in rows] == [
+        (member, "primary" if member == first else "follower", True) for member in "abc"
+    ]
+    target, third = sorted({"a", "b", "c"} - {first})
+    assert f"{target} leads" in cli.run("replica", "switch", target).err
+    assert replicas.leader() == target
+    refused = cli.run("replica", "remove", target, "--yes")
+    assert refused.code != 0
+    assert "switch to another member first" in refused.err
+    replicas.wait_in_sync("a", "b", "c")
+    assert cli.run("replica", "remove", third, "--yes").code == 0
+    replicas.kill(third)
+    assert replicas.wait_in_sync(first, target)["rows"].keys() == {first, target}
+    assert cli.run("replica", "add", third, replicas.addresses[third]).code == 0
+    replicas.start(third)
+    replicas.wait_in_sync("a", "b", "c")
+
+
+def test_a_broker_on_its_own_has_no_set(tmp_path: Path, shared_broker: RunningBroker) -> None:
+    refused = Cli(tmp_path, shared_broker.address).run("replica", "status")
+    assert refused.code != 0
+    assert "replication.set" in refused.err
 
 
 def test_topics_and_offsets_are_on_the_next_primary(replicas: ReplicaSet) -> None:
