@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +125,15 @@ def test_an_operator_sees_and_changes_the_set(replicas: ReplicaSet, tmp_path: Pa
     assert cli.run("replica", "add", third, replicas.addresses[third]).code == 0
     replicas.start(third)
     replicas.wait_in_sync("a", "b", "c")
+
+
+def test_the_demonstration_loses_nothing(etcd: EtcdServer) -> None:
+    command = [sys.executable, "-P", "-m", "flintmq.scripts.examples.replica_set", "--kills", "1", "--seconds", "0.5"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert [line for line in shown.stdout.splitlines() if line.split()[-1] == "0"] == [
+        f"{what:<9} 0" for what in ("lost", "doubled", "disorder")
+    ]
 
 
 def test_a_broker_on_its_own_has_no_set(tmp_path: Path, shared_broker: RunningBroker) -> None:

@@ -1,0 +1,1 @@
+"""The demonstration of a replica set that loses its primary; started by ``scripts/replica-demo``."""
