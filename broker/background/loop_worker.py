@@ -1,7 +1,7 @@
 """Background work of the event loop: a task that runs a job in small steps, sleeps until it is due, and can be stopped.
 
-If a read or write fails for a while (a full disk), the task pauses and tries again. If the job fails in any other way,
-the broker ends, as it does when a service dies.
+If a read or write fails for a while (a full disk, a replica set without enough members), the task pauses and tries
+again. If the job fails in any other way, the broker ends, as it does when a service dies.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ...protocol.errors import ServiceNotAvailable
+from ...protocol.errors import NotEnoughReplicas, NotPrimary, ServiceNotAvailable
 from ..store import StoreError
 from .service import OnFatal
 
 log = logging.getLogger(__name__)
 
+PASSING = (ServiceNotAvailable, NotEnoughReplicas, NotPrimary, StoreError)
+"""Errors after which a job is tried again. One that leads no more is stopped soon, with everything around it."""
 SLEEP_S_MAX = 1.0
 """Interval of clock checks while messages wait: someone may set the clock."""
 SLEEP_S_MIN = 0.001
@@ -91,7 +93,7 @@ class LoopWorker:
                         await asyncio.sleep(0)
                         continue
                     trouble = ""
-                except (ServiceNotAvailable, StoreError) as error:
+                except PASSING as error:
                     if str(error) != trouble:
                         trouble = str(error)
                         log.error(
