@@ -27,7 +27,7 @@ from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCC
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_frame
 from tests.client_drivers import SYNC, Clients
 from tests.client_drivers import aio_clients as clients_of_aio
-from tests.forked import FORKS, ForkedProcess, broker_environment
+from tests.forked import FORKS, ForkedProcess, ForkServer, broker_environment
 from tests.processes import free_port, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -135,10 +135,11 @@ def serve_arguments(store: Path, *options: str, settings: dict[str, Any] | None 
 
 
 class Brokers:
-    """Starts brokers, and stops all of them at the end."""
+    """Starts brokers, and stops all of them at the end. ``forks``: the fork server that starts them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forks: ForkServer = FORKS) -> None:
         self._folder = folder
+        self._forks = forks
         self._started: list[RunningBroker] = []
 
     def start(
@@ -160,7 +161,7 @@ class Brokers:
         process: subprocess.Popen[str] | ForkedProcess
         with log_path.open("w") as log:
             if program is None and environment is None:
-                process = FORKS.start(serve_arguments(store, *options, settings=settings), log.fileno())
+                process = self._forks.start(serve_arguments(store, *options, settings=settings), log.fileno())
             else:
                 process = subprocess.Popen(
                     broker_command(store, *options, settings=settings, program=program or DAEMON),

@@ -1,4 +1,5 @@
-"""Real etcd servers for tests, on loopback with ports chosen free; each process is ended by its id."""
+"""Real etcd servers for tests, on loopback with ports chosen free, or on hosts of a test's network; each process is
+ended by its id."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,21 @@ def etcd_program() -> str:
 
 
 class EtcdServer:
-    """One etcd process and its data."""
+    """One etcd process and its data. ``prefix``: words before its command, which start it on the host ``address``."""
 
-    def __init__(self, folder: Path, name: str, tls: tuple[Certificate, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        tls: tuple[Certificate, str] | None = None,
+        address: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.name, self._folder, self._tls = name, folder / name, tls
+        self._address, self._prefix = address, prefix
         self._client_port, self._peer_port = (port := free_port()), port + 1
-        self.peer = f"{name}=http://127.0.0.1:{self._peer_port}"
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._client_port}"
+        self.peer = f"{name}=http://{address}:{self._peer_port}"
+        self.url = f"{'https' if tls else 'http'}://{address}:{self._client_port}"
         self._process: subprocess.Popen[bytes] | None = None
         self._cluster = self.peer
 
@@ -63,7 +72,7 @@ class EtcdServer:
         if self._tls is not None:
             certificate, ca = self._tls
             options |= {"cert-file": certificate.certificate, "key-file": certificate.key, "trusted-ca-file": ca}
-        command = [etcd_program(), *(f"--{name}={value}" for name, value in options.items())]
+        command = [*self._prefix, etcd_program(), *(f"--{name}={value}" for name, value in options.items())]
         if self._tls is not None:
             command.append("--client-cert-auth")
         with (self._folder / "log").open("ab") as log:
@@ -87,7 +96,7 @@ class EtcdServer:
     def _serves(self) -> bool:
         try:
             if self._tls is not None:  # these tests need no more of it than its listener
-                socket.create_connection(("127.0.0.1", self._client_port), 1).close()
+                socket.create_connection((self._address, self._client_port), 1).close()
                 return True
             self.post("/v3/kv/range", {"key": "AA=="}, expected=(200, 400, 401, 403))
         except (OSError, AssertionError, http.client.HTTPException):
@@ -96,7 +105,7 @@ class EtcdServer:
 
     def post(self, path: str, body: dict[str, Any], token: str = "", expected: tuple[int, ...] = (200,)) -> Any:
         """Return the decoded body of the response to a POST."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._client_port, timeout=3)
+        connection = http.client.HTTPConnection(self._address, self._client_port, timeout=3)
         try:
             headers = {"Authorization": token} if token else {}
             connection.request("POST", path, json.dumps(body), headers)
@@ -140,7 +149,13 @@ def etcd_cluster(
 ) -> Iterator[list[EtcdServer]]:
     """Run ``count`` members of one etcd cluster. ``tls``: certificate of the servers, and the CA of clients."""
     etcd_program()
-    servers = [EtcdServer(folder, f"m{number}", tls) for number in range(count)]
+    with running_cluster([EtcdServer(folder, f"m{number}", tls) for number in range(count)]) as servers:
+        yield servers
+
+
+@contextmanager
+def running_cluster(servers: list[EtcdServer]) -> Iterator[list[EtcdServer]]:
+    """Run these members as one new cluster."""
     try:
         for server in servers:
             server.launch(",".join(each.peer for each in servers))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -67,9 +68,13 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Client of the fork server, which starts with the first process requested. ``close`` it."""
+    """Client of the fork server, which starts with the first process requested. ``close`` it.
 
-    def __init__(self) -> None:
+    ``prefix``: words before its command, which start it elsewhere, such as in a network namespace.
+    """
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self._prefix = prefix
         self._asking = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket
@@ -120,7 +125,7 @@ class ForkServer:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
+                [*self._prefix, sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
                 env=broker_environment(),
@@ -131,6 +136,7 @@ class ForkServer:
         if self._process is not None:
             self._orders.close()
             self._process.wait()
+            self._process = None
 
 
 def broker_environment(**variables: str) -> dict[str, str]:

@@ -51,13 +51,25 @@ def main() -> int:
         help="with --rounds: use an ext4 that is shut down or fails to sync, and a "
         "tmpfs that fills up; needs root, a loop device and strace",
     )
+    parser.add_argument(
+        "--replica-rounds",
+        type=int,
+        default=0,
+        help="instead: this many rounds of faults (kills, hangs, broken networks, a broken registry) of a replica set "
+        "with a network namespace for each broker and each member of etcd; needs root",
+    )
     options = parser.parse_args()
+    if options.replica_rounds:
+        from . import replica_rounds
+
+        print(f"seed {options.seed}", flush=True)
+        return replica_rounds.run(options.replica_rounds, options.seed)
     if options.rounds or options.campaign is not None:
         from . import rounds
 
         print(f"seed {options.seed}", flush=True)
         return rounds.run(options.rounds, options.seed, options.campaign, disks=options.disks)
-    del options.rounds, options.campaign, options.disks
+    del options.rounds, options.campaign, options.disks, options.replica_rounds
     plan = Plan(**vars(options))
     print(f"seed {plan.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="flintmq-soak-") as folder:

@@ -49,12 +49,6 @@ def read(replicas: ReplicaSet) -> list[int]:
         return sorted(int(bytes(m.body)) for m in consumer.iter(TOPIC, from_="earliest", until="latest"))
 
 
-def log_of(replicas: ReplicaSet, member: str, end: int) -> bytes:
-    """Return a member's log up to a physical offset."""
-    files = sorted((replicas.store(member) / "commitlog").iterdir())
-    return b"".join(path.read_bytes() for path in files if path.stem.isdigit())[:end]
-
-
 def test_if_the_primary_is_killed_another_member_serves_everything(replicas: ReplicaSet) -> None:
     replicas.begin()
     first = replicas.leader()
@@ -67,7 +61,7 @@ def test_if_the_primary_is_killed_another_member_serves_everything(replicas: Rep
         assert [bytes(m.body) for m in consumer.query(TOPIC, "k42")] == [b"42"]
     replicas.start(first)
     end = replicas.wait_in_sync("a", "b", "c")["confirmed"]
-    logs = {log_of(replicas, member, end) for member in "abc"}
+    logs = {replicas.log_of(member, end) for member in "abc"}
     assert len(logs) == 1
 
 
@@ -172,7 +166,7 @@ def test_a_member_with_an_empty_store_copies_everything(replicas: ReplicaSet) ->
     send(replicas, 30, 60)
     replicas.start(lost)
     end = replicas.wait_in_sync("a", "b", "c")["confirmed"]
-    assert log_of(replicas, lost, end) == log_of(replicas, leader, end)
+    assert replicas.log_of(lost, end) == replicas.log_of(leader, end)
 
 
 def test_a_primary_alone_refuses_messages_before_it_writes_them(replicas: ReplicaSet) -> None:

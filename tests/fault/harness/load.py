@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from datetime import timedelta
 from types import TracebackType
 from typing import Literal, Self
@@ -34,19 +35,25 @@ LATER, GROUP = "later", "harness"
 
 
 class Load:
-    """Clients of one broker address. They survive its restarts."""
+    """Clients of one broker address, or of a replica set's. They survive its restarts.
 
-    def __init__(self, address: str, ledger: Ledger, source: random.Random, *, sync: bool) -> None:
+    ``rest_s``: pause of each producer between two bursts.
+    """
+
+    def __init__(self, address: str, ledger: Ledger, source: random.Random, *, sync: bool, rest_s: float = 0.0) -> None:
         self._address = address
         self._ledger = ledger
         self._source = source
         self._sync = sync
+        self._rest_s = rest_s
         self._stopping = False
         self._producers: list[Producer] = []
         self._working: list[asyncio.Task[None]] = []
         self._watching: asyncio.Task[None] | None = None
         self.acknowledged = 0
         """Acknowledged messages since the last ``begin``."""
+        self.slowest_s = 0.0
+        """Longest time that a producer waited for one burst since then."""
         self._in_flight: set[int] = set()
         self._in_doubt_at_fault: set[int] = set()
         self.resent = 0
@@ -93,6 +100,7 @@ class Load:
         """Work until ``finish``."""
         self._stopping = False
         self.acknowledged = 0
+        self.slowest_s = 0.0
         self._working = [asyncio.create_task(self._produce(n)) for n in range(PRODUCERS)]
         self._working += [asyncio.create_task(self._send_later()), asyncio.create_task(self._change_topics())]
         self._watching = asyncio.create_task(self._watch())
@@ -134,7 +142,10 @@ class Load:
                 if which == 0:
                     self._ledger.owners[number] = which
                 sends.append(self._send(producer, number, queue, flush))
+            begun = time.monotonic()
             await asyncio.gather(*sends)
+            self.slowest_s = max(self.slowest_s, time.monotonic() - begun)
+            await asyncio.sleep(self._rest_s)
 
     async def _send(self, producer: Producer, number: int, queue: int | None, flush: Literal["sync"] | None) -> None:
         self._in_flight.add(number)

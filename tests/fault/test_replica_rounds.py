@@ -1,0 +1,48 @@
+"""A replica set on hosts of its own, network namespaces, under the most important faults.
+
+Skipped, with the machine's error, where there are no namespaces; ``scripts/soak/run --replica-rounds 200`` runs all
+faults. ``FLINTMQ_SEED`` selects other moments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.harness.mounts import NotHere
+from tests.fault.harness.replica_hosts import ReplicaHosts, replica_hosts
+from tests.fault.harness.replica_rounds import ReplicaCampaign, ReplicaTally
+
+pytestmark = pytest.mark.slow
+
+SEED = os.environ.get("FLINTMQ_SEED", "20261124")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaHosts]:
+    """Create the hosts, with etcd running, for all tests of this file."""
+    running = replica_hosts(tmp_path_factory.mktemp("hosts"))
+    try:
+        hosts = running.__enter__()
+    except NotHere as refusal:
+        pytest.skip(str(refusal))
+    yield hosts
+    running.__exit__(None, None, None)
+
+
+def run(hosts: ReplicaHosts, folder: Path, *faults: str) -> None:
+    """Run a round with each fault; fail if one of them does."""
+    print(f"seed {SEED}")  # noqa: T201 - printed to repeat a failure
+    tallies: dict[str, ReplicaTally] = {}
+    campaign = ReplicaCampaign(hosts, folder / "set", f"{SEED} {faults[0]}")
+    asyncio.run(campaign.run(list(faults), tallies, lambda: None))
+    assert tallies.keys() == set(faults)
+    assert all(tally.acknowledged for tally in tallies.values())
+
+
+def test_a_set_keeps_every_promise_through_kills_and_broken_networks(hosts: ReplicaHosts, tmp_path: Path) -> None:
+    run(hosts, tmp_path, "primary killed", "primary | everything")
