@@ -13,27 +13,23 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, cast
 
 from flintmq.client import Admin, Consumer, Producer, PushConsumer, Receipt, StoredMessage, aio
-from flintmq.client.aio import driver as aio_driver
-from flintmq.client.sync import driver as sync_driver
 
 
 @dataclass(frozen=True)
 class Clients:
-    """Clients of one driver. ``name``: "sync" or "aio"; ``driver``: the module that delivers."""
+    """Clients of one driver. ``name``: "sync" or "aio"."""
 
     name: str
     Producer: type[Producer]
     Consumer: type[Consumer]
     Admin: type[Admin]
     PushConsumer: type[PushConsumer]
-    driver: ModuleType
 
 
-SYNC = Clients("sync", Producer, Consumer, Admin, PushConsumer, sync_driver)
+SYNC = Clients("sync", Producer, Consumer, Admin, PushConsumer)
 
 
 @contextlib.contextmanager
@@ -50,7 +46,7 @@ def aio_clients() -> Iterator[Clients]:
 
     try:
         push = type("PushConsumer", (PushFacade,), {"loop": loop, "kind": aio.PushConsumer})
-        yield Clients("aio", facade(aio.Producer), facade(aio.Consumer), facade(aio.Admin), cast(Any, push), aio_driver)
+        yield Clients("aio", facade(aio.Producer), facade(aio.Consumer), facade(aio.Admin), cast(Any, push))
     finally:
         asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
         left = asyncio.run_coroutine_threadsafe(_other_tasks(), loop).result()

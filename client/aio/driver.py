@@ -16,7 +16,7 @@ from ..core.produce.producer_core import ProducerCore
 from ..core.rpc.connection_errors import silent
 from ..core.rpc.retry import is_retriable
 from ..core.rpc.session import Answer
-from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, silence_seconds_max
 from ..errors import ClientClosed
 from .connection import Connection
 from .deadlines import Watch
@@ -58,6 +58,7 @@ class DeliveryDriver:
         self._will_send = False
         """True if ``_send`` is scheduled."""
         self._unanswered_since = inf
+        self._silence_seconds = silence_seconds_max("")
         self._resume_at = inf
         """End of the pause that the broker asked for, if messages wait for it."""
         self._bulks: dict[Bulk, asyncio.Future[None]] = {}
@@ -208,6 +209,7 @@ class DeliveryDriver:
     def _connected(self, connection: Connection) -> None:
         self._connection = connection
         self._unanswered_since = inf
+        self._silence_seconds = silence_seconds_max(connection.limits.role)
         connection.receiver = self
         self._sending.connected(connection.local_address)
         self._delivery.connected(connection.limits)
@@ -221,14 +223,14 @@ class DeliveryDriver:
         if delivery.idle:
             return inf
         due = min(now + delivery.seconds_to_wait(now), self._resume_at)
-        return min(due, self._unanswered_since + SILENCE_SECONDS_MAX) if delivery.in_flight else due
+        return min(due, self._unanswered_since + self._silence_seconds) if delivery.in_flight else due
 
     def judge(self, now: float) -> None:
         """Handle silence and expired messages, and send after a pause."""
         delivery, connection = self._delivery, self._connection
-        if delivery.in_flight and connection is not None and now >= self._unanswered_since + SILENCE_SECONDS_MAX:
+        if delivery.in_flight and connection is not None and now >= self._unanswered_since + self._silence_seconds:
             connection.abort()
-            self.lost(silent(connection.address, SILENCE_SECONDS_MAX))
+            self.lost(silent(connection.address, self._silence_seconds))
         if delivery.expire_due(now):
             delivery.expire(now)
             self._announce()

@@ -20,7 +20,7 @@ from ..core.produce.delivery import Delivery
 from ..core.rpc.connection_errors import silent
 from ..core.rpc.retry import is_retriable
 from ..core.rpc.session import Answer
-from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, silence_seconds_max
 from ..errors import ClientClosed
 from .connection import Connection
 from .pool import Dialer
@@ -154,7 +154,7 @@ class DeliveryDriver:
         now = time.monotonic()
         with self.mutex:
             single = self._delivery.adopt(sent, request_id)
-            self._unanswered_since = now
+            self._unanswered_since = now if arrived else sent.deadline - self._delivery.delivery_seconds
         if isinstance(arrived, FlintError):
             self._failed(arrived)
         else:
@@ -274,12 +274,13 @@ class DeliveryDriver:
         answers: Sequence[Answer] = ()
         if delivery.in_flight or connection.congested:
             self._unanswered_since = min(self._unanswered_since, now)
-            silent_at = self._unanswered_since + SILENCE_SECONDS_MAX
+            silence_seconds = silence_seconds_max(connection.limits.role)
+            silent_at = self._unanswered_since + silence_seconds
             answers = connection.receive(min(seconds, max(0.0, silent_at - now)))
             if answers:
                 self._unanswered_since = inf
             elif time.monotonic() > silent_at:
-                raise silent(connection.address, SILENCE_SECONDS_MAX)
+                raise silent(connection.address, silence_seconds)
         elif not delivery.idle:  # the broker asked for a pause
             self._interrupted.wait(None if seconds == inf else seconds)
         self._take(answers, time.monotonic())

@@ -18,7 +18,7 @@ from ..core.produce.packer import new_packer
 from ..core.produce.producer_core import ProducerCore
 from ..core.produce.receipts import Receipt
 from ..core.rpc.session import Answer
-from ..core.rpc.timeouts import SILENCE_SECONDS_MAX
+from ..core.rpc.timeouts import silence_seconds_max
 from ..core.times import now_millis
 from ..message import Message
 from .connection import AnswerOfOne
@@ -36,7 +36,6 @@ class SingleSender:
         self._driver = driver
         self._frames = core.delivery.frames
         self._body_bytes_max = min(BODY_BYTES_MAX, core.compress_over)
-        self._wait_seconds = min(core.delivery_seconds, SILENCE_SECONDS_MAX)
         self._heads: dict[str, ProduceHead] = {}
         self._packer = new_packer()
 
@@ -61,7 +60,8 @@ class SingleSender:
             frame = head.encode(request_id, 1, first, born_ms, len(body)) + body
             arrived: AnswerOfOne | list[Answer] | FlintError
             try:
-                arrived = connection.exchange_single(frame, self._wait_seconds)
+                wait_seconds = min(self._core.delivery_seconds, silence_seconds_max(connection.limits.role))
+                arrived = connection.exchange_single(frame, wait_seconds)
             except FlintError as error:
                 arrived = error
             if isinstance(arrived, tuple) and arrived[0] == request_id:

@@ -243,7 +243,7 @@ class TestBlockedLoop:
     def test_a_busy_loop_does_not_take_unread_responses_for_silence(
         self, run_in_loop: RunInLoop, own_broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("flintmq.client.aio.driver.SILENCE_SECONDS_MAX", 0.3)
+        monkeypatch.setattr("flintmq.client.core.rpc.timeouts.SILENCE_SECONDS_MAX", 0.3)
 
         async def main() -> None:
             async with Producer(own_broker.address) as producer, Admin(own_broker.address) as admin:

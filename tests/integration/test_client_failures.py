@@ -167,7 +167,7 @@ class TestUnreachable:
             while connection.recv(1000):
                 pass
 
-        monkeypatch.setattr(clients.driver, "SILENCE_SECONDS_MAX", 0.3)
+        monkeypatch.setattr("flintmq.client.core.rpc.timeouts.SILENCE_SECONDS_MAX", 0.3)
         with listener_that(answer_hello_only) as address:
             with clients.Producer(f"{address},{shared_broker.address}") as producer:
                 assert producer.send(Message(topic, b"x")).topic == topic

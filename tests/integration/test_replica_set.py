@@ -14,6 +14,7 @@ from flintmq.client import Admin, Consumer, FlintError, Message, Producer
 from flintmq.protocol.commands import SWITCH_PRIMARY
 from flintmq.protocol.errors import ReplicationRefused, TopicNotExist
 from tests.cli_tools import Cli
+from tests.client_drivers import Clients
 from tests.conftest import Brokers, RunningBroker
 from tests.etcd_server import EtcdServer, etcd_cluster
 from tests.replica_set import ReplicaSet
@@ -196,6 +197,18 @@ def test_a_paused_primary_acknowledges_nothing_after_another_leads(replicas: Rep
     replicas.running[first] = paused
     replicas.wait_in_sync("a", "b", "c")
     assert read(replicas) == list(range(20))
+
+
+def test_a_producer_leaves_a_primary_that_hangs(replicas: ReplicaSet, clients: Clients) -> None:
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    first = replicas.leader()
+    with clients.Producer(replicas.bootstrap) as producer:
+        producer.send(Message(TOPIC, b"0"))
+        with replicas.running[first].paused():
+            for number in range(1, 10):
+                producer.send(Message(TOPIC, b"%d" % number))
+    assert read(replicas) == list(range(10))
 
 
 def test_members_wait_for_an_etcd_that_is_not_there_yet(tmp_path: Path) -> None:

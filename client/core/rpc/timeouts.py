@@ -16,6 +16,13 @@ CONNECT_SECONDS_MIN = 1.0
 """Minimum time for one of several addresses, as long as the request has it."""
 SILENCE_SECONDS_MAX = 15
 """A connection with outstanding requests and no response for this long is replaced by a new one."""
+SET_SILENCE_SECONDS_MAX = 3
+"""The same for a producer's connection to a member of a replica set: by now, another one may lead."""
+
+
+def silence_seconds_max(role: str) -> float:
+    """Return for how long a broker may be silent that a producer waits for. ``role``: the broker's, from HELLO."""
+    return min(SET_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX) if role else SILENCE_SECONDS_MAX
 
 
 def check_timeout(what: str, timeout: Any) -> float:
