@@ -68,11 +68,11 @@ class ReplicaRun:
         else:
             shutil.rmtree(folder)
 
-    def _show(self) -> None:
-        acknowledged = sum(tally.acknowledged for tally in self.tallies.values())
+    def _show(self, fault: str) -> None:
+        pause_s = self.tallies[fault].pauses_s[-1]
         print(
-            f"{time.monotonic() - self._began:5.0f} s  {self._done()} rounds, {acknowledged:,} messages acknowledged, "
-            f"{self.failed} campaigns failed",
+            f"{time.monotonic() - self._began:5.0f} s  {self._done()} rounds, {self.failed} failed; the last one: "
+            f"{fault}, pause {pause_s:.1f} s",
             flush=True,
         )
 

@@ -39,7 +39,7 @@ def run(hosts: ReplicaHosts, folder: Path, *faults: str) -> None:
     print(f"seed {SEED}")  # noqa: T201 - printed to repeat a failure
     tallies: dict[str, ReplicaTally] = {}
     campaign = ReplicaCampaign(hosts, folder / "set", f"{SEED} {faults[0]}")
-    asyncio.run(campaign.run(list(faults), tallies, lambda: None))
+    asyncio.run(campaign.run(list(faults), tallies, lambda fault: None))
     assert tallies.keys() == set(faults)
     assert all(tally.acknowledged for tally in tallies.values())
 

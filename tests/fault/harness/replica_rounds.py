@@ -47,8 +47,10 @@ class ReplicaCampaign:
         self._seed = seed
         self._load = Load(self.replicas.bootstrap, self.ledger, random.Random(seed), sync=True, rest_s=REST_S)
 
-    async def run(self, faults: list[str], tallies: dict[str, ReplicaTally], progress: Callable[[], None]) -> None:
-        """Run a round with each of these faults. Raises ``PromiseBroken``, or the error of a client or a server."""
+    async def run(self, faults: list[str], tallies: dict[str, ReplicaTally], progress: Callable[[str], None]) -> None:
+        """Run a round with each of these faults; ``progress`` is called with each that is over.
+
+        Raises ``PromiseBroken``, or the error of a client or a server."""
         try:
             await asyncio.to_thread(self.replicas.begin)
             await asyncio.to_thread(self.replicas.wait_in_sync, *MEMBERS)
@@ -57,7 +59,7 @@ class ReplicaCampaign:
                 for number, fault in enumerate(faults):
                     tally = tallies.setdefault(fault, ReplicaTally())
                     await self._counted(number, fault, tally, last=number == len(faults) - 1)
-                    progress()
+                    progress(fault)
             await asyncio.to_thread(self.replicas.stop_all)
         finally:
             self._hosts.heal()
