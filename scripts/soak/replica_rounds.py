@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import shutil
 import signal
@@ -79,6 +80,7 @@ class ReplicaRun:
 
 def run(rounds: int, seed: int) -> int:
     """Run ``rounds``; print progress and the table, and return the exit code."""
+    logging.getLogger("flintmq").setLevel(logging.ERROR)  # clients warn of each connection that they lose
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # hosts and servers must not stay
     folder = Path(tempfile.mkdtemp(prefix="flintmq-replica-rounds-"))
     try:

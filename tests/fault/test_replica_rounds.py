@@ -38,11 +38,16 @@ def run(hosts: ReplicaHosts, folder: Path, *faults: str) -> None:
     """Run a round with each fault; fail if one of them does."""
     print(f"seed {SEED}")  # noqa: T201 - printed to repeat a failure
     tallies: dict[str, ReplicaTally] = {}
-    campaign = ReplicaCampaign(hosts, folder / "set", f"{SEED} {faults[0]}")
+    campaign = ReplicaCampaign(hosts, folder / folder.name, f"{SEED} {faults[0]}")
     asyncio.run(campaign.run(list(faults), tallies, lambda fault: None))
     assert tallies.keys() == set(faults)
     assert all(tally.acknowledged for tally in tallies.values())
+    assert campaign.ledger.seen
 
 
-def test_a_set_keeps_every_promise_through_kills_and_broken_networks(hosts: ReplicaHosts, tmp_path: Path) -> None:
-    run(hosts, tmp_path, "primary killed", "primary | everything")
+def test_a_set_keeps_every_promise_while_processes_fail(hosts: ReplicaHosts, tmp_path: Path) -> None:
+    run(hosts, tmp_path, "primary killed", "primary hung", "primary killed and emptied")
+
+
+def test_a_set_keeps_every_promise_while_networks_and_the_registry_fail(hosts: ReplicaHosts, tmp_path: Path) -> None:
+    run(hosts, tmp_path, "primary | everything", "primary | followers", "etcd's leader killed")

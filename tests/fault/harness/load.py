@@ -117,14 +117,15 @@ class Load:
         self._working = []
 
     async def _stop_watching(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-            self._watching = None
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
 
     def check_alive(self) -> None:
-        """Raise the error that ended a worker task."""
-        for task in self._working:
+        """Raise the error that ended a worker task, or the reader."""
+        for task in self._working if self._watching is None else (*self._working, self._watching):
             if task.done() and not self._stopping:
                 task.result()
 

@@ -21,6 +21,7 @@ from .replica_faults import FAULTS, ReplicaFaults
 from .replica_hosts import MEMBERS, ReplicaHosts, SetOnHosts
 from .rounds import PROGRESS_MESSAGES, PromiseBroken
 from .tally import Tally
+from .transactions import TransactionLoad
 
 PROGRESS_S = 45.0
 """Time after which messages that have not been acknowledged never will be: longer than a client's patience."""
@@ -46,6 +47,7 @@ class ReplicaCampaign:
         self._hosts = hosts
         self._seed = seed
         self._load = Load(self.replicas.bootstrap, self.ledger, random.Random(seed), sync=True, rest_s=REST_S)
+        self._transactions = TransactionLoad(self.replicas.bootstrap, random.Random(seed))
 
     async def run(self, faults: list[str], tallies: dict[str, ReplicaTally], progress: Callable[[str], None]) -> None:
         """Run a round with each of these faults; ``progress`` is called with each that is over.
@@ -54,8 +56,9 @@ class ReplicaCampaign:
         try:
             await asyncio.to_thread(self.replicas.begin)
             await asyncio.to_thread(self.replicas.wait_in_sync, *MEMBERS)
-            async with self._load:
+            async with self._load, self._transactions:
                 await self._load.prepare()
+                await self._transactions.prepare()
                 for number, fault in enumerate(faults):
                     tally = tallies.setdefault(fault, ReplicaTally())
                     await self._counted(number, fault, tally, last=number == len(faults) - 1)
@@ -88,11 +91,13 @@ class ReplicaCampaign:
     async def _round(self, source: random.Random, fault: str, *, last: bool) -> Finding:
         primary = await asyncio.to_thread(self.replicas.leader)
         self._load.begin()
+        self._transactions.begin()
         await self._acknowledged()
         self._load.fault_happened()
         await FAULTS[fault](ReplicaFaults(self.replicas, self._hosts, source, primary))
         await self._acknowledged()
         await asyncio.to_thread(self.replicas.wait_in_sync, *MEMBERS, under_load=True)
+        await self._transactions.finish()
         await self._load.finish()
         status = await asyncio.to_thread(self.replicas.wait_in_sync, *MEMBERS)
         finding = await self._judge(last=last)
@@ -111,6 +116,7 @@ class ReplicaCampaign:
         finding = self.ledger.judge(await self._load.look(), Allowance())
         await self._load.look_up(finding, LOOKED_UP, Allowance())
         await self._load.look_at_tables(finding, fell_back=False)
+        await self._transactions.judge(finding)
         if last:
             await self._load.wait_for_delayed(finding, set())
         return finding
