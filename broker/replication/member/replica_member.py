@@ -42,6 +42,7 @@ from ..core.patience import Patience
 from ..core.replica import Replica, Role
 from ..registry.interface import Registry, RegistryView
 from .accepted_links import AcceptedLinks, FollowerHandle
+from .disk_work import write_when_room
 from .followed_primary import FollowedPrimary
 from .identity import MemberIdentity, MemberOwner, ReplicaStatus
 from .registry_calls import RegistryCalls
@@ -100,6 +101,7 @@ class ReplicaMember:
         self._body, self._saying = memoryview(b""), 0
         """Bytes of the piece that the primary is sending, and the number of its connection."""
         self._ticker: asyncio.TimerHandle | None = None
+        self._changing: asyncio.Task[None] | None = None
         self._leads_at = -1
         """Physical offset that must be confirmed before this member serves; -1: it does not lead."""
         self._preparing = self._serving = False
@@ -124,6 +126,8 @@ class ReplicaMember:
             self._end_leadership()
             self._calls.release_lease()
         self._ended = True
+        if self._changing is not None:
+            self._changing.cancel()
         await self._primary.stop()
         if self._sender is not None:
             await self._sender.stop()
@@ -348,7 +352,8 @@ class ReplicaMember:
             case Stop(reason):
                 log.critical("%s takes no further part in its replica set: %s", self.identity.member, reason)
             case Cut() | Restart() | SaveState():
-                self._loop.create_task(self._change_disk(action)).add_done_callback(self._disk_changed)
+                self._changing = self._loop.create_task(self._change_disk(action))
+                self._changing.add_done_callback(self._disk_changed)
 
     def _send(self, number: int, message: Message) -> None:
         if number < 0:
@@ -417,15 +422,20 @@ class ReplicaMember:
         match action:
             case SaveState(cluster_id, epochs, complete):
                 record = ReplicaRecord(cluster_id, member, epochs, complete)
-                await self._loop.run_in_executor(None, replica.state.save, record)
+                await write_when_room(partial(replica.state.save, record), self._may_wait)
                 self._input(self.replica.disk_done)
             case Cut(to):
-                await self._loop.run_in_executor(None, replica.cut.request, to, self._store.write_offset)
+                await write_when_room(partial(replica.cut.request, to, self._store.write_offset), self._may_wait)
                 self._end(f"the log is cut at {to:,}")
             case Restart(begin, cluster_id, epochs):
                 record = ReplicaRecord(cluster_id, member, epochs, False)
-                await self._loop.run_in_executor(None, replica.restart.request, begin, record)
+                await write_when_room(partial(replica.restart.request, begin, record), self._may_wait)
                 self._end(f"the log begins again at {begin:,}")
+
+    def _may_wait(self) -> bool:
+        """Return whether this member may wait for room on its disk. While it is elected, it would keep all others from
+        leading."""
+        return self.replica.role is Role.FOLLOWER
 
     def _disk_changed(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
