@@ -55,8 +55,8 @@ def main() -> int:
         "--replica-rounds",
         type=int,
         default=0,
-        help="instead: this many rounds of faults (kills, hangs, broken networks, a broken registry) of a replica set "
-        "with a network namespace for each broker and each member of etcd; needs root",
+        help="instead: this many rounds of faults (of processes, disks, networks and the registry) of a replica set "
+        "with a network namespace for each broker and each member of etcd; needs root and a loop device",
     )
     options = parser.parse_args()
     if options.replica_rounds:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tests.fault.harness.mounts import NotHere
 from tests.fault.harness.plan import Deck
-from tests.fault.harness.replica_faults import FAULTS
-from tests.fault.harness.replica_hosts import ReplicaHosts, replica_hosts
+from tests.fault.harness.replica_faults import DISK_FAULTS, FAULTS
+from tests.fault.harness.replica_hosts import ReplicaHosts, member_disks, replica_hosts
 from tests.fault.harness.replica_rounds import ReplicaCampaign, ReplicaTally
 from tests.fault.harness.rounds import PromiseBroken
 
@@ -48,7 +48,7 @@ class ReplicaRun:
 
     def go(self, rounds: int) -> None:
         """Run campaigns until ``rounds`` are done or too many have failed."""
-        deck = Deck(random.Random(self._seed), tuple(FAULTS))
+        deck = Deck(random.Random(self._seed), (*FAULTS, *DISK_FAULTS))
         for number in itertools.count():
             done = self._done()
             if done >= rounds or self.failed >= FAILED_MAX:
@@ -60,14 +60,18 @@ class ReplicaRun:
 
     def _campaign(self, number: int, faults: list[str]) -> None:
         folder = self._folder / f"set-{number}"
-        campaign = ReplicaCampaign(self._hosts, folder, f"{self._seed} {number}")
-        try:
-            asyncio.run(campaign.run(faults, self.tallies, self._show))
-        except PromiseBroken as failure:
-            self.failed += 1
-            print(f"FAILED: campaign {number}: {failure}\n  its stores and logs: {folder}", file=sys.stderr, flush=True)
-        else:
-            shutil.rmtree(folder)
+        folder.mkdir()
+        with member_disks(folder) as disks:
+            campaign = ReplicaCampaign(self._hosts, folder, f"{self._seed} {number}", disks)
+            try:
+                asyncio.run(campaign.run(faults, self.tallies, self._show))
+            except PromiseBroken as failure:
+                self.failed += 1
+                print(f"FAILED: campaign {number}: {failure}\n  its stores and logs: {folder}", file=sys.stderr)
+                for member in disks:
+                    shutil.copytree(campaign.replicas.store(member), folder / member)
+                return
+        shutil.rmtree(folder)
 
     def _show(self, fault: str) -> None:
         pause_s = self.tallies[fault].pauses_s[-1]

@@ -22,7 +22,7 @@ from flintmq.client import Consumer
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.conftest import RawConnection
 from tests.fault.harness.brokers import BrokerEnded, ForkedBroker, PreparedParent, free_port
-from tests.fault.harness.mounts import LoopExt4, NotHere, SmallTmpfs, loop_ext4, small_tmpfs
+from tests.fault.harness.mounts import LoopExt4, NotHere, SmallDisk, loop_ext4, small_tmpfs
 from tests.fault.harness.real_disks import Ext4Campaign, TmpfsCampaign, connection_to
 from tests.fault.harness.rounds import EXIT_REFUSED, Campaign, RoundFailed
 from tests.fault.harness.tally import Tally
@@ -49,7 +49,7 @@ def ext4(prepared: PreparedParent, tmp_path: Path) -> Iterator[LoopExt4]:
 
 
 @pytest.fixture
-def tmpfs(prepared: PreparedParent, tmp_path: Path) -> Iterator[SmallTmpfs]:
+def tmpfs(prepared: PreparedParent, tmp_path: Path) -> Iterator[SmallDisk]:
     """Mount a tmpfs of 16 MiB."""
     with contextlib.ExitStack() as stack:
         try:
@@ -83,7 +83,7 @@ def test_a_failed_sync_on_ext4_acknowledges_no_message_that_only_the_page_cache_
 
 
 def test_a_broker_on_a_tmpfs_that_fills_and_empties_refuses_and_resumes_without_loss(
-    prepared: PreparedParent, tmpfs: SmallTmpfs
+    prepared: PreparedParent, tmpfs: SmallDisk
 ) -> None:
     run(TmpfsCampaign(prepared, tmpfs.point, f"{SEED} tmpfs", sync=True, disk=tmpfs), "fill", 1)
 
@@ -169,7 +169,7 @@ class Filling:
             except ServiceNotAvailable as refusal:
                 return refusal
 
-    def until_nothing_is_free(self, disk: SmallTmpfs) -> None:
+    def until_nothing_is_free(self, disk: SmallDisk) -> None:
         """Fill the last byte, including bytes that an attempt to allocate more holds for a moment."""
         while self.until_full().details["free_bytes"]:
             disk.take(leave_bytes=0)
@@ -198,7 +198,7 @@ def listening(prepared: PreparedParent, store: Path, port: int) -> ForkedBroker:
 
 
 def test_a_full_tmpfs_refuses_messages_with_the_free_and_needed_bytes_and_resumes(
-    prepared: PreparedParent, tmpfs: SmallTmpfs
+    prepared: PreparedParent, tmpfs: SmallDisk
 ) -> None:
     store, port = tmpfs.point / "store", free_port(random.SystemRandom())
     tmpfs.take(leave_bytes=9 * MIB)

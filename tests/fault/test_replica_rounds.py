@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.fault.harness.mounts import NotHere
-from tests.fault.harness.replica_hosts import ReplicaHosts, replica_hosts
+from tests.fault.harness.mounts import LoopExt4, NotHere
+from tests.fault.harness.replica_hosts import ReplicaHosts, member_disks, replica_hosts
 from tests.fault.harness.replica_rounds import ReplicaCampaign, ReplicaTally
 
 pytestmark = pytest.mark.slow
@@ -34,11 +35,22 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaHosts]:
     running.__exit__(None, None, None)
 
 
-def run(hosts: ReplicaHosts, folder: Path, *faults: str) -> None:
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[dict[str, LoopExt4]]:
+    """Mount a disk for each member."""
+    with ExitStack() as stack:
+        try:
+            disks = stack.enter_context(member_disks(tmp_path))
+        except NotHere as refusal:
+            pytest.skip(str(refusal))
+        yield disks
+
+
+def run(hosts: ReplicaHosts, folder: Path, *faults: str, disks: dict[str, LoopExt4] | None = None) -> None:
     """Run a round with each fault; fail if one of them does."""
     print(f"seed {SEED}")  # noqa: T201 - printed to repeat a failure
     tallies: dict[str, ReplicaTally] = {}
-    campaign = ReplicaCampaign(hosts, folder / folder.name, f"{SEED} {faults[0]}")
+    campaign = ReplicaCampaign(hosts, folder / folder.name, f"{SEED} {faults[0]}", disks)
     asyncio.run(campaign.run(list(faults), tallies, lambda fault: None))
     assert tallies.keys() == set(faults)
     assert all(tally.acknowledged for tally in tallies.values())
@@ -51,3 +63,9 @@ def test_a_set_keeps_every_promise_while_processes_fail(hosts: ReplicaHosts, tmp
 
 def test_a_set_keeps_every_promise_while_networks_and_the_registry_fail(hosts: ReplicaHosts, tmp_path: Path) -> None:
     run(hosts, tmp_path, "primary | everything", "primary | followers", "etcd's leader killed")
+
+
+def test_a_set_keeps_every_promise_while_disks_fail(
+    hosts: ReplicaHosts, disks: dict[str, LoopExt4], tmp_path: Path
+) -> None:
+    run(hosts, tmp_path, "power of all cut", "disk of a follower full", disks=disks)

@@ -55,12 +55,41 @@ def unmount_at_last(point: Path) -> None:
         raise
 
 
-class LoopExt4:
+class SmallDisk:
+    """A mounted file system and the file that uses up its space."""
+
+    def __init__(self, point: Path) -> None:
+        self.point = point
+        self._ballast = point / "ballast"
+
+    @property
+    def free_bytes(self) -> int:
+        """Return how many bytes can still be written."""
+        status = os.statvfs(self.point)
+        return status.f_bavail * status.f_frsize
+
+    def take(self, *, leave_bytes: int) -> None:
+        """Use up all space except this much; space already taken stays taken."""
+        fd = os.open(self._ballast, os.O_RDWR | os.O_CREAT)
+        try:
+            more = self.free_bytes - leave_bytes
+            if more > 0:
+                with suppress(OSError):  # another writer was faster: it is full
+                    os.posix_fallocate(fd, os.fstat(fd).st_size, more)
+        finally:
+            os.close(fd)
+
+    def give_back(self) -> None:
+        """Free all space that ``take`` used."""
+        self._ballast.unlink(missing_ok=True)
+
+
+class LoopExt4(SmallDisk):
     """An ext4 file system in a sparse file, mounted at ``point``."""
 
-    def __init__(self, folder: Path, *, size_bytes: int = 1 << 28) -> None:
+    def __init__(self, folder: Path, *, size_bytes: int) -> None:
+        super().__init__(folder / "ext4")
         self._image = folder / "ext4.image"
-        self.point = folder / "ext4"
         self._size_bytes = size_bytes
 
     def make(self) -> None:
@@ -68,7 +97,7 @@ class LoopExt4:
         self.point.mkdir()
         with self._image.open("wb") as image:
             image.truncate(self._size_bytes)
-        run("mkfs.ext4", "-q", str(self._image))
+        run("mkfs.ext4", "-q", "-m", "0", str(self._image))  # no space that only root may use
         self._mount()
 
     def _mount(self) -> None:
@@ -98,9 +127,9 @@ class LoopExt4:
 
 
 @contextmanager
-def loop_ext4(folder: Path) -> Iterator[LoopExt4]:
+def loop_ext4(folder: Path, *, size_bytes: int = 1 << 28) -> Iterator[LoopExt4]:
     """Mount an ext4 file system stored in a file of ``folder``; remove it at the end. Raises ``NotHere``."""
-    disk = LoopExt4(folder)
+    disk = LoopExt4(folder, size_bytes=size_bytes)
     try:
         disk.make()
         yield disk
@@ -108,37 +137,8 @@ def loop_ext4(folder: Path) -> Iterator[LoopExt4]:
         disk.remove()
 
 
-class SmallTmpfs:
-    """A tmpfs and the files that use up its space: ``ballast``."""
-
-    def __init__(self, point: Path) -> None:
-        self.point = point
-        self._ballast = point / "ballast"
-
-    @property
-    def free_bytes(self) -> int:
-        """Return how many bytes can still be written."""
-        status = os.statvfs(self.point)
-        return status.f_bavail * status.f_frsize
-
-    def take(self, *, leave_bytes: int) -> None:
-        """Use up all space except this much; space already taken stays taken."""
-        fd = os.open(self._ballast, os.O_RDWR | os.O_CREAT)
-        try:
-            more = self.free_bytes - leave_bytes
-            if more > 0:
-                with suppress(OSError):  # another writer was faster: it is full
-                    os.posix_fallocate(fd, os.fstat(fd).st_size, more)
-        finally:
-            os.close(fd)
-
-    def give_back(self) -> None:
-        """Free all space that ``take`` used."""
-        self._ballast.unlink(missing_ok=True)
-
-
 @contextmanager
-def small_tmpfs(folder: Path, *, size_bytes: int = 16 << 20) -> Iterator[SmallTmpfs]:
+def small_tmpfs(folder: Path, *, size_bytes: int = 16 << 20) -> Iterator[SmallDisk]:
     """Mount a tmpfs in ``folder``; remove it at the end. A user without the right to mount gets one in a user
     namespace, reached through ``/proc``. Raises ``NotHere``."""
     point = folder / "tmpfs"
@@ -148,10 +148,10 @@ def small_tmpfs(folder: Path, *, size_bytes: int = 16 << 20) -> Iterator[SmallTm
         run(*mount)
     except NotHere as refusal:
         with _in_user_namespace(mount, refusal) as root:
-            yield SmallTmpfs(root / point.relative_to("/"))
+            yield SmallDisk(root / point.relative_to("/"))
         return
     try:
-        yield SmallTmpfs(point)
+        yield SmallDisk(point)
     finally:
         unmount_at_last(point)
 

@@ -21,7 +21,7 @@ from tests.conftest import RawConnection
 
 from .brokers import BrokerEnded, ForkedBroker, HarnessError, PreparedParent
 from .ledger import Allowance
-from .mounts import LoopExt4, SmallTmpfs, loop_ext4, small_tmpfs
+from .mounts import LoopExt4, SmallDisk, loop_ext4, small_tmpfs
 from .plan import Planned
 from .rounds import EXIT_FATAL, EXIT_REFUSED, FIRE_S_MAX, PROGRESS_MESSAGES, Campaign, PromiseBroken
 from .strace import injection
@@ -120,7 +120,7 @@ class Ext4Campaign(RealDiskCampaign):
 class TmpfsCampaign(RealDiskCampaign):
     """A campaign on a small tmpfs, where retention makes space for the load."""
 
-    disk: SmallTmpfs = field(kw_only=True)
+    disk: SmallDisk = field(kw_only=True)
     retention: bool = True
 
     async def _fill(self, rest: str) -> Allowance:

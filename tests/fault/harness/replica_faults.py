@@ -1,4 +1,4 @@
-"""Faults of a replica set on hosts of its own: of processes, of the network, and of the registry."""
+"""Faults of a replica set on hosts of its own: of processes, disks, the network, and the registry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from flintmq.protocol.commands import SWITCH_PRIMARY
 from tests.replica_set import LEASE_MS
 
 from .network import Host, cut
+from .real_disks import LEFT_BYTES
 from .replica_hosts import ReplicaHosts, SetOnHosts
+from .rounds import EXIT_FATAL
 
 LEASE_S = LEASE_MS / 1000
 DOWN_S = (0.0, 2 * LEASE_S)
@@ -43,18 +45,27 @@ class ReplicaFaults:
 
     # ---- processes ----
 
-    async def _kill(self, *members: str, emptied: bool = False) -> None:
-        """Kill members at the same time, and start them again one after the other."""
-        killed = [self._replicas.running.pop(member) for member in members]
-        for each in killed:
-            each.process.kill()
-        for each in killed:
-            await asyncio.to_thread(each.wait)
-        for member in members:
+    async def _kill(self, *members: str, emptied: bool = False, powerless: bool = False) -> None:
+        """Kill members at the same time, and start them again one after the other.
+
+        ``powerless``: as if their power failed, what they have not flushed is gone.
+        """
+        killed = {member: self._replicas.running.pop(member) for member in members}
+        for member, running in killed.items():
+            if powerless:
+                self._replicas.disks[member].shut_down()
+            running.process.kill()
+        for member, running in killed.items():
+            await asyncio.to_thread(running.wait)
             if emptied:
                 await asyncio.to_thread(shutil.rmtree, self._replicas.store(member))
-            await self._pass(DOWN_S)
-            await asyncio.to_thread(self._replicas.start, member)
+            await self._back(member, mounted=not powerless)
+
+    async def _back(self, member: str, *, mounted: bool = True) -> None:
+        await self._pass(DOWN_S)
+        if not mounted:
+            await asyncio.to_thread(self._replicas.disks[member].mount_again)
+        await asyncio.to_thread(self._replicas.start, member)
 
     async def kill_primary(self) -> None:
         """Kill the primary."""
@@ -96,6 +107,46 @@ class ReplicaFaults:
         """Hand the leadership over."""
         target = {"member": self._followers[0], "within_ms": SWITCH_MS}
         await asyncio.to_thread(self._replicas.call, self._primary, SWITCH_PRIMARY, target)
+
+    # ---- disks ----
+
+    async def cut_power_of_primary(self) -> None:
+        """Cut the primary's power."""
+        await self._kill(self._primary, powerless=True)
+
+    async def cut_power_of_all(self) -> None:
+        """Cut the power of all members at once."""
+        await self._kill(*self._source.sample([self._primary, *self._followers], 3), powerless=True)
+
+    async def _fail_disk(self, member: str) -> None:
+        """Let every write and sync of a member fail: it must end by itself."""
+        running = self._replicas.running.pop(member)
+        self._replicas.disks[member].shut_down()
+        code = await asyncio.to_thread(running.wait)
+        assert code == EXIT_FATAL, f"the disk of {member} failed, and it ended with {code}"
+        await self._back(member, mounted=False)
+
+    async def fail_disk_of_primary(self) -> None:
+        """Let the primary's disk fail."""
+        await self._fail_disk(self._primary)
+
+    async def fail_disk_of_follower(self) -> None:
+        """Let a follower's disk fail."""
+        await self._fail_disk(self._followers[0])
+
+    async def _fill(self, member: str) -> None:
+        disk = self._replicas.disks[member]
+        disk.take(leave_bytes=self._source.choice(LEFT_BYTES))
+        await self._pass(BROKEN_S)
+        disk.give_back()
+
+    async def fill_primary(self) -> None:
+        """Use up the space on the primary's disk for some time."""
+        await self._fill(self._primary)
+
+    async def fill_follower(self) -> None:
+        """Use up the space on a follower's disk for some time."""
+        await self._fill(self._followers[0])
 
     # ---- the network ----
 
@@ -169,3 +220,12 @@ FAULTS: dict[str, Fault] = {
     "etcd's majority hung": ReplicaFaults.hang_etcd_majority,
 }
 """The faults by the names that the table of a run has; ``|`` is a broken network."""
+DISK_FAULTS: dict[str, Fault] = {
+    "power of the primary cut": ReplicaFaults.cut_power_of_primary,
+    "power of all cut": ReplicaFaults.cut_power_of_all,
+    "disk of the primary fails": ReplicaFaults.fail_disk_of_primary,
+    "disk of a follower fails": ReplicaFaults.fail_disk_of_follower,
+    "disk of the primary full": ReplicaFaults.fill_primary,
+    "disk of a follower full": ReplicaFaults.fill_follower,
+}
+"""Faults of sets whose members have disks of their own."""

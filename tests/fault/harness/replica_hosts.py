@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.conftest import Brokers
 from tests.etcd_server import EtcdServer, running_cluster
 from tests.forked import ForkServer
 from tests.replica_set import ReplicaSet
 
+from .mounts import LoopExt4, loop_ext4
 from .network import Host, network
 
 MEMBERS = "abc"
 BROKER_PORT = 10911
+DISK_BYTES = 4 << 30
+"""Size of a member's disk, of which only what is written takes space."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +38,27 @@ class ReplicaHosts:
 
 
 class SetOnHosts(ReplicaSet):
-    """A replica set with each broker on its host. ``folder`` has the stores; its name is the set's."""
+    """A replica set with each broker on its host.
 
-    def __init__(self, folder: Path, hosts: ReplicaHosts, **settings: Any) -> None:
-        folder.mkdir()
+    ``folder`` has the stores, unless each member has a disk of its own; its name is the set's.
+    """
+
+    def __init__(self, folder: Path, hosts: ReplicaHosts, disks: Mapping[str, LoopExt4] | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        self.disks = disks or {}
         self._by_member = {member: Brokers(_made(folder / f"logs-{member}"), hosts.forks[member]) for member in MEMBERS}
         common = {
             "server.insecure": True,
             "metrics.listen": "off",
+            "retention.headroom_bytes": 0,  # a full disk must not make retention delete what the ledger has
             "replication.etcd": ",".join(each.url for each in hosts.etcd),
         }
-        super().__init__(folder, self._by_member["a"], hosts.etcd[0], MEMBERS, {**common, **settings})
+        super().__init__(folder, self._by_member["a"], hosts.etcd[0], MEMBERS, common)
         self.addresses = {member: f"{hosts.brokers[member].address}:{BROKER_PORT}" for member in MEMBERS}
+
+    def store(self, member: str) -> Path:
+        """Return the folder of a member's store."""
+        return self.disks[member].point / "store" if self.disks else super().store(member)
 
     def brokers_of(self, member: str) -> Brokers:
         """Return what starts a member on its host."""
@@ -66,6 +77,16 @@ class SetOnHosts(ReplicaSet):
         for brokers in self._by_member.values():
             brokers.stop_all()
         self.running.clear()
+
+
+@contextmanager
+def member_disks(folder: Path) -> Iterator[dict[str, LoopExt4]]:
+    """Mount an ext4 for each member, in ``folder``. Raises ``NotHere``."""
+    with ExitStack() as stack:
+        disks = {}
+        for member in MEMBERS:
+            disks[member] = stack.enter_context(loop_ext4(_made(folder / f"disk-{member}"), size_bytes=DISK_BYTES))
+        yield disks
 
 
 def _made(folder: Path) -> Path:

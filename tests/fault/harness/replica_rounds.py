@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from flintmq.client import FlintError
 
 from .ledger import Allowance, Finding, Ledger
 from .load import Load
-from .replica_faults import FAULTS, ReplicaFaults
+from .mounts import LoopExt4
+from .replica_faults import DISK_FAULTS, FAULTS, ReplicaFaults
 from .replica_hosts import MEMBERS, ReplicaHosts, SetOnHosts
 from .rounds import PROGRESS_MESSAGES, PromiseBroken
 from .tally import Tally
@@ -39,10 +40,12 @@ class ReplicaTally(Tally):
 
 
 class ReplicaCampaign:
-    """One replica set, its ledger, its clients and its rounds. ``folder``, which it creates, has the stores."""
+    """One replica set, its ledger, its clients and its rounds. ``folder`` and ``disks``: see ``SetOnHosts``."""
 
-    def __init__(self, hosts: ReplicaHosts, folder: Path, seed: str) -> None:
-        self.replicas = SetOnHosts(folder, hosts)
+    def __init__(
+        self, hosts: ReplicaHosts, folder: Path, seed: str, disks: Mapping[str, LoopExt4] | None = None
+    ) -> None:
+        self.replicas = SetOnHosts(folder, hosts, disks)
         self.ledger = Ledger()
         self._hosts = hosts
         self._seed = seed
@@ -94,7 +97,9 @@ class ReplicaCampaign:
         self._transactions.begin()
         await self._acknowledged()
         self._load.fault_happened()
-        await FAULTS[fault](ReplicaFaults(self.replicas, self._hosts, source, primary))
+        make = {**FAULTS, **DISK_FAULTS}[fault]
+        self._load.disk_fails = fault in DISK_FAULTS
+        await make(ReplicaFaults(self.replicas, self._hosts, source, primary))
         await self._acknowledged()
         await asyncio.to_thread(self.replicas.wait_in_sync, *MEMBERS, under_load=True)
         await self._transactions.finish()
