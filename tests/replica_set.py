@@ -27,6 +27,7 @@ from flintmq.protocol.fields import decode_fields
 from tests.conftest import SMALL_FILES, Answer, Brokers, RawConnection, RunningBroker
 from tests.etcd_server import EtcdServer
 from tests.processes import free_port
+from tests.security_tools import authenticate
 
 WAIT_S = 40.0
 LEASE_MS = 2_000
@@ -49,6 +50,8 @@ class ReplicaSet:
         self._more = dict(settings or {})
         self.addresses = {member: f"127.0.0.1:{free_port()}" for member in members}
         self.running: dict[str, RunningBroker] = {}
+        self.user = ""
+        """User with ``PASSWORD`` for the set's own requests, in a set that requires one."""
 
     @property
     def bootstrap(self) -> str:
@@ -115,6 +118,8 @@ class ReplicaSet:
         running = self.running[member]
         with closing(RawConnection(socket.create_connection((running.host, running.port), timeout=10))) as connection:
             connection.call(HELLO, {"protocol": PROTOCOL_VERSION, "client": "test"}).raise_for_error()
+            if self.user:
+                authenticate(connection, self.user)
             return connection.call(command, fields or {}).raise_for_error()
 
     def leader(self) -> str:

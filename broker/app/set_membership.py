@@ -77,6 +77,8 @@ class SetMembership:
             dispatched = asyncio.Event()
             broker.dispatch.when_done(dispatched.set)
             await dispatched.wait()
+        # As after a crash: the log may have more than the tables say, because another primary wrote both.
+        broker.store.ended_clean = False
         broker.store.consumer_offsets.clamp(broker.store.queue_reads.end_offset)
         await self._lifecycle.restore_delivery()
         self._retention.follow(None)

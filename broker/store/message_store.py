@@ -113,7 +113,8 @@ class MessageStore:
         self.confirmed_offset = UNLIMITED
         """Physical offset below which a replica set allows to show and to acknowledge the log."""
         self.ended_clean = True
-        """The process that had the store before closed it cleanly; also true for a new store."""
+        """The process that had the store before closed it cleanly; also true for a new store. False once a member of a
+        replica set leads, because another process wrote what it has."""
         self.failed: BaseException | None = None
         """Error that stopped all writing; None while the store is writable."""
         self.on_failure: Callable[[StoreFailed], object] = lambda failure: None

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import warnings
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from tests.aio_tools import LOOPS, RunInLoop
 from tests.client_drivers import Clients
 from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.etcd_server import EtcdServer, etcd_cluster
 from tests.group_tools import Members, RawMember
+from tests.replica_set import ReplicaSet
 
 
 @pytest.fixture
@@ -99,3 +102,21 @@ def run_in_loop(request: pytest.FixtureRequest) -> RunInLoop:
         assert complaints == []
 
     return run
+
+
+# ---- replica sets ----
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """Yield one etcd for the tests of a file, each of which uses a set of its own."""
+    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers[0]
+
+
+@pytest.fixture
+def replicas(tmp_path: Path, etcd: EtcdServer) -> Iterator[ReplicaSet]:
+    """Yield a set of three members, which the test begins."""
+    brokers = Brokers(tmp_path)
+    yield ReplicaSet(tmp_path, brokers, etcd)
+    brokers.stop_all()

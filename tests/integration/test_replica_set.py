@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,21 +19,6 @@ from tests.etcd_server import EtcdServer, etcd_cluster
 from tests.replica_set import ReplicaSet
 
 TOPIC = "orders"
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """Yield one etcd for the tests of this file, each of which uses a set of its own."""
-    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers[0]
-
-
-@pytest.fixture
-def replicas(tmp_path: Path, etcd: EtcdServer) -> Iterator[ReplicaSet]:
-    """Yield a set of three members, which the test begins."""
-    brokers = Brokers(tmp_path)
-    yield ReplicaSet(tmp_path, brokers, etcd)
-    brokers.stop_all()
 
 
 def send(replicas: ReplicaSet, first: int, end: int) -> None:

@@ -1,8 +1,9 @@
-"""Search after a crash for waiting messages that were already delivered: only their copies in the log tell."""
+"""Search after a crash, or after a change of the primary, for waiting messages that were already delivered: only their
+copies in the log tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 import numpy as np
@@ -22,10 +23,15 @@ class CopyFinder:
 
     def count_delivered(self, units: np.ndarray) -> int:
         """Return how many messages of these units were delivered, up to the first that was not. Reads from disk."""
-        return sum(1 for _ in takewhile(self._is_delivered, units.tolist()))
+        places = ((physical_offset, size) for physical_offset, size, _ in units.tolist())
+        return sum(1 for _ in takewhile(self._is_delivered, places))
 
-    def _is_delivered(self, unit: tuple[int, int, int]) -> bool:
-        physical_offset, size, _ = unit
+    def delivered(self, places: Iterable[tuple[int, int]]) -> list[bool]:
+        """Return for each message, given by physical offset and size, whether it was delivered. Reads from disk."""
+        return [self._is_delivered(place) for place in places]
+
+    def _is_delivered(self, place: tuple[int, int]) -> bool:
+        physical_offset, size = place
         waiting = self._store.log_reads.record_at(physical_offset, size) if size > 0 else None
         if waiting is None:
             return False

@@ -29,6 +29,7 @@ from ...store.timers.timer_state import (
     TimerState,
     by_hour,
 )
+from .delivered_copies import CopyFinder
 from .redelivery import BYTES_A_STEP, RECORDS_A_STEP, DeliveryFigures, Redeliverer, choose, topics_of
 
 SECOND_MS = 1_000
@@ -42,7 +43,8 @@ class Timers:
     """Indexing and delivery of the timer queue, and the rolling of messages that retention would delete.
 
     ``state``: the progress of all three. Its changes go to ``timer_files``, which persist each one after the records
-    that it refers to are on disk. After a crash some messages may be delivered again, but none is skipped.
+    that it refers to are on disk. After a crash the files may be behind, so delivery then looks for copies in the log,
+    as ``DelayLevels`` does. A message without a unique key may be delivered again, but none is skipped.
     """
 
     def __init__(self, redeliverer: Redeliverer, timer_files: TimerFiles) -> None:
@@ -56,12 +58,15 @@ class Timers:
         self._seconds: dict[int, bytearray] = {}
         """By second: the hour's undelivered messages, and all messages of the second being delivered."""
         self._roll_below = 0
+        self._copies = CopyFinder(redeliverer.store)
+        self._crashed_end, self._crashed_ms = 0, 0
+        """Messages below this physical offset that were due before this time may have been delivered before a crash."""
 
     async def step(self, now_ms: int) -> bool:
         """Do about a millisecond of work. Return whether there was any."""
         now = now_ms // SECOND_MS
         if not self.opened:
-            await self._open(now)
+            await self._open(now, now_ms)
         self._stay_ahead(now)
         return await self._deliver(now, now_ms) or await self._index() or await self._roll()
 
@@ -84,7 +89,9 @@ class Timers:
         """
         self._roll_below = max(self._roll_below, physical_offset)
 
-    async def _open(self, now: int) -> None:
+    async def _open(self, now: int, now_ms: int) -> None:
+        if not self._store.ended_clean:
+            self._crashed_end, self._crashed_ms = self._store.write_offset, now_ms
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         first = await self._redeliverer.first_offset(queue) if queue is not None else 0
         end = queue.max_offset if queue is not None else 0
@@ -145,12 +152,26 @@ class Timers:
             waiting = await self._redeliverer.read_records(_chosen(rows[due]))
         else:
             due = np.ones(len(rows), bool)
-        end_offset = await self._redeliverer.deliver_records(waiting, int(due.sum()), timed=True)
+        topics = topics_of(waiting, -1)
+        waiting, passed_over = await self._without_delivered(waiting)
+        end_offset = await self._redeliverer.deliver_records(waiting, int(due.sum()) - passed_over, timed=True)
         due_ms = (state.second - state.shift) * SECOND_MS
-        self._happened(
-            end_offset, Reached(state.second, state.position + count, number, len(rows), topics_of(waiting, -1))
-        )
+        self._happened(end_offset, Reached(state.second, state.position + count, number, len(rows), topics))
         self.figures.count(waiting.count, now_ms - due_ms)
+
+    async def _without_delivered(self, waiting: WaitingRecords) -> tuple[WaitingRecords, int]:
+        """Leave out the messages that were delivered before a crash; return the others, and the number of these."""
+        chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
+        suspect = (chosen[:, C_PHYSICAL_OFFSET] < self._crashed_end) & (waiting.due_ms < self._crashed_ms)
+        if not suspect.any():
+            return waiting, 0
+        places = chosen[suspect][:, [C_PHYSICAL_OFFSET, C_SIZE]].tolist()
+        delivered = np.zeros(len(chosen), bool)
+        delivered[suspect] = await self._redeliverer.in_reader(lambda: self._copies.delivered(places))
+        if not delivered.any():
+            return waiting, 0
+        others = await self._redeliverer.read_records(chosen[~delivered].reshape(-1))
+        return others, int(delivered.sum())
 
     async def _put_off(self, waiting: WaitingRecords, early: np.ndarray) -> None:
         """Index again the messages that came up too early: the clock was set back after they had been indexed."""

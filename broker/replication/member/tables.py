@@ -177,6 +177,8 @@ def tables_of(store: MessageStore, follow: Callable[[int], None]) -> list[Table]
         FileTable(store, "config/subscriptionGroup.json", store.groups.load),
         OffsetsTable(store),
         FileTable(store, "config/delayOffset.json", store.delay_offsets.load),
+        # Without the rows that it counts: a new primary makes these again from the queue of timed messages.
+        FileTable(store, "flintmq/timers/cursor.json"),
         FileTable(store, "flintmq/prepared.json", store.staged_state.load),
         FileTable(store, USERS_FILE),
         LogBegin(store, follow),

@@ -141,7 +141,7 @@ class TimerFiles:
         log.info("timed messages %d to %d of the queue are indexed", first_offset, max_offset - 1)
         if before is not None:
             delivered = before.second - before.shift - REBUILD_SLACK_S
-            return TimerState(first_offset, delivered, 0, max_offset, delivered)
+            return TimerState(first_offset, delivered, 0, min(before.indexed, max_offset), delivered)
         second, queue_offset = self._rocketmq_delivered()
         return TimerState(first_offset, second, 0, min(queue_offset, max_offset), second)
 
