@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import socket
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -23,7 +22,7 @@ from ..core.rpc.connection_errors import (
 )
 from ..core.rpc.operation import Operation
 from ..core.rpc.session import Answer, Asked, Session, advance
-from ..endpoint import client_name, packed_address
+from ..endpoint import client_name, packed_address, set_options
 from .deadlines import Watch
 from .runtime import ClientRuntime
 from .timed_waits import Waits
@@ -211,9 +210,7 @@ class Connection(asyncio.BufferedProtocol):
         self._watch.connections.add(self)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
-        # Frames are written whole: Nagle's algorithm would only delay them.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        set_options(sock)
         self._has_unread = _readability(sock.fileno())
 
     def get_buffer(self, sizehint: int) -> memoryview:

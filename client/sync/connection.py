@@ -28,7 +28,7 @@ from ..core.rpc.connection_errors import (
     unreachable,
 )
 from ..core.rpc.session import Answer, Asked, Session, advance
-from ..endpoint import client_name, packed_address
+from ..endpoint import client_name, packed_address, set_options
 from .spin_wait import SpinWait
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ class Connection:
             sock = socket.create_connection(address, timeout=timeout)
         except OSError as error:
             raise unreachable(address, error) from error
-        # Frames are written whole: Nagle's algorithm would only delay them.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        set_options(sock)
         if context is None:
             sock.setblocking(False)
             connection = cls(sock, address)

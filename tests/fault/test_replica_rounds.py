@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.client import Message
+from tests.client_drivers import Clients
 from tests.fault.harness.mounts import LoopExt4, NotHere
-from tests.fault.harness.replica_hosts import ReplicaHosts, member_disks, replica_hosts
+from tests.fault.harness.replica_hosts import MEMBERS, ReplicaHosts, SetOnHosts, member_disks, replica_hosts
 from tests.fault.harness.replica_rounds import ReplicaCampaign, ReplicaTally
 
 pytestmark = pytest.mark.slow
@@ -63,6 +65,31 @@ def test_a_set_keeps_every_promise_while_processes_fail(hosts: ReplicaHosts, tmp
 
 def test_a_set_keeps_every_promise_while_networks_and_the_registry_fail(hosts: ReplicaHosts, tmp_path: Path) -> None:
     run(hosts, tmp_path, "primary | everything", "primary | followers", "etcd's leader killed")
+
+
+def test_clients_leave_a_primary_whose_machine_is_gone(hosts: ReplicaHosts, tmp_path: Path, clients: Clients) -> None:
+    replicas = SetOnHosts(tmp_path / tmp_path.name, hosts)
+    try:
+        replicas.begin()
+        replicas.wait_in_sync(*MEMBERS)
+        primary = hosts.brokers[replicas.leader()]
+        with (
+            clients.Admin(replicas.bootstrap) as admin,
+            clients.Consumer(replicas.bootstrap, timeout=30) as consumer,
+            clients.Producer(replicas.bootstrap, delivery_timeout=30) as producer,
+        ):
+            admin.create_topic("orders", queues=1)
+            producer.send(Message("orders", b"before"))
+            assert len(consumer.topic_stats("orders")) == 1
+            primary.unplug()
+            assert len(consumer.topic_stats("orders")) == 1
+            producer.send(Message("orders", b"after"))
+            bodies = [bytes(each.body) for each in consumer.iter("orders", from_="earliest", until="latest")]
+            assert bodies == [b"before", b"after"]
+    finally:
+        hosts.heal()
+        replicas.kill_all()
+        replicas.stop_all()
 
 
 def test_a_set_keeps_every_promise_while_disks_fail(

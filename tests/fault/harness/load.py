@@ -78,10 +78,10 @@ class Load:
     async def __aexit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._stop_watching()
-        for task in self._working:
+        tasks = self._working if self._watching is None else [*self._working, self._watching]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._working, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)  # errors of workers have been raised by ``check_alive``
         for producer in self._producers:
             with contextlib.suppress(
                 FlintError, TimeoutError
@@ -223,12 +223,15 @@ class Load:
     async def _watch(self) -> None:
         """Read the topic from its end, and note each message."""
         while True:
-            with contextlib.suppress(
-                OffsetOutOfRange
-            ):  # a power cut moved the end back, or retention moved the beginning ahead
+            try:
                 async for message in self._consumer.iter(TOPIC, from_=-5):
                     number = number_in(bytes(message.body))
                     self._ledger.see(message.queue, message.queue_offset, number, message.physical_offset)
+            except OffsetOutOfRange:
+                pass  # a power cut moved the end back, or retention moved the beginning ahead
+            except BrokerFailure:
+                if not self.disk_fails:
+                    raise
 
     # The check afterwards.
 

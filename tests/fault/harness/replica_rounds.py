@@ -98,7 +98,7 @@ class ReplicaCampaign:
         await self._acknowledged()
         self._load.fault_happened()
         make = {**FAULTS, **DISK_FAULTS}[fault]
-        self._load.disk_fails = fault in DISK_FAULTS
+        self._load.disk_fails = self._transactions.disk_fails = fault in DISK_FAULTS
         await make(ReplicaFaults(self.replicas, self._hosts, source, primary))
         await self._acknowledged()
         await asyncio.to_thread(self.replicas.wait_in_sync, *MEMBERS, under_load=True)

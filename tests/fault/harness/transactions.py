@@ -8,7 +8,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Self
 
-from flintmq.client import Message, Outcome, StoredMessage
+from flintmq.client import BrokerFailure, Message, Outcome, StoredMessage
 from flintmq.client.aio import Admin, Consumer, TransactionProducer
 
 from .ledger import Finding, number_in
@@ -28,6 +28,8 @@ class TransactionLoad:
         self._ended: dict[int, Outcome] = {}
         """Outcome of each message whose end was acknowledged."""
         self._stopping = False
+        self.disk_fails = False
+        """In this round the broker may fail to end a transaction, because the disk does."""
         self._working: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -69,8 +71,14 @@ class TransactionLoad:
             half = await self._producer.send_half(Message(TOPIC, b"%012d" % number))
             await asyncio.sleep(REST_S)
             outcome = self._decided[number] = self._source.choice((Outcome.COMMIT, Outcome.ROLLBACK))
-            await (half.commit() if outcome is Outcome.COMMIT else half.rollback())
-            self._ended[number] = outcome
+            while number not in self._ended:
+                try:
+                    await (half.commit() if outcome is Outcome.COMMIT else half.rollback())
+                except BrokerFailure:
+                    if not self.disk_fails:
+                        raise
+                else:
+                    self._ended[number] = outcome
 
     async def judge(self, finding: Finding) -> None:
         """Check that each committed message can be read once, and no other."""
