@@ -62,7 +62,7 @@ class SetMembership:
         member = ReplicaMember(membership, store, broker.flush, tables, registry, self.patience, self, self._loop)
         self._member = broker.member = member
         broker.dispatch.replicate = member.appended
-        broker.topic_changes.replicate = member.when_tables_are_saved
+        broker.when_replicated = broker.topic_changes.replicate = member.when_tables_are_saved
         member.start()
 
     def lead(self) -> None:

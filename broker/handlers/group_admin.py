@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,9 +215,15 @@ def delete_group(
     counters.forget_group(name)
     own = retry_topic(name)
     if store.topics.get(own) is None or own in topic_changes.pending:
-        request.respond(EmptyAnswer())
+        _when_replicated(request, lambda: request.respond(EmptyAnswer()))
         return
     topic_changes.delete(own, request.later(lambda: request.respond(EmptyAnswer())))
+
+
+def _when_replicated(request: Request, call: Callable[[], None]) -> None:
+    """Call ``call`` when a change that a person made would survive a failover."""
+    done = request.later(call)
+    request.broker.when_replicated(lambda: done(None))
 
 
 def reset_offset(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
@@ -258,7 +264,7 @@ def reset_offset(request: Request, store: MessageStore, groups: GroupCoordinator
             dict(sorted(offsets.items())),
         )
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in sorted(offsets.items()))
-        request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body)
+        _when_replicated(request, lambda: request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body))
 
     request.after_dispatch(
         lambda: request.read(

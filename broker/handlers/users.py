@@ -130,7 +130,15 @@ def _change(request: Request, authenticator: Authenticator, users_changed: Users
     done = request.later(changed)
     store = authenticator.users.store
     work = request.in_reader(lambda: UserFile(store).change(keep_an_administrator))
-    work.add_done_callback(lambda work: done(_failure(work)))
+
+    def on_disk(work: asyncio.Future[Users]) -> None:
+        failure = _failure(work)
+        if failure is None:
+            request.broker.when_replicated(lambda: done(None))
+        else:
+            done(failure)
+
+    work.add_done_callback(on_disk)
 
 
 def _failure(work: asyncio.Future[Users]) -> BrokerError | None:

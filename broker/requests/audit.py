@@ -27,6 +27,8 @@ _AUDITED = {
         commands.AUTH_UPDATE_USER,
         commands.AUTH_DELETE_USER,
         commands.AUTH_LIST_USER,
+        commands.SWITCH_PRIMARY,
+        commands.CHANGE_MEMBERS,
     )
 }
 
@@ -42,7 +44,9 @@ def audit_refused(log: AuditLog, peer: ConnectedClient, frame: Frame, error: Bro
     if command is None or (command is commands.END_TRANSACTION and not is_by_hand(frame)):
         return
     fields = frame.fields
-    names = [f"{kind} {fields[kind]}" for kind in ("group", "topic", "transaction_id", "user") if fields.get(kind)]
+    names = [
+        f"{kind} {fields[kind]}" for kind in ("group", "topic", "transaction_id", "user", "member") if fields.get(kind)
+    ]
     audit(log, peer, command, ", ".join(names) or "the broker", outcome=error.name, reason=error.message)
 
 

@@ -145,6 +145,9 @@ class Broker:
         """Callback that returns the GET_CONNECTIONS rows of the first ``count`` connections after number ``after``."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Callbacks that get all settings after each change."""
+        self.when_replicated: Callable[[Callable[[], None]], object] = lambda done: done()
+        """Calls its argument when the other members of the replica set that must have the tables as they are now have
+        them on disk; at once in a broker on its own."""
         self.member: ReplicaMember | None = None
         """This broker's place in a replica set; None: it is on its own."""
         self.connections = 0

@@ -55,17 +55,25 @@ class UserFile:
         """Replace the users by the result of ``edit`` unless it raises; return the new users."""
         with self._locked():
             users = edit(self.read())
-            try:
-                for left in self.path.parent.glob(f".{self.path.name}*.tmp"):
-                    left.unlink()  # left over from a change that was killed
-                text = encode_users(users)
-                # The copy must never be older than the file, so it is written first. Only if there is no file yet, the
-                # file comes first: a copy without a file means that the file was lost.
-                for path in (self.backup, self.path) if self.path.exists() else (self.path, self.backup):
-                    self._write(path, text)
-            except OSError as error:
-                raise self._refusal("cannot be written", error) from None
+            self._write_both(users)
         return users
+
+    def replace(self, users: Users) -> None:
+        """Replace the users, whatever the file has, even damage."""
+        with self._locked():
+            self._write_both(users)
+
+    def _write_both(self, users: Users) -> None:
+        try:
+            for left in self.path.parent.glob(f".{self.path.name}*.tmp"):
+                left.unlink()  # left over from a change that was killed
+            text = encode_users(users)
+            # The copy must never be older than the file, so it is written first. Only if there is no file yet, the
+            # file comes first: a copy without a file means that the file was lost.
+            for path in (self.backup, self.path) if self.path.exists() else (self.path, self.backup):
+                self._write(path, text)
+        except OSError as error:
+            raise self._refusal("cannot be written", error) from None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
-from flintmq.client import Admin, Consumer, Message, Producer
+import pytest
+
+from flintmq.client import (
+    Admin,
+    AuthenticationFailed,
+    Consumer,
+    Message,
+    NoPermission,
+    Outcome,
+    Producer,
+    StoredMessage,
+    TransactionProducer,
+)
+from flintmq.protocol.auth.permissions import Grant
+from flintmq.protocol.auth.users import BACKUP_SUFFIX, USERS_FILE
+from flintmq.protocol.commands import CHANGE_MEMBERS, HELLO, PROTOCOL_VERSION, SWITCH_PRIMARY
+from flintmq.protocol.errors import ReplicationRefused
+from tests.conftest import Brokers, RawConnection
+from tests.etcd_server import EtcdServer
 from tests.group_tools import until
 from tests.replica_set import ReplicaSet
+from tests.security_tools import PASSWORD, SCRAM, set_user
+from tests.transaction_tools import common, send_half
 
 LATER = "later"
 
@@ -25,6 +49,11 @@ def send_later(replicas: ReplicaSet, name: str, seconds: float) -> set[bytes]:
             producer.send(Message(LATER, f"{name}-{number}".encode(), delay=timedelta(seconds=seconds)))
         producer.send(Message(LATER, f"{name}-level".encode(), delay_level=1))
     return {f"{name}-{number}".encode() for number in range(3)} | {f"{name}-level".encode()}
+
+
+def _address(replicas: ReplicaSet) -> tuple[str, int]:
+    leader = replicas.running[replicas.leader()]
+    return leader.host, leader.port
 
 
 def test_each_delayed_message_is_delivered_once_whoever_leads(replicas: ReplicaSet) -> None:
@@ -51,3 +80,134 @@ def test_each_delayed_message_is_delivered_once_whoever_leads(replicas: ReplicaS
     sent |= send_later(replicas, "last", 0.2)
     until(lambda: bodies(replicas, LATER) >= Counter(sent), "the delivery after the switch")
     assert bodies(replicas, LATER) == Counter(sent)
+
+
+@pytest.fixture
+def asking(tmp_path: Path, etcd: EtcdServer) -> Iterator[ReplicaSet]:
+    """Yield a set that soon asks the producers of unfinished transactions; the test begins it."""
+    brokers = Brokers(tmp_path)
+    yield ReplicaSet(
+        tmp_path, brokers, etcd, settings={"transactions.timeout_ms": 500, "transactions.check_interval_ms": 500}
+    )
+    brokers.stop_all()
+
+
+def test_transactions_groups_and_offsets_continue_at_the_next_primary(asking: ReplicaSet) -> None:
+    replicas = asking
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    checked: list[bytes] = []
+
+    def check(message: StoredMessage) -> Outcome:
+        checked.append(message.body)
+        return Outcome.COMMIT
+
+    def no_answer(message: StoredMessage) -> Outcome:
+        return Outcome.UNKNOWN
+
+    with (
+        Producer(replicas.bootstrap) as producer,
+        Consumer(replicas.bootstrap) as consumer,
+        Admin(replicas.bootstrap) as admin,
+        TransactionProducer(replicas.bootstrap, "payers", no_answer) as payer,
+    ):
+        for topic in ("paid", "staged", "read"):
+            admin.create_topic(topic, queues=1)
+        producer.send_bulk("read", [b"%d" % number for number in range(10)])
+        consumer.commit("readers", "read", {0: 7})
+        committed, dropped = (payer.send_half(Message("paid", body)) for body in (b"committed", b"dropped"))
+        half = RawConnection(socket.create_connection(_address(replicas)))
+        half.call(HELLO, {"protocol": PROTOCOL_VERSION, "client": "gone"}).raise_for_error()
+        send_half(half, "paid", b"unfinished", 1, common=common("others"))
+        half.close()
+        producer.send_many([Message("staged", b"%d" % number) for number in range(3)], prepare="kept")
+        producer.send_many([Message("staged", b"never")], prepare="given-up")
+        # The answer says that all members in sync have every table as it is now.
+        admin.reset_offsets("moved", "read", {0: 4})
+        replicas.kill(replicas.leader())
+
+        committed.commit()
+        dropped.rollback()
+        assert admin.commit_prepared("series", 1, {"kept": 3}, drop="given-up").messages == 3
+        assert admin.commit_prepared("series", 1, {"kept": 3}).messages == 0
+        with TransactionProducer(replicas.bootstrap, "others", check):
+            until(lambda: bodies(replicas, "paid") == Counter([b"committed", b"unfinished"]), "the check")
+        assert set(checked) == {b"unfinished"}
+        assert bodies(replicas, "staged") == Counter(b"%d" % number for number in range(3))
+        assert consumer.committed("readers", "read") == {0: 7}
+        assert consumer.committed("moved", "read") == {0: 4}
+        assert {"moved"} <= {group.group for group in admin.groups()}
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, etcd: EtcdServer) -> Iterator[ReplicaSet]:
+    """Yield a set whose members have a user; the test begins it."""
+    password = tmp_path / "password"
+    password.write_text(PASSWORD + "\n")
+    brokers = Brokers(tmp_path)
+    member = {"replication.user": "ops", "replication.password_file": password, "log.audit": tmp_path / "audit"}
+    replicas = ReplicaSet(tmp_path, brokers, etcd, settings=SCRAM | member)
+    replicas.user = "ops"
+    set_user(replicas.store("a"), "ops")
+    yield replicas
+    brokers.stop_all()
+
+
+def test_users_are_on_the_next_primary_as_soon_as_their_change_is_answered(guarded: ReplicaSet, tmp_path: Path) -> None:
+    guarded.begin()
+    guarded.wait_in_sync("a", "b", "c")
+    first = guarded.leader()
+    with Admin(guarded.bootstrap, user="ops", password=PASSWORD) as admin:
+        for name in ("ann", "bob"):
+            admin.create_user(name, "first password of all")
+        admin.create_topic("t", queues=1)
+        admin.change_user("bob", password="second password of all")
+        admin.change_user("bob", grant=[Grant(frozenset({"publish"}), "topic", "t")])
+        admin.delete_user("ann")
+        guarded.kill(first)
+        assert {row.user for row in admin.users()} == {"ops", "bob"}
+    with Producer(guarded.bootstrap, user="bob", password="second password of all") as producer:
+        producer.send(Message("t", b"x"))
+        with pytest.raises(NoPermission):
+            producer.send(Message("other", b"x"))
+    for name, password in (("ann", "first password of all"), ("bob", "first password of all")):
+        with pytest.raises(AuthenticationFailed), Producer(guarded.bootstrap, user=name, password=password) as producer:
+            producer.send(Message("t", b"x"))
+    for member in {"a", "b", "c"} - {first}:
+        for suffix in ("", BACKUP_SUFFIX):
+            path = guarded.store(member) / f"{USERS_FILE}{suffix}"
+            assert path.stat().st_mode & 0o777 == 0o600
+            assert b"ann" not in path.read_bytes()
+
+
+def test_a_follower_with_a_wrong_password_says_so_and_follows_once_it_is_mended(
+    guarded: ReplicaSet, tmp_path: Path
+) -> None:
+    guarded.begin()
+    guarded.wait_in_sync("a", "b", "c")
+    third = max({"a", "b", "c"} - {guarded.leader()})
+    guarded.kill(third)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("guessed password\n")
+    guarded.start(third, {"replication.password_file": wrong})
+    until(lambda: "user 'ops'" in guarded.status(third)["reason"], "the reason")
+    assert f"cannot follow the primary at {guarded.addresses[guarded.leader()]}" in guarded.running[third].log
+    assert guarded.running[third].log.count("cannot follow the primary") == 1
+    wrong.write_text(PASSWORD + "\n")
+    guarded.wait_in_sync("a", "b", "c")
+    until(lambda: guarded.status(third)["reason"] == "", "following again")
+
+    # Changes of the set are in the audit log, and refused ones too.
+    leader = guarded.leader()
+    with pytest.raises(ReplicationRefused):
+        guarded.call(leader, SWITCH_PRIMARY, {"member": "nobody", "within_ms": 1_000})
+    with pytest.raises(ReplicationRefused):
+        guarded.call(leader, CHANGE_MEMBERS, {"member": leader, "address": ""})
+    guarded.call(leader, SWITCH_PRIMARY, {"member": third, "within_ms": 5_000})
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    found = [(row["action"], row["object"], row["outcome"]) for row in lines if row.get("user") == "ops"]
+    assert [row for row in found if row[0] in ("SWITCH_PRIMARY", "CHANGE_MEMBERS")] == [
+        ("SWITCH_PRIMARY", "member nobody", "REPLICATION_REFUSED"),
+        ("CHANGE_MEMBERS", f"member {leader}", "REPLICATION_REFUSED"),
+        ("SWITCH_PRIMARY", f"primary {third}", "done"),
+    ]

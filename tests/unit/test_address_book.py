@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.client import ConnectionFailed, NotPrimary
+from flintmq.client import AuthenticationFailed, ConnectionFailed, NotPrimary
 from flintmq.client.core.rpc.access import NO_ACCESS, ClientAccess
 from flintmq.client.core.rpc.address import ADDRESSES_MAX, Address
 from flintmq.client.core.rpc.address_book import LEARNED_MAX, AddressBook
@@ -154,6 +154,10 @@ class TestErrors:
         error = no_address_answered({A: following()})
         assert type(error) is ConnectionFailed
         assert isinstance(error.__cause__, NotPrimary)
+
+    def test_the_password_that_the_primary_of_a_set_refuses_is_the_error(self) -> None:
+        refused = AuthenticationFailed("wrong")
+        assert no_address_answered({A: GONE, B: refused, C: following()}) is refused
 
     def test_a_single_failure_is_the_error_itself(self) -> None:
         assert no_address_answered({A: GONE}) is GONE

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ....protocol.commands import ReplicateTableRequest
-from ....protocol.errors import FlintError, InvalidParameter
+from ....protocol.errors import AuthenticationFailed, FlintError, InvalidParameter
 from ...addresses import parse_address
 from ..core.messages import Hello, Message, PositionReport, Refusal
 from .primary_link import LinkAccess, PrimaryLink
 from .tables import TableCopy
 
 log = logging.getLogger(__name__)
+
+REFUSED_PAUSE_S = 5.0
+"""Pause after the primary did not accept the password: each attempt delays the others from this host."""
 
 
 class FollowingMember(Protocol):
@@ -41,9 +44,13 @@ class FollowedPrimary:
         self._member = member
         self._loop = loop
         self.refusal = ""
-        """Why the primary does not let this member follow; empty if it does."""
+        """Why this member does not follow: it cannot connect, or the primary refuses it; empty if it does."""
         self._link: PrimaryLink | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._number = 0
+        """Number of the connection that was opened last, or is being opened."""
+        self._refused = ("", 0.0)
+        """Address that refused the password last, and the time before which it is not asked again."""
         self._last_report: PositionReport | None = None
         self._tables_saved = 0
         """Number of the last change of a table on this disk, in the primary's epoch."""
@@ -52,9 +59,13 @@ class FollowedPrimary:
 
     def connect(self, number: int, address: str) -> None:
         """Open the connection, to HOST:PORT."""
+        self._number = number
         self._connecting = self._loop.create_task(self._connect(number, address))
 
     async def _connect(self, number: int, address: str) -> None:
+        refused_by, until = self._refused
+        if refused_by == address:
+            await asyncio.sleep(until - self._loop.time())
         link = PrimaryLink(number, self, self._loop)
         try:
             host, port = parse_address(address)
@@ -62,7 +73,12 @@ class FollowedPrimary:
         except ConnectionRefusedError:
             self._member.primary_lost(number, True)
         except (OSError, TimeoutError, FlintError) as error:
-            log.info("cannot follow the primary at %s: %s", address, error)
+            reason = f"cannot follow the primary at {address}: {error or type(error).__name__}"
+            if reason != self.refusal:
+                log.warning("%s; trying again", reason)
+            self.refusal = reason
+            if isinstance(error, AuthenticationFailed):
+                self._refused = address, self._loop.time() + REFUSED_PAUSE_S
             self._member.primary_lost(number, False)
         else:
             self._link = link
@@ -91,6 +107,8 @@ class FollowedPrimary:
         if link is not None:
             link.close()
             self._link = None
+        elif number == self._number and self._connecting is not None:
+            self._connecting.cancel()
 
     async def stop(self) -> None:
         """Close the connection, and write no more tables."""

@@ -102,6 +102,10 @@ class PrimaryLink(asyncio.BufferedProtocol):
             exchange.check(await self._auth(proof))
         except ScramError as error:
             raise AuthenticationFailed(f"user {access.user!r} at the primary: {error}") from None
+        except AuthenticationFailed as error:
+            raise AuthenticationFailed(
+                f"user {access.user!r} at the primary: {error.message}; see replication.user and {access.password_file}"
+            ) from None
 
     async def _auth(self, message: str, mechanism: str = "") -> str:
         fields = await self._ask(commands.AUTH, AuthRequest(message=message, mechanism=mechanism))

@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ....protocol.auth.users import USERS_FILE
+from ....protocol.auth.user_file import UserFile
+from ....protocol.auth.users import USERS_FILE, choose_users
 from ...store import MessageStore
 from ...store.files.file_system import make_durable_folder, replace_file
 from ...store.files.json_table import SHAPE_ERRORS
@@ -65,6 +66,43 @@ class FileTable:
             make_durable_folder(self._files, self._path.parent)
             replace_file(self._files, self._path, content)
             self._reload()
+
+
+class UsersTable(FileTable):
+    """The users' file. Its copy is replaced with it, or a damaged file would let removed users in; only the owner of
+    the store may read both."""
+
+    def __init__(self, store: MessageStore) -> None:
+        super().__init__(store, USERS_FILE)
+        self._store_path = store.path
+
+    def write(self, content: bytes) -> None:
+        """Replace the file and its copy. Raises ``ConfigurationError``."""
+        if content:
+            users, _ = choose_users(content, None, f"{USERS_FILE} of the primary")
+            UserFile(self._store_path).replace(users)
+
+
+class GroupsTable:
+    """The settings of the consumer groups, as they are in memory."""
+
+    name = "config/subscriptionGroup.json"
+
+    def __init__(self, store: MessageStore) -> None:
+        self._groups = store.groups
+
+    def version(self) -> object:
+        """Return the number of changes in memory."""
+        return self._groups.changes
+
+    def read(self) -> bytes:
+        """Return the table as in the file."""
+        return json.dumps(self._groups.to_json()).encode()
+
+    def write(self, content: bytes) -> None:
+        """Replace all groups."""
+        self._groups.replace(json.loads(content))
+        self._groups.persist()
 
 
 class TopicsTable:
@@ -174,13 +212,13 @@ def tables_of(store: MessageStore, follow: Callable[[int], None]) -> list[Table]
     return [
         TopicsTable(store),
         QueueEndsTable(store),
-        FileTable(store, "config/subscriptionGroup.json", store.groups.load),
+        GroupsTable(store),
         OffsetsTable(store),
         FileTable(store, "config/delayOffset.json", store.delay_offsets.load),
         # Without the rows that it counts: a new primary makes these again from the queue of timed messages.
         FileTable(store, "flintmq/timers/cursor.json"),
         FileTable(store, "flintmq/prepared.json", store.staged_state.load),
-        FileTable(store, USERS_FILE),
+        UsersTable(store),
         LogBegin(store, follow),
     ]
 

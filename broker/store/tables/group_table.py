@@ -41,6 +41,8 @@ class SubscriptionGroupTable:
         self._rest: dict[str, Any] = {}
         self.dirty = False
         """The table changed since the last ``persist``."""
+        self.changes = 0
+        """Number of changes since the start."""
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
@@ -75,21 +77,25 @@ class SubscriptionGroupTable:
         """Add the group with default settings, unless it is in the table."""
         if group not in self._groups:
             self._groups[group] = {"groupName": group, **_DEFAULTS}
-            self.dirty = True
+            self._changed()
 
     def replace(self, table: dict[str, Any]) -> None:
         """Take the groups of another broker's table, in memory. Raises one of ``SHAPE_ERRORS`` for another shape."""
         groups, _ = self._read(dict(table))
         if groups != self._groups:
             self._groups = groups
-            self.dirty = True
+            self._changed()
 
     def remove(self, group: str) -> bool:
         """Remove a group, in memory; return whether it was in the table."""
         if self._groups.pop(group, None) is None:
             return False
-        self.dirty = True
+        self._changed()
         return True
+
+    def _changed(self) -> None:
+        self.dirty = True
+        self.changes += 1
 
     def retry_times_max(self, group: str) -> int:
         """Return how often a message of the group is redelivered before it becomes a dead letter."""
@@ -103,14 +109,17 @@ class SubscriptionGroupTable:
         """Return the names of all groups, sorted."""
         return sorted(self._groups)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the groups in the form that ``replace`` takes. Any thread."""
+        return {"subscriptionGroupTable": {name: dict(row) for name, row in list(self._groups.items())}}
+
     def persist(self) -> None:
         """Write the table; durable when it returns. Blocks."""
         with self._lock:
             self.dirty = False
             try:
                 self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
-                rows = {name: dict(row) for name, row in list(self._groups.items())}
-                self._file.save({"forbiddenTable": {}, **self._rest, "subscriptionGroupTable": rows})
+                self._file.save({"forbiddenTable": {}, **self._rest, **self.to_json()})
             except BaseException:
                 self.dirty = True
                 raise

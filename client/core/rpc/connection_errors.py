@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ....protocol.errors import ConnectionFailed, FlintError, NotPrimary, RequestTimeout
+from ....protocol.errors import AuthenticationFailed, ConnectionFailed, FlintError, NotPrimary, RequestTimeout
 from .address import Address
 from .retry import is_retriable
 
@@ -70,9 +70,13 @@ def unanswered(address: Address, command: str, seconds: float) -> RequestTimeout
 
 def no_address_answered(failures: dict[Address, FlintError]) -> FlintError:
     """Return the error if no address could be used. A permanent refusal by one of several addresses is the result only
-    if all refuse permanently. Empties ``failures``, which is a local of a frame in the traceback of the error."""
+    if all refuse permanently, or if the others follow it: the primary of a replica set refuses the password. Empties
+    ``failures``, which is a local of a frame in the traceback of the error."""
     failure, *others = several = list(failures.values())
-    if isinstance(failure, NotPrimary) or (others and any(map(is_retriable, several))):
+    refused = next((error for error in several if isinstance(error, AuthenticationFailed)), None)
+    if refused is not None and any(isinstance(error, NotPrimary) for error in several):
+        failure = refused
+    elif isinstance(failure, NotPrimary) or (others and any(map(is_retriable, several))):
         failure = ConnectionFailed("; ".join(map(str, several)))
         failure.__cause__ = next((error for error in several if isinstance(error, NotPrimary)), several[0])
     failures.clear()  # a reference from that local would be a cycle
