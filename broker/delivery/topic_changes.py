@@ -115,6 +115,7 @@ class TopicChanges:
         log.error("could not write the topic table for a change of topic %s", change.topic, exc_info=failure)
         if change.previous is None:
             self._store.topics.remove(change.topic)
+            self._store.topics.left(change.topic)
         else:
             self._store.topics.put(change.previous)
         reason = str(failure) if isinstance(failure, FlintError | OSError) else type(failure).__name__

@@ -428,6 +428,7 @@ class MessageStore:
         # The table is saved first: after a stop in between, the start finds the topics again by their messages.
         self.topics.save()
         self.state.delete(deleted)
+        self.topics.left(*names)
         self.dispatcher.deleted_topics.extend(names)
 
     def query(self, search: KeySearch, *, hot: bool) -> QueryResult:

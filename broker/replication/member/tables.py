@@ -106,45 +106,33 @@ class GroupsTable:
 
 
 class TopicsTable:
-    """The topics: table and journal together."""
+    """The topics, table and journal together; deleted topics; the next offsets of queues that lost all their records.
+
+    They are one table because a deletion must arrive whole: a member that had only lost the topic's row would find the
+    topic again by its messages, at its next start.
+    """
 
     name = "topics"
-
-    def __init__(self, store: MessageStore) -> None:
-        self._topics = store.topics
-
-    def version(self) -> object:
-        """Return the number of changes in memory."""
-        return self._topics.version
-
-    def read(self) -> bytes:
-        """Return all topics."""
-        return json.dumps({topic.name: topic.to_json() for topic in self._topics}).encode()
-
-    def write(self, content: bytes) -> None:
-        """Replace all topics."""
-        self._topics.replace(json.loads(content))
-
-
-class QueueEndsTable:
-    """Deleted topics, and the next offsets of queues that have lost all their records."""
-
-    name = "queue-ends"
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
     def version(self) -> object:
-        """Return how often topics were deleted or queues lost their files."""
-        return self._store.state.changes
+        """Return how often topics changed, were deleted, or queues lost their files."""
+        return self._store.topics.version, self._store.state.changes
 
     def read(self) -> bytes:
-        """Return both."""
-        return json.dumps(self._store.state.ends_json()).encode()
+        """Return all of it. A topic is there until its deletion is noted."""
+        topics = self._store.topics.rows_with_leaving()  # before the deletions, of which there may be more by now
+        return json.dumps({"topics": topics, "ends": self._store.state.ends_json()}).encode()
 
     def write(self, content: bytes) -> None:
-        """Delete the topics that the primary has deleted since, and take over the next offsets."""
+        """Delete the topics that the primary has deleted since, take over the next offsets, and replace all topics."""
         table: dict[str, Any] = json.loads(content)
+        self._note_ends(table["ends"])
+        self._store.topics.replace(table["topics"])
+
+    def _note_ends(self, table: dict[str, Any]) -> None:
         deleted = {
             topic: DeletedTopic(
                 int(row["physicalOffset"]), {int(at): int(end) for at, end in row["nextOffsets"].items()}
@@ -211,7 +199,6 @@ def tables_of(store: MessageStore, follow: Callable[[int], None]) -> list[Table]
     """Return the replicated tables of a store. ``follow``: called with where the primary's log begins."""
     return [
         TopicsTable(store),
-        QueueEndsTable(store),
         GroupsTable(store),
         OffsetsTable(store),
         FileTable(store, "config/delayOffset.json", store.delay_offsets.load),

@@ -124,6 +124,8 @@ class TopicTable:
         """Held to read or change ``version`` and ``_unsaved``."""
         self._topics: dict[str, TopicConfig] = {}
         self._rest: dict[str, Any] = {}
+        self._leaving: dict[str, TopicConfig] = {}
+        """Topics that were removed, until ``left``."""
         self._unsaved: dict[str, int] = {}
         """Topics with unsaved changes, and the version of each one's last change."""
         self._whole_next = False
@@ -182,12 +184,27 @@ class TopicTable:
         if before is not None and not config.extra:
             config = replace(config, extra=before.extra)
         self._topics[config.name] = config
+        self._leaving.pop(config.name, None)
         self._note(config.name)
 
     def remove(self, name: str) -> None:
-        """Remove a topic, in memory."""
-        self._topics.pop(name, None)
+        """Remove a topic, in memory. Call ``left`` when its deletion is noted on disk."""
+        if name in self._topics:
+            self._leaving[name] = self._topics[name]  # first, for ``rows_with_leaving`` on another thread
+            del self._topics[name]
         self._note(name)
+
+    def left(self, *names: str) -> None:
+        """Forget removed topics: nothing can bring them back any more."""
+        for name in names:
+            self._leaving.pop(name, None)
+        with self._noting:
+            self.version += 1
+
+    def rows_with_leaving(self) -> dict[str, dict[str, Any]]:
+        """Return RocketMQ's rows by name, also of removed topics whose deletion is not noted yet. Any thread."""
+        topics = dict(self._topics)
+        return {name: config.to_json() for name, config in {**self._leaving, **topics}.items()}
 
     def replace(self, rows: dict[str, dict[str, Any]]) -> None:
         """Replace all topics by those of another broker, RocketMQ's rows by name; durable when it returns. Blocks."""

@@ -24,6 +24,7 @@ BROKEN_S = (0.5, 4 * LEASE_S)
 """Time for which a network is broken: sometimes less than it takes to notice."""
 HUNG_S = (1.25 * LEASE_S, 2.5 * LEASE_S)
 """Time for which a process hangs: longer than a lease."""
+FLAPS, FLAP_S = 4, (0.2, 1.5 * LEASE_S)
 SWITCH_MS = 5_000
 
 
@@ -183,6 +184,14 @@ class ReplicaFaults:
         self._host(deaf).drop_from([self._host(dumb)])
         await self._heal()
 
+    async def flap(self) -> None:
+        """Pull the primary's cable again and again, for less than a lease and for more."""
+        for _ in range(FLAPS):
+            self._host(self._primary).unplug()
+            await self._pass(FLAP_S)
+            self._hosts.heal()
+            await self._pass(FLAP_S)
+
     # ---- the registry ----
 
     async def kill_etcd_leader(self) -> None:
@@ -198,6 +207,21 @@ class ReplicaFaults:
             for server in self._source.sample(self._hosts.etcd, 2):
                 stack.enter_context(server.stopped())
             await self._pass(BROKEN_S)
+
+    # ---- two at once ----
+
+    async def process_and_network(self) -> None:
+        """Let a process and the network, or the registry, fail at the same time."""
+        processes = (self.kill_primary, self.kill_follower, self.empty_primary, self.hang_primary, self.hang_follower)
+        networks = (
+            self.unplug_primary,
+            self.cut_primary_from_followers,
+            self.cut_primary_from_etcd,
+            self.cut_follower_from_primary,
+            self.kill_etcd_leader,
+            self.hang_etcd_majority,
+        )
+        await asyncio.gather(self._source.choice(processes)(), self._source.choice(networks)())
 
 
 Fault = Callable[[ReplicaFaults], Awaitable[Any]]
@@ -216,8 +240,10 @@ FAULTS: dict[str, Fault] = {
     "primary | etcd": ReplicaFaults.cut_primary_from_etcd,
     "follower | primary": ReplicaFaults.cut_follower_from_primary,
     "follower | primary, one way": ReplicaFaults.cut_one_way,
+    "primary | everything, again and again": ReplicaFaults.flap,
     "etcd's leader killed": ReplicaFaults.kill_etcd_leader,
     "etcd's majority hung": ReplicaFaults.hang_etcd_majority,
+    "process and network at once": ReplicaFaults.process_and_network,
 }
 """The faults by the names that the table of a run has; ``|`` is a broken network."""
 DISK_FAULTS: dict[str, Fault] = {
