@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from tests.fault.harness.mounts import NotHere
@@ -65,11 +66,13 @@ class ReplicaRun:
             campaign = ReplicaCampaign(self._hosts, folder, f"{self._seed} {number}", disks)
             try:
                 asyncio.run(campaign.run(faults, self.tallies, self._show))
-            except PromiseBroken as failure:
+            except Exception as failure:  # noqa: BLE001 - any error is reported and counted; the run continues
                 self.failed += 1
+                if not isinstance(failure, PromiseBroken):
+                    traceback.print_exc()
                 print(f"FAILED: campaign {number}: {failure}\n  its stores and logs: {folder}", file=sys.stderr)
                 for member in disks:
-                    shutil.copytree(campaign.replicas.store(member), folder / member)
+                    shutil.copytree(campaign.replicas.store(member), folder / member, dirs_exist_ok=True)
                 return
         shutil.rmtree(folder)
 
@@ -90,11 +93,13 @@ def run(rounds: int, seed: int) -> int:
     try:
         with replica_hosts(folder) as hosts:
             outcome = ReplicaRun(hosts, folder, seed)
-            outcome.go(rounds)
+            try:
+                outcome.go(rounds)
+            finally:  # also after Ctrl-C
+                print(table(outcome.tallies))
     except NotHere as refusal:
         print(f"this machine cannot run it: {refusal}", file=sys.stderr)
         return 1
-    print(table(outcome.tallies))
     if outcome.failed:
         print(f"FAILED: {outcome.failed} campaigns; their stores are in {folder}", file=sys.stderr)
         return 1
@@ -113,6 +118,8 @@ def table(tallies: dict[str, ReplicaTally]) -> str:
         "|---|" + "---:|" * (len(COLUMNS) + 2) + "---|",
     ]
     for fault, tally in (*sorted(tallies.items()), ("**all**", total)):
+        if not tally.rounds:
+            continue
         figures = " | ".join(f"{getattr(tally, name):,}" for name in COLUMNS)
         pauses = f"{statistics.median(tally.pauses_s):.1f} | {max(tally.pauses_s):.1f}"
         state = f"{tally.failed} failed" if tally.failed else "sound"
