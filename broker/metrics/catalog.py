@@ -187,6 +187,33 @@ PREPARED_ENDED = _counter(
     "outcome",
 )
 
+REPLICA_ROLE = _gauge(
+    "flintmq_replica_role",
+    "1 for the role of this member of a replica set, 0 for the others: `follower`, `elected` (it begins to lead), "
+    "`primary`, `stopped` (it takes no part: `/readyz` has the reason). A broker on its own has no "
+    "`flintmq_replica_` series",
+    "role",
+)
+REPLICA_EPOCH = _gauge("flintmq_replica_epoch", "epoch of the set's configuration; each primary begins a new one")
+REPLICA_MEMBERS = _gauge("flintmq_replica_members", "members of the set")
+REPLICA_IN_SYNC = _gauge("flintmq_replica_in_sync_members", "members in sync, the primary included")
+REPLICA_MIN_IN_SYNC = _gauge(
+    "flintmq_replica_min_in_sync_members", "members that must be in sync for messages to be accepted"
+)
+REPLICA_UNCONFIRMED = _gauge(
+    "flintmq_replica_unconfirmed_bytes", "bytes at the end of this member's log that are not known to be on all in sync"
+)
+REPLICA_LAG_BYTES = _gauge(
+    "flintmq_replica_lag_bytes",
+    "bytes of the log that a connected follower has not on disk; from the primary",
+    "member",
+)
+REPLICA_LAG_SECONDS = _gauge(
+    "flintmq_replica_lag_seconds",
+    "seconds for which a follower has not had everything; -1: it is not connected; from the primary",
+    "member",
+)
+
 PROCESS_CPU = _counter("process_cpu_seconds_total", "CPU time of the broker")
 PROCESS_RESIDENT = _gauge("process_resident_memory_bytes", "resident memory of the broker")
 PROCESS_VIRTUAL = _gauge("process_virtual_memory_bytes", "address space of the broker, including the mapped CommitLog")

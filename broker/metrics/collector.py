@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...protocol.commands import COMMANDS, PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID
 from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
 from ..handlers.hello import VERSION
+from ..replication.core.replica import Role
 from ..requests.broker import Broker
 from ..store.sizes import store_sizes
 from . import catalog
@@ -35,6 +36,7 @@ def metrics_text(broker: Broker) -> bytes:
     _add_store(out, broker)
     _add_disk(out, broker)
     _add_transactions(out, broker)
+    _add_replica(out, broker)
     _add_process(out)
     return out.text()
 
@@ -152,6 +154,27 @@ def _add_disk(out: Exposition, broker: Broker) -> None:
     out.add_one(catalog.DISK_TOTAL, stats.disk.used_bytes + stats.disk.free_bytes)
     out.add_one(catalog.DISK_ROOM, stats.room_bytes())
     out.add_one(catalog.DISK_RUNWAY, stats.runway_seconds())
+
+
+def _add_replica(out: Exposition, broker: Broker) -> None:
+    member = broker.member
+    if member is None:
+        return
+    status = member.status()
+    out.add_by(catalog.REPLICA_ROLE, ((role.value, int(role.value == status.role)) for role in Role))
+    out.add_one(catalog.REPLICA_EPOCH, status.epoch)
+    out.add_one(catalog.REPLICA_MEMBERS, len(status.rows))
+    out.add_one(catalog.REPLICA_IN_SYNC, sum(row.in_sync for row in status.rows))
+    out.add_one(catalog.REPLICA_MIN_IN_SYNC, status.min_in_sync)
+    out.add_one(catalog.REPLICA_UNCONFIRMED, status.end - status.confirmed)
+    leads = status.role == Role.PRIMARY.value
+    followers = [row for row in status.rows if leads and row.member != member.identity.member]
+    out.add_by(
+        catalog.REPLICA_LAG_BYTES,
+        ((row.member, max(status.end - row.flushed, 0)) for row in followers if row.connected and row.flushed >= 0),
+    )
+    seconds = ((row.member, row.behind_ms / 1000 if row.connected else -1) for row in followers)
+    out.add_by(catalog.REPLICA_LAG_SECONDS, seconds)
 
 
 def _add_process(out: Exposition) -> None:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PORT_MAX = 65_535
 SETTING = "metrics.listen"
 
-_INDEX = b"FlintMQ: /metrics for Prometheus, /healthz for liveness, /readyz for readiness to accept messages\n"
+_INDEX = b"FlintMQ: /metrics for Prometheus, /healthz for liveness, /readyz for readiness, with a replica's role\n"
 
 
 def listen_for_metrics(listen: str, broker_port: int) -> list[socket.socket]:
@@ -94,7 +94,7 @@ class MetricsEndpoint:
         if path == "/healthz":
             return _verdict(self._ill(), "ok")
         if path == "/readyz":
-            return _verdict(self._not_ready(), "ready")
+            return _verdict(*self._readiness())
         if path == "/":
             return Page(_INDEX)
         return Page(b"page not found\n" + _INDEX, HTTPStatus.NOT_FOUND)
@@ -106,10 +106,22 @@ class MetricsEndpoint:
         ended = [service.name for service in self._services if not service.alive]
         return f"the service {', '.join(ended)} ended" if ended else ""
 
-    def _not_ready(self) -> str:
-        if self._stage or self._broker is None:
-            return self._stage
-        return self._ill() or self._broker.write_refusal()
+    def _readiness(self) -> tuple[str, str]:
+        """Return the problem, or "", and the words for a ready broker.
+
+        A follower in sync is ready too: it could take over, and a supervisor that restarts members one after another
+        must wait for just that.
+        """
+        broker = self._broker
+        if self._stage or broker is None:
+            return self._stage, ""
+        member, problem = broker.member, self._ill()
+        if member is None:
+            return problem or broker.write_refusal(), "ready"
+        if member.serves:
+            return problem or broker.write_refusal(), "ready: primary"
+        problem = problem or broker.store_refusal() or member.status().standby_problem(member.identity.member)
+        return problem, "ready: follower in sync"
 
     async def _metrics_page(self) -> Page:
         if self._stage or self._broker is None:

@@ -211,12 +211,16 @@ class Broker:
 
         Callable from any thread.
         """
+        refusal = self.store.set_refusal
+        return (refusal().message if refusal is not None else "") or self.store_refusal()
+
+    def store_refusal(self) -> str:
+        """Return the reason why nothing can be written to the store at the moment, or "". Callable from any thread."""
         store = self.store
         if store.failed is not None:
             return f"the store stopped writing: {store.failed}"
-        for refusal in (store.refusal, store.set_refusal):
-            if refusal is not None:
-                return refusal().message
+        if store.refusal is not None:
+            return store.refusal().message
         if self.allocation.full:
             return f"the disk of {store.path} is full: there is no space for the log to grow"
         return self.stall.refusal()

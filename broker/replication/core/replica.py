@@ -61,8 +61,7 @@ class Replica:
         self.config: SetConfig | None = None
         self.primary: Primary | None = None
         self.stop_reason = ""
-        self._limits = limits or Limits()
-        self._rules = rules or Rules()
+        self._limits, self._rules = limits or Limits(), rules or Rules()
         self._follower = Follower(member, self._limits, self._rules, log, self.actions)
         self._version, self._numbers = -1, 0
         self._holder: str | None = ""
@@ -83,6 +82,11 @@ class Replica:
         self._target: str | None = None
         self._target_until = self._read_at = 0.0
         self._change: SetConfig | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether the stream of the primary runs."""
+        return self._follower.stage is FollowerStage.STREAMING
 
     # ---- registry ----
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ....protocol.errors import BrokerError, NotEnoughReplicas, NotPrimary
 from ..core.limits import Limits
+from ..core.replica import Role
 from .primary_link import LinkAccess
 
 BUSY_RETRY_MS = 100
@@ -43,6 +44,19 @@ class MemberIdentity:
         )
 
 
+class MemberRow(NamedTuple):
+    """One member as another one sees it."""
+
+    member: str
+    address: str
+    in_sync: bool
+    connected: bool
+    flushed: int
+    """Physical offset up to which it reported its log on disk; -1: unknown here."""
+    behind_ms: int
+    """Milliseconds for which it has not had everything; -1000: it is not connected."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """A set as one member sees it; see ``ReplicaStatusAnswer``."""
@@ -54,8 +68,25 @@ class ReplicaStatus:
     end: int
     confirmed: int
     reason: str
-    rows: list[tuple[str, str, bool, bool, int, int]]
-    """Id, address, in sync, connected, flushed, milliseconds behind."""
+    rows: list[MemberRow]
+    follows: bool
+    """Whether the stream of the primary runs here."""
+
+    def standby_problem(self, member: str) -> str:
+        """Return why ``member``, which sees the set like this and does not lead it, could not take over; "" if it is in
+        sync."""
+        why = f": {self.reason}" if self.reason else ""
+        if self.role == Role.STOPPED.value:
+            return f"stopped{why}"
+        if not self.rows:
+            return f"{self.role}: the registry has not answered yet{why}"
+        if self.role != Role.FOLLOWER.value:
+            return f"{self.role}: it begins to lead epoch {self.epoch}"
+        if not self.follows:
+            return f"follower: it has no connection to the primary {self.primary}{why}"
+        if not any(row.in_sync for row in self.rows if row.member == member):
+            return f"follower: it is not in sync with the primary {self.primary} yet{why}"
+        return ""
 
 
 class MemberOwner(Protocol):

@@ -44,7 +44,7 @@ from ..registry.interface import Registry, RegistryView
 from .accepted_links import AcceptedLinks, FollowerHandle
 from .disk_work import write_when_room
 from .followed_primary import FollowedPrimary
-from .identity import MemberIdentity, MemberOwner, ReplicaStatus
+from .identity import MemberIdentity, MemberOwner, MemberRow, ReplicaStatus
 from .registry_calls import RegistryCalls
 from .table_sender import TableSender
 from .tables import Table, TableCopy
@@ -134,8 +134,9 @@ class ReplicaMember:
         await self._calls.stop(STOP_S)
 
     async def _hand_over(self) -> None:
-        followers = [(row[0], row[2] and row[3]) for row in self.status().rows if row[0] != self.identity.member]
-        target = next((member for member, is_ready in followers if is_ready), None)
+        rows = self.status().rows
+        ready = (row.member for row in rows if row.member != self.identity.member and row.in_sync and row.connected)
+        target = next(ready, None)
         if target is None:
             return
         saved = asyncio.Event()
@@ -197,9 +198,10 @@ class ReplicaMember:
             connected, flushed, behind_s = primary.lag_of(member, now) if primary is not None else (False, -1, -1.0)
             behind_ms = int(behind_s * 1000)
             in_sync = config is not None and member in config.in_sync
-            rows.append((member, self.addresses.get(member, ""), in_sync, connected, flushed, behind_ms))
+            rows.append(MemberRow(member, self.addresses.get(member, ""), in_sync, connected, flushed, behind_ms))
         return ReplicaStatus(
             role=replica.role.value,
+            follows=replica.follows,
             epoch=config.epoch if config is not None else 0,
             primary=config.primary if config is not None else "",
             min_in_sync=config.min_in_sync if config is not None else 0,
