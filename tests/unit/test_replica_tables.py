@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+from flintmq.broker.replication.core.messages import Welcome
+from flintmq.broker.replication.member.accepted_links import AcceptedLinks
+from flintmq.broker.replication.member.table_sender import TableSender
 from flintmq.broker.replication.member.tables import TopicsTable
 from flintmq.broker.store import MessageStore
+from flintmq.protocol.commands import Command, ReplicateTableRequest
+from flintmq.protocol.errors import ReplicationRefused
 from tests.store_tools import make_topic, open_store, plain, put
 
 
@@ -49,3 +56,46 @@ def test_a_topic_that_is_created_again_is_sent(tmp_path: Path) -> None:
     assert follower.topics.get("back") == config
     for store in (primary, follower):
         store.close()
+
+
+class Follower:
+    """The other end of a follower's connection. ``sent``: numbers of the changes that it was sent."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[int] = asyncio.Queue()
+
+    def welcome(self, answer: Any, body: bytes) -> None:
+        pass
+
+    def refuse(self, error: ReplicationRefused) -> None:
+        raise error
+
+    def tell(self, command: Command, request: ReplicateTableRequest, body: bytes | bytearray = b"") -> None:
+        self.sent.put_nowait(request.version)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_follower_may_join_once_it_has_every_confirmed_change_of_the_tables(tmp_path: Path) -> None:
+    store = store_with_topic(tmp_path / "primary", "orders")
+    links, follower = AcceptedLinks(lambda begin, end: bytearray()), Follower()
+    number = links.add(follower, "b")
+    links.send(number, Welcome(1, 0, False, ()))
+    link = links.get(number)
+    assert link is not None
+    sender = TableSender([TopicsTable(store)], links, 1, frozenset, asyncio.get_running_loop())
+    assert not sender.is_equipped("b")
+    first = await follower.sent.get()
+    assert not sender.is_equipped("b")
+    link.tables = first
+
+    confirmed = asyncio.Event()
+    make_topic(store, "bills")
+    sender.when_saved(confirmed.set)  # no other member is in sync: it is confirmed at once
+    await confirmed.wait()
+    assert not sender.is_equipped("b")
+    link.tables = await follower.sent.get()
+    assert sender.is_equipped("b")
+    await sender.stop()
+    store.close()

@@ -28,6 +28,8 @@ class LogState:
     """Called with an offset and a greater limit: returns where the last record ends that begins at the offset or later
     and ends at or before the limit; if the first record is longer, where that ends."""
     actions: list[Action] = field(default_factory=list)
+    has_tables: Callable[[str], bool] = field(default=lambda member: True)
+    """Called by a primary: returns whether a follower has every confirmed change of the tables on disk."""
     _work: list[Action] = field(default_factory=list)
 
     @property

@@ -191,10 +191,14 @@ class Primary:
         """Confirm what every required member has on disk."""
         if not self._rules.may_acknowledge(self.config):
             return
-        confirmed = self._rules.confirmed(self._rules.required(self.config, proposals), self.flushed)
+        confirmed = self._rules.confirmed(self.required(proposals), self.flushed)
         if confirmed > self.confirmed:
             self.confirmed = confirmed
             self._actions.append(Confirm(confirmed))
+
+    def required(self, proposals: list[Proposal]) -> frozenset[str]:
+        """Return the members whose disks a confirmation waits for."""
+        return self._rules.required(self.config, proposals)
 
     def next_in_sync(self, now: float) -> frozenset[str]:
         """Return the members that should be in sync now."""
@@ -211,6 +215,7 @@ class Primary:
             if member not in self.config.in_sync
             and follower.streaming
             and follower.complete
+            and self._log.has_tables(member)
             and self._rules.may_join(
                 self.flushed.get(member, 0), self.confirmed, start, own, self._limits.join_gap_bytes
             )

@@ -66,7 +66,7 @@ class Replica:
         self._version, self._numbers = -1, 0
         self._holder: str | None = ""
         self._in_flight: Proposal | None = None
-        self._open: list[Proposal] = []
+        self.proposals: list[Proposal] = []
         """Proposals of this leadership whose outcome is not known, the one in flight included. Equal ones are listed
         once, so there are at most as many as there are sets of members."""
         self._predecessor = ""
@@ -113,7 +113,7 @@ class Replica:
                 self._predecessor = self.config.primary
             self._version, self.config = state.version, config
             # A compare-and-set on an older version was applied before this state, or never will be.
-            self._open = [each for each in self._open if each.if_version >= state.version]
+            self.proposals = [each for each in self.proposals if each.if_version >= state.version]
         self._settle(now)
 
     def proposal_answered(self, number: int, outcome: ProposalOutcome, version: int, now: float) -> None:
@@ -135,11 +135,11 @@ class Replica:
         proposal = Proposal(self._numbers, config, self._version, vacant)
         self._in_flight = proposal
         if self.primary is not None:
-            self._open = [each for each in self._open if each.config != config] + [proposal]
+            self.proposals = [each for each in self.proposals if each.config != config] + [proposal]
         self.actions.append(Propose(proposal))
 
     def _read(self, now: float) -> None:
-        self._read_at = now + (self._limits.retry_s if self._open else self._limits.read_s)
+        self._read_at = now + (self._limits.retry_s if self.proposals else self._limits.read_s)
         self.actions.append(ReadRegistry())
 
     # ---- roles ----
@@ -204,7 +204,7 @@ class Replica:
         self.log.confirmed = max(self.log.confirmed, self.primary.confirmed)
         self.primary.disconnect_all()
         self.role, self.primary, self.accepts = Role.FOLLOWER, None, False
-        self._vacant_since, self._open = None, []
+        self._vacant_since, self.proposals = None, []
         self._read(now)
 
     def _stop(self, reason: str) -> None:
@@ -351,7 +351,7 @@ class Replica:
             self._consider_election(now)
             if now >= self._read_at and self._follower.stage is not FollowerStage.STREAMING:
                 self._read(now)
-        if self._open and self._in_flight is None and now >= self._read_at:
+        if self.proposals and self._in_flight is None and now >= self._read_at:
             self._read(now)
 
     def _tick_primary(self, now: float) -> None:
@@ -373,7 +373,7 @@ class Replica:
         if not self._leads(now):
             self._step_down(now)
             return
-        self.primary.advance(self._open)
+        self.primary.advance(self.proposals)
         self.log.confirmed = max(self.log.confirmed, self.primary.confirmed)
         self._propose_change(now)
 
@@ -390,7 +390,7 @@ class Replica:
             members = self._change.members
             wanted = replace(wanted, members=members, in_sync=wanted.in_sync & members)
         # With an unknown outcome the same configuration is proposed again: once a version is newer, it is known.
-        if wanted != config or (self._open and now >= self._read_at):
+        if wanted != config or (self.proposals and now >= self._read_at):
             self._propose(wanted, False, now)
 
     def _give_up_if_alone(self, now: float) -> None:
@@ -425,7 +425,7 @@ class Replica:
 
     @property
     def _is_handing_over(self) -> bool:
-        return any(each.config.primary != self.member for each in self._open)
+        return any(each.config.primary != self.member for each in self.proposals)
 
     def _hand_over(self, config: SetConfig, target: str, now: float) -> None:
         assert self.primary is not None

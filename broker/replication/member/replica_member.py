@@ -87,6 +87,7 @@ class ReplicaMember:
             store.flushed_offset,
             store.last_confirmed_offset,
             store.log_copy.piece_end,
+            has_tables=lambda member: self._sender is not None and self._sender.is_equipped(member),
         )
         self.replica = Replica(identity.member, self._log, self._limits, patience=patience)
         self.addresses: dict[str, str] = {}
@@ -244,11 +245,11 @@ class ReplicaMember:
         link = self._links.get(number)
         if link is None:
             return
-        self._input(self.replica.received, number, report)
         if tables > link.tables:
             link.tables = tables
             if self._sender is not None:
                 self._sender.saved()
+        self._input(self.replica.received, number, report)
 
     def follower_lost(self, number: int) -> None:
         """Take the end of a follower's connection."""
@@ -394,8 +395,10 @@ class ReplicaMember:
         self._serve_if_confirmed()
 
     def _followers_in_sync(self) -> frozenset[str]:
-        config = self.replica.config
-        return config.in_sync - {self.identity.member} if config is not None else frozenset()
+        config, primary = self.replica.config, self.replica.primary
+        in_sync = config.in_sync if config is not None else frozenset[str]()
+        members = primary.required(self.replica.proposals) if primary is not None else in_sync
+        return members - {self.identity.member}
 
     def _serve_if_confirmed(self) -> None:
         if 0 <= self._leads_at <= self._store.confirmed_offset and not self._preparing:

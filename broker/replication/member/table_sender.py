@@ -42,6 +42,9 @@ class TableSender:
         self._rest_until: dict[str, float] = {}
         """Time before which a table is not sent again."""
         self._count = 0
+        self._needed: int | None = None
+        """Number of the last change that must be on a follower's disk before it joins the members in sync: all tables
+        as they were first sent, and what was confirmed since. None: they were not sent yet."""
         self._unsent: deque[Callable[[], None]] = deque()
         """Callers whose change has not been read yet."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
@@ -65,7 +68,13 @@ class TableSender:
         members = self._members()
         saved = self._links.saved_by(members) if members else self._count
         while self._waiting and self._waiting[0][0] <= saved:
-            self._waiting.popleft()[1]()
+            number, call = self._waiting.popleft()
+            self._needed = max(self._needed or 0, number)
+            call()
+
+    def is_equipped(self, member: str) -> bool:
+        """Return whether a follower has on disk what it needs to lead."""
+        return self._needed is not None and self._links.saved_by((member,)) >= self._needed
 
     async def stop(self) -> None:
         """Send nothing more; callers that wait are not called."""
@@ -84,6 +93,8 @@ class TableSender:
                 log.error("cannot read a table to send it to the followers: %s; trying again", error)
                 self._unsent.extendleft(reversed(callers))
                 continue
+            if self._needed is None:
+                self._needed = self._count
             self._waiting += [(self._count, call) for call in callers]
             self.saved()
 
