@@ -11,54 +11,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from flintmq.client import Consumer, FlintError, Message, Producer
+from flintmq.client import Consumer, FlintError
 
+from ...lib.ledger import Ledger
+from ...lib.replica_servers import ReplicaServers, SetFailed
 from ...lib.step_report import rate_of, report, show_failure
-from .servers import POLL_S, ReplicaServers, SetFailed
 
 TOPIC = "ledger"
-
-
-@dataclass
-class Ledger:
-    """A producer's record of its messages, numbered from 0, each sent after the one before was acknowledged."""
-
-    address: str
-    acknowledged: int = 0
-    slowest_s: float = 0.0
-    """Longest time that a message took since the last ``take_slowest``."""
-    failure: FlintError | None = None
-    _stopping: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        """Send until ``stop``."""
-        try:
-            with Producer(self.address) as producer:
-                while not self._stopping.is_set():
-                    began = time.monotonic()
-                    producer.send(Message(TOPIC, b"%d" % self.acknowledged), queue=0)
-                    self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-                    self.acknowledged += 1
-        except FlintError as error:
-            self.failure = error
-
-    def take_slowest(self) -> float:
-        """Return the longest time that a message took, and begin again."""
-        slowest, self.slowest_s = self.slowest_s, 0.0
-        return slowest
-
-    def wait_beyond(self, number: int) -> None:
-        """Wait until a message after ``number`` is acknowledged, or the producer fails."""
-        while self.acknowledged <= number and self.failure is None:
-            time.sleep(POLL_S)
-
-    def stop(self) -> None:
-        """Send nothing more."""
-        self._stopping.set()
+SETTINGS = {"store.commitlog_file_bytes": 64 * 1024 * 1024, "replication.lease_ms": 2_000}
 
 
 def demonstrate(servers: ReplicaServers, kills: int, seconds: float) -> None:
@@ -67,7 +30,7 @@ def demonstrate(servers: ReplicaServers, kills: int, seconds: float) -> None:
     servers.begin()
     primary = servers.primary()
     report("started", f"etcd and the brokers {', '.join(servers.addresses)}; {primary} leads")
-    ledger = Ledger(servers.bootstrap)
+    ledger = Ledger(servers.bootstrap, TOPIC)
     thread = threading.Thread(target=ledger.run, name="producer")
     began = time.monotonic()
     thread.start()
@@ -115,7 +78,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flintmq-replicas-") as folder:
-        servers = ReplicaServers(Path(folder), "abc")
+        servers = ReplicaServers(Path(folder), "abc", SETTINGS)
         try:
             demonstrate(servers, arguments.kills, arguments.seconds)
         except (SetFailed, FlintError) as error:

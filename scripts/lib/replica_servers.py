@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from flintmq.client import Admin, FlintError
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 UNPACKED_ETCD = ROOT / ".venv" / "etcd" / "usr" / "bin" / "etcd"
-LEASE_MS = 2_000
 START_S = 60.0
 STOP_S = 15.0
 POLL_S = 0.02
@@ -42,10 +42,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 class ReplicaServers:
-    """The servers; ``stop`` ends all that run. ``addresses``: HOST:PORT by member."""
+    """The servers; ``stop`` ends all that run. ``addresses``: HOST:PORT by member. ``settings``: of the brokers."""
 
-    def __init__(self, folder: Path, members: str) -> None:
+    def __init__(self, folder: Path, members: str, settings: Mapping[str, str | int]) -> None:
         self._folder = folder
+        self._more = settings
         self._client_port, self._peer_port, *ports = _free_ports(2 + len(members))
         self.addresses = {member: f"127.0.0.1:{port}" for member, port in zip(members, ports, strict=True)}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -71,16 +72,23 @@ class ReplicaServers:
 
     def _settings(self, member: str) -> list[str]:
         values = {
-            "store.path": self._folder / member,
-            "store.commitlog_file_bytes": 64 * 1024 * 1024,
+            "store.path": self.store(member),
             "server.listen": self.addresses[member],
             "metrics.listen": "off",
-            "replication.set": "demo",
+            "replication.set": "loopback",
             "replication.member": member,
             "replication.etcd": f"http://127.0.0.1:{self._client_port}",
-            "replication.lease_ms": LEASE_MS,
+            **self._more,
         }
         return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+
+    def store(self, member: str) -> Path:
+        """Return the folder of a broker's store."""
+        return self._folder / member
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a server."""
+        return self._running[name].pid
 
     def begin(self) -> None:
         """Begin the set, and start all brokers."""
