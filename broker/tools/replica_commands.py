@@ -99,8 +99,13 @@ def force(yes: bool, config: Path | None, assignments: tuple[str, ...]) -> int:
     lost = sorted(found.in_sync - {member})
     click.echo(
         f"The members in sync are {', '.join(sorted(found.in_sync))}. If {member} leads, every acknowledged message "
-        f"that it lacks is lost{', and ' + ', '.join(lost) + ' will cut off what they have beyond it' if lost else ''}."
+        "that it lacks is lost."
     )
+    if lost:
+        click.echo(
+            f"{', '.join(lost)}: what a member has beyond {member} goes to flintmq/diverged/ in its store; one that "
+            "knows that this was acknowledged stops instead, and follows again with an empty store."
+        )
     if not yes:
         click.confirm(f"Let {member} lead?", abort=True)
     force_leader(settings)

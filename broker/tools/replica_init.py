@@ -110,7 +110,7 @@ def force_leader(settings: Settings) -> SetConfig:
             raise ConfigurationError(f"{view.state.holder} leads the set at the moment; use `flintmq replica switch`")
         if state.record.cluster_id != config.cluster_id or replication.member not in config.members:
             raise ConfigurationError(f"{path} is not the store of a member of this set")
-        forced = replace(config, primary="", in_sync=frozenset({replication.member}), epoch=config.epoch + 1)
+        forced = config.led_by(replication.member, {replication.member})
         asyncio.run(_propose(registry_of(settings), view, forced, view.addresses))
         state.save(replace(state.record, complete=True))
     finally:

@@ -23,6 +23,10 @@ from .backup_manifest import LOG_FOLDER, BackedUp, BackupError, Manifest, load_w
 from .hashing_copy import copy_summed
 from .output import Progress
 
+_OF_A_MEMBER = {f"{OWN_FOLDER}/{name}.json" for name in ("replication", "cut", "restart")}
+"""Tables that are not restored: a member of a replica set lacks what was acknowledged after its backup, and must not
+lead with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Restored:
@@ -86,7 +90,10 @@ class _Restoring:
         self._write_checkpoint()
         write_new(files, store / "abort", b"", 0o644)
         for each in manifest.tables:
-            self._restore_table(each)
+            if each.path.removesuffix(".bak") in _OF_A_MEMBER:
+                self._count(each.bytes)
+            else:
+                self._restore_table(each)
         for each in manifest.log:
             self._restore_log_file(each)
 
