@@ -150,6 +150,16 @@ class TopicsSection(Section):
     auto_create_max: Integer = Field(default=10_000, ge=0, le=10_000_000)
 
 
+class RemotingSection(Section):
+    """``[remoting]``: the gateway for RocketMQ's clients."""
+
+    listen: Literal[""] | Address = Field(default="", description=f'{ADDRESS} or ""')
+    advertise: Literal[""] | Address = Field(default="", description=f'{ADDRESS} or ""')
+    cluster: Text = Field(
+        default="DefaultCluster", min_length=1, max_length=127, description="a name of 1 to 127 printable characters"
+    )
+
+
 class DeliverySection(Section):
     """``[delivery]``: delayed and timed messages."""
 
@@ -267,6 +277,7 @@ class Settings(Section):
     limits: LimitsSection = LimitsSection()
     retention: RetentionSection = RetentionSection()
     transactions: TransactionsSection = TransactionsSection()
+    remoting: RemotingSection = RemotingSection()
     replication: ReplicationSection = ReplicationSection()
     metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()

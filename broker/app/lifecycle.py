@@ -33,7 +33,7 @@ from ..delivery.transactions.startup_scan import History
 from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
 from ..metrics.hosts import Hosts
 from ..net.connection import unmapped
-from ..net.server import Server, bind
+from ..net.server import Listener, Server, bind
 from ..requests.broker import Broker, BrokerProcess, BrokerSecurity, StoreServices
 from ..security.audit import AuditLog
 from ..security.authenticator import Authenticator
@@ -92,6 +92,8 @@ class Lifecycle:
         self._endpoint = MetricsEndpoint(self._loop, self._readers, hosts)
         self.address = ("", 0)
         """Host and port that the broker is bound to."""
+        self._advertised = ("", 0)
+        """Host and port in the ids of messages."""
 
     def successor(self) -> Lifecycle:
         """Return the broker that starts after this one has stopped, on the same port."""
@@ -116,15 +118,17 @@ class Lifecycle:
         self._load_security(path)
         # Bound before recovery, so that a port in use is reported at once; clients can connect only after ``start``.
         sockets = bind(settings.server.listen)
+        remoting = bind(settings.remoting.listen, "remoting.listen") if settings.remoting.listen else []
         try:
             host, port = sockets[0].getsockname()[:2]
             self.address = (host, port)
+            self._advertised = advertised(settings.server.advertise, host, port)
+            if remoting:
+                # RocketMQ's clients ask the address in a message's id for the message, so ids name this one.
+                self._advertised = advertised(settings.remoting.advertise, *remoting[0].getsockname()[:2])
             await self._endpoint.open(listen_for_metrics(settings.metrics.listen, port))
             store = MessageStore(
-                path,
-                settings.store_settings(),
-                store_host=encode_host(*advertised(settings.server.advertise, host, port)),
-                steady_clock=True,
+                path, settings.store_settings(), store_host=encode_host(*self._advertised), steady_clock=True
             )
 
             def recovering(stage: str, done: int, total: int) -> None:
@@ -141,15 +145,23 @@ class Lifecycle:
                 self.start_delivery()
             else:
                 await self._set.join(store, broker, self._retention, report)
-            self._server = Server(broker, sockets)
+            self._server = Server(broker, [Listener(sockets), *self._remoting_listeners(broker, remoting)])
             self._server.start()
             self._endpoint.started(broker, self._services)
         except BaseException:
             self._endpoint.close()
-            for sock in sockets:
+            for sock in (*sockets, *remoting):
                 sock.close()
             raise
         return report
+
+    def _remoting_listeners(self, broker: Broker, sockets: list[socket.socket]) -> list[Listener]:
+        """Return the listener for RocketMQ's clients; none if ``remoting.listen`` is empty."""
+        if not sockets:
+            return []
+        from ..remoting.listener import remoting_listener
+
+        return [remoting_listener(broker, sockets, self._advertised)]
 
     def _load_security(self, store_path: Path) -> None:
         """Load users and certificates. Raises ``ConfigurationError`` if they cannot be used."""

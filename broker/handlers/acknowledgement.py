@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...protocol.commands import ProduceRequest
 from ...protocol.frames import REQUEST
-from ...protocol.produce_frame import encode_produce_answer
 from ..requests.request import Request
 from ..store import Appended
 
@@ -48,9 +47,7 @@ def acknowledge(
     frame, responses = request.frame, request.responses
     answer = b""  # of a one-way frame, whose bytes still count as in flight
     if frame.kind == REQUEST:
-        answer = encode_produce_answer(
-            frame.request_id, queue, appended.queue_offset, appended.store_ms, appended.physical_offsets
-        )
+        answer = request.encode_stored(queue, appended.queue_offset, appended.store_ms, appended.physical_offsets)
     if flush and (broker.sync or params.flush == "sync"):
         responses.send_when_flushed(frame.request_id, request.source.frame_bytes, answer, appended.end_offset)
         return

@@ -12,7 +12,6 @@ from functools import partial
 from ...protocol.commands import EmptyAnswer, ProduceRequest
 from ...protocol.errors import BrokerError, SystemBusy
 from ...protocol.frames import REQUEST
-from ...protocol.produce_frame import encode_produce_answer
 from ..config import BUSY_RETRY_AFTER_MS
 from ..delivery.deduplication import StoredBefore
 from ..requests.request import Request
@@ -108,7 +107,7 @@ class _Duplicate:
         request, before = self._request, self._before
         offsets = places.physical_offsets
         request_id = request.frame.request_id
-        answer = encode_produce_answer(request_id, places.queue, before.queue_offset, places.store_ms, offsets)
+        answer = request.encode_stored(places.queue, before.queue_offset, places.store_ms, offsets)
         if self._params.flush == "sync" and self._broker.store.acknowledged_offset < places.end_offset:
             request.responses.send_when_flushed(request_id, request.source.frame_bytes, answer, places.end_offset)
             self._broker.dispatch.appended()  # wakes the flush, which may be asleep because nothing was appended

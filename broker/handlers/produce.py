@@ -31,8 +31,12 @@ from .transactions import append_half_messages
 
 def produce(request: Request) -> None:
     """Append the frame's messages, all or none, and respond in the order of the connection's PRODUCE frames."""
+    append_frame(request, decode_fields(ProduceRequest, request.frame.fields))
+
+
+def append_frame(request: Request, params: ProduceRequest) -> None:
+    """Append the messages in the body of the request's frame; ``params``: its decoded header."""
     broker = request.broker
-    params = decode_fields(ProduceRequest, request.frame.fields)
     name = params.topic
     if request.source.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
         raise _too_much(request)

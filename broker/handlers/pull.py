@@ -18,7 +18,6 @@ from ...protocol.errors import (
     TopicNotExist,
 )
 from ...protocol.fields import decode_fields
-from ...protocol.frames import RESPONSE, encode_head
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import UNREADABLE_TOPICS
 from ...protocol.storage.javahash import tags_code
@@ -50,7 +49,11 @@ log = logging.getLogger(__name__)
 
 def pull(request: Request) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
-    params = decode_fields(PullRequest, request.frame.fields)
+    pull_records(request, decode_fields(PullRequest, request.frame.fields))
+
+
+def pull_records(request: Request, params: PullRequest) -> None:
+    """Answer a decoded pull from memory, pass it to a reader thread, or hold it."""
     check_has_messages(request.broker, params.topic)
     if params.member:
         _check_holder(request.broker, params)
@@ -182,22 +185,14 @@ def send_pulled(request: Request, params: PullRequest, pulled: PullResult) -> No
     traffic.frames += 1
     traffic.messages += pulled.count
     traffic.bytes += len(pulled.body)
-    fields = {
-        "count": pulled.count,
-        "next_offset": pulled.next_offset,
-        "min_offset": pulled.min_offset,
-        "max_offset": pulled.max_offset,
-    }
-    if request.broker.store.quarantine:
-        fields |= _lost_fields(request.broker, params, pulled.next_offset)
-    head = encode_head(RESPONSE, pulled.code, request.frame.request_id, fields, len(pulled.body))
-    request.respond_encoded(head, pulled.body)
+    lost = _lost(request.broker, params, pulled.next_offset) if request.broker.store.quarantine else None
+    request.respond_pulled(pulled, lost)
 
 
-def _lost_fields(broker: Broker, params: PullRequest, next_offset: int) -> dict[str, int]:
-    """Return the response fields for lost messages in the range of a pull; empty if there are none."""
+def _lost(broker: Broker, params: PullRequest, next_offset: int) -> tuple[int, int] | None:
+    """Return the number of lost messages in the range of a pull and the offset of the first, or None."""
     lost = broker.store.quarantine.lost_between(params.topic, params.queue, params.offset, next_offset)
-    return {"lost": sum(end - first for first, end in lost), "lost_from": lost[0][0]} if lost else {}
+    return (sum(end - first for first, end in lost), lost[0][0]) if lost else None
 
 
 class _Pull:

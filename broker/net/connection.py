@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import ClassVar, cast
 
 from ...protocol.auth.scram import MECHANISM
 from ...protocol.errors import (
@@ -79,7 +79,13 @@ _DISCARDED = memoryview(bytearray(64 * 1024))
 
 class ClientConnection(asyncio.BufferedProtocol):
     """An accepted connection: its bytes, its frames, and why it is stopped. Who sent the frames, what waits and what
-    goes out is in its ``peer``, ``deferred`` and ``responses``. ``on_lost`` is called once, after it is closed."""
+    goes out is in its ``peer``, ``deferred`` and ``responses``. ``on_lost`` is called once, after it is closed.
+
+    A subclass that speaks another protocol replaces ``CLIENT``, ``PARSER``, ``encode_error`` and ``handle``.
+    """
+
+    CLIENT: ClassVar[type[ConnectedClient]] = ConnectedClient
+    PARSER: ClassVar[type[SharingParser]] = SharingParser
 
     __slots__ = tuple(
         (
@@ -93,13 +99,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.broker = broker
         self.on_lost = on_lost
         self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
-        self.responses = ResponseQueue(broker, self.flushed, self._stop_in_flight)
+        self.responses = ResponseQueue(broker, self.flushed, self._stop_in_flight, self.encode_error)
         self.deferred = DeferredRequests(broker, self.responses, self.check_end)
-        self.peer = ConnectedClient((unmapped(address[0]), address[1]), broker.access, self.responses)
+        self.peer = self.CLIENT((unmapped(address[0]), address[1]), broker.access, self.responses)
         self.authenticate_by = 0.0
         """Deadline for authentication by the loop's clock; 0 if none is needed, or if it is done."""
         self.memory = broker.receive_memory
-        self.parser = SharingParser(broker.limits.frame_bytes_max, self.memory)
+        self.parser = self.PARSER(broker.limits.frame_bytes_max, self.memory)
         if broker.authenticator is not None:  # an unauthenticated client gets little memory and little time
             self.parser.frame_bytes_max = UNKNOWN_FRAME_BYTES_MAX
             self.authenticate_by = broker.loop.time() + broker.settings.security.auth_timeout_ms / 1000
@@ -188,6 +194,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.deferred.run_waiting()
 
     # ---- handling frames ----
+
+    def encode_error(self, error: BrokerError, request_id: int) -> bytes:
+        """Return the encoded error response to a request; 0 if it answers none."""
+        return encode_error(error, request_id)
 
     def _run(self) -> None:
         """Handle complete frames until none is left or the connection is stopped."""
@@ -397,7 +407,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         self.responses.count_error(error)
         log.info("connection from %s:%d refused: %s", *self.peer.address, error.message)
-        self.responses.send_in_order(encode_error(error, request_id))
+        self.responses.send_in_order(self.encode_error(error, request_id))
         self.lingering = True
         self._end()
 

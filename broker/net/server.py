@@ -10,10 +10,12 @@ import ipaddress
 import logging
 import socket
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.errors import BrokerError, ConfigurationError, SystemBusy
-from ..addresses import parse_address
+from ..addresses import format_address, parse_address
 from ..requests.audit import author
 from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient
@@ -87,12 +89,28 @@ def connections_possible() -> int:
     return descriptors_max() - store_descriptors()
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Sockets, and the protocol that their clients speak.
+
+    ``setting``: name of the address's setting; ``connect``: makes a connection of the broker, the client's address, and
+    the callback for the connection's end; ``encode_refusal``: encodes an error before there is a connection.
+    """
+
+    sockets: list[socket.socket]
+    setting: str = "server.listen"
+    connect: Callable[[Broker, tuple[str, int], Callable[[ClientConnection], None]], ClientConnection] = (
+        ClientConnection
+    )
+    encode_refusal: Callable[[BrokerError, int], bytes] = encode_error
+
+
 class Server:
     """The acceptor of connections, which also enforces their timeouts until ``stop``."""
 
-    def __init__(self, broker: Broker, sockets: list[socket.socket]) -> None:
+    def __init__(self, broker: Broker, listeners: Sequence[Listener]) -> None:
         self._broker = broker
-        self._sockets = sockets
+        self._listeners = {sock: listener for listener in listeners for sock in listener.sockets}
         self._connections: set[ClientConnection] = set()
         self._by_address: dict[str, int] = {}
         self._refusal_logged_at = -REFUSAL_LOGGED_S
@@ -144,12 +162,13 @@ class Server:
 
     def start(self) -> None:
         """Open the port. Raises ``ConfigurationError`` if another process has started to listen there."""
-        for sock in self._sockets:
+        for sock, listener in self._listeners.items():
             try:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)  # connections inherit it
                 sock.listen(BACKLOG)
             except OSError as error:
-                raise _cannot_listen("server.listen", self._broker.settings.server.listen, error) from None
+                address = format_address(*sock.getsockname()[:2])
+                raise _cannot_listen(listener.setting, address, error) from None
         self._accept_on()
         self._sweep_timer = self._broker.loop.call_later(self._sweep_s, self._sweep)
 
@@ -160,7 +179,7 @@ class Server:
         """
         self._stopping = True
         self._accept_off()
-        for sock in self._sockets:
+        for sock in self._listeners:
             sock.close()
         self._broker.holds.answer_all()
         for connection in list(self._connections):
@@ -200,13 +219,13 @@ class Server:
     def _accept_on(self) -> None:
         if not self._stopping and not self._accepting:
             self._accepting = True
-            for sock in self._sockets:
+            for sock in self._listeners:
                 self._broker.loop.add_reader(sock.fileno(), self._accept, sock)
 
     def _accept_off(self) -> None:
         if self._accepting:
             self._accepting = False
-            for sock in self._sockets:
+            for sock in self._listeners:
                 self._broker.loop.remove_reader(sock.fileno())
 
     def _accept(self, listener: socket.socket) -> None:
@@ -227,9 +246,9 @@ class Server:
                 self._accept_off()
                 self._broker.loop.call_later(ACCEPT_PAUSE_S, self._accept_on)
                 return
-            self._admit(sock, address)
+            self._admit(sock, address, self._listeners[listener])
 
-    def _admit(self, sock: socket.socket, address: tuple[str, int]) -> None:
+    def _admit(self, sock: socket.socket, address: tuple[str, int], listener: Listener) -> None:
         limits, counters = self._broker.limits, self._broker.counters
         counters.connections_accepted += 1
         host = unmapped(address[0])
@@ -256,18 +275,18 @@ class Server:
             busy = SystemBusy(f"{refusal}; try again later", retry_after_ms=1000)
             with sock, contextlib.suppress(OSError):
                 sock.setblocking(False)
-                sock.send(encode_error(busy, 0))
+                sock.send(listener.encode_refusal(busy, 0))
             return
         self._broker.connections += 1
         if not ipaddress.ip_address(host).is_loopback:
             self._by_address[host] = self._by_address.get(host, 0) + 1
-        task = self._broker.loop.create_task(self._connect(sock, host, address[1]))
+        task = self._broker.loop.create_task(self._connect(sock, host, address[1], listener))
         # The event loop keeps only a weak reference to a task.
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def _connect(self, sock: socket.socket, host: str, port: int) -> None:
-        connection = ClientConnection(self._broker, (host, port), self._lost)
+    async def _connect(self, sock: socket.socket, host: str, port: int, listener: Listener) -> None:
+        connection = listener.connect(self._broker, (host, port), self._lost)
         try:
             await self._take(connection, sock)
         except OSError as error:

@@ -11,12 +11,13 @@ from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser, encode_head
+from ...protocol.produce_frame import encode_produce_answer
 from ..security.users import User
-from ..store import TopicConfig, WouldBlock
+from ..store import PullResult, TopicConfig, WouldBlock
 from .audit import audit, audit_refused
 from .connected_client import ConnectedClient
 from .deferred_requests import COLD_READS_MAX, DeferredRequests
-from .response_queue import ResponseQueue, encode_error
+from .response_queue import Bytes, ResponseQueue, encode_error
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -110,10 +111,27 @@ class Request:
             return
         self.respond_encoded(encode_head(RESPONSE, SUCCESS, frame.request_id, encode_fields(answer), len(body)), body)
 
-    def respond_encoded(self, head: bytes, body: bytes | bytearray) -> None:
+    def respond_encoded(self, head: bytes, body: Bytes) -> None:
         """Send an encoded response and record the request's latency."""
         self.responses.send(head, body)
         self.responses.completed(self.frame)
+
+    def encode_stored(self, queue: int, queue_offset: int, store_ms: int, physical_offsets: bytes | bytearray) -> bytes:
+        """Return the encoded response to a PRODUCE. ``physical_offsets``: count × i64."""
+        return encode_produce_answer(self.frame.request_id, queue, queue_offset, store_ms, physical_offsets)
+
+    def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
+        """Respond to a pull. ``lost``: number of messages that damage took from its range, and the first's offset."""
+        fields = {
+            "count": pulled.count,
+            "next_offset": pulled.next_offset,
+            "min_offset": pulled.min_offset,
+            "max_offset": pulled.max_offset,
+        }
+        if lost is not None:
+            fields["lost"], fields["lost_from"] = lost
+        head = encode_head(RESPONSE, pulled.code, self.frame.request_id, fields, len(pulled.body))
+        self.respond_encoded(head, pulled.body)
 
     def fail(self, error: BrokerError) -> None:
         """Respond with an error, to a PRODUCE in the order of its responses; audit it if its command is audited."""

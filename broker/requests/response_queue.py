@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ...protocol.errors import BrokerError
 from ...protocol.frames import RESPONSE, Frame, encode_head
@@ -16,6 +16,7 @@ from ..budgets.send_budget import SMALL_BYTES
 if TYPE_CHECKING:
     from .broker import Broker
 
+Bytes: TypeAlias = bytes | bytearray | memoryview
 WRITE_EARLY_BYTES = 256 * 1024
 """Responses of one turn are written before its end once their bodies exceed this size together."""
 WAITING_ANSWER_BYTES = 400
@@ -26,7 +27,8 @@ class ResponseQueue:
     """The outbound responses of a connection.
 
     ``on_flushed``: called when the flush that responses wait for is done, or has failed; ``on_full``: called when too
-    many bytes of this connection, or far too many of all connections, wait for a flush.
+    many bytes of this connection, or far too many of all connections, wait for a flush; ``encode_error``: encodes the
+    error response to the request with an id.
 
     ``unflushed`` holds PRODUCE responses in the order of their requests, starting with the first one that waits for a
     flush: ``(end_offset, answer, request_id, counted_bytes, began)``. An entry with ``end_offset`` 0 waits only for
@@ -35,19 +37,24 @@ class ResponseQueue:
 
     __slots__ = tuple(
         (
-            "_broker _on_flushed _on_full bytes_out closed flush_offset out out_bytes paused running transport "
-            "turn_began unflushed unflushed_bytes written"
+            "_broker _encode_error _on_flushed _on_full bytes_out closed flush_offset out out_bytes paused running "
+            "transport turn_began unflushed unflushed_bytes written"
         ).split()
     )
 
     def __init__(
-        self, broker: Broker, on_flushed: Callable[[BrokerError | None], None], on_full: Callable[[], None]
+        self,
+        broker: Broker,
+        on_flushed: Callable[[BrokerError | None], None],
+        on_full: Callable[[], None],
+        encode_error: Callable[[BrokerError, int], bytes],
     ) -> None:
         self._broker = broker
+        self._encode_error = encode_error
         self._on_flushed = on_flushed
         self._on_full = on_full
         self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
-        self.out: list[bytes | bytearray] = []
+        self.out: list[Bytes] = []
         self.out_bytes = 0
         self.bytes_out = 0
         """Number of bytes given to the transport since the connection was opened."""
@@ -66,7 +73,7 @@ class ResponseQueue:
         self.flush_offset = 0
         """End offset of this turn's last message that must be flushed; 0 if there is none."""
 
-    def send(self, head: bytes, body: bytes | bytearray = b"") -> None:
+    def send(self, head: bytes, body: Bytes = b"") -> None:
         """Send one encoded response, at the end of the turn at the latest."""
         self.out.append(head)
         if body:
@@ -180,7 +187,7 @@ class ResponseQueue:
             if not answer:
                 continue
             if error is not None and end_offset > flushed_offset:
-                answer = encode_error(error, request_id)
+                answer = self._encode_error(error, request_id)
                 self.count_error(error)
             self.out.append(answer)
         if count:

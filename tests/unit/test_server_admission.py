@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from flintmq.broker.config_sources import load_settings
-from flintmq.broker.net import server as module
-from flintmq.broker.net.server import Server
+from flintmq.broker.net.server import Listener, Server
 from flintmq.protocol.errors import SystemBusy
 from flintmq.protocol.frames import FrameParser
 
@@ -24,10 +23,13 @@ class Gone:
         self.lose = lambda: on_lost(self)
 
 
+LISTENER = Listener([], connect=Gone)  # type: ignore[arg-type] # what of a connection admission looks at
+
+
 async def admitted(server: Server, host: str) -> bool:
     """Return whether the server accepts a connection from ``host``; the test holds the other end of a real socket."""
     ours, theirs = socket.socketpair()
-    server._admit(theirs, (host, 40_000))
+    server._admit(theirs, (host, 40_000), LISTENER)
     await asyncio.gather(*server._starting)
     with ours:
         ours.setblocking(False)
@@ -47,7 +49,6 @@ async def admitted(server: Server, host: str) -> bool:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(module, "ClientConnection", Gone)
     flags = {"limits.connections_per_address_max": 2}
     settings = load_settings(config=None, environment={}, assignments=[], flags=flags)
 

@@ -1,0 +1,61 @@
+"""A RocketMQ client at the other end of a connection: the broker's requests to it, in the remoting protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...protocol import commands
+from ...protocol.commands import Command
+from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX
+from ...protocol.remoting import codes
+from ...protocol.remoting.command import encode_head
+from ...protocol.storage.ids import offset_id
+from ...protocol.storage.record import PROPERTY_UNIQ_KEY, decode_record
+from ..delivery.client_handle import Answered
+from ..requests.connected_client import ASKED_MAX, ConnectedClient
+
+
+class RemotingClient(ConnectedClient):
+    """One RocketMQ client while it is connected; it implements ``ClientHandle``."""
+
+    __slots__ = ()
+
+    def send_one_way(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
+        """Send a request that gets no answer."""
+        if not self.lost:
+            self._responses.send(encode_head(ONE_WAY, code, self._next_id(), fields, len(body)), body)
+
+    def send_request(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:
+        """Send a request; call ``answered`` with the response, or with None if none can arrive any more."""
+        if self.lost:
+            answered(None)
+            return
+        request_id = self._next_id()
+        if len(self._asked) >= ASKED_MAX:
+            self._asked.pop(next(iter(self._asked)))(None)
+        self._asked[request_id] = answered
+        self._responses.send(encode_head(REQUEST, code, request_id, fields, len(body)), body)
+
+    def _next_id(self) -> int:
+        self._last_request_id = self._last_request_id % REQUEST_ID_MAX + 1
+        return self._last_request_id
+
+    def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
+        """Send no FlintMQ request: members of a group that are told of changes are never RocketMQ clients."""
+        raise AssertionError(f"{command.name} is not for a RocketMQ client")
+
+    def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
+        """Ask a producer about its transaction. It answers with END_TRANSACTION, so ``answered`` is not called."""
+        assert command is commands.CHECK_TRANSACTION_STATE, "the only request of delivery to producers"
+        record = decode_record(body)
+        unique_key = record.property_map().get(PROPERTY_UNIQ_KEY, "")
+        fields = {
+            "topic": record.topic.decode(),
+            "msgId": unique_key,
+            "transactionId": unique_key,
+            "offsetMsgId": offset_id(record.store_host, record.physical_offset),
+            "commitLogOffset": str(record.physical_offset),
+            "tranStateTableOffset": str(record.queue_offset),
+        }
+        self.send_one_way(codes.CHECK_TRANSACTION_STATE, fields, body)

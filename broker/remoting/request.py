@@ -1,0 +1,175 @@
+"""A request of a RocketMQ client: as ``Request``, with answers in the remoting protocol."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange
+from ...protocol.frames import REQUEST, RESPONSE, Frame
+from ...protocol.remoting import codes
+from ...protocol.remoting.command import RemotingFrame, encode_head
+from ...protocol.storage.ids import offset_id
+from ..requests.request import RESPONSE_HEAD_BYTES_MAX, Request
+from ..requests.response_queue import Bytes
+from ..store import PullResult
+from .ext_fields import ExtFields
+from .results import code_of, remark_of
+
+if TYPE_CHECKING:
+    from .connection import RemotingConnection
+    from .gateway import RemotingGateway
+
+log = logging.getLogger(__name__)
+
+NO_FIELDS = ExtFields({})
+_SIZE_BYTES = 4
+MESSAGE_REGION = "DefaultRegion"
+
+
+class RemotingRequest(Request):
+    """One request on the event loop. ``received``: its frame, of which ``frame`` may become a translation.
+
+    ``gateway``: the state of all RocketMQ clients; ``ext``: the request's extension fields; ``asked``: a pull's queue
+    offset.
+    """
+
+    __slots__ = ("asked", "ext", "gateway", "received")
+
+    def __init__(self, source: RemotingConnection, frame: RemotingFrame) -> None:
+        super().__init__(source, frame)
+        self.received = frame
+        self.gateway: RemotingGateway = source.gateway
+        self.ext = ExtFields(frame.fields)
+        self.asked = 0
+
+    def translate(self, buffer: bytearray) -> None:
+        """Let the handlers of FlintMQ see ``buffer`` as the body of the request's frame."""
+        received = self.received
+        frame = Frame(received.kind, received.code, received.request_id, {}, buffer, 0, len(buffer))
+        frame.began = received.began
+        self.frame = frame
+
+    def release_frame(self) -> None:
+        """Drop the body and the fields of a request that waits, or they would stay in memory with it."""
+        super().release_frame()
+        self.received.buffer = self.frame.buffer
+        self.received.fields = self.frame.fields
+        self.ext = NO_FIELDS
+
+    # ---- responding ----
+
+    def reply(
+        self,
+        fields: Mapping[str, str] | None = None,
+        body: Bytes = b"",
+        *,
+        code: int = codes.SUCCESS,
+        remark: str | None = None,
+    ) -> None:
+        """Respond with a result code, extension fields, a remark and a body; a one-way request gets nothing."""
+        if self.frame.kind != REQUEST:
+            self.responses.completed(self.frame)
+            return
+        limit = self.broker.limits.frame_bytes_max
+        if len(body) > limit - RESPONSE_HEAD_BYTES_MAX:
+            self.fail(BrokerFailure(f"the response has {len(body)} bytes, but limits.frame_bytes_max is {limit}"))
+            return
+        self.respond_encoded(self._head(code, fields, len(body), remark), body)
+
+    def _head(self, code: int, fields: Mapping[str, str] | None, body_bytes: int, remark: str | None = None) -> bytes:
+        return encode_head(
+            RESPONSE,
+            code,
+            self.received.request_id,
+            fields,
+            body_bytes,
+            remark=remark,
+            header_type=self.received.header_type,
+        )
+
+    def respond(self, answer: Any, body: bytes | bytearray = b"") -> None:
+        """Respond with SUCCESS alone: the fields of FlintMQ's response have no meaning for a RocketMQ client."""
+        self.reply()
+
+    def encode_stored(self, queue: int, queue_offset: int, store_ms: int, physical_offsets: bytes | bytearray) -> bytes:
+        """Return the encoded answer to a send: the offset ids of the messages, separated by commas."""
+        host = self.broker.store.commitlog.store_host
+        ids = [
+            offset_id(host, int.from_bytes(physical_offsets[at : at + 8], "big"))
+            for at in range(0, len(physical_offsets), 8)
+        ]
+        fields = {
+            "msgId": ",".join(ids),
+            "queueId": str(queue),
+            "queueOffset": str(queue_offset),
+            "MSG_REGION": MESSAGE_REGION,
+            "TRACE_ON": "true",
+        }
+        return self._head(codes.SUCCESS, fields, 0)
+
+    def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
+        """Respond to a pull with its records, which are the wire format. Damaged ones are left out, with a remark."""
+        body = memoryview(pulled.body)[_SIZE_BYTES * pulled.count :]
+        code, remark = codes.SUCCESS, "FOUND"
+        if not pulled.count:
+            passed = pulled.next_offset > self.asked
+            code = codes.PULL_RETRY_IMMEDIATELY if passed else codes.PULL_NOT_FOUND
+            remark = "NO_MATCHED_MESSAGE" if passed else "OFFSET_OVERFLOW_ONE"
+        if lost is not None:
+            remark = f"{remark}: {lost[0]} messages from offset {lost[1]} on were lost to damage"
+        fields = pull_fields(pulled.next_offset, pulled.min_offset, pulled.max_offset)
+        self.respond_encoded(self._head(code, fields, len(body), remark), body)
+
+    def fail(self, error: BrokerError) -> None:
+        """Respond with the result code of an error, and its words as the remark."""
+        responses, received = self.responses, self.received
+        responses.count_error(error)
+        log.debug("request %d refused: %s: %s", received.code, error.name, error.message[:200])
+        responses.completed(received)
+        if received.kind != REQUEST:
+            self.broker.counters.one_way_errors += 1
+            return
+        code, remark, fields = code_of(error), remark_of(error), None
+        if isinstance(error, OffsetOutOfRange):
+            fields, remark = _moved(self.asked, error.min_offset, error.max_offset)
+        responses.send(self._head(code, fields, 0, remark))
+
+    # ---- waiting in order ----
+
+    def resume(self, error: BrokerError | None) -> None:
+        """Continue after ``suspend``: handle the received frame again, or respond with ``error``."""
+        if error is None:
+            self.source.proceed(self.received, lambda: self.source.handle(self.received))
+        else:
+            self.source.proceed(self.received, lambda: self.fail(error))
+
+    def proceed(self, call: Callable[[], None]) -> None:
+        """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
+        self.source.proceed(self.received, lambda: self.attempt(call))
+
+    def handle_again(self) -> None:
+        """Handle the received frame again, from the beginning."""
+        self.source.handle(self.received)
+
+
+def pull_fields(next_offset: int, min_offset: int, max_offset: int) -> dict[str, str]:
+    """Return the extension fields of the answer to a pull."""
+    return {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": str(next_offset),
+        "minOffset": str(min_offset),
+        "maxOffset": str(max_offset),
+        "topicSysFlag": "0",
+        "groupSysFlag": "0",
+    }
+
+
+def _moved(asked: int, low: int, high: int) -> tuple[dict[str, str], str]:
+    """Return fields and remark of the answer to a pull outside of its queue, as ``DefaultMessageStore.getMessage``."""
+    if high == 0:
+        return pull_fields(0, low, high), "NO_MESSAGE_IN_QUEUE"
+    if asked < low:
+        return pull_fields(low, low, high), "OFFSET_TOO_SMALL"
+    return pull_fields(high, low, high), "OFFSET_OVERFLOW_BADLY"

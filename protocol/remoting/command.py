@@ -1,0 +1,226 @@
+"""Frames of the remoting protocol: a header in JSON or in RocketMQ's binary form, then a body.
+
+    u32 length of what follows | u32 (type << 24 | header length) | header | body
+
+Type 0 is a JSON header, type 1 a binary one. All integers are big-endian. Both forms carry the same members: a code,
+the number by which a response finds its request (``opaque``), flags, a remark, and *extension fields*, strings by name.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import RemoteProtocolError
+from ..frames import HEADER_BYTES_MAX, HEADER_ITEMS_MAX, ONE_WAY, REQUEST, RESPONSE, Frame
+
+JSON_HEADER = 0
+BINARY_HEADER = 1
+VERSION = 479
+"""``MQVersion`` of RocketMQ 5.3.3, whose answers these are: clients ask for some features only from a version on."""
+LANGUAGE = "OTHER"
+LANGUAGES = (
+    "JAVA",
+    "CPP",
+    "DOTNET",
+    "PYTHON",
+    "DELPHI",
+    "ERLANG",
+    "RUBY",
+    "OTHER",
+    "HTTP",
+    "GO",
+    "PHP",
+    "OMS",
+    "RUST",
+    "NODE_JS",
+)
+"""Names of RocketMQ's ``LanguageCode`` by number."""
+
+LENGTHS = struct.Struct(">II")
+_LENGTH_MASK = 0xFFFFFF
+_RESPONSE_FLAG = 1
+_ONE_WAY_FLAG = 2
+_LANGUAGE_NUMBER = LANGUAGES.index(LANGUAGE)
+_FLAGS = {REQUEST: 0, RESPONSE: _RESPONSE_FLAG, ONE_WAY: _ONE_WAY_FLAG}
+_BINARY = struct.Struct(">hBhiii")
+"""Code, language, version, opaque, flag, length of the remark."""
+_I32 = struct.Struct(">i")
+_I16 = struct.Struct(">h")
+_I32_RANGE = range(-(2**31), 2**31)
+_I16_RANGE = range(-(2**15), 2**15)
+_decode_json = json.JSONDecoder().decode
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class RemotingFrame(Frame):
+    """One received frame. ``request_id`` is the opaque number, ``fields`` the extension fields.
+
+    ``header_type``: ``JSON_HEADER`` or ``BINARY_HEADER``, which the response must have too; ``version``: the peer's
+    ``MQVersion``; ``language``: name of the peer's language; ``remark``: text of a response.
+    """
+
+    __slots__ = ("header_type", "language", "remark", "version")
+
+    header_type: int
+    language: str
+    remark: str
+    version: int
+
+
+def decode_frame(buffer: bytearray, start: int, end: int) -> RemotingFrame:
+    """Return the whole frame ``buffer[start:end]``, its length field included.
+
+    Raises ``RemoteProtocolError`` if its header is not RocketMQ's; nothing after it can be trusted then.
+    """
+    _, word = LENGTHS.unpack_from(buffer, start)
+    header_type, header_bytes = word >> 24, word & _LENGTH_MASK
+    header_at = start + LENGTHS.size
+    body_at = header_at + header_bytes
+    if body_at > end or header_bytes > HEADER_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"a remoting header of {header_bytes:,} bytes in a frame of {end - start - 4:,}; at most "
+            f"{min(HEADER_BYTES_MAX, end - header_at):,} are possible"
+        )
+    if header_type == JSON_HEADER:
+        frame = _decode_json_header(buffer[header_at:body_at])
+    elif header_type == BINARY_HEADER:
+        frame = _decode_binary_header(buffer[header_at:body_at])
+    else:
+        raise RemoteProtocolError(f"a remoting header of type {header_type}; 0 (JSON) and 1 (binary) are known")
+    frame.header_type = header_type
+    frame.buffer, frame.body_at, frame.body_end = buffer, body_at, end
+    return frame
+
+
+def _frame(
+    code: int, language: str, version: int, opaque: int, flag: int, remark: str, fields: dict[str, str]
+) -> RemotingFrame:
+    kind = RESPONSE if flag & _RESPONSE_FLAG else ONE_WAY if flag & _ONE_WAY_FLAG else REQUEST
+    frame = RemotingFrame(kind, code, opaque, fields, _NO_BYTES, 0, 0)
+    frame.language, frame.version, frame.remark = language, version, remark
+    return frame
+
+
+_NO_BYTES = bytearray()
+
+
+def _decode_json_header(header: bytearray) -> RemotingFrame:
+    try:
+        members: Any = _decode_json(header.decode())
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"a remoting header that is not JSON: {str(error)[:200]}") from None
+    if type(members) is not dict:
+        raise RemoteProtocolError("a remoting header that is not a JSON object")
+    get = members.get
+    code, opaque, flag, version = get("code", ""), get("opaque", 0), get("flag", 0), get("version", 0)
+    for name, number in (("code", code), ("opaque", opaque), ("flag", flag), ("version", version)):
+        if type(number) is not int or number not in _I32_RANGE:
+            raise RemoteProtocolError(f"a remoting header whose {name} is {_brief(number)}; it must be an i32")
+    fields = get("extFields")
+    if fields is None:
+        fields = {}
+    elif type(fields) is not dict or len(fields) > HEADER_ITEMS_MAX:
+        raise RemoteProtocolError(
+            f"a remoting header whose extFields are no object of at most {HEADER_ITEMS_MAX} items"
+        )
+    for name, value in fields.items():
+        if type(value) is not str:
+            fields[name] = _as_text(name, value)
+    remark, language = get("remark"), get("language")
+    return _frame(
+        code,
+        language if type(language) is str and len(language) <= 16 else LANGUAGE,
+        version,
+        opaque,
+        flag,
+        remark if type(remark) is str else "",
+        fields,
+    )
+
+
+def _as_text(name: str, value: object) -> str:
+    """Return a field's value as the text that Java's clients would have sent; some clients send numbers."""
+    if value is None:
+        return ""
+    if type(value) is bool:
+        return "true" if value else "false"
+    if type(value) is int or type(value) is float:
+        return str(value)
+    raise RemoteProtocolError(f"a remoting header whose field {name[:40]!r} is {_brief(value)}; it must be a string")
+
+
+def _brief(value: object) -> str:
+    return str(value)[:40] if type(value) is int else f"of type {type(value).__name__}"
+
+
+def _decode_binary_header(header: bytearray) -> RemotingFrame:
+    try:
+        code, language, version, opaque, flag, remark_bytes = _BINARY.unpack_from(header)
+        at = _BINARY.size
+        remark, at = _take(header, at, remark_bytes)
+        (fields_bytes,) = _I32.unpack_from(header, at)
+        at += _I32.size
+        if fields_bytes < 0 or at + fields_bytes > len(header):
+            raise RemoteProtocolError(f"a binary remoting header whose fields take {fields_bytes} bytes")
+        fields: dict[str, str] = {}
+        end = at + fields_bytes
+        while at < end:
+            (name_bytes,) = _I16.unpack_from(header, at)
+            name, at = _take(header, at + _I16.size, name_bytes)
+            (value_bytes,) = _I32.unpack_from(header, at)
+            value, at = _take(header, at + _I32.size, value_bytes)
+            fields[name] = value
+            if len(fields) > HEADER_ITEMS_MAX:
+                raise RemoteProtocolError(f"a binary remoting header with more than {HEADER_ITEMS_MAX} fields")
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"a binary remoting header that is cut or not UTF-8: {error}") from None
+    name = LANGUAGES[language] if language < len(LANGUAGES) else LANGUAGE
+    return _frame(code, name, version, opaque, flag, remark, fields)
+
+
+def _take(header: bytearray, at: int, size: int) -> tuple[str, int]:
+    """Return the text of ``size`` bytes at ``at``, and the position after it."""
+    if size < 0 or at + size > len(header):
+        raise RemoteProtocolError(f"a binary remoting header with a text of {size} bytes at byte {at}")
+    return header[at : at + size].decode(), at + size
+
+
+def encode_head(
+    kind: int,
+    code: int,
+    opaque: int,
+    fields: Mapping[str, str] | None,
+    body_bytes: int,
+    *,
+    remark: str | None = None,
+    header_type: int = JSON_HEADER,
+) -> bytes:
+    """Return everything that precedes the body in a frame; the caller sends the body of ``body_bytes`` bytes itself.
+
+    ``kind``: as in ``frames``. A binary header holds only codes of 16 bits: larger ones are cut, as RocketMQ cuts them.
+    """
+    flag = _FLAGS[kind]
+    if header_type == BINARY_HEADER:
+        header = _encode_binary_header(code, opaque, flag, remark, fields or {})
+    else:
+        header = (
+            f'{{"code":{code},"extFields":{"null" if fields is None else _encode_json(fields)},"flag":{flag},'
+            f'"language":"{LANGUAGE}","opaque":{opaque},"remark":{_encode_json(remark)},'
+            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        ).encode("utf-8", "replace")
+    return LENGTHS.pack(4 + len(header) + body_bytes, header_type << 24 | len(header)) + header
+
+
+def _encode_binary_header(code: int, opaque: int, flag: int, remark: str | None, fields: Mapping[str, str]) -> bytes:
+    text = (remark or "").encode("utf-8", "replace")
+    parts = []
+    for name, value in fields.items():
+        name_blob, value_blob = name.encode(), value.encode("utf-8", "replace")
+        parts += [_I16.pack(len(name_blob)), name_blob, _I32.pack(len(value_blob)), value_blob]
+    pairs = b"".join(parts)
+    short = code if code in _I16_RANGE else _I16.unpack(struct.pack(">H", code & 0xFFFF))[0]
+    begin = _BINARY.pack(short, _LANGUAGE_NUMBER, VERSION, opaque, flag, len(text))
+    return begin + text + _I32.pack(len(pairs)) + pairs
