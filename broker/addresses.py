@@ -54,3 +54,10 @@ def is_loopback(host: str) -> bool:
     except (OSError, UnicodeError):
         return False  # a name that cannot be resolved now may turn out not to be loopback
     return all(ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_loopback for address in found)
+
+
+def unmapped(host: str) -> str:
+    """Return the IPv4 address inside an IPv4-mapped IPv6 address (``::ffff:…``), else ``host``; without a zone."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

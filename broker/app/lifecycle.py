@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...protocol.errors import BrokerError
 from ...protocol.storage.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.storage.record import encode_host
-from ..addresses import format_address, is_loopback, parse_address
+from ..addresses import format_address, is_loopback, parse_address, unmapped
 from ..background.checkpoint import CheckpointService
 from ..background.flush import GroupCommitService, flush_service
 from ..background.held_pulls import PullRequestHoldService
@@ -32,7 +32,6 @@ from ..delivery.staged.startup_scan import table_at_start
 from ..delivery.transactions.startup_scan import History
 from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
 from ..metrics.hosts import Hosts
-from ..net.connection import unmapped
 from ..net.server import Listener, Server, bind
 from ..requests.broker import Broker, BrokerProcess, BrokerSecurity, StoreServices
 from ..security.audit import AuditLog

@@ -28,7 +28,7 @@ from .master import (
     read_settings,
     read_tables,
 )
-from .remoting_client import RemotingClient, connected
+from .remoting_client import MasterClient, connected
 from .tables import apply_names, apply_progress
 
 REPORT_EVERY_S = 5.0
@@ -151,7 +151,7 @@ class MasterFollower:
             await asyncio.sleep(REPORT_EVERY_S)
             connection.report(self._store.flushed_offset)
 
-    async def _check_master(self, client: RemotingClient, settings: MasterSettings, extent: LogExtent) -> None:
+    async def _check_master(self, client: MasterClient, settings: MasterSettings, extent: LogExtent) -> None:
         """Raise ``MasterUnsuitable`` or ``HistoryDiffers`` unless the store's log is the beginning of the master's."""
         own_bytes = self._store.settings.commitlog_file_bytes
         if settings.commitlog_file_bytes != own_bytes:
@@ -245,7 +245,7 @@ def opened_follower(store: MessageStore, progress: Callable[[str, int, int], Non
             store.close()
 
 
-async def check_history(log: LogFollower, client: RemotingClient, extent: LogExtent) -> None:
+async def check_history(log: LogFollower, client: MasterClient, extent: LogExtent) -> None:
     """Raise ``HistoryDiffers`` unless the log is the beginning of the master's. RocketMQ's slaves do not check it."""
     if log.is_empty and not log.store.write_offset:
         return

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ...protocol.errors import RemoteProtocolError
 from ..store.files.json_table import SHAPE_ERRORS, parse_table
 from .errors import MasterUnsuitable
-from .remoting_client import SUCCESS, RemotingClient
+from .remoting_client import SUCCESS, MasterClient
 
 GET_ALL_TOPIC_CONFIG = 21
 """RocketMQ's slaves ask for it on listenPort − 2; the master answers it on listenPort too."""
@@ -58,7 +58,7 @@ class MasterTables:
     timer_check: bytes
 
 
-async def read_settings(client: RemotingClient) -> MasterSettings:
+async def read_settings(client: MasterClient) -> MasterSettings:
     """Return the master's settings. Raises ``MasterUnsuitable`` if it does not speak classic HA."""
     body = (await client.call(GET_BROKER_CONFIG)).body.decode(errors="replace")
     settings = dict(line.partition("=")[::2] for line in body.splitlines())
@@ -85,7 +85,7 @@ async def read_settings(client: RemotingClient) -> MasterSettings:
     )
 
 
-async def read_extent(client: RemotingClient) -> LogExtent:
+async def read_extent(client: MasterClient) -> LogExtent:
     """Return where the master's log begins and ends. RocketMQ says that a log without files begins at −1."""
     table = await _table(client, GET_BROKER_RUNTIME_INFO)
     return _read(
@@ -95,13 +95,13 @@ async def read_extent(client: RemotingClient) -> LogExtent:
     )
 
 
-async def read_record(client: RemotingClient, physical_offset: int) -> bytes:
+async def read_record(client: MasterClient, physical_offset: int) -> bytes:
     """Return the record at an offset of the master's log; empty if it has none there."""
     answer = await client.ask(VIEW_MESSAGE_BY_ID, offset=str(physical_offset), topic="")
     return answer.body if answer.code == SUCCESS else b""
 
 
-async def read_tables(client: RemotingClient, settings: MasterSettings) -> MasterTables:
+async def read_tables(client: MasterClient, settings: MasterSettings) -> MasterTables:
     """Return the master's tables."""
     return MasterTables(
         await _table(client, GET_ALL_TOPIC_CONFIG),
@@ -112,12 +112,12 @@ async def read_tables(client: RemotingClient, settings: MasterSettings) -> Maste
     )
 
 
-async def _table(client: RemotingClient, code: int) -> dict[str, Any]:
+async def _table(client: MasterClient, code: int) -> dict[str, Any]:
     body = (await client.call(code)).body
     return _read(client, code, lambda: parse_table(body.decode()))
 
 
-def _read(client: RemotingClient, code: int, read: Callable[[], T]) -> T:
+def _read(client: MasterClient, code: int, read: Callable[[], T]) -> T:
     try:
         return read()
     except SHAPE_ERRORS as error:

@@ -75,7 +75,7 @@ def decode_answer(frame: bytes) -> tuple[int, RemotingAnswer] | None:
     return (opaque, answer) if flag & _RESPONSE_FLAG else None
 
 
-class RemotingClient:
+class MasterClient:
     """A connection to a RocketMQ broker; one request at a time."""
 
     def __init__(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,10 +140,10 @@ async def connect(host: str, port: int, limit: int = 2**16) -> tuple[asyncio.Str
 
 
 @asynccontextmanager
-async def connected(host: str, port: int) -> AsyncIterator[RemotingClient]:
+async def connected(host: str, port: int) -> AsyncIterator[MasterClient]:
     """Connect to a RocketMQ broker's ``listenPort``. Raises ``ConnectionFailed``."""
     reader, writer = await connect(host, port)
     try:
-        yield RemotingClient(format_address(host, port), reader, writer)
+        yield MasterClient(format_address(host, port), reader, writer)
     finally:
         writer.close()

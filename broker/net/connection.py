@@ -7,14 +7,12 @@ its frames and reads nothing from its socket; bytes that have already arrived st
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import math
 import time
 from collections.abc import Callable
 from typing import ClassVar, cast
 
-from ...protocol.auth.scram import MECHANISM
 from ...protocol.errors import (
     AuthenticationRequired,
     BrokerError,
@@ -25,6 +23,7 @@ from ...protocol.errors import (
     UnknownCommand,
 )
 from ...protocol.frames import REQUEST, RESPONSE, Frame
+from ..addresses import unmapped
 from ..budgets.receive_buffers import SharingParser
 from ..handlers.registry import (
     HANDLERS,
@@ -43,6 +42,7 @@ from ..requests.deferred_requests import DeferredRequests
 from ..requests.request import Request
 from ..requests.response_queue import ResponseQueue, encode_error
 from ..security.authenticator import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
+from ..security.authenticator import not_authenticated
 from ..security.users import User
 
 log = logging.getLogger(__name__)
@@ -68,11 +68,6 @@ takes milliseconds."""
 LINGER_S = 2.0
 """Time for which further input is discarded after a refusal. Closing at once would reset the connection, and the client
 might never read the reason."""
-
-NOT_AUTHENTICATED = (
-    f"this broker requires authentication, and the connection has not authenticated: send AUTH with {MECHANISM} after "
-    "HELLO; give the client a user and a password"
-)
 
 _DISCARDED = memoryview(bytearray(64 * 1024))
 
@@ -277,7 +272,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.turn_away(HelloRequired("the first request of a connection must be HELLO"), frame.request_id)
             return None
         if self.handlers is HANDLERS_BEFORE_AUTH:
-            self.turn_away(AuthenticationRequired(NOT_AUTHENTICATED), frame.request_id)
+            self.turn_away(not_authenticated(), frame.request_id)
             return None
         if frame.kind == RESPONSE:
             if not self.peer.response_arrived(frame):
@@ -451,10 +446,3 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.lingering = False
             self.close_by += self.broker.limits.slow_reader_timeout_ms / 1000
             self.transport.close()
-
-
-def unmapped(host: str) -> str:
-    """Return the IPv4 address inside an IPv4-mapped IPv6 address (``::ffff:…``), else ``host``; without a zone."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)

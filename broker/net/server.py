@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.errors import BrokerError, ConfigurationError, SystemBusy
-from ..addresses import format_address, parse_address
+from ..addresses import format_address, parse_address, unmapped
 from ..requests.audit import author
 from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient
@@ -24,7 +24,7 @@ from ..security.tls import handshake_failure
 from ..security.user_changes import user_changes
 from ..security.users import User
 from ..store import descriptors_max, store_descriptors
-from .connection import ClientConnection, unmapped
+from .connection import ClientConnection
 from .timeouts import sweep
 from .tls_transport import TlsTransport
 

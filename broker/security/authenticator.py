@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from ...protocol.auth.scram import ProofWrong, ScramError, ServerExchange
-from ...protocol.errors import AuthenticationFailed
+from ...protocol.auth.scram import MECHANISM, ProofWrong, ScramError, ServerExchange
+from ...protocol.errors import AuthenticationFailed, AuthenticationRequired
 from .backoff import LoginBackoff
 from .users import User, UserTable
 
@@ -16,6 +16,14 @@ WRONG = "the user or the password is wrong"
 FRAME_BYTES_MAX = 4096
 """Maximum size of a frame before authentication."""
 NAME_CHARS_LOGGED = 64
+
+
+def not_authenticated() -> AuthenticationRequired:
+    """Return the error of a request other than HELLO and AUTH on a connection that has not authenticated."""
+    return AuthenticationRequired(
+        "this broker requires authentication, and the connection has not authenticated: send AUTH with "
+        f"{MECHANISM} after HELLO; give the client a user and a password"
+    )
 
 
 class Authenticator:

@@ -14,7 +14,7 @@ import pytest
 from flintmq.broker.migration.errors import MasterRefused
 from flintmq.broker.migration.remoting_client import (
     FRAME_BYTES_MAX,
-    RemotingClient,
+    MasterClient,
     connected,
     decode_answer,
     encode_request,
@@ -38,7 +38,7 @@ def answer(request: dict[str, Any], code: int = 0, body: bytes = b"", **more: An
 
 
 @asynccontextmanager
-async def asking(respond: Respond) -> AsyncIterator[RemotingClient]:
+async def asking(respond: Respond) -> AsyncIterator[MasterClient]:
     """Yield a client of a server that answers each request with ``respond``, and closes after an empty answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
