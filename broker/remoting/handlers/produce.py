@@ -49,7 +49,7 @@ _BATCH_HEAD = struct.Struct(">iiiii")
 _I16 = struct.Struct(">h")
 
 
-class Send(NamedTuple):
+class SendFields(NamedTuple):
     """The fields of a send, whichever of its three codes it has."""
 
     group: str
@@ -79,12 +79,12 @@ _V1 = (
 _V2 = ("a", "b", "e", "f", "g", "h", "i", "c", "d", "m")
 
 
-def decode_send(request: RemotingRequest) -> Send:
+def decode_send(request: RemotingRequest) -> SendFields:
     """Return the fields of a send. Raises ``InvalidParameter``."""
     names = _V1 if request.received.code == codes.SEND_MESSAGE else _V2
     group, topic, queue, sys_flag, born, flag, properties, default_topic, default_queues, batch = names
     ext = request.ext
-    return Send(
+    return SendFields(
         ext.text(group),
         ext.text(topic),
         ext.integer(queue, low=-1, high=2**31 - 1),
@@ -143,7 +143,7 @@ def send_message(request: RemotingRequest) -> None:
     append_frame(request, params)
 
 
-def send_batch(request: RemotingRequest, send: Send) -> None:
+def send_batch(request: RemotingRequest, send: SendFields) -> None:
     """Append the messages of a batch, all or none."""
     if send.sys_flag & SysFlag.COMPRESSED:
         raise MessageIllegal("a batch that is compressed as a whole is not supported; compress its messages, or none")
