@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ...protocol.errors import BrokerError, UnknownCommand
+from ...protocol.errors import AuthenticationRequired, BrokerError, UnknownCommand
 from ...protocol.frames import RESPONSE, Frame
 from ...protocol.remoting.command import RemotingFrame, decode_frame, encode_head
 from ..budgets.receive_buffers import SharingParser
 from ..net.connection import ClientConnection
 from ..requests.broker import Broker
 from .client import RemotingClient
-from .registry import HANDLERS
+from .registry import HANDLERS, HANDLERS_OF_USERS
 from .request import RemotingRequest
 from .results import code_of, remark_of
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from .gateway import RemotingGateway
 
 log = logging.getLogger(__name__)
+
+NO_KEY = (
+    "this broker has users, and the request carries no AccessKey: give the client an access key (an AclClientRPCHook, "
+    "or credentials in its settings); `flintmq user key add USER` makes one"
+)
 
 
 class RemotingParser(SharingParser):
@@ -46,7 +51,7 @@ class RemotingParser(SharingParser):
 class RemotingConnection(ClientConnection):
     """An accepted connection of a RocketMQ client. ``gateway``: the state of all of them."""
 
-    __slots__ = ("gateway", "header_type")
+    __slots__ = ("gateway", "handlers_by_code", "header_type")
 
     CLIENT: ClassVar[type[RemotingClient]] = RemotingClient
     PARSER: ClassVar[type[RemotingParser]] = RemotingParser
@@ -60,6 +65,7 @@ class RemotingConnection(ClientConnection):
     ) -> None:
         super().__init__(broker, address, on_lost)
         self.gateway = gateway
+        self.handlers_by_code = HANDLERS if broker.authenticator is None else HANDLERS_OF_USERS
         self.header_type = 0
         """Type of the header of the last request, for errors that answer none in particular."""
 
@@ -77,9 +83,11 @@ class RemotingConnection(ClientConnection):
         self.header_type = frame.header_type
         request = RemotingRequest(self, frame)
         try:
-            handler = HANDLERS.get(frame.code)
+            handler = self.handlers_by_code.get(frame.code)
             if handler is None:
                 raise UnknownCommand(f" request type {frame.code} not supported")
+            if self.broker.authenticator is not None and self.peer.user is None:
+                raise AuthenticationRequired(NO_KEY)
             handler(request)
         except BrokerError as error:
             request.fail(error)

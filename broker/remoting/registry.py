@@ -1,4 +1,4 @@
-"""The table of requests: the handler of each code."""
+"""The table of requests: the handler of each code, and the permission that a user needs for it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import inspect
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ...protocol.auth.permissions import CONSUME, QUERY
 from ...protocol.remoting import codes
+from . import rules
 from .handlers import clients, offsets, produce, pull, routes
 from .request import RemotingRequest
+from .rules import Rule
 
 RemotingHandler: TypeAlias = Callable[[RemotingRequest], None]
 
-ROWS: tuple[tuple[int, Callable[..., None]], ...] = (
-    (codes.SEND_MESSAGE, produce.send_message),
-    (codes.SEND_MESSAGE_V2, produce.send_message),
-    (codes.SEND_BATCH_MESSAGE, produce.send_message),
-    (codes.PULL_MESSAGE, pull.pull_message),
-    (codes.LITE_PULL_MESSAGE, pull.pull_message),
-    (codes.QUERY_CONSUMER_OFFSET, offsets.query_consumer_offset),
-    (codes.UPDATE_CONSUMER_OFFSET, offsets.update_consumer_offset),
-    (codes.SEARCH_OFFSET_BY_TIMESTAMP, offsets.search_offset_by_timestamp),
-    (codes.GET_MAX_OFFSET, offsets.get_max_offset),
-    (codes.GET_MIN_OFFSET, offsets.get_min_offset),
-    (codes.HEART_BEAT, clients.heart_beat),
-    (codes.UNREGISTER_CLIENT, clients.unregister_client),
-    (codes.GET_CONSUMER_LIST_BY_GROUP, clients.get_consumer_list_by_group),
-    (codes.GET_ROUTEINFO_BY_TOPIC, routes.get_routeinfo_by_topic),
-    (codes.GET_BROKER_CLUSTER_INFO, routes.get_broker_cluster_info),
+ROWS: tuple[tuple[int, Callable[..., None], Rule], ...] = (
+    (codes.SEND_MESSAGE, produce.send_message, rules.PUBLISHES),
+    (codes.SEND_MESSAGE_V2, produce.send_message, rules.PUBLISHES_V2),
+    (codes.SEND_BATCH_MESSAGE, produce.send_message, rules.PUBLISHES_V2),
+    (codes.PULL_MESSAGE, pull.pull_message, rules.of_group_in_topic(CONSUME, CONSUME)),
+    (codes.LITE_PULL_MESSAGE, pull.pull_message, rules.of_group_in_topic(CONSUME, CONSUME)),
+    (codes.QUERY_CONSUMER_OFFSET, offsets.query_consumer_offset, rules.of_group_in_topic(QUERY, QUERY)),
+    (codes.UPDATE_CONSUMER_OFFSET, offsets.update_consumer_offset, rules.of_group_in_topic(CONSUME, CONSUME)),
+    (codes.SEARCH_OFFSET_BY_TIMESTAMP, offsets.search_offset_by_timestamp, rules.topic(QUERY)),
+    (codes.GET_MAX_OFFSET, offsets.get_max_offset, rules.topic(QUERY)),
+    (codes.GET_MIN_OFFSET, offsets.get_min_offset, rules.topic(QUERY)),
+    (codes.HEART_BEAT, clients.heart_beat, rules.anybody),
+    (codes.UNREGISTER_CLIENT, clients.unregister_client, rules.of_client),
+    (codes.GET_CONSUMER_LIST_BY_GROUP, clients.get_consumer_list_by_group, rules.group(CONSUME, QUERY)),
+    (codes.GET_ROUTEINFO_BY_TOPIC, routes.get_routeinfo_by_topic, rules.anybody),
+    (codes.GET_BROKER_CLUSTER_INFO, routes.get_broker_cluster_info, rules.anybody),
 )
 
 
@@ -44,5 +47,20 @@ def with_parts(handler: Callable[..., None]) -> RemotingHandler:
     return call
 
 
-HANDLERS: dict[int, RemotingHandler] = {code: with_parts(handler) for code, handler in ROWS}
-"""Handlers by request code."""
+def guarded(handler: RemotingHandler, rule: Rule) -> RemotingHandler:
+    """Return ``handler`` for clients with a user: it is called only if the user has what ``rule`` needs."""
+    if rule is rules.anybody:
+        return handler
+
+    def check_and_handle(request: RemotingRequest) -> None:
+        rules.check(request, *rule(request.received.fields))
+        handler(request)
+
+    return check_and_handle
+
+
+HANDLERS: dict[int, RemotingHandler] = {code: with_parts(handler) for code, handler, _ in ROWS}
+"""Handlers on a broker without users, by request code."""
+assert len(HANDLERS) == len(ROWS), "one row for each request code"
+HANDLERS_OF_USERS: dict[int, RemotingHandler] = {code: guarded(HANDLERS[code], rule) for code, _, rule in ROWS}
+"""Handlers of clients that have signed with a user's access key."""
