@@ -18,6 +18,7 @@ from tests.client_drivers import Clients
 from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.etcd_server import EtcdServer, etcd_cluster
 from tests.group_tools import Members, RawMember
+from tests.remoting_tools import RemotingBroker, RemotingSocket
 from tests.replica_set import ReplicaSet
 
 
@@ -102,6 +103,24 @@ def run_in_loop(request: pytest.FixtureRequest) -> RunInLoop:
         assert complaints == []
 
     return run
+
+
+# ---- RocketMQ's clients ----
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotingBroker]:
+    """Yield one broker with a gateway for the tests of a file, each of which uses topics and groups of its own."""
+    brokers = Brokers(tmp_path_factory.mktemp("gateway"))
+    yield RemotingBroker(brokers.start)
+    brokers.stop_all()
+
+
+@pytest.fixture
+def remote(gateway: RemotingBroker) -> Iterator[RemotingSocket]:
+    """Yield a connection to the gateway."""
+    with gateway.connect() as remote:
+        yield remote
 
 
 # ---- replica sets ----
