@@ -17,6 +17,7 @@ from ...protocol.storage.record import PROPERTY_KEYS
 from .msgpack_reader import read_str
 from .produce_plan import (
     KEYS_PROPERTY_BYTES,
+    LAYOUT_BATCH,
     N_BASE,
     N_BODY_END,
     N_BORN_HOST_AT,
@@ -31,6 +32,7 @@ from .produce_plan import (
     N_PREFIX_AT,
     N_QUEUE_ID,
     N_QUEUE_OFFSET,
+    N_RECONSUME_TIMES,
     N_STORE_HOST_AT,
     N_STORE_HOST_END,
     N_STORE_MS,
@@ -49,6 +51,8 @@ from .produce_plan import (
     PLAN_WIDTH,
     UNIQ_KEY,
     UNIQUE_PROPERTY_BYTES,
+    find_pair,
+    is_dropped,
     plan_frame,
     record_bytes_fixed,
 )
@@ -101,6 +105,27 @@ def _write_unique(numbers: np.ndarray, texts: np.ndarray, message: int, log: np.
 
 
 @inlined
+def _write_pairs(frame: np.ndarray, source: int, size: int, stored_bytes: int, log: np.ndarray, at: int) -> int:
+    """Write the properties of a message in a batch, of which ``stored_bytes`` are kept."""
+    end = source + size
+    is_ended = frame[end - 1] == 2
+    if stored_bytes == size + 1 or (is_ended and stored_bytes == size):  # all of them are kept
+        at = _copy(frame, source, end, log, at)
+        if not is_ended:
+            log[at] = 2
+            at += 1
+        return at
+    while source < end:
+        separator, pair_end = find_pair(frame, source, end)
+        if not is_dropped(frame, source, separator, pair_end):
+            at = _copy(frame, source, pair_end, log, at)
+            log[at] = 2
+            at += 1
+        source = pair_end + 1
+    return at
+
+
+@inlined
 def _write_properties(
     frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, message: int, log: np.ndarray, at: int
 ) -> int:
@@ -115,12 +140,13 @@ def _write_properties(
             source = value_at + value_bytes
     elif plan[row + P_PROPERTIES]:
         common_bytes = numbers[N_COMMON_END] - numbers[N_COMMON_AT]
-        key_bytes = (
-            plan[row + P_PROPERTIES_BYTES]
-            - common_bytes
-            - plan[row + P_UNIQUE] * UNIQUE_PROPERTY_BYTES
-            - KEYS_PROPERTY_BYTES
-        )
+        own_bytes = plan[row + P_PROPERTIES_BYTES] - common_bytes - plan[row + P_UNIQUE] * UNIQUE_PROPERTY_BYTES
+        if numbers[N_LAYOUT] == LAYOUT_BATCH:
+            at = _write_pairs(frame, source, plan[row + P_PROPERTIES], own_bytes, log, at)
+            if plan[row + P_UNIQUE]:
+                at = _write_unique(numbers, texts, message, log, at)
+            return at
+        key_bytes = own_bytes - KEYS_PROPERTY_BYTES
         at = _copy(_KEYS, 0, len(_KEYS), log, at)
         log[at] = 1
         at = _copy(frame, source, source + key_bytes, log, at + 1)
@@ -161,7 +187,7 @@ def _write_record(
     at = _copy(texts, numbers[N_BORN_HOST_AT], numbers[N_BORN_HOST_END], log, position + _AT_BORN_HOST)
     store_be64(log, at, numbers[N_STORE_MS])
     at = _copy(texts, numbers[N_STORE_HOST_AT], numbers[N_STORE_HOST_END], log, at + 8)
-    store_be32(log, at, 0)  # reconsume_times
+    store_be32(log, at, numbers[N_RECONSUME_TIMES])
     store_be64(log, at + 4, 0)  # prepared_transaction_offset
     store_be32(log, at + 12, body_end - body_at)
     at = _copy(frame, body_at, body_end, log, at + 16)

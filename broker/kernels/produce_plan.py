@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.storage.arrays.jit import bytes_array, i64, inlined, kernel
+from ...protocol.storage.arrays.jit import bytes_array, i64, inlined, kernel, results
 from ...protocol.storage.arrays.octets import text_array
+from ...protocol.storage.arrays.words import load_be16, load_be32
 from ...protocol.storage.layout import (
     HOST_BYTES,
     PRODUCED_PROPERTIES_BYTES_MAX,
@@ -22,10 +23,19 @@ from ...protocol.storage.record import (
     FORBIDDEN_PROPERTY_PREFIX,
     PROPERTY_DELAY,
     PROPERTY_KEYS,
+    PROPERTY_POP_CHECK_POINT,
     PROPERTY_UNIQ_KEY,
 )
 from .msgpack_reader import read_bin, read_container, read_i32, read_str
 from .text import TEXT_OK, check_text
+
+LAYOUT_BODY = 2
+"""One message: the frame's body is its body, and ``common`` has all of its properties. Not for clients of FlintMQ."""
+LAYOUT_BATCH = 3
+"""The messages of a RocketMQ client's batch: see ``_plan_batch``. Not for clients of FlintMQ."""
+BATCH_HEAD_BYTES = 20
+BATCH_MESSAGE_BYTES_MIN = BATCH_HEAD_BYTES + PROPERTIES_LENGTH_BYTES
+"""Smallest message of a batch: its size, two numbers without meaning here, flag, body length; properties length."""
 
 # Slots of ``numbers``.
 N_BODY_AT = 0
@@ -55,7 +65,10 @@ N_BASE = 22
 N_RECORDS_MAX = 23
 N_CHECKSUM_BYTES = 24
 """Size of the property with a checksum over the whole record: 20, or 0 if none is written."""
-N_LENGTH = 25
+N_FLAG = 25
+"""Flag of the messages; of ``LAYOUT_BODY`` alone, the others say it for each message."""
+N_RECONSUME_TIMES = 26
+N_LENGTH = 27
 
 # Columns of the plan, one row per message.
 P_BODY_AT = 0
@@ -88,12 +101,14 @@ KEYS_NOT_STR = 15
 WRONG_COUNT = 16
 COMMON_ONLY = 17
 RECORDS_TOO_LONG = 18
+WRONG_SIZE = 19
 
 UNIQUE_PROPERTY_BYTES = len(PROPERTY_UNIQ_KEY) + 1 + 32 + 1
 KEYS_PROPERTY_BYTES = len(PROPERTY_KEYS) + 2
 
 UNIQ_KEY = text_array(PROPERTY_UNIQ_KEY)
 _DELAY = text_array(PROPERTY_DELAY)
+_POP_CHECK_POINT = text_array(PROPERTY_POP_CHECK_POINT)
 
 
 def _pack_names(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -262,6 +277,114 @@ def _plan_columns(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> t
 
 
 @inlined
+def find_pair(array: np.ndarray, at: int, end: int) -> tuple[int, int]:
+    """Return the position of the 0x01 after a property's name (``end`` of the pair if there is none), and that end: the
+    position of the 0x02 after its value, or ``end``."""
+    separator = -1
+    while at < end and array[at] != 2:
+        if array[at] == 1 and separator < 0:
+            separator = at
+        at += 1
+    return at if separator < 0 else separator, at
+
+
+@inlined
+def is_dropped(array: np.ndarray, at: int, separator: int, pair_end: int) -> bool:
+    """Return whether a property of a RocketMQ client is left out: without name or value, or only for brokers to set.
+
+    Honest clients send both: RocketMQ's Proxy sends empty tags, and a consumer sends a message again with everything
+    that brokers noted on it.
+    """
+    length = separator - at
+    if length == 0 or separator + 1 >= pair_end:
+        return True
+    if length < 5:
+        return False
+    if length == len(_POP_CHECK_POINT) and _same(array, at, length, _POP_CHECK_POINT, 0):
+        return True
+    return _one_of(array, at, length, _FORBIDDEN, _FORBIDDEN_AT) or (
+        length >= len(_PREFIX) and _same(array, at, len(_PREFIX), _PREFIX, 0)
+    )
+
+
+@inlined
+def _plan_pairs(frame: np.ndarray, at: int, end: int, plan: np.ndarray, row: int) -> tuple[int, int]:
+    """Plan the properties text of a message in a batch: (status, position of the error)."""
+    stored_bytes = 0
+    while at < end:
+        separator, pair_end = find_pair(frame, at, end)
+        if not is_dropped(frame, at, separator, pair_end):
+            value_at = separator + 1
+            status = _check_property(frame, at, separator - at, value_at, pair_end - value_at)
+            if status != OK:
+                return status, at
+            stored_bytes += pair_end - at + 1
+            if separator - at == len(UNIQ_KEY) and _same(frame, at, len(UNIQ_KEY), UNIQ_KEY, 0):
+                plan[row + P_UNIQUE] = 0
+        at = pair_end + 1
+    plan[row + P_PROPERTIES_BYTES] = stored_bytes
+    return OK, end
+
+
+@inlined
+def _plan_batch(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tuple[int, int, int]:
+    """Plan the messages of a batch: each is size i32, 0 i32, 0 i32, flag i32, body length i32, body, properties length
+    i16, properties."""
+    at = numbers[N_BODY_AT]
+    end = numbers[N_BODY_END]
+    for message in range(numbers[N_COUNT]):
+        row = message * PLAN_WIDTH
+        if at + BATCH_MESSAGE_BYTES_MIN > end:
+            return TRUNCATED, message, at
+        body_at = at + BATCH_HEAD_BYTES
+        body_bytes = load_be32(frame, at + 16)
+        body_end = body_at + body_bytes
+        if body_bytes < 0 or body_end + 2 > end:
+            return TRUNCATED, message, at
+        properties_bytes = load_be16(frame, body_end)
+        properties_end = body_end + 2 + properties_bytes
+        if properties_bytes < 0 or properties_end > end:
+            return TRUNCATED, message, at
+        if properties_end - at != load_be32(frame, at):
+            return WRONG_SIZE, message, at
+        plan[row + P_BODY_AT] = body_at
+        plan[row + P_BODY_BYTES] = body_bytes
+        plan[row + P_FLAG] = load_be32(frame, at + 12)
+        plan[row + P_SYS_FLAG] = numbers[N_SYS_FLAG]
+        plan[row + P_UNIQUE] = numbers[N_UNIQUE]
+        plan[row + P_PROPERTIES_AT] = body_end + 2
+        plan[row + P_PROPERTIES] = properties_bytes
+        status, at = _plan_pairs(frame, body_end + 2, properties_end, plan, row)
+        if status != OK:
+            return status, message, at
+    return (OK if at == end else BYTES_LEFT), numbers[N_COUNT], at
+
+
+@inlined
+def _plan_body(numbers: np.ndarray, plan: np.ndarray) -> tuple[int, int, int]:
+    plan[P_BODY_AT] = numbers[N_BODY_AT]
+    plan[P_BODY_BYTES] = numbers[N_BODY_END] - numbers[N_BODY_AT]
+    plan[P_FLAG] = numbers[N_FLAG]
+    plan[P_SYS_FLAG] = numbers[N_SYS_FLAG]
+    plan[P_UNIQUE] = 0
+    plan[P_PROPERTIES_AT] = plan[P_PROPERTIES] = plan[P_PROPERTIES_BYTES] = 0
+    return OK, 1, numbers[N_BODY_END]
+
+
+@kernel(results(i64, i64), bytes_array, i64, i64)
+def count_batch(array: np.ndarray, at: int, end: int) -> tuple[int, int]:
+    """Return the number of messages in a batch and the position after the last, which is ``end`` if all are whole."""
+    count = 0
+    while at + BATCH_MESSAGE_BYTES_MIN <= end:
+        size = load_be32(array, at)
+        if size < BATCH_MESSAGE_BYTES_MIN or at + size > end:
+            break
+        at += size
+        count += 1
+    return count, at
+
+
+@inlined
 def record_bytes_fixed(numbers: np.ndarray) -> int:
     """Return the size of a record of this frame without its body and the properties that the plan counts."""
     hosts = numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] + numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT]
@@ -274,8 +397,12 @@ def plan_frame(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tupl
     """Fill ``plan``: (OK, number of messages, end of the body), or the error, its message, and where or how large."""
     if numbers[N_LAYOUT] == 0:
         status, message, at = _plan_rows(frame, numbers, plan)
-    else:
+    elif numbers[N_LAYOUT] == 1:
         status, message, at = _plan_columns(frame, numbers, plan)
+    elif numbers[N_LAYOUT] == LAYOUT_BODY:
+        status, message, at = _plan_body(numbers, plan)
+    else:
+        status, message, at = _plan_batch(frame, numbers, plan)
     if status != OK:
         return status, message, at
     common_bytes = numbers[N_COMMON_END] - numbers[N_COMMON_AT]

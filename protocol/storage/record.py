@@ -61,6 +61,9 @@ FORBIDDEN_PROPERTIES = (
 )
 """Properties that only a broker may set: set by a producer, they would make a reader of the log fail or misroute."""
 
+PROPERTY_POP_CHECK_POINT = "POP_CK"
+"""Handle by which a RocketMQ client acknowledges a message that it popped; brokers set it in answers only."""
+
 FORBIDDEN_PROPERTY_PREFIX = "INNER_MULTI_"
 """Prefix of further forbidden properties."""
 

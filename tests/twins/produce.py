@@ -20,7 +20,7 @@ from flintmq.protocol.storage.record import (
     record_size,
 )
 
-ROWS, COLUMNS = 0, 1
+ROWS, COLUMNS, BODY, BATCH = 0, 1, 2, 3
 BLANK_BYTES = 8
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 HOST_V6 = bytes(range(16)) + bytes([0, 0, 42, 159])
@@ -47,6 +47,8 @@ class Batch:
     record_max: int = 524_288
     records_max: int = 64 << 20
     checksum: bool = False
+    flag: int = 0
+    reconsume_times: int = 0
 
 
 @dataclass
@@ -217,9 +219,46 @@ def _read_columns(reader: _Reader, batch: Batch) -> list[Message]:
     return messages
 
 
+def kept_pairs(text: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the properties that a RocketMQ client may set, of all that it sent."""
+    pairs = [pair.partition(b"\x01")[::2] for pair in text.split(b"\x02")]
+    forbidden = {name.encode() for name in (*FORBIDDEN_PROPERTIES, "POP_CK")}
+    prefix = FORBIDDEN_PROPERTY_PREFIX.encode()
+    return [
+        (name, value) for name, value in pairs if name and value and name not in forbidden and name[:12] != prefix
+    ]
+
+
+def _read_batch(reader: _Reader, batch: Batch) -> list[Message]:
+    messages: list[Message] = []
+    for number in range(batch.count):
+        try:
+            size, _, _, flag, body_bytes = struct.unpack(">iiiii", reader.take(20))
+            body = reader.take(body_bytes if body_bytes >= 0 else len(reader.rest) + 1)
+            (text_bytes,) = struct.unpack(">h", reader.take(2))
+            text = reader.take(text_bytes if text_bytes >= 0 else len(reader.rest) + 1)
+            if size != 22 + len(body) + len(text):
+                raise _Wrong(plan.WRONG_SIZE)
+            pairs = kept_pairs(text)
+            for name, value in pairs:
+                if problem := property_problem(name, value):
+                    raise _Wrong(problem)
+        except _Wrong as wrong:
+            raise Refused(wrong.status, number) from None
+        messages.append(Message(body, pairs, batch.sys_flag, flag))
+    return messages
+
+
 def read_messages(batch: Batch) -> list[Message]:
     """Return the messages of a frame, with every rule checked except the sizes. Raises ``Refused``."""
+    if batch.layout == BODY:
+        return [Message(batch.body, [], batch.sys_flag, batch.flag)]
     reader = _Reader(batch.body)
+    if batch.layout == BATCH:
+        messages = _read_batch(reader, batch)
+        if reader.rest:
+            raise Refused(plan.BYTES_LEFT, batch.count)
+        return messages
     messages = _read_rows(reader, batch.count) if batch.layout == ROWS else _read_columns(reader, batch)
     if reader.rest:
         raise Refused(plan.BYTES_LEFT, batch.count)
@@ -228,7 +267,7 @@ def read_messages(batch: Batch) -> list[Message]:
 
 def _properties(batch: Batch, message: Message, number: int) -> bytes:
     pairs = list(message.properties)
-    if batch.unique_prefix and b"UNIQ_KEY" not in dict(pairs):
+    if batch.unique_prefix and batch.layout != BODY and b"UNIQ_KEY" not in dict(pairs):
         pairs.append((b"UNIQ_KEY", unique_key(batch.unique_prefix.decode(), batch.unique_first + number).encode()))
     return batch.common + b"".join(name + b"\x01" + value + b"\x02" for name, value in pairs)
 
@@ -278,6 +317,7 @@ def _record(batch: Batch, message: Message, number: int, properties: bytes) -> R
         born_host=batch.born_host,
         store_timestamp=batch.store_ms,
         store_host=batch.store_host,
+        reconsume_times=batch.reconsume_times,
     )
 
 

@@ -97,6 +97,8 @@ def _numbers(batch: Batch, body_at: int, position: int, file_bytes: int) -> list
         produce_plan.N_BASE: FILE_BASE + position,
         produce_plan.N_RECORDS_MAX: batch.records_max,
         produce_plan.N_CHECKSUM_BYTES: 20 if batch.checksum else 0,
+        produce_plan.N_FLAG: batch.flag,
+        produce_plan.N_RECONSUME_TIMES: batch.reconsume_times,
     }
     assert sorted(slots) == list(range(produce_plan.N_LENGTH))
     return [slots[slot] for slot in range(produce_plan.N_LENGTH)]

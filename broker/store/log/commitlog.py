@@ -293,6 +293,8 @@ class CommitLog:
             self.writer.offset,
             FRAME_RECORDS_BYTES_MAX,
             self.checksum_bytes,
+            batch.flag,
+            batch.reconsume_times,
         )
 
     def prepare_ahead(self) -> bool:

@@ -15,7 +15,7 @@ from ...memo import remembered
 FRAME_RECORDS_BYTES_MAX = 64 * 1024 * 1024
 """Maximum size of all records of one frame. Common properties are copied into each record, and a frame must not occupy
 the event loop for long."""
-_MESSAGE_BYTES_MIN = (4, 3)
+_MESSAGE_BYTES_MIN = (4, 3, 0, produce_plan.BATCH_MESSAGE_BYTES_MIN)
 """Minimum size of a message in a frame, by layout."""
 
 _RULES = {
@@ -33,6 +33,7 @@ _RULES = {
     produce_plan.BYTES_LEFT: "bytes follow the last message; count or layout is wrong",
     produce_plan.KEYS_NOT_STR: "its key is neither a str nor nil",
     produce_plan.WRONG_COUNT: "the columns do not have count items each",
+    produce_plan.WRONG_SIZE: "its size differs from that of its parts",
     produce_plan.COMMON_ONLY: "it asks for a delayed or transactional delivery for itself alone: DELAY, TIMER_* and "
     "TRAN_MSG belong among the common properties of its frame",
 }
@@ -43,7 +44,8 @@ class ProduceBatch:
     """The messages of one PRODUCE frame: ``buffer[body_at:body_end]`` in ``layout``, and their common properties.
 
     ``common``: encoded properties, checked by ``common_properties``; ``unique_prefix``: 20 hex digits or empty;
-    ``born_ms``: 0 for now; ``born_host``: 8 or 20 bytes, as in the record.
+    ``born_ms``: 0 for now; ``born_host``: 8 or 20 bytes, as in the record; ``flag``: of a message without a flag of its
+    own (``LAYOUT_BODY``); ``reconsume_times``: deliveries that failed before.
     """
 
     buffer: bytearray
@@ -57,6 +59,8 @@ class ProduceBatch:
     unique_first: int
     born_ms: int
     born_host: bytes
+    flag: int = 0
+    reconsume_times: int = 0
 
 
 FrameBody: TypeAlias = tuple[bytearray, int, int, int, int, int]
