@@ -158,6 +158,7 @@ class RemotingSection(Section):
     cluster: Text = Field(
         default="DefaultCluster", min_length=1, max_length=127, description="a name of 1 to 127 printable characters"
     )
+    stamp_properties: bool = True
 
 
 class DeliverySection(Section):

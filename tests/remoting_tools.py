@@ -14,6 +14,7 @@ from typing import Any
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import JSON_HEADER, RemotingFrame, decode_frame, encode_head
+from flintmq.protocol.storage.record import Record, decode_record
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.processes import free_port
 
@@ -125,6 +126,25 @@ class RemotingSocket:
         """Send one message as the Java client does, and return the response. ``fields``: long or short names."""
         return self.call(codes.SEND_MESSAGE_V2, send_fields(topic, properties or {}, **fields), body)
 
+    def pull(self, topic: str, queue: int = 0, offset: int = 0, *, wait_ms: int = 0, tags: str = "*") -> list[Record]:
+        """Return the messages of a queue from an offset on; with ``wait_ms``, wait for the first."""
+        fields = {
+            "consumerGroup": "test-consumers",
+            "topic": topic,
+            "queueId": queue,
+            "queueOffset": offset,
+            "maxMsgNums": 32,
+            "sysFlag": 6 if wait_ms else 4,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": wait_ms,
+            "subscription": tags,
+            "subVersion": 0,
+            "expressionType": "TAG",
+        }
+        answer = self.call(codes.PULL_MESSAGE, fields)
+        assert answer.code in (codes.SUCCESS, codes.PULL_NOT_FOUND, codes.PULL_RETRY_IMMEDIATELY), answer.remark
+        return decode_records(bytes(answer.body))
+
     def heart_beat(self, client_id: str, producers: tuple[str, ...] = (), consumers: tuple[Any, ...] = ()) -> None:
         """Register this connection as a client in groups. ``consumers``: rows of ``consumerDataSet``."""
         body = {
@@ -134,6 +154,15 @@ class RemotingSocket:
         }
         answer = self.call(codes.HEART_BEAT, {}, json_blob(body))
         assert answer.code == codes.SUCCESS, answer.remark
+
+
+def decode_records(blob: bytes) -> list[Record]:
+    """Return the records that fill an answer's body."""
+    records, at = [], 0
+    while at < len(blob):
+        records.append(decode_record(blob, at))
+        at += _LENGTH.unpack_from(blob, at)[0]
+    return records
 
 
 def as_text(value: Any) -> str:

@@ -29,18 +29,10 @@ def answer_again(request: Request, params: ProduceRequest, before: StoredBefore)
     if request.frame.kind != REQUEST:
         request.respond(EmptyAnswer())
         return
-    duplicate = _Duplicate(request, params, before)
-    if duplicate.is_dispatched():
-        try:
-            duplicate.answer(duplicate.places(hot=True))
-            return
-        except WouldBlock:
-            pass
-    request.suspend()
-    duplicate.next_step()
+    Duplicate(request, params, before).begin()
 
 
-class _Duplicate:
+class Duplicate:
     """A duplicate, from its detection to its response. Runs on the loop, except reads from the disk."""
 
     def __init__(self, request: Request, params: ProduceRequest, before: StoredBefore) -> None:
@@ -50,6 +42,19 @@ class _Duplicate:
         self._before = before
         self._written = request.broker.store.write_offset
         """The messages are stored before this physical offset."""
+
+    def begin(self) -> None:
+        """Answer now if that is possible; otherwise let the connection wait for it."""
+        if self.is_dispatched():
+            try:
+                places = self.places(hot=True)
+            except WouldBlock:
+                pass
+            else:
+                self.answer(places)
+                return
+        self._request.suspend()
+        self.next_step()
 
     def is_dispatched(self) -> bool:
         """Return whether the messages have been dispatched, after dispatching what is due."""

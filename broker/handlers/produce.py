@@ -12,17 +12,16 @@ from ...protocol.errors import (
     NoPermission,
     QueueNotExist,
     SystemBusy,
-    TopicNotExist,
 )
 from ...protocol.fields import decode_fields
-from ...protocol.names import check_name, is_system_topic, may_produce_to
+from ...protocol.names import check_name, may_produce_to
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import Route, delay_of, route
 from ..delivery.transactions.frames import half_request
 from ..requests.audit import topic_values
 from ..requests.broker import FRAME_LENGTH_BYTES, Broker
 from ..requests.request import Request
-from ..store import ProduceBatch, TopicConfig, common_properties
+from ..store import TopicConfig, common_properties
 from .acknowledgement import acknowledge
 from .duplicate_produce import answer_again
 from .staged import FLUSHES, append_staged, check_staged
@@ -68,8 +67,8 @@ def append_frame(request: Request, params: ProduceRequest) -> None:
     if queue < 0:
         queue = broker.next_queue.get(name, 0) % topic.write_queues
         broker.next_queue[name] = queue + 1
-    elif queue >= topic.write_queues:
-        raise _no_such_queue(params, topic.write_queues)
+    elif queue >= (queues := request.queues_to_write(topic)):
+        raise _no_such_queue(params, queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
     if params.prepare:
@@ -97,24 +96,8 @@ def _is_there(broker: Broker, name: str) -> bool:
 def _append(request: Request, params: ProduceRequest, topic: TopicConfig, queue: int, waits: Route | None) -> None:
     """Append the messages to their queue, or to the queue for scheduled records, and acknowledge them."""
     into, into_queue = (topic, queue) if waits is None else (waits.config, waits.queue)
-    appended = request.broker.store.append(
-        into,
-        into_queue,
-        # By position, because this runs for every frame and keyword arguments would double the cost of the call.
-        ProduceBatch(
-            request.frame.buffer,
-            request.frame.body_at,
-            request.frame.body_end,
-            params.count,
-            params.layout,
-            common_properties(params.common) if waits is None else waits.common,
-            params.sys_flag,
-            params.unique_prefix.encode(),
-            params.unique_first,
-            params.born_ms,
-            request.peer.born_host,
-        ),
-    )
+    common = common_properties(params.common) if waits is None else waits.common
+    appended = request.broker.store.append(into, into_queue, request.produce_batch(params, common))
     if waits is None:
         request.source.repeated.keep(request, params, topic)
     acknowledge(request, params, queue, into.name, into_queue, appended)
@@ -152,7 +135,7 @@ def _wait_for_topic(request: Request, params: ProduceRequest) -> None:
         request.suspend()
         changes.when_done(params.topic, lambda error: request.resume(error))
     else:
-        config = _new_topic(request.broker, params)
+        config = _new_topic(request, params)
 
         def made(error: BrokerError | None) -> None:
             if error is None:
@@ -163,26 +146,16 @@ def _wait_for_topic(request: Request, params: ProduceRequest) -> None:
         changes.put(config, made)
 
 
-def _new_topic(broker: Broker, params: ProduceRequest) -> TopicConfig:
+def _new_topic(request: Request, params: ProduceRequest) -> TopicConfig:
     """Return the topic to create for a message to an unknown topic. Raises if that is not allowed."""
-    name = check_name("topic", params.topic)
-    if is_system_topic(name):
-        raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
-    if not broker.auto_create:
-        setting = str(broker.settings.topics.auto_create).lower()
-        because = ", and it listens beyond loopback" if setting == "loopback" else ""
-        raise TopicNotExist(
-            f"topic {name} does not exist, and this broker does not create topics automatically (topics.auto_create is "
-            f"{setting}{because}): create it with `flintmq topic create {name}` or Admin.create_topic, or allow "
-            "automatic creation with `flintmq config set topics.auto_create=true`"
-        )
+    broker, name = request.broker, check_name("topic", params.topic)
+    config = request.new_topic(name)
     if (count := len(broker.store.topics)) >= broker.settings.topics.auto_create_max:
         raise LimitReached(
             f"topic {name} does not exist, and the broker does not create it automatically because it has {count} "
             f"topics and topics.auto_create_max is {broker.settings.topics.auto_create_max}; create it yourself "
             "(flintmq topic create), or delete unused topics"
         )
-    queues = broker.settings.topics.default_queues
-    if params.queue >= queues:
-        raise _no_such_queue(params, queues)
-    return TopicConfig(name=name, read_queues=queues, write_queues=queues)
+    if params.queue >= config.write_queues:
+        raise _no_such_queue(params, config.write_queues)
+    return config

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..addresses import format_address
 from ..requests.broker import Broker
 from .consumer_clients import ConsumerClients
+from .sends import Stamps
+from .unique_keys import UniqueKeys
 
 
 class RemotingGateway:
@@ -15,6 +17,8 @@ class RemotingGateway:
         self.cluster = broker.settings.remoting.cluster
         self.address = format_address(*address)
         self._broker = broker
+        self.stamps = Stamps(self.cluster, all_of_them=broker.settings.remoting.stamp_properties)
+        self.unique_keys = UniqueKeys()
         self.consumers = ConsumerClients(broker.loop.time, broker.limits.groups_max)
 
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
@@ -23,3 +27,8 @@ class RemotingGateway:
         broker.groups.check_may_commit(group, topic, (queue,))
         broker.groups.ensure_group(group)
         broker.store.consumer_offsets.commit(group, topic, queue, offset)
+
+    def retries_are_dead(self, group: str) -> bool:
+        """Return whether messages that consumers of a group send again are dead letters at once: members that consume
+        in order send a message again only after its last attempt."""
+        return False

@@ -6,16 +6,26 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange
+from ...protocol.commands import ProduceRequest
+from ...protocol.errors import (
+    BrokerError,
+    BrokerFailure,
+    InvalidParameter,
+    NoPermission,
+    OffsetOutOfRange,
+    TopicNotExist,
+)
 from ...protocol.frames import REQUEST, RESPONSE, Frame
+from ...protocol.names import is_system_topic
 from ...protocol.remoting import codes
 from ...protocol.remoting.command import RemotingFrame, encode_head
 from ...protocol.storage.ids import offset_id
 from ..requests.request import RESPONSE_HEAD_BYTES_MAX, Request
 from ..requests.response_queue import Bytes
-from ..store import PullResult
+from ..store import LAYOUT_BATCH, ProduceBatch, PullResult, TopicConfig
 from .ext_fields import ExtFields
 from .results import code_of, remark_of
+from .sends import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, PROPERTY_REGION, PROPERTY_TRACE, REGION
 
 if TYPE_CHECKING:
     from .connection import RemotingConnection
@@ -24,25 +34,45 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NO_FIELDS = ExtFields({})
+PERM_INHERIT = 1
+PERM_READ_WRITE = 6
 _SIZE_BYTES = 4
-MESSAGE_REGION = "DefaultRegion"
+MESSAGES_OF_CLIENTS = frozenset({"BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
+"""System topics that RocketMQ's own tools and traces send to; its brokers have them from the start."""
 
 
 class RemotingRequest(Request):
     """One request on the event loop. ``received``: its frame, of which ``frame`` may become a translation.
 
     ``gateway``: the state of all RocketMQ clients; ``ext``: the request's extension fields; ``asked``: a pull's queue
-    offset.
+    offset; ``opened_ms``: when its connection was opened, ms since 1970.
+
+    Of a send: ``flag`` and ``reconsume_times`` of its message; ``unique_key`` and ``recall_handle`` that the answer
+    tells; ``default_topic`` and ``default_queues`` for creating its topic.
     """
 
-    __slots__ = ("asked", "ext", "gateway", "received")
+    __slots__ = (
+        "asked",
+        "default_queues",
+        "default_topic",
+        "ext",
+        "flag",
+        "gateway",
+        "opened_ms",
+        "recall_handle",
+        "received",
+        "reconsume_times",
+        "unique_key",
+    )
 
     def __init__(self, source: RemotingConnection, frame: RemotingFrame) -> None:
         super().__init__(source, frame)
         self.received = frame
         self.gateway: RemotingGateway = source.gateway
         self.ext = ExtFields(frame.fields)
-        self.asked = 0
+        self.opened_ms = source.opened_ms
+        self.asked = self.flag = self.reconsume_times = self.default_queues = 0
+        self.unique_key = self.recall_handle = self.default_topic = ""
 
     def translate(self, buffer: bytearray) -> None:
         """Let the handlers of FlintMQ see ``buffer`` as the body of the request's frame."""
@@ -104,10 +134,51 @@ class RemotingRequest(Request):
             "msgId": ",".join(ids),
             "queueId": str(queue),
             "queueOffset": str(queue_offset),
-            "MSG_REGION": MESSAGE_REGION,
-            "TRACE_ON": "true",
+            "transactionId": self.unique_key,
+            PROPERTY_REGION: REGION,
+            PROPERTY_TRACE: "true",
         }
+        if self.recall_handle:
+            fields["recallHandle"] = self.recall_handle
         return self._head(codes.SUCCESS, fields, 0)
+
+    def produce_batch(self, params: ProduceRequest, common: bytes) -> ProduceBatch:
+        """Return the messages of a send as the store takes them. Those of a batch that have no key get one."""
+        batch = super().produce_batch(params, common)
+        batch.flag, batch.reconsume_times = self.flag, self.reconsume_times
+        if params.layout == LAYOUT_BATCH:
+            keys = self.gateway.unique_keys
+            batch.unique_prefix, batch.unique_first = keys.prefix.encode(), keys.take(params.count)
+        return batch
+
+    def queues_to_write(self, topic: TopicConfig) -> int:
+        """Return how many queues a client may choose from: also those that are only read while the topic shrinks."""
+        return max(topic.write_queues, topic.read_queues)
+
+    def new_topic(self, name: str) -> TopicConfig:
+        """Return the topic to create, which inherits from the send's default topic. Raises if that is not allowed."""
+        broker = self.broker
+        if is_system_topic(name) and name not in MESSAGES_OF_CLIENTS:
+            raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
+        queues, perm = 0, 0
+        if broker.auto_create:
+            default = broker.store.topics.get(self.default_topic)
+            if default is not None and default.perm & PERM_INHERIT:
+                queues, perm = default.write_queues, default.perm & ~PERM_INHERIT
+            elif self.default_topic == DEFAULT_TOPIC:
+                queues, perm = DEFAULT_TOPIC_QUEUES, PERM_READ_WRITE
+        if not perm:
+            raise TopicNotExist(
+                f"topic[{name}] not exist, apply first please! Create it (mqadmin updateTopic, or flintmq topic "
+                f"create), or let sends create it: topics.auto_create, and {DEFAULT_TOPIC} as their default topic"
+            )
+        queues = min(self.default_queues, queues)
+        if queues < 1:
+            raise InvalidParameter(
+                f"topic {name} cannot be created with {self.default_queues} queues; set defaultTopicQueueNums to 1 or "
+                "more"
+            )
+        return TopicConfig(name=name, read_queues=queues, write_queues=queues, perm=perm)
 
     def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
         """Respond to a pull with its records, which are the wire format. Damaged ones are left out, with a remark."""

@@ -18,7 +18,15 @@ from .errors import (
 from .files.file_system import Files
 from .files.mapped_file import MappedFile
 from .files.open_files import descriptors_max, store_descriptors
-from .log.produce_batch import Appended, ProduceBatch, check_count, common_properties
+from .log.produce_batch import (
+    LAYOUT_BATCH,
+    LAYOUT_BODY,
+    Appended,
+    ProduceBatch,
+    check_count,
+    common_properties,
+    count_batch,
+)
 from .log.repeated_batch import RepeatedBatch
 from .message_store import MessageStore
 from .read.pulls import PullResult, PullSelection
@@ -29,6 +37,8 @@ from .tables.config_files import TopicConfig
 from .tables.staged_state import StagedSnapshot
 
 __all__ = [
+    "LAYOUT_BATCH",
+    "LAYOUT_BODY",
     "Appended",
     "CorruptFile",
     "CorruptLog",
@@ -57,6 +67,7 @@ __all__ = [
     "WouldBlock",
     "check_count",
     "common_properties",
+    "count_batch",
     "descriptors_max",
     "store_descriptors",
 ]

@@ -224,9 +224,7 @@ def kept_pairs(text: bytes) -> list[tuple[bytes, bytes]]:
     pairs = [pair.partition(b"\x01")[::2] for pair in text.split(b"\x02")]
     forbidden = {name.encode() for name in (*FORBIDDEN_PROPERTIES, "POP_CK")}
     prefix = FORBIDDEN_PROPERTY_PREFIX.encode()
-    return [
-        (name, value) for name, value in pairs if name and value and name not in forbidden and name[:12] != prefix
-    ]
+    return [(name, value) for name, value in pairs if name and value and name not in forbidden and name[:12] != prefix]
 
 
 def _read_batch(reader: _Reader, batch: Batch) -> list[Message]:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from . import frames
 from .produce import BATCH, BODY, Batch
 
-_ENDS = st.sampled_from([b"", b"\x02", b"\x02\x02", b"\x02\x01", b"\x02TAGS\x01\x02", b"\x02alone", b"\x02POP_CK\x011 2\x02"])
+_ENDS = st.sampled_from(
+    [b"", b"\x02", b"\x02\x02", b"\x02\x01", b"\x02TAGS\x01\x02", b"\x02alone", b"\x02POP_CK\x011 2\x02"]
+)
 property_texts = st.builds(
     lambda pairs, begin, end: begin + b"\x02".join(name + b"\x01" + value for name, value in pairs) + end,
     st.lists(frames.clean_pairs, max_size=4),

@@ -2,180 +2,135 @@
 
 from __future__ import annotations
 
-import struct
-from typing import NamedTuple
-
 import msgpack
 
 from ....protocol.commands import LAYOUT_ROWS, ProduceRequest
-from ....protocol.errors import MessageIllegal
-from ....protocol.remoting import codes
-from ....protocol.storage.delivery import (
-    PROPERTY_HALF,
-    PROPERTY_PRODUCER_GROUP,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SECONDS,
-    PROPERTY_TIMER_DELIVER_MS,
-)
-from ....protocol.storage.ids import UNIQUE_PREFIX_DIGITS
+from ....protocol.errors import GroupNotExist, MessageIllegal
+from ....protocol.frames import REQUEST
+from ....protocol.names import check_name
+from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX, dead_letter_topic
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import (
-    FORBIDDEN_PROPERTIES,
-    FORBIDDEN_PROPERTY_PREFIX,
-    PROPERTY_DELAY,
-    PROPERTY_UNIQ_KEY,
-)
+from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY
+from ...delivery.groups.retry import topics_for
 from ...handlers.produce import append_frame
+from ...store import LAYOUT_BATCH, LAYOUT_BODY, count_batch
+from ..gateway import RemotingGateway
+from ..recall import recall_handle
 from ..request import RemotingRequest
-
-DEFAULT_TOPIC = "TBW102"
-"""Topic whose route means that producers may create topics."""
-KEPT_SYS_FLAG = 0x703
-"""Bits of a send's ``sysFlag`` that are stored: compression and its kind."""
-UNIQUE_KEY_DIGITS = 32
-ROUTED_PROPERTIES = frozenset(
-    {
-        PROPERTY_HALF,
-        PROPERTY_PRODUCER_GROUP,
-        PROPERTY_DELAY,
-        PROPERTY_TIMER_DELIVER_MS,
-        PROPERTY_TIMER_DELAY_MS,
-        PROPERTY_TIMER_DELAY_SECONDS,
-    }
-)
-"""Properties that decide where a message goes: FlintMQ expects them among the common properties of a frame."""
-_BROKER_PROPERTIES = frozenset((*FORBIDDEN_PROPERTIES, "POP_CK"))
-_BATCH_HEAD = struct.Struct(">iiiii")
-_I16 = struct.Struct(">h")
+from ..resends import answer_resend
+from ..sends import SendFields, decode_send, join_properties, sequence_of, settle_delay, settle_half, split_properties
 
 
-class SendFields(NamedTuple):
-    """The fields of a send, whichever of its three codes it has."""
-
-    group: str
-    topic: str
-    queue: int
-    sys_flag: int
-    born_ms: int
-    flag: int
-    properties: str
-    default_topic: str
-    default_queues: int
-    batch: bool
-
-
-_V1 = (
-    "producerGroup",
-    "topic",
-    "queueId",
-    "sysFlag",
-    "bornTimestamp",
-    "flag",
-    "properties",
-    "defaultTopic",
-    "defaultTopicQueueNums",
-    "batch",
-)  # fmt: skip - one line for a name would hide that both rows have the same columns
-_V2 = ("a", "b", "e", "f", "g", "h", "i", "c", "d", "m")
-
-
-def decode_send(request: RemotingRequest) -> SendFields:
-    """Return the fields of a send. Raises ``InvalidParameter``."""
-    names = _V1 if request.received.code == codes.SEND_MESSAGE else _V2
-    group, topic, queue, sys_flag, born, flag, properties, default_topic, default_queues, batch = names
-    ext = request.ext
-    return SendFields(
-        ext.text(group),
-        ext.text(topic),
-        ext.integer(queue, low=-1, high=2**31 - 1),
-        ext.integer(sys_flag, 0, high=2**31 - 1),
-        ext.integer(born, 0, low=-(2**63)),
-        ext.integer(flag, 0, low=-(2**31), high=2**31 - 1),
-        ext.text(properties, ""),
-        ext.text(default_topic, ""),
-        ext.integer(default_queues, 4, low=-(2**31), high=2**31 - 1),
-        request.received.code == codes.SEND_BATCH_MESSAGE or ext.flag(batch),
-    )
-
-
-def split_properties(text: str) -> dict[str, str]:
-    """Return the pairs of a properties string without those that lack a name or a value: honest clients send some."""
-    pairs = {}
-    for pair in text.split("\x02"):
-        name, _, value = pair.partition("\x01")
-        if name and value and name not in _BROKER_PROPERTIES and not name.startswith(FORBIDDEN_PROPERTY_PREFIX):
-            pairs[name] = value
-    return pairs
-
-
-def send_message(request: RemotingRequest) -> None:
+def send_message(request: RemotingRequest, gateway: RemotingGateway) -> None:
     """Append one message, or the messages of a batch; answer when they are as safe as the flush policy demands."""
-    send = decode_send(request)
+    received = request.received
+    send = decode_send(received.code, received.version, request.ext)
+    request.default_topic, request.default_queues = send.default_topic, send.default_queues
     if send.batch:
-        send_batch(request, send)
-        return
+        _send_batch(request, gateway, send)
+    elif send.topic.startswith(RETRY_TOPIC_PREFIX):
+        _send_retry(request, gateway, send)
+    else:
+        _send_one(request, gateway, send)
+
+
+def _send_one(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> None:
     properties = split_properties(send.properties)
-    common = "".join(f"{name}\x01{properties.pop(name)}\x02" for name in ROUTED_PROPERTIES & properties.keys())
-    prefix, first = "", 0
-    own_key = properties.get(PROPERTY_UNIQ_KEY, "")
-    if len(own_key) == UNIQUE_KEY_DIGITS and own_key.isalnum():
-        try:
-            first = int(own_key[UNIQUE_PREFIX_DIGITS:], 16)
-            int(own_key[:UNIQUE_PREFIX_DIGITS], 16)
-        except ValueError:
-            pass
-        else:
-            # A client keeps the key when it sends a message again, so the broker can store it once.
-            prefix = own_key[:UNIQUE_PREFIX_DIGITS]
-            del properties[PROPERTY_UNIQ_KEY]
-    row = (bytes(request.received.body), properties, send.sys_flag & KEPT_SYS_FLAG, send.flag)
-    params = ProduceRequest(
+    is_half = settle_half(properties, send.group, send.reconsume_times)
+    params = _params(request, gateway, send, properties)
+    if is_half:
+        _as_row(request, params, properties, send)
+    sequence = sequence_of(request.unique_key) if request.frame.kind == REQUEST else None
+    if sequence is not None:
+        # A client keeps the key when it sends a message again, so the broker can store it once.
+        params.unique_prefix, params.unique_first = sequence
+        before = request.broker.sequences.find(params.unique_prefix, params.topic, params.unique_first, 1)
+        if before is not None:
+            answer_resend(request, params, before)
+            return
+    append_frame(request, params)
+
+
+def _params(
+    request: RemotingRequest, gateway: RemotingGateway, send: SendFields, properties: dict[str, str]
+) -> ProduceRequest:
+    """Return the header of one message as FlintMQ's PRODUCE has it; what PRODUCE lacks is put into the request."""
+    now_ms = request.broker.delays.now_ms()
+    deliver_ms = settle_delay(properties, now_ms)
+    key = properties.get(PROPERTY_UNIQ_KEY)
+    if key is None:
+        key = properties[PROPERTY_UNIQ_KEY] = gateway.unique_keys.next_key()
+    request.unique_key = key
+    request.recall_handle = recall_handle(send.topic, gateway.broker_name, deliver_ms, key) if deliver_ms else ""
+    request.flag, request.reconsume_times = send.flag, send.reconsume_times
+    return ProduceRequest(
         topic=send.topic,
         count=1,
         queue=send.queue,
-        layout=LAYOUT_ROWS,
-        common=common,
-        unique_prefix=prefix,
-        unique_first=first,
-        born_ms=max(send.born_ms, 0),
+        layout=LAYOUT_BODY,
+        common=gateway.stamps.of(properties) + join_properties(properties),
+        sys_flag=send.sys_flag,
+        born_ms=send.born_ms,
     )
-    request.translate(bytearray(msgpack.packb(row)))
-    append_frame(request, params)
 
 
-def send_batch(request: RemotingRequest, send: SendFields) -> None:
+def _as_row(request: RemotingRequest, params: ProduceRequest, properties: dict[str, str], send: SendFields) -> None:
+    """Let the message be a row with its key, as half messages must be: their ids are added to the rows."""
+    key = properties.pop(PROPERTY_UNIQ_KEY)
+    params.common = join_properties(properties)
+    params.layout = LAYOUT_ROWS
+    row = (bytes(request.received.body), {PROPERTY_UNIQ_KEY: key}, send.sys_flag, send.flag)
+    request.translate(bytearray(msgpack.packb(row, unicode_errors="surrogatepass")))
+
+
+def _send_retry(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> None:
+    """Append a message that a consumer sends again by itself, or make it a dead letter after its last attempt.
+
+    The broker does not look for earlier copies: each attempt of a message has the same key.
+    """
+    broker, group = request.broker, check_name("topic", send.topic).removeprefix(RETRY_TOPIC_PREFIX)
+    if not broker.store.groups.has(group):
+        raise GroupNotExist(
+            f"subscription group not exist, {group}: no client of it has connected, and no command created it"
+        )
+    missing = [
+        config
+        for config in topics_for(group)
+        if config.name in broker.topic_changes.pending or broker.store.topics.get(config.name) is None
+    ]
+    if missing:
+        request.suspend()
+        broker.writer.with_topics(missing, request.resume)
+        return
+    properties = split_properties(send.properties)
+    settle_half(properties, send.group, send.reconsume_times)
+    times_max = send.max_reconsume_times
+    if times_max < 0:
+        times_max = broker.store.groups.retry_times_max(group)
+    dead = send.reconsume_times > times_max or gateway.retries_are_dead(group)
+    if dead:
+        properties[PROPERTY_DELAY] = "0"
+        send = send._replace(topic=dead_letter_topic(group), queue=0)
+    append_frame(request, _params(request, gateway, send, properties))
+    broker.counters.count_sent_back(group, 0 if dead else 1, 1 if dead else 0)
+
+
+def _send_batch(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> None:
     """Append the messages of a batch, all or none."""
+    if send.topic.startswith(RETRY_TOPIC_PREFIX):
+        raise MessageIllegal(f"batch request does not support retry group {send.topic}; send the messages one by one")
     if send.sys_flag & SysFlag.COMPRESSED:
         raise MessageIllegal("a batch that is compressed as a whole is not supported; compress its messages, or none")
-    rows = bytearray()
-    count = 0
-    packer = msgpack.Packer()
-    view = request.received.body
-    at = 0
-    while at < len(view):
-        flag, body, properties, at = _batch_message(view, at, count)
-        rows += packer.pack((body, properties, 0, flag))
-        count += 1
-    if not count:
-        raise MessageIllegal("the batch has no message")
+    frame = request.frame
+    request.unique_key = split_properties(send.properties).get(PROPERTY_UNIQ_KEY, "")
+    request.reconsume_times = send.reconsume_times
     params = ProduceRequest(
-        topic=send.topic, count=count, queue=send.queue, layout=LAYOUT_ROWS, born_ms=max(send.born_ms, 0)
+        topic=send.topic,
+        count=count_batch(frame.buffer, frame.body_at, frame.body_end),
+        queue=send.queue,
+        layout=LAYOUT_BATCH,
+        common=gateway.stamps.always,
+        sys_flag=send.sys_flag,
+        born_ms=send.born_ms,
     )
-    request.translate(rows)
     append_frame(request, params)
-
-
-def _batch_message(view: memoryview, at: int, index: int) -> tuple[int, bytes, dict[str, str], int]:
-    """Return flag, body and properties of the message at ``at`` of a batch, and the position after it."""
-    try:
-        size, _, _, flag, body_bytes = _BATCH_HEAD.unpack_from(view, at)
-        body_at = at + _BATCH_HEAD.size
-        (properties_bytes,) = _I16.unpack_from(view, body_at + max(body_bytes, 0))
-        properties_at = body_at + body_bytes + _I16.size
-        end = properties_at + properties_bytes
-        if body_bytes < 0 or properties_bytes < 0 or end != at + size or end > len(view):
-            raise MessageIllegal(f"message {index} of the batch: its sizes do not add up; nothing was written")
-        properties = split_properties(bytes(view[properties_at:end]).decode())
-    except (struct.error, UnicodeDecodeError):
-        raise MessageIllegal(f"message {index} of the batch is cut or not UTF-8; nothing was written") from None
-    return flag, bytes(view[body_at : body_at + body_bytes]), properties, end

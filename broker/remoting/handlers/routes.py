@@ -9,7 +9,7 @@ from ....protocol.errors import TopicNotExist
 from ...store import MessageStore
 from ..gateway import RemotingGateway
 from ..request import RemotingRequest
-from .produce import DEFAULT_TOPIC
+from ..sends import DEFAULT_TOPIC
 
 PERM_READ_WRITE_INHERIT = 7
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -10,6 +10,8 @@ import numpy as np
 from ....protocol.errors import MessageIllegal
 from ....protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
 from ...kernels import produce_plan
+from ...kernels.produce_plan import LAYOUT_BATCH as LAYOUT_BATCH
+from ...kernels.produce_plan import LAYOUT_BODY as LAYOUT_BODY
 from ...memo import remembered
 
 FRAME_RECORDS_BYTES_MAX = 64 * 1024 * 1024
@@ -110,6 +112,18 @@ def check_count(count: int, layout: int, body_bytes: int) -> None:
     """Raise ``MessageIllegal`` if the body is too short for ``count`` messages, before arrays are sized by it."""
     if count * _MESSAGE_BYTES_MIN[layout] > body_bytes:
         raise MessageIllegal(f"count says {count} messages, but the body has {body_bytes} bytes")
+
+
+def count_batch(buffer: bytearray, at: int, end: int) -> int:
+    """Return the number of messages in a RocketMQ client's batch. Raises ``MessageIllegal`` if one is cut."""
+    count, whole_until = produce_plan.count_batch(np.frombuffer(buffer, np.uint8), at, end)
+    if whole_until != end or not count:
+        raise MessageIllegal(
+            f"message {count} of the batch: its size does not fit into the {end - at:,} bytes of the batch; nothing "
+            "was written",
+            message_index=count,
+        )
+    return count
 
 
 def refusal(status: int, message: int, detail: int, *, body_at: int, message_bytes_max: int) -> MessageIllegal:
