@@ -21,6 +21,10 @@ class RemotingClient(ConnectedClient):
 
     __slots__ = ()
 
+    def may_be_sent(self) -> bool:
+        """Return whether the client reads what it is sent; other clients must not fill memory with more for it."""
+        return not (self.lost or self._responses.paused)
+
     def send_one_way(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
         """Send a request that gets no answer."""
         if not self.lost:

@@ -51,7 +51,7 @@ class RemotingParser(SharingParser):
 class RemotingConnection(ClientConnection):
     """An accepted connection of a RocketMQ client. ``gateway``: the state of all of them."""
 
-    __slots__ = ("gateway", "handlers_by_code", "header_type")
+    __slots__ = ("gateway", "handlers_by_code", "header_type", "log_begin")
 
     CLIENT: ClassVar[type[RemotingClient]] = RemotingClient
     PARSER: ClassVar[type[RemotingParser]] = RemotingParser
@@ -65,6 +65,8 @@ class RemotingConnection(ClientConnection):
     ) -> None:
         super().__init__(broker, address, on_lost)
         self.gateway = gateway
+        self.log_begin = broker.store.write_offset
+        """Physical offset of the log's end when the connection was opened: older messages came by others."""
         self.handlers_by_code = HANDLERS if broker.authenticator is None else HANDLERS_OF_USERS
         self.header_type = 0
         """Type of the header of the last request, for errors that answer none in particular."""

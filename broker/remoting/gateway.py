@@ -15,6 +15,8 @@ class RemotingGateway:
     def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
         self.broker_name = broker.settings.server.name
         self.cluster = broker.settings.remoting.cluster
+        self.reply_topic = f"{self.cluster}_REPLY_TOPIC"
+        """Topic that clients send replies to; they are passed on, not stored."""
         self.address = format_address(*address)
         self._broker = broker
         self.stamps = Stamps(self.cluster, all_of_them=broker.settings.remoting.stamp_properties)

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ...protocol.auth.permissions import CONSUME, QUERY
+from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
 from ...protocol.remoting import codes
 from . import rules
-from .handlers import clients, offsets, produce, pull, routes
+from .handlers import clients, offsets, produce, pull, replies, routes, transactions
 from .request import RemotingRequest
 from .rules import Rule
 
@@ -19,6 +19,10 @@ ROWS: tuple[tuple[int, Callable[..., None], Rule], ...] = (
     (codes.SEND_MESSAGE, produce.send_message, rules.PUBLISHES),
     (codes.SEND_MESSAGE_V2, produce.send_message, rules.PUBLISHES_V2),
     (codes.SEND_BATCH_MESSAGE, produce.send_message, rules.PUBLISHES_V2),
+    (codes.END_TRANSACTION, transactions.end_transaction, rules.group(PUBLISH, field="producerGroup")),
+    (codes.RESUME_CHECK_HALF_MESSAGE, transactions.resume_check_half_message, rules.broker(ADMIN)),
+    (codes.SEND_REPLY_MESSAGE, replies.send_reply_message, rules.PUBLISHES),
+    (codes.SEND_REPLY_MESSAGE_V2, replies.send_reply_message, rules.PUBLISHES_V2),
     (codes.PULL_MESSAGE, pull.pull_message, rules.of_group_in_topic(CONSUME, CONSUME)),
     (codes.LITE_PULL_MESSAGE, pull.pull_message, rules.of_group_in_topic(CONSUME, CONSUME)),
     (codes.QUERY_CONSUMER_OFFSET, offsets.query_consumer_offset, rules.of_group_in_topic(QUERY, QUERY)),

@@ -45,7 +45,7 @@ class RemotingRequest(Request):
     """One request on the event loop. ``received``: its frame, of which ``frame`` may become a translation.
 
     ``gateway``: the state of all RocketMQ clients; ``ext``: the request's extension fields; ``asked``: a pull's queue
-    offset; ``opened_ms``: when its connection was opened, ms since 1970.
+    offset; ``log_begin``: physical offset of the log's end when its connection was opened.
 
     Of a send: ``flag`` and ``reconsume_times`` of its message; ``unique_key`` and ``recall_handle`` that the answer
     tells; ``default_topic`` and ``default_queues`` for creating its topic.
@@ -58,7 +58,7 @@ class RemotingRequest(Request):
         "ext",
         "flag",
         "gateway",
-        "opened_ms",
+        "log_begin",
         "recall_handle",
         "received",
         "reconsume_times",
@@ -70,7 +70,7 @@ class RemotingRequest(Request):
         self.received = frame
         self.gateway: RemotingGateway = source.gateway
         self.ext = ExtFields(frame.fields)
-        self.opened_ms = source.opened_ms
+        self.log_begin = source.log_begin
         self.asked = self.flag = self.reconsume_times = self.default_queues = 0
         self.unique_key = self.recall_handle = self.default_topic = ""
 

@@ -26,7 +26,7 @@ class _Resend(Duplicate):
 
     def __init__(self, request: RemotingRequest, params: ProduceRequest, before: StoredBefore) -> None:
         super().__init__(request, params, before)
-        self._opened_ms = request.opened_ms
+        self._log_begin = request.log_begin
         self._body = bytes(request.received.body)
         self._stored: Record | None = None
 
@@ -43,7 +43,7 @@ class _Resend(Duplicate):
     def answer(self, places: Places) -> None:
         """Send the first answer again; if the message is another one, append it."""
         stored = self._stored
-        if stored is not None and places.store_ms <= self._opened_ms and stored.body == self._body:
+        if stored is not None and stored.physical_offset < self._log_begin and stored.body == self._body:
             self._broker.counters.duplicates += 1
             super().answer(places)
         else:

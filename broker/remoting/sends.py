@@ -36,12 +36,10 @@ PROPERTY_CLUSTER = "CLUSTER"
 PROPERTY_CORRELATION_ID = "CORRELATION_ID"
 REGION = "DefaultRegion"
 
-_FIELDS = {
-    codes.SEND_MESSAGE: (
-        "producerGroup topic defaultTopic defaultTopicQueueNums queueId sysFlag bornTimestamp flag properties "
-        "reconsumeTimes maxReconsumeTimes batch"
-    ).split()
-}
+_FIELDS = (
+    "producerGroup topic defaultTopic defaultTopicQueueNums queueId sysFlag bornTimestamp flag properties "
+    "reconsumeTimes maxReconsumeTimes batch"
+).split()
 _SHORT_FIELDS = "a b c d e f g h i j l m".split()
 _BROKER_PROPERTIES = frozenset((*FORBIDDEN_PROPERTIES, PROPERTY_POP_CHECK_POINT))
 _STAMPS = (PROPERTY_REGION, PROPERTY_TRACE, PROPERTY_CLUSTER)
@@ -70,7 +68,7 @@ class SendFields(NamedTuple):
 
 def decode_send(code: int, version: int, ext: ExtFields) -> SendFields:
     """Return the fields of a send. ``version``: of the client. Raises ``InvalidParameter``."""
-    names = _FIELDS.get(code, _SHORT_FIELDS)
+    names = _FIELDS if code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else _SHORT_FIELDS
     group, topic, default_topic, default_queues, queue, sys_flag, born, flag, properties, times, times_max, batch = (
         names
     )

@@ -61,6 +61,14 @@ class ProducerGroups:
         self._turn += 1
         return members[self._turn % len(members)]
 
+    def find(self, member: str) -> ClientHandle | None:
+        """Return the connection of the producer with a name, in whichever group it is; None if there is none."""
+        for members in self._groups.values():
+            producer = members.get(member)
+            if producer is not None and not producer.remote.lost and producer.until >= self._clock():
+                return producer.remote
+        return None
+
     def members(self) -> list[tuple[str, str, ClientHandle]]:
         """Return (group, name, connection) of all producers, sorted."""
         return [

@@ -130,6 +130,10 @@ class OpenTransactions:
         """Return the open transaction with this id, or None."""
         return self._by_id.get(transaction_id)
 
+    def at(self, queue_offset: int) -> OpenTransaction | None:
+        """Return the open transaction whose half message is at a queue offset of the half topic, or None."""
+        return self._by_queue_offset.get(queue_offset)
+
     def is_open(self, transaction: OpenTransaction) -> bool:
         """Return whether the transaction is still open."""
         return self._by_id.get(transaction.half.transaction_id) is transaction

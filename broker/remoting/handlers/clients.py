@@ -27,7 +27,8 @@ def heart_beat(
     peer = request.peer
     assert isinstance(peer, RemotingClient)
     for producer in data.get("producerDataSet") or ():
-        producer_groups.heart_beat(str(producer.get("groupName", "")), client_id, peer, EXPIRY_S)
+        name = check_client_group(str(producer.get("groupName", "")))
+        producer_groups.heart_beat(name, client_id, peer, EXPIRY_S)
     retry_topics = []
     for consumer in data.get("consumerDataSet") or ():
         group = _group(consumer)
