@@ -1,4 +1,4 @@
-"""Style is a test: names, sizes, docstrings, and prose in plain English.
+"""Style is a test: names of modules, packages that say what they are for, and prose in plain English.
 
 ``PLAIN`` lists the folders and documents whose prose is checked: all of them.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import collections
 import functools
 import io
 import re
@@ -46,17 +45,6 @@ PLAIN = (
     "scripts",
     "tests",
 )
-FILE_LINES_MAX = 450
-FUNCTION_LINES_MAX = 70
-PARAMETERS_MAX = 8
-LONG_FUNCTIONS = {"dispatch", "examine"}
-"""Kernels whose loop over records would be slower in parts: the compiler keeps their variables in registers."""
-WIDE_PLACES = ("broker/kernels/", "client/")
-"""Kernels take one array for each column. The client's functions take keywords, which a program names one by one."""
-NO_WORDS = {"list_contexts", "list_delays", "list_settings", "list_topics", "set_settings"}
-"""Commands of the command line, which click finds by their decorator."""
-TWICE = {"CorruptLog"}
-"""Public class names that exist twice with one meaning: neither of the two packages may import the other."""
 STUMBLES = {
     "a noun phrase without a noun": r"^(?:What|Whoever|Whom?|Whether|As many|As much) (?!is this|does this|do )[a-z]",
     "an unnamed subject": r"(?<![`\"])\b(?:[Ww]hoever|[Nn]obody|[Ss]omebody)\b",
@@ -120,78 +108,3 @@ def test_every_package_has_a_docstring() -> None:
         str(p.relative_to(ROOT)) for p in packages if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))
     ]
     assert not missing
-
-
-@functools.cache
-def product() -> dict[Path, ast.Module]:
-    """Return the syntax trees of the product's modules by path relative to the checkout."""
-    paths = [path for path in modules() if path.relative_to(ROOT).parts[0] in PACKAGES]
-    return {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
-
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def functions() -> Iterator[tuple[Path, Function]]:
-    """Yield every function and method of the product, with its module."""
-    for path, tree in product().items():
-        for node in ast.walk(tree):
-            if isinstance(node, Function):
-                yield path, node
-
-
-def public() -> Iterator[tuple[Path, Function | ast.ClassDef]]:
-    """Yield the public functions and classes of the product's modules."""
-    for path, tree in product().items():
-        for node in tree.body:
-            if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
-                yield path, node
-
-
-def test_no_module_is_long() -> None:
-    sizes = {str(path): len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in product()}
-    assert not {path: lines for path, lines in sizes.items() if lines > FILE_LINES_MAX}
-
-
-def test_no_function_is_long() -> None:
-    lines = {f"{path}: {node.name}": (node.end_lineno or 0) - node.lineno + 1 for path, node in functions()}
-    long = {place: count for place, count in lines.items() if count > FUNCTION_LINES_MAX}
-    assert {place.rpartition(" ")[2] for place in long} <= LONG_FUNCTIONS, long
-
-
-def test_no_function_has_many_parameters() -> None:
-    wide = []
-    for path, node in functions():
-        names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-        count = len([name for name in names if name not in ("self", "cls")])
-        if count > PARAMETERS_MAX and not str(path).startswith(WIDE_PLACES):
-            wide.append(f"{path}: {node.name} has {count}")
-    assert not wide
-
-
-def test_no_two_public_classes_have_one_name_except_the_drivers_of_the_client() -> None:
-    places = collections.defaultdict(list)
-    for path, node in public():
-        if isinstance(node, ast.ClassDef):
-            places[node.name].append(path)
-    for name, paths in places.items():
-        asynchronous = [path for path in paths if "aio" in str(path)]
-        others = len(paths) - len(asynchronous)
-        assert (others <= 1 and len(asynchronous) <= 1) or name in TWICE, f"{name}: {', '.join(map(str, paths))}"
-
-
-def test_every_public_name_is_used() -> None:
-    texts = [*modules(), *(ROOT / "tests").rglob("*.py"), *ROOT.glob("*/README.md"), *ROOT.glob("*.md")]
-    words = collections.Counter(
-        word for path in texts for word in re.findall(r"\w+", path.read_text(encoding="utf-8", errors="replace"))
-    )
-    assert not [f"{path}: {node.name}" for path, node in public() if words[node.name] < 2 and node.name not in NO_WORDS]
-
-
-def test_every_public_function_and_class_has_a_docstring_of_its_own() -> None:
-    docstrings = {f"{path}: {node.name}": ast.get_docstring(node) or "" for path, node in public()}
-    assert not [place for place, text in docstrings.items() if not text or re.fullmatch(r"See [^.]*\.?", text)]
-
-
-def test_every_exception_from_the_formatter_has_a_reason() -> None:
-    assert not [str(path) for path in modules() if re.search(r"fmt: skip\s*$", path.read_text("utf-8"), re.MULTILINE)]
