@@ -131,6 +131,19 @@ def test_a_deletion_right_before_the_end_of_the_process_is_remembered(tmp_path: 
     store.close()
 
 
+def test_a_deletion_is_remembered_if_the_newest_version_of_its_table_is_lost(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    old = put(store, "orders", 0, plain(5))
+    delete(store, "orders")
+    kill(store)
+    (tmp_path / "store" / "flintmq" / "state.json").write_bytes(b"{")
+    remove_checkpoint(tmp_path / "store")
+    store = open_store(tmp_path / "store")
+    assert len(store.topics) == 0
+    assert_gone(store, old)
+    store.close()
+
+
 def test_messages_not_dispatched_when_their_topic_was_deleted_never_are(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     old = append(store, "orders", 0, plain(5))

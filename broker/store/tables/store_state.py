@@ -178,13 +178,14 @@ class StoreState:
                 self._save(backed_up=True)
 
     def delete(self, deleted: Mapping[str, DeletedTopic]) -> None:
-        """Note that topics are deleted; durable when it returns. Raises OSError, noting none of them. Blocks."""
+        """Note that topics are deleted; durable when it returns, in the ``.bak`` too: a start that had to use an older
+        one would find the topics again by their messages. Raises OSError, noting none of them. Blocks."""
         with self._lock:
             before = {topic: self.deleted.get(topic) for topic in deleted}
             self.changes += 1
             self.deleted |= deleted
             try:
-                self._save()
+                self._save(backed_up=True)
             except BaseException:
                 for topic, row in before.items():
                     if row is None:
