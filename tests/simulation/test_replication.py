@@ -101,6 +101,24 @@ def test_a_primary_that_reaches_the_registry_but_no_member_gives_up(world: World
     assert world.leader() in (world.members["b"], world.members["c"])
 
 
+def test_a_primary_whose_disk_hangs_gives_up(world: World) -> None:
+    world.members["a"].disk_seconds = 1e9
+    end = world.judge.safe_end
+    assert world.run(30.0, lambda: world.judge.safe_end > end + 10)
+    assert world.leader() in (world.members["b"], world.members["c"])
+
+
+def test_a_member_whose_disk_hangs_gives_back_a_leadership_that_it_cannot_begin(world: World) -> None:
+    a, b, c = world.members.values()
+    b.disk_seconds = 1e9
+    a.crash(power=False)
+    assert world.run(10.0, lambda: world.registry.config.primary == "b")
+    a.start()
+    end = world.judge.safe_end
+    assert world.run(60.0, lambda: world.judge.safe_end > end)
+    assert world.leader() is c
+
+
 def test_a_primary_that_loses_the_registry_stops_before_another_leads(world: World) -> None:
     world.network.cut("a", REGISTRY)
     assert world.run(15.0, lambda: not world.members["a"].leads)

@@ -50,6 +50,9 @@ class Primary:
         """For each member with a report in this epoch, this one included, where its log on disk ends."""
         self.confirmed = 0
         self.followers: dict[str, FollowerState] = {}
+        self._disk_since, self._disk_end = 0.0, 0
+        """Time since which the own disk has not finished what the log had then, and the log's end at that time."""
+        self._alone_since: float | None = None
         self._suspect: str | None = None
         """Primary of the epoch before, which probably failed: it goes as soon as the set may do without it."""
 
@@ -59,6 +62,7 @@ class Primary:
         ``suspect``: primary of the epoch before, if this one was taken over from it.
         """
         self.flushed[self._member] = flushed
+        self._disk_since, self._disk_end = now, self._log.end
         self.confirmed = confirmed
         self._suspect = suspect if suspect != self._member else None
         for member in sorted(self.config.members - {self._member}):
@@ -232,6 +236,23 @@ class Primary:
             self.followers[member].streaming and now - self.followers[member].behind_since <= self._limits.lag_s
             for member in self.config.in_sync - {self._member}
         )
+
+    def weak_s(self, now: float, *, serves: bool) -> float:
+        """Return for how many seconds this member could not acknowledge although another one perhaps could: its disk
+        has had the same work, or, if it ``serves``, it reaches too few members. Call it at each tick."""
+        if not serves or self.current_members(now) >= self.config.min_in_sync:
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        alone_s = now - self._alone_since if self._alone_since is not None else 0.0
+        weak_s = max(alone_s, self.disk_behind_s(now))
+        return weak_s if len(self.config.in_sync) > 1 else 0.0
+
+    def disk_behind_s(self, now: float) -> float:
+        """Return for how many seconds the own disk has had the same work. Call it at each flush too."""
+        if not self._log.busy and self.flushed[self._member] >= self._disk_end:
+            self._disk_since, self._disk_end = now, self._log.end
+        return now - self._disk_since
 
     def lag_of(self, member: str, now: float) -> tuple[bool, int, float]:
         """Return whether a member is connected, where its log on disk ends (-1: it has not reported), and for how many

@@ -77,7 +77,6 @@ class Replica:
         self._lease_until = self._lease_at = 0.0
         self._lease_asked: tuple[int, float] | None = None
         """Number and time of the request for the lease that waits for its answer."""
-        self._weak_since: float | None = None
         self._patience = patience or Patience(self._limits)
         self._target: str | None = None
         self._target_until = self._read_at = 0.0
@@ -175,7 +174,7 @@ class Replica:
         suspect = self._predecessor if config.epoch == self._taken_epoch else self.member
         self.primary.begin(self.log.flushed, self.log.confirmed, suspect, now)
         self._lease_until, self._lease_asked, self._lease_at = 0.0, None, now
-        self._weak_since, self._target, self._change = None, None, None
+        self._target, self._change = None, None
         self.log.begin_work(SaveState(config.cluster_id, epochs, True))
         self._hold_lease(now)
 
@@ -318,6 +317,7 @@ class Replica:
         self.log.flushed = max(self.log.flushed, min(end, self.log.end))
         if self.primary is not None:
             self.primary.flushed[self.member] = self.log.flushed
+            self.primary.disk_behind_s(now)
             self._advance(now)
         else:
             self._follower.send_report(now)
@@ -363,7 +363,7 @@ class Replica:
             self._hold_lease(now)
         if self.role is Role.PRIMARY:
             self.primary.tick(now)
-            self._give_up_if_alone(now)
+        self._give_up_if_weak(now)
         self._advance(now)
 
     def _advance(self, now: float) -> None:
@@ -393,20 +393,18 @@ class Replica:
         if wanted != config or (self.proposals and now >= self._read_at):
             self._propose(wanted, False, now)
 
-    def _give_up_if_alone(self, now: float) -> None:
-        """Release the lease if too few followers can be reached from here; another member may reach more."""
+    def _give_up_if_weak(self, now: float) -> None:
+        """Release the lease if this member cannot acknowledge for too long: another one may be able to."""
         assert self.primary is not None
-        config = self.primary.config
-        if self.primary.current_members(now) >= config.min_in_sync or len(config.in_sync) == 1:
-            self._weak_since = None
-            if self.primary.confirmed == self.log.end:
-                self._patience.restore()
-        elif self._weak_since is None:
-            self._weak_since = now
-        elif self._patience.is_over(now - self._weak_since):
+        serves = self.role is Role.PRIMARY
+        weak_s = self.primary.weak_s(now, serves=serves)
+        if self._patience.is_over(weak_s):
+            epoch = self.primary.config.epoch
             self._patience.gave_up(now)
             self._step_down(now)
-            self.actions.append(ReleaseLease(config.epoch))
+            self.actions.append(ReleaseLease(epoch))
+        elif serves and weak_s == 0.0 and self.primary.confirmed == self.log.end:
+            self._patience.restore()
 
     # ---- operators ----
 

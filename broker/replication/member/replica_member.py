@@ -85,7 +85,8 @@ class ReplicaMember:
             store.min_physical_offset,
             store.write_offset,
             store.flushed_offset,
-            store.last_confirmed_offset,
+            # A log without epochs is damaged: it has lost what was confirmed, and all of it is copied again.
+            store.last_confirmed_offset if record.epochs or record.complete else 0,
             store.log_copy.piece_end,
             has_tables=lambda member: self._sender is not None and self._sender.is_equipped(member),
         )
