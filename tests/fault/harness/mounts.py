@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FS_IOC_SHUTDOWN = 0x8004587D
+FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 _NO_LOG_FLUSH = (2).to_bytes(4, "little")
 COMMAND_S_MAX = 60.0
 _BUSY_S_MAX = 10.0
@@ -111,6 +112,19 @@ class LoopExt4(SmallDisk):
             fcntl.ioctl(fd, FS_IOC_SHUTDOWN, _NO_LOG_FLUSH)
         except OSError as error:
             raise NotHere(f"FS_IOC_SHUTDOWN of an ext4 fails: {error}") from error
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let every write and sync hang in the ``with`` block."""
+        fd = os.open(self.point, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, FIFREEZE, 0)
+            try:
+                yield
+            finally:
+                fcntl.ioctl(fd, FITHAW, 0)
         finally:
             os.close(fd)
 

@@ -149,6 +149,18 @@ class ReplicaFaults:
         """Use up the space on a follower's disk for some time."""
         await self._fill(self._followers[0])
 
+    async def _freeze(self, member: str) -> None:
+        with self._replicas.disks[member].frozen():
+            await self._pass(HUNG_S)
+
+    async def freeze_primary(self) -> None:
+        """Let the primary's disk hang for some time."""
+        await self._freeze(self._primary)
+
+    async def freeze_follower(self) -> None:
+        """Let a follower's disk hang for longer than it may stay behind."""
+        await self._freeze(self._followers[0])
+
     # ---- the network ----
 
     def _host(self, member: str) -> Host:
@@ -251,6 +263,8 @@ DISK_FAULTS: dict[str, Fault] = {
     "power of all cut": ReplicaFaults.cut_power_of_all,
     "disk of the primary fails": ReplicaFaults.fail_disk_of_primary,
     "disk of a follower fails": ReplicaFaults.fail_disk_of_follower,
+    "disk of the primary hangs": ReplicaFaults.freeze_primary,
+    "disk of a follower hangs": ReplicaFaults.freeze_follower,
     "disk of the primary full": ReplicaFaults.fill_primary,
     "disk of a follower full": ReplicaFaults.fill_follower,
 }
