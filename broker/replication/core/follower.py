@@ -131,7 +131,7 @@ class Follower:
 
     def _steps(self, welcome: Welcome) -> tuple[Action, ...]:
         """Return the disk's work before the stream begins."""
-        is_worthless = not self._log.epochs and welcome.begin < self._log.end
+        is_worthless = not self._log.epochs and not self._log.complete and welcome.begin < self._log.end
         if welcome.restart or is_worthless:
             return (Restart(welcome.begin, self.cluster_id, welcome.epochs),)
         save = SaveState(self.cluster_id, adopted(self._log.epochs, welcome.epochs), self._log.complete)

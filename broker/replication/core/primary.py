@@ -89,6 +89,8 @@ class Primary:
             reason = f"{hello.member} is not a member of the set; add it first"
         elif not self._rules.is_current(hello.epoch, self.config.epoch):
             reason = f"the epoch is {self.config.epoch}, not {hello.epoch}"
+        elif follower.streaming and now - follower.heard_at < 2 * self._limits.heartbeat_s:
+            reason = f"{hello.member} follows already on another connection; give each broker an id of its own"
         else:
             self._welcome(connection, follower, hello, now)
             return

@@ -123,7 +123,10 @@ class FollowedPrimary:
 
     def link_received(self, link: PrimaryLink, message: Message, body: memoryview) -> None:
         """Take a message of the core."""
-        self.refusal = message.reason if isinstance(message, Refusal) else ""
+        refusal = message.reason if isinstance(message, Refusal) else ""
+        if refusal and refusal != self.refusal:
+            log.warning("the primary refuses this member: %s; trying again", refusal)
+        self.refusal = refusal
         self._member.primary_said(link.number, message, body)
 
     def link_table(self, link: PrimaryLink, part: ReplicateTableRequest, body: bytes) -> None:
