@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ... import __version__
 from ...protocol.auth.scram import MECHANISM
-from ...protocol.commands import PROTOCOL_VERSION, HelloAnswer, HelloRequest
+from ...protocol.commands import PROTOCOL_VERSION, READ_FROM_ANY, HelloAnswer, HelloRequest
 from ...protocol.errors import VersionNotSupported
 from ...protocol.fields import decode_fields
 from ..config import Settings
@@ -23,6 +23,7 @@ def hello(request: Request, settings: Settings, auto_create: bool, authenticator
             protocol=PROTOCOL_VERSION,
         )
     request.source.greet(params.client)
+    request.peer.reads_any = params.read_from == READ_FROM_ANY
     member = request.broker.member
     request.respond(
         HelloAnswer(

@@ -117,6 +117,9 @@ def _read(broker: Broker, params: PullRequest, offset: int, selection: PullSelec
     try:
         return broker.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot)
     except OffsetOutOfRange as error:
+        if offset > error.max_offset and broker.member is not None and broker.member.refusal() is not None:
+            # Another member showed more of the queue, which this follower will have soon.
+            return PullResult(PULL_NOT_FOUND, 0, offset, error.min_offset, error.max_offset, _NO_BODY)
         if params.group and offset < error.min_offset:
             moved = (params.group, params.member, params.topic, params.queue, offset, error.min_offset)
             if hot:

@@ -123,16 +123,40 @@ OF_EVERY_MEMBER = frozenset(
 """Commands that every member of a replica set serves; all others are for the primary."""
 
 
+READS = frozenset(
+    command.code
+    for command in (
+        commands.PULL,
+        commands.BROWSE_MESSAGES,
+        commands.QUERY_BY_KEY,
+        commands.VIEW_MESSAGE_BY_ID,
+        commands.SEARCH_OFFSET_BY_TIMESTAMP,
+        commands.GET_MAX_OFFSET,
+        commands.GET_MIN_OFFSET,
+        commands.GET_EARLIEST_MSG_STORETIME,
+        commands.GET_ALL_TOPIC_CONFIG,
+        commands.GET_TOPICS_STATS,
+        commands.GET_TOPIC_STATS_INFO,
+    )
+)
+"""Commands that a follower in sync serves too, with what is confirmed, on connections that ask for it and outside of
+consumer groups."""
+
+
 def of_members(handlers: dict[int, Handler]) -> dict[int, Handler]:
     """Return the handlers on a member of a replica set: it refuses what only the primary may answer."""
-    return {code: handler if code in OF_EVERY_MEMBER else _on_primary(handler) for code, handler in handlers.items()}
+    return {
+        code: handler if code in OF_EVERY_MEMBER else _on_primary(handler, reads=code in READS)
+        for code, handler in handlers.items()
+    }
 
 
-def _on_primary(handler: Handler) -> Handler:
+def _on_primary(handler: Handler, *, reads: bool) -> Handler:
     def check_and_handle(request: Request) -> None:
         member = request.broker.member
         assert member is not None, "for members of a replica set"
-        refusal = member.refusal()
+        may_follow = reads and request.peer.reads_any and not request.frame.fields.get("group")
+        refusal = member.refusal(may_follow=may_follow)
         if refusal is not None:
             raise refusal
         handler(request)

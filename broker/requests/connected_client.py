@@ -29,7 +29,7 @@ class ConnectedClient:
     __slots__ = tuple(
         (
             "_access_table _asked _last_request_id _responses _user _when_lost access address born_host client "
-            "exchange follower lost"
+            "exchange follower lost reads_any"
         ).split()
     )
 
@@ -50,6 +50,8 @@ class ConnectedClient:
         """True once the connection is closed; results that arrive later are dropped."""
         self.follower = 0
         """Number of this connection among those of the primary's followers; 0: it follows nothing."""
+        self.reads_any = False
+        """True if a follower of a replica set may answer this client's reads."""
         self._asked: dict[int, Answered] = {}
         self._last_request_id = 0
         self._when_lost: dict[object, Callable[[], None]] = {}

@@ -35,7 +35,7 @@ class Base:
         self._dialer = Dialer(
             parse_addresses(addresses), access_for(self, access), log, self._life, self._watch, self._waits
         )
-        self._caller = RpcClient(self._dialer, self._life, self._watch, self._waits, timeout)
+        self._caller = self._primary = RpcClient(self._dialer, self._life, self._watch, self._waits, timeout)
 
     async def __aenter__(self) -> Self:
         self._life.enter()
@@ -88,11 +88,14 @@ class Client(Base):
         await self.close()
 
 
-def async_method(make: Callable[P, Operation[T]]) -> Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]:
-    """Return the method that performs the operation that ``make`` makes; awaiting it returns the result."""
+def async_method(
+    make: Callable[P, Operation[T]], *, of_primary: bool = False
+) -> Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]:
+    """Return the method that performs the operation that ``make`` makes; awaiting it returns the result.
+    ``of_primary``: also if the client reads from any member of a replica set, only the primary may answer."""
 
     async def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        operation = make(*args, **kwargs)
-        return await self._caller.call(operation, self._caller.deadline(operation.timeout))
+        operation, caller = make(*args, **kwargs), self._primary if of_primary else self._caller
+        return await caller.call(operation, caller.deadline(operation.timeout))
 
     return described(method, make)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from datetime import datetime
+from typing import Unpack
 
 from ...protocol.commands import QUERY_COUNT_MAX
 from ..core import topics as topic_operations
@@ -13,7 +14,8 @@ from ..core.consume.positions import EARLIEST, Position, check_position
 from ..core.consume.pull import pull_found
 from ..core.consume.stored import StoredMessage
 from ..core.consume.tags import check_filter, parse_tags
-from ..core.rpc.timeouts import check_timeout
+from ..core.rpc.access import AccessOptions, ReadFrom, check_read_from
+from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from .client import Client, async_method
 from .iteration import Iteration
 
@@ -24,7 +26,23 @@ class Consumer(Client):
 
     ``timeout``: seconds within which the broker must answer a call, unless the call sets its own. Within that time the
     consumer retries after a lost connection or if the broker is busy.
+
+    ``read_from``: ``"any"`` lets the first address that answers serve reads, also if it is a follower of a replica set
+    in sync; it shows what is confirmed, up to some seconds late. The default is ``"primary"``.
     """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] | None = None,
+        *,
+        read_from: ReadFrom = "primary",
+        timeout: float = TIMEOUT_SECONDS,
+        **access: Unpack[AccessOptions],
+    ) -> None:
+        super().__init__(addresses, timeout=timeout, **access)
+        if check_read_from(read_from):
+            self._dialer = self._dialer.of_any_member()
+            self._caller = self._caller.of(self._dialer)
 
     async def pull(
         self,
@@ -112,5 +130,5 @@ class Consumer(Client):
     max_offset = async_method(requests.max_offset)
     offset_at = async_method(requests.offset_at)
     topic_stats = async_method(topic_operations.topic_stats)
-    committed = async_method(requests.committed)
-    commit = async_method(requests.commit)
+    committed = async_method(requests.committed, of_primary=True)
+    commit = async_method(requests.commit, of_primary=True)

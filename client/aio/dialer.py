@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ...protocol.commands import READ_FROM_ANY
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
 from ..core.rpc.access import ClientAccess
@@ -16,7 +19,8 @@ from .timed_waits import Waits
 
 
 class Dialer:
-    """Connects to the first of several addresses whose broker serves clients: in a replica set, to the primary."""
+    """Connects to the first of several addresses whose broker serves clients: in a replica set, to the primary, unless
+    ``access`` says that any member may answer."""
 
     def __init__(
         self,
@@ -28,11 +32,17 @@ class Dialer:
         waits: Waits,
     ) -> None:
         self.log = log
+        self._given = addresses
         self._addresses = AddressBook(addresses)
         self._access = access
         self._life = life
         self._watch = watch
         self._waits = waits
+
+    def of_any_member(self) -> Dialer:
+        """Return a dialer to the same addresses that accepts followers."""
+        access = replace(self._access, read_from=READ_FROM_ANY)
+        return Dialer(self._given, access, self.log, self._life, self._watch, self._waits)
 
     def mark_failed(self, address: Address, error: FlintError) -> None:
         """Mark an address whose connection failed, so that another address is tried first."""

@@ -105,6 +105,10 @@ class RpcClient:
         self._dialing = False
         self._waiting: set[asyncio.Future[Line]] = set()
 
+    def of(self, dialer: Dialer) -> RpcClient:
+        """Return a client with a connection of its own, which ``dialer`` opens."""
+        return RpcClient(dialer, self._life, self._watch, self._waits, self.timeout)
+
     def deadline(self, timeout: float | None) -> float:
         """Begin a call and return its deadline (client's clock). ``timeout``: the caller's, None for the client's.
         Raises if the client cannot be used."""

@@ -34,13 +34,14 @@ class Client:
     ) -> None:
         self._guard = Guard(type(self).__name__)
         dialer = Dialer(parse_addresses(addresses), access_for(self, access), ConnectionLog(type(self).__name__))
-        self._caller = Caller(dialer, self._guard, check_timeout("timeout", timeout))
+        self._caller = self._primary = Caller(dialer, self._guard, check_timeout("timeout", timeout))
 
     def close(self) -> None:
         """Disconnect; calls in progress fail with ``ClientClosed``. Idempotent."""
         if not self._guard.closed:
             self._guard.closed = True
-            self._caller.pool.close()
+            for caller in {self._caller, self._primary}:
+                caller.pool.close()
 
     def __enter__(self) -> Self:
         self._guard.check()
@@ -52,11 +53,14 @@ class Client:
         self.close()
 
 
-def blocking_method(make: Callable[P, Operation[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Return the method that performs the operation that ``make`` makes, and returns its result."""
+def blocking_method(
+    make: Callable[P, Operation[T]], *, of_primary: bool = False
+) -> Callable[Concatenate[Client, P], T]:
+    """Return the method that performs the operation that ``make`` makes, and returns its result. ``of_primary``: also
+    if the client reads from any member of a replica set, only the primary may answer."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        operation = make(*args, **kwargs)
-        return self._caller.call(operation, self._caller.deadline(operation.timeout))
+        operation, caller = make(*args, **kwargs), self._primary if of_primary else self._caller
+        return caller.call(operation, caller.deadline(operation.timeout))
 
     return described(method, make)

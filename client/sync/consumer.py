@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import Unpack
 
 from ...protocol.commands import QUERY_COUNT_MAX
 from ..core import topics as topic_operations
@@ -14,6 +15,8 @@ from ..core.consume.positions import EARLIEST, Position
 from ..core.consume.pull import pull_found
 from ..core.consume.stored import StoredMessage
 from ..core.consume.tags import check_filter, parse_tags
+from ..core.rpc.access import AccessOptions, ReadFrom, check_read_from
+from ..core.rpc.timeouts import TIMEOUT_SECONDS
 from .client import Client, blocking_method
 from .iteration import iterate
 
@@ -23,7 +26,22 @@ class Consumer(Client):
 
     ``timeout``: seconds within which the broker must answer a call, unless the call sets its own. Within that time the
     consumer retries after a lost connection or if the broker is busy.
+
+    ``read_from``: ``"any"`` lets the first address that answers serve reads, also if it is a follower of a replica set
+    in sync; it shows what is confirmed, up to some seconds late. The default is ``"primary"``.
     """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] | None = None,
+        *,
+        read_from: ReadFrom = "primary",
+        timeout: float = TIMEOUT_SECONDS,
+        **access: Unpack[AccessOptions],
+    ) -> None:
+        super().__init__(addresses, timeout=timeout, **access)
+        if check_read_from(read_from):
+            self._caller = self._caller.of_any_member()
 
     def pull(
         self,
@@ -100,5 +118,5 @@ class Consumer(Client):
     max_offset = blocking_method(requests.max_offset)
     offset_at = blocking_method(requests.offset_at)
     topic_stats = blocking_method(topic_operations.topic_stats)
-    committed = blocking_method(requests.committed)
-    commit = blocking_method(requests.commit)
+    committed = blocking_method(requests.committed, of_primary=True)
+    commit = blocking_method(requests.commit, of_primary=True)

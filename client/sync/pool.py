@@ -6,8 +6,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from ...protocol.commands import READ_FROM_ANY
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
 from ..core.client_guard import Guard
@@ -27,12 +29,18 @@ T = TypeVar("T")
 
 
 class Dialer:
-    """Connects to the first of several addresses whose broker serves clients: in a replica set, to the primary."""
+    """Connects to the first of several addresses whose broker serves clients: in a replica set, to the primary, unless
+    ``access`` says that any member may answer."""
 
     def __init__(self, addresses: tuple[Address, ...], access: ClientAccess, log: ConnectionLog) -> None:
         self.log = log
+        self._given = addresses
         self._addresses = AddressBook(addresses)
         self._access = access
+
+    def of_any_member(self) -> Dialer:
+        """Return a dialer to the same addresses that accepts followers."""
+        return Dialer(self._given, replace(self._access, read_from=READ_FROM_ANY), self.log)
 
     def mark_failed(self, address: Address, error: BaseException) -> None:
         """Mark an address whose connection failed, so that another address is tried first."""
@@ -128,8 +136,13 @@ class Caller:
     def __init__(self, dialer: Dialer, guard: Guard, timeout: float) -> None:
         self.timeout = timeout
         self._guard = guard
+        self._dialer = dialer
         self.log = dialer.log
         self.pool = ConnectionPool(dialer, guard)
+
+    def of_any_member(self) -> Caller:
+        """Return a caller with connections of its own, whose requests followers may answer."""
+        return Caller(self._dialer.of_any_member(), self._guard, self.timeout)
 
     def deadline(self, timeout: float | None) -> float:
         """Return the deadline (monotonic) of a call that begins now; ``timeout``: the caller's, None for the

@@ -10,6 +10,8 @@ from .table import Command
 from .users import USER_CHARS_MAX
 
 PROTOCOL_VERSION = 1
+READ_FROM_ANY = "any"
+"""Value of HELLO's ``read_from``."""
 
 
 @dataclass(slots=True)
@@ -18,6 +20,11 @@ class HelloRequest:
 
     protocol: int = integer("version of this protocol that the client speaks", 1, I32_MAX)
     client: str = text("name of the client, for logs and lists", 256, default="")
+    read_from: str = text(
+        "`any`: a follower of a replica set may answer reads on this connection; else only the primary does",
+        16,
+        default="",
+    )
 
 
 @dataclass(slots=True)

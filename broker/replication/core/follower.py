@@ -81,6 +81,10 @@ class Follower:
         elif self.stage is FollowerStage.STREAMING and now - self._reported_at >= self._limits.heartbeat_s:
             self.send_report(now)
 
+    def hears(self, now: float) -> bool:
+        """Return whether the stream runs, and the primary was not silent for too long."""
+        return self.stage is FollowerStage.STREAMING and now - self._heard_at <= self._limits.silence_s
+
     def is_current(self, connection: int) -> bool:
         """Return whether a connection is the one in use."""
         return connection == self._connection

@@ -82,10 +82,9 @@ class Replica:
         self._target_until = self._read_at = 0.0
         self._change: SetConfig | None = None
 
-    @property
-    def follows(self) -> bool:
-        """Whether the stream of the primary runs."""
-        return self._follower.stage is FollowerStage.STREAMING
+    def follows(self, now: float) -> bool:
+        """Return whether the stream of the primary runs, and something of it arrived lately."""
+        return self._follower.hears(now)
 
     # ---- registry ----
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ....protocol.errors import BrokerError, NotEnoughReplicas, NotPrimary
 from ..core.limits import Limits
-from ..core.replica import Role
+from ..core.replica import Replica, Role
 from .primary_link import LinkAccess
 
 BUSY_RETRY_MS = 100
@@ -55,6 +56,17 @@ class MemberRow(NamedTuple):
     """Physical offset up to which it reported its log on disk; -1: unknown here."""
     behind_ms: int
     """Milliseconds for which it has not had everything; -1000: it is not connected."""
+
+
+def member_rows(replica: Replica, addresses: Mapping[str, str], now: float) -> list[MemberRow]:
+    """Return what a member knows of each member of its set. ``now``: see ``Replica``."""
+    config, primary = replica.config, replica.primary
+    rows = []
+    for member in sorted(config.members) if config is not None else ():
+        connected, flushed, behind_s = primary.lag_of(member, now) if primary is not None else (False, -1, -1.0)
+        in_sync = config is not None and member in config.in_sync
+        rows.append(MemberRow(member, addresses.get(member, ""), in_sync, connected, flushed, int(behind_s * 1000)))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from ..registry.interface import Registry, RegistryView
 from .accepted_links import AcceptedLinks, FollowerHandle
 from .disk_work import write_when_room
 from .followed_primary import FollowedPrimary
-from .identity import MemberIdentity, MemberOwner, MemberRow, ReplicaStatus
+from .identity import MemberIdentity, MemberOwner, ReplicaStatus, member_rows
 from .registry_calls import RegistryCalls
 from .table_sender import TableSender
 from .tables import Table, TableCopy
@@ -164,11 +164,18 @@ class ReplicaMember:
         config = self.replica.config
         return self.addresses.get(config.primary, "") if config is not None else ""
 
-    def refusal(self) -> NotPrimary | None:
-        """Return the error for a request that only the primary may answer; None if this member may answer it now."""
-        if self._serving and self.replica.may_answer(self._loop.time()):
+    def refusal(self, *, may_follow: bool = False) -> NotPrimary | None:
+        """Return the error for a request that only the primary may answer, or, with ``may_follow``, a follower in sync
+        that hears it; None if this member may answer it now."""
+        now = self._loop.time()
+        if self._serving and self.replica.may_answer(now):
+            return None
+        if may_follow and self.replica.follows(now) and self.identity.member in self._in_sync():
             return None
         return self._not_primary()
+
+    def _in_sync(self) -> frozenset[str]:
+        return self.replica.config.in_sync if self.replica.config is not None else frozenset()
 
     def _not_primary(self) -> NotPrimary:
         config = self.replica.config
@@ -193,24 +200,17 @@ class ReplicaMember:
 
     def status(self) -> ReplicaStatus:
         """Return the set as this member sees it."""
-        replica, config, primary = self.replica, self.replica.config, self.replica.primary
-        rows = []
-        now = self._loop.time()
-        for member in sorted(config.members) if config is not None else ():
-            connected, flushed, behind_s = primary.lag_of(member, now) if primary is not None else (False, -1, -1.0)
-            behind_ms = int(behind_s * 1000)
-            in_sync = config is not None and member in config.in_sync
-            rows.append(MemberRow(member, self.addresses.get(member, ""), in_sync, connected, flushed, behind_ms))
+        replica, config, now = self.replica, self.replica.config, self._loop.time()
         return ReplicaStatus(
             role=replica.role.value,
-            follows=replica.follows,
+            follows=replica.follows(now),
             epoch=config.epoch if config is not None else 0,
             primary=config.primary if config is not None else "",
             min_in_sync=config.min_in_sync if config is not None else 0,
             end=self._log.end,
             confirmed=self._log.confirmed,
             reason=replica.stop_reason or self._primary.refusal or self._calls.problem,
-            rows=rows,
+            rows=member_rows(replica, self.addresses, now),
         )
 
     def switch(self, target: str, within_s: float) -> str | None:
@@ -396,9 +396,8 @@ class ReplicaMember:
         self._serve_if_confirmed()
 
     def _followers_in_sync(self) -> frozenset[str]:
-        config, primary = self.replica.config, self.replica.primary
-        in_sync = config.in_sync if config is not None else frozenset[str]()
-        members = primary.required(self.replica.proposals) if primary is not None else in_sync
+        primary = self.replica.primary
+        members = primary.required(self.replica.proposals) if primary is not None else self._in_sync()
         return members - {self.identity.member}
 
     def _serve_if_confirmed(self) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from ....protocol.commands import READ_FROM_ANY
 from ....protocol.errors import AuthenticationFailed
 from ...errors import InvalidArgument, InvalidArgumentType
 
@@ -27,6 +28,7 @@ CLIENT_NAME_CHARS_MAX = 256
 """Maximum length of a client's name: the rule of HELLO's field ``client``."""
 
 Password = str | Callable[[], str]
+ReadFrom = Literal["primary", "any"]
 
 
 class AccessOptions(TypedDict, total=False):
@@ -58,10 +60,13 @@ class ClientAccess:
     tls_certificate: str = ""
     tls_key: str = ""
     client_name: str = ""
+    read_from: str = ""
+    """``any``: a follower of a replica set may answer reads; empty: only the primary does."""
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ClientAccess, (self.user, self.password, self.tls, self.tls_certificate, self.tls_key, self.client_name)
+        fields = self.user, self.password, self.tls, self.tls_certificate, self.tls_key, self.client_name
+        return ClientAccess, (*fields, self.read_from)
 
     @property
     def options(self) -> AccessOptions:
@@ -137,6 +142,13 @@ class ClientAccess:
 
 NO_ACCESS = ClientAccess()
 """Access of a client without options: no user, no TLS, the usual name."""
+
+
+def check_read_from(read_from: object) -> bool:
+    """Return whether followers may answer too. Raises ``InvalidArgument`` unless it is ``"primary"`` or ``"any"``."""
+    if read_from not in ("primary", READ_FROM_ANY):
+        raise InvalidArgument(f"read_from must be 'primary' or 'any', not {read_from!r}")
+    return read_from == READ_FROM_ANY
 
 
 REPLACEMENTS = {

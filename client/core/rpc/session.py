@@ -96,10 +96,10 @@ class Session:
         returns.
 
         With a user it takes milliseconds of CPU time. Raises protocol errors and the broker's errors, and
-        ``NotPrimary`` if the broker follows another one.
+        ``NotPrimary`` if the broker follows another one and the client does not read from any.
         """
-        limits = self.hello_answered((yield self.hello(client_name)))
-        if limits.role == FOLLOWER:
+        limits = self.hello_answered((yield self.hello(client_name, access.read_from)))
+        if limits.role == FOLLOWER and not access.read_from:
             leader = f"its primary is {limits.primary}" if limits.primary else "the set has no primary now"
             raise NotPrimary(
                 f"broker {limits.broker!r} is a follower in a replica set, and {leader}", primary=limits.primary
@@ -140,9 +140,9 @@ class Session:
         fields = encode_fields(AuthRequest(message=message, mechanism=mechanism))
         return self.request(AUTH, fields, 0)[1]
 
-    def hello(self, client_name: str) -> bytes:
+    def hello(self, client_name: str, read_from: str = "") -> bytes:
         """Return the first request of the connection."""
-        fields = encode_fields(HelloRequest(protocol=PROTOCOL_VERSION, client=client_name))
+        fields = encode_fields(HelloRequest(protocol=PROTOCOL_VERSION, client=client_name, read_from=read_from))
         return self.request(HELLO, fields, 0)[1]
 
     def hello_answered(self, answer: Answer) -> HelloAnswer:
