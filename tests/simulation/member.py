@@ -25,7 +25,7 @@ from flintmq.broker.replication.core.actions import (
 )
 from flintmq.broker.replication.core.configuration import RegistryState
 from flintmq.broker.replication.core.log_state import LogState
-from flintmq.broker.replication.core.messages import Hello, LogPiece
+from flintmq.broker.replication.core.messages import LogPiece, Welcome
 from flintmq.broker.replication.core.replica import Replica
 
 from .disk import Disk, Record, Step
@@ -166,9 +166,6 @@ class Member:
             self._close(number, False)
             return
         self._received = parcel.records
-        if isinstance(parcel.message, Hello) and number in self.connections:
-            opener = self.connections[number].opener
-            opener.member.replaced &= opener.life != opener.member.life
         self._input("received", number, parcel.message)
 
     def _tick(self, life: int) -> None:
@@ -257,6 +254,9 @@ class Member:
                 connection = self.connections.get(number)
                 if connection is not None:
                     records = self.disk.between(message.offset, message.end) if isinstance(message, LogPiece) else ()
+                    if isinstance(message, Welcome):  # in reply to the member's history
+                        opener = connection.opener
+                        opener.member.replaced &= opener.life != opener.member.life
                     world.network.send(connection, self, Parcel(message, records))
             case Append():
                 self.disk.append(*self._received)

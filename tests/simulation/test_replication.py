@@ -92,6 +92,16 @@ def test_a_switch_costs_less_than_half_a_second(world: World) -> None:
     assert world.now - asked_at < 0.5
 
 
+def test_a_switch_waits_for_a_member_that_is_just_being_taken_out(world: World) -> None:
+    a = world.members["a"]
+    world.members["b"].pause(world.limits.lag_s + 0.05)
+    assert world.run(10.0, lambda: a.replica is not None and a.replica.proposals != [])
+    a.switch("b")
+    world.run(10.0)
+    config = world.registry.config
+    assert config.primary in config.in_sync
+
+
 def test_a_primary_that_reaches_the_registry_but_no_member_gives_up(world: World) -> None:
     for other in "bc":
         world.network.cut("a", other)

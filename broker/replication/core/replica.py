@@ -426,7 +426,7 @@ class Replica:
 
     def _hand_over(self, config: SetConfig, target: str, now: float) -> None:
         assert self.primary is not None
-        if self.primary.has_everything(target):
+        if target in config.in_sync and self.primary.has_everything(target):
             self._propose(config.led_by(target, config.in_sync), False, now)
         elif now < self._target_until:
             return
