@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -52,6 +53,8 @@ class ReplicaSet:
         self.running: dict[str, RunningBroker] = {}
         self.user = ""
         """User with ``PASSWORD`` for the set's own requests, in a set that requires one."""
+        self.tls: ssl.SSLContext | None = None
+        """TLS of the set's own requests; None: without."""
 
     @property
     def bootstrap(self) -> str:
@@ -116,7 +119,10 @@ class ReplicaSet:
         """Return a running member's response to one request. Raises ``OSError`` or ``EOFError`` while it opens its
         store again, or the error of the response."""
         running = self.running[member]
-        with closing(RawConnection(socket.create_connection((running.host, running.port), timeout=10))) as connection:
+        sock = socket.create_connection((running.host, running.port), timeout=10)
+        if self.tls is not None:
+            sock = self.tls.wrap_socket(sock, server_hostname=running.host)
+        with closing(RawConnection(sock)) as connection:
             connection.call(HELLO, {"protocol": PROTOCOL_VERSION, "client": "test"}).raise_for_error()
             if self.user:
                 authenticate(connection, self.user)

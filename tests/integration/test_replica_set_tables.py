@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,6 +23,7 @@ from flintmq.client import (
     StoredMessage,
     TransactionProducer,
 )
+from flintmq.client.core.rpc.access import AccessOptions
 from flintmq.protocol.auth.permissions import Grant
 from flintmq.protocol.auth.users import BACKUP_SUFFIX, USERS_FILE
 from flintmq.protocol.commands import CHANGE_MEMBERS, HELLO, PROTOCOL_VERSION, SWITCH_PRIMARY
@@ -31,6 +33,7 @@ from tests.etcd_server import EtcdServer
 from tests.group_tools import until
 from tests.replica_set import ReplicaSet
 from tests.security_tools import PASSWORD, SCRAM, set_user
+from tests.tls_tools import Authority
 from tests.transaction_tools import common, send_half
 
 LATER = "later"
@@ -150,6 +153,40 @@ def guarded(tmp_path: Path, etcd: EtcdServer) -> Iterator[ReplicaSet]:
     replicas.user = "ops"
     set_user(replicas.store("a"), "ops")
     yield replicas
+    brokers.stop_all()
+
+
+def test_members_and_clients_of_a_set_encrypt_and_authenticate(tmp_path: Path, etcd: EtcdServer) -> None:
+    """With client certificates too; a member without a CA that knows the others' certificates says so."""
+    authority = Authority(tmp_path)
+    certificate = authority.issue()
+    password = tmp_path / "password"
+    password.write_text(PASSWORD)
+    secure = {"replication.user": "ops", "replication.password_file": password, "replication.tls_ca": authority.path}
+    mutual = {"security.tls_client_ca": authority.path, **certificate.broker_settings}
+    brokers = Brokers(tmp_path)
+    replicas = ReplicaSet(tmp_path, brokers, etcd, settings={**SCRAM, **secure, **mutual})
+    replicas.user, replicas.tls = "ops", ssl.create_default_context(cafile=authority.path)
+    replicas.tls.load_cert_chain(certificate.certificate, certificate.key)
+    set_user(replicas.store("a"), "ops")
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    access: AccessOptions = {"user": "ops", "password": PASSWORD, "tls": authority.path}
+    access |= {"tls_certificate": certificate.certificate, "tls_key": certificate.key}
+    with (
+        Producer(replicas.bootstrap, **access) as producer,
+        Consumer(replicas.bootstrap, read_from="any", **access) as consumer,
+    ):
+        producer.send(Message("t", b"before"))
+        replicas.kill(replicas.leader())
+        producer.send(Message("t", b"after"))
+        left = sorted(replicas.running)
+        replicas.wait_in_sync(*left)
+        until(lambda: len(list(consumer.iter("t", until="latest"))) == 2, "both messages")
+    other = Authority(tmp_path, "other")
+    (third,) = {"a", "b", "c"} - set(left)
+    replicas.start(third, {"replication.tls_ca": other.path})
+    until(lambda: "certificate verify failed" in replicas.running[third].log, "the reason")
     brokers.stop_all()
 
 
