@@ -25,10 +25,10 @@ WORLDS = range(20)
 
 
 def whole_world(
-    seed: int, rules: Rules, *, quick_takeover: bool = True, load: bool = True
+    seed: int, rules: Rules, *, quick_takeover: bool = True, load: bool = True, min_in_sync: int = 2
 ) -> tuple[World, Member, Member, Member]:
     """Return a world whose members ``a``, ``b`` and ``c`` are in sync under ``a``, and the members."""
-    world = World(seed, quick_takeover=quick_takeover, rules=rules)
+    world = World(seed, quick_takeover=quick_takeover, rules=rules, min_in_sync=min_in_sync)
     if load:
         world.load(0.05)
     assert world.run(30.0, lambda: world.registry.config.in_sync == set("abc"))
@@ -94,9 +94,9 @@ def hand_over_without_learning_of_it(rules: Rules) -> None:
 
 
 def hand_over_and_remember_the_own_lease(rules: Rules) -> None:
-    """Let ``a`` hand over to ``b`` while the last that it knows of the lease is that it holds it."""
+    """Let ``a`` hand over to ``b`` while the last that it knows of the lease is that it holds it; it stays in sync."""
     for seed in WORLDS:
-        world, a, _, _ = whole_world(seed, rules, quick_takeover=False)
+        world, a, _, _ = whole_world(seed, rules, quick_takeover=False, min_in_sync=3)
         a.switch("b")
         world.run(5.0)
         if world.registry.config.primary != "b":

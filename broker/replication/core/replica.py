@@ -427,7 +427,9 @@ class Replica:
     def _hand_over(self, config: SetConfig, target: str, now: float) -> None:
         assert self.primary is not None
         if target in config.in_sync and self.primary.has_everything(target):
-            self._propose(config.led_by(target, config.in_sync), False, now)
+            # This member opens its store again, and its successor must not wait for that.
+            in_sync = self._rules.next_in_sync(config, [self.member], ())
+            self._propose(config.led_by(target, in_sync), False, now)
         elif now < self._target_until:
             return
         elif self._is_handing_over:

@@ -49,6 +49,8 @@ class FollowedPrimary:
         self._connecting: asyncio.Task[None] | None = None
         self._number = 0
         """Number of the connection that was opened last, or is being opened."""
+        self._logged = ""
+        """Refusal that was logged last."""
         self._refused = ("", 0.0)
         """Address that refused the password last, and the time before which it is not asked again."""
         self._last_report: PositionReport | None = None
@@ -124,8 +126,9 @@ class FollowedPrimary:
     def link_received(self, link: PrimaryLink, message: Message, body: memoryview) -> None:
         """Take a message of the core."""
         refusal = message.reason if isinstance(message, Refusal) else ""
-        if refusal and refusal != self.refusal:
+        if refusal and self.refusal == refusal != self._logged:  # the first one may only be early
             log.warning("the primary refuses this member: %s; trying again", refusal)
+            self._logged = refusal
         self.refusal = refusal
         self._member.primary_said(link.number, message, body)
 
