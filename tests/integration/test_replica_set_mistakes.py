@@ -77,7 +77,7 @@ def test_a_second_broker_with_the_id_of_a_member_is_refused(
     second = brokers.start("--listen", f"127.0.0.1:{free_port()}", store=tmp_path / "second", settings=settings)
     replicas.running["second"] = second
     wait_for_reason(replicas, "second", "follower", f"{doubled} follows already on another connection")
-    assert "give each broker an id of its own" in second.log
+    until(partial(has_line, second, "give each broker an id of its own"), "the reason in the log")
     del replicas.running["second"]
     send(replicas, 10, 20)
     replicas.wait_in_sync("a", "b", "c")

@@ -166,4 +166,4 @@ def test_a_follower_that_does_not_hear_the_primary_answers_no_reads(
 
 def test_another_word_for_read_from_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="read_from must be 'primary' or 'any', not 'nearest'"):
-        Consumer("127.0.0.1:1", read_from="nearest")  # type: ignore[arg-type]
+        Consumer("127.0.0.1:1", read_from="nearest")  # type: ignore[arg-type] # the wrong word

@@ -129,7 +129,7 @@ class TestUnknownArguments:
 
     def test_without_a_similar_argument_all_are_listed(self) -> None:
         with pytest.raises(
-            TypeError, match="it takes addresses, client_name, password, timeout, tls, tls_certificate, tls_key, us"
+            TypeError, match="it takes addresses, client_name, password, read_from, timeout, tls, tls_certificate, tls_ke"
         ):
             client.Consumer(qqq=1)  # type: ignore[call-arg]  # the wrong argument is the test
 
