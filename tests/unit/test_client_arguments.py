@@ -128,9 +128,7 @@ class TestUnknownArguments:
             client.PushConsumer(group_id="g", topics="t", listener=print)  # type: ignore[call-overload]  # the wrong argument is the test
 
     def test_without_a_similar_argument_all_are_listed(self) -> None:
-        with pytest.raises(
-            TypeError, match="it takes addresses, client_name, password, read_from, timeout, tls, tls_certificate, tls_ke"
-        ):
+        with pytest.raises(TypeError, match="it takes addresses, client_name, password, read_from, timeout, tls, tls_"):
             client.Consumer(qqq=1)  # type: ignore[call-arg]  # the wrong argument is the test
 
 

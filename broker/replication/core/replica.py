@@ -427,9 +427,10 @@ class Replica:
     def _hand_over(self, config: SetConfig, target: str, now: float) -> None:
         assert self.primary is not None
         if target in config.in_sync and self.primary.has_everything(target):
-            # This member opens its store again, and its successor must not wait for that.
-            in_sync = self._rules.next_in_sync(config, [self.member], ())
-            self._propose(config.led_by(target, in_sync), False, now)
+            # This member opens its store again, and its successor need not wait for that if a third member has
+            # everything. Otherwise this one stays in sync: if the target's disk is lost now, it alone can lead.
+            others = self._rules.next_in_sync(config, [self.member], ())
+            self._propose(config.led_by(target, others if len(others) > 1 else config.in_sync), False, now)
         elif now < self._target_until:
             return
         elif self._is_handing_over:
