@@ -423,7 +423,17 @@ def plan_frame(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tupl
     return OK, numbers[N_COUNT], at
 
 
-@kernel(i64, bytes_array, i64, i64, i64, i64)
-def property_status(array: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int) -> int:
-    """Return whether a producer may set this property: OK or an error of ``produce``."""
-    return _check_property(array, name_at, name_bytes, value_at, value_bytes)
+@kernel(results(i64, i64, i64), bytes_array, i64, i64)
+def common_status(array: np.ndarray, at: int, end: int) -> tuple[int, int, int]:
+    """Check the properties in ``array[at:end]``, each ended by 0x02: whether a producer may set them.
+
+    Returns ``(OK, end, end)``, or the first error, and the begin and end of the name that it is about.
+    """
+    while at < end:
+        separator, pair_end = find_pair(array, at, end)
+        value_at = min(separator + 1, pair_end)
+        status = _check_property(array, at, separator - at, value_at, pair_end - value_at)
+        if status != OK:
+            return status, at, separator
+        at = pair_end + 1
+    return OK, end, end

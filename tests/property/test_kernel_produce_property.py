@@ -234,11 +234,17 @@ def test_properties_are_refused_from_the_first_byte_over_their_limit(
 def test_a_common_property_follows_the_rules_of_a_messages_own(
     pair: tuple[bytes, bytes], before: bytes, sentinel: int
 ) -> None:
-    name, value = pair
-    array = fenced(before + name + b"\x01" + value + b"\x02", sentinel=sentinel)
-    value_at = len(before) + len(name) + 1
-    status = plan.property_status(array.array, len(before), len(name), value_at, len(value))
-    assert status == property_problem(name, value)
+    text = b"A\x01a\x02" + b"\x01".join(pair) + b"\x02"
+    array = fenced(before + text, sentinel=sentinel)
+    status, name_at, name_end = plan.common_status(array.array, len(before), len(before) + len(text))
+    expected = plan.OK
+    for one in text[:-1].split(b"\x02"):
+        name, _, value = one.partition(b"\x01")
+        expected = property_problem(name, value)
+        if expected != plan.OK:
+            assert array.bytes()[name_at:name_end] == name
+            break
+    assert status == expected
     assert array.intact
 
 

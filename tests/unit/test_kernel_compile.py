@@ -45,7 +45,7 @@ def test_every_kernel_is_known_to_these_tests() -> None:
         "crc32": {"crc32"},
         "text": {"text_status", "java_hash"},
         "produce": {"produce"},
-        "produce_plan": {"property_status"},
+        "produce_plan": {"common_status", "count_batch"},
         "dispatch": {"scan", "locate", "queue_hash", "dispatch"},
         "index": {"put", "check", "select", "match"},
         "gather": {"choose", "plan_reads", "gather", "finish"},

@@ -96,15 +96,10 @@ def common_properties(text: str) -> bytes:
             "written",
             properties_bytes_max=limit,
         )
-    array = np.frombuffer(bytearray(blob), np.uint8)
-    at = 0
-    for pair in blob[:-1].split(b"\x02"):
-        name, _, value = pair.partition(b"\x01")
-        status = produce_plan.property_status(array, at, len(name), at + len(name) + 1, len(value))
-        if status != produce_plan.OK:
-            shown = name.decode("utf-8", "replace")
-            raise MessageIllegal(f"the common property {shown!r} cannot be set: {_RULES[status]}")
-        at += len(pair) + 1
+    status, name_at, name_end = produce_plan.common_status(np.frombuffer(bytearray(blob), np.uint8), 0, len(blob))
+    if status != produce_plan.OK:
+        shown = blob[name_at:name_end].decode("utf-8", "replace")
+        raise MessageIllegal(f"the common property {shown!r} cannot be set: {_RULES[status]}")
     return blob
 
 
