@@ -29,8 +29,3 @@ class RemotingGateway:
         broker.groups.check_may_commit(group, topic, (queue,))
         broker.groups.ensure_group(group)
         broker.store.consumer_offsets.commit(group, topic, queue, offset)
-
-    def retries_are_dead(self, group: str) -> bool:
-        """Return whether messages that consumers of a group send again are dead letters at once: members that consume
-        in order send a message again only after its last attempt."""
-        return False

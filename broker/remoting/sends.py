@@ -127,7 +127,10 @@ def join_properties(properties: dict[str, str]) -> str:
 
 
 def sequence_of(unique_key: str) -> tuple[str, int] | None:
-    """Return producer and number in a unique key as Java's and Go's clients make them; None for any other key."""
+    """Return producer and number in a unique key as Java's and Go's clients make it on a host with an IPv4 address.
+
+    None for any other key: those of hosts with IPv6 alone are longer than the store's index of producers takes.
+    """
     if not _UNIQUE_KEY.match(unique_key):
         return None
     return unique_key[:UNIQUE_PREFIX_DIGITS], int(unique_key[UNIQUE_PREFIX_DIGITS:], 16)

@@ -107,7 +107,7 @@ def _send_retry(request: RemotingRequest, gateway: RemotingGateway, send: SendFi
     times_max = send.max_reconsume_times
     if times_max < 0:
         times_max = broker.store.groups.retry_times_max(group)
-    dead = send.reconsume_times > times_max or gateway.retries_are_dead(group)
+    dead = send.reconsume_times > times_max
     if dead:
         properties[PROPERTY_DELAY] = "0"
         send = send._replace(topic=dead_letter_topic(group), queue=0)
