@@ -155,6 +155,7 @@ class RemotingSection(Section):
 
     listen: Literal[""] | Address = Field(default="", description=f'{ADDRESS} or ""')
     advertise: Literal[""] | Address = Field(default="", description=f'{ADDRESS} or ""')
+    open_routes: Annotated[bool | Literal["loopback"], Lower] = "loopback"
     cluster: Text = Field(
         default="DefaultCluster", min_length=1, max_length=127, description="a name of 1 to 127 printable characters"
     )
@@ -295,6 +296,13 @@ class Settings(Section):
         if self.topics.auto_create == "loopback":
             return is_loopback(parse_address(self.server.listen)[0])
         return self.topics.auto_create
+
+    @property
+    def open_routes(self) -> bool:
+        """Whether RocketMQ's clients may ask for routes without a signature."""
+        if self.remoting.open_routes == "loopback":
+            return not self.remoting.listen or is_loopback(parse_address(self.remoting.listen)[0])
+        return self.remoting.open_routes
 
     @model_validator(mode="after")
     def _check_tls_files(self) -> Settings:

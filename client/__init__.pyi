@@ -1,3 +1,4 @@
+from ..protocol.auth.access_keys import AccessKey as AccessKey
 from ..protocol.auth.permissions import Grant as Grant
 from ..protocol.errors import AuthenticationFailed as AuthenticationFailed
 from ..protocol.errors import AuthenticationRequired as AuthenticationRequired
@@ -60,6 +61,7 @@ from .core.admin.replicas import ReplicaSetStatus as ReplicaSetStatus
 from .core.admin.replicas import SetMember as SetMember
 from .core.admin.transactions import TransactionInfo as TransactionInfo
 from .core.admin.transactions import Transactions as Transactions
+from .core.admin.users import AccessKeyInfo as AccessKeyInfo
 from .core.admin.users import UserInfo as UserInfo
 from .core.consume.batch import Batch as Batch
 from .core.consume.batch import Found as Found

@@ -160,6 +160,8 @@ def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str
     if not settings.server.insecure:
         if not settings.security.knows_clients:
             _check_loopback("server.listen", settings.server.listen)
+            if settings.remoting.listen:
+                _check_loopback("remoting.listen", settings.remoting.listen)
         if settings.metrics.listen not in ("", METRICS_OFF) and not settings.metrics.insecure:
             _check_loopback("metrics.listen", settings.metrics.listen)
     return settings
@@ -177,6 +179,8 @@ def _check_loopback(name: str, listen: str) -> None:
 _REMEDIES = {
     "server.listen": "use --set security.auth=scram and create users with `flintmq user add NAME --store DIR`, or "
     "listen on 127.0.0.1, or, if the network is trusted, pass --insecure",
+    "remoting.listen": "use --set security.auth=scram and make access keys with `flintmq user key add NAME --store "
+    "DIR`, or listen on 127.0.0.1, or, if the network is trusted, pass --insecure",
     "metrics.listen": "listen on 127.0.0.1, or, if the network is trusted, set metrics.insecure or pass --insecure",
 }
 

@@ -91,13 +91,18 @@ class Lifecycle:
         self._endpoint = MetricsEndpoint(self._loop, self._readers, hosts)
         self.address = ("", 0)
         """Host and port that the broker is bound to."""
+        self.remoting_address = ("", 0)
+        """Host and port that RocketMQ's clients connect to; empty if there is no such port."""
         self._advertised = ("", 0)
         """Host and port in the ids of messages."""
 
     def successor(self) -> Lifecycle:
         """Return the broker that starts after this one has stopped, on the same port."""
         server = self._settings.server.model_copy(update={"listen": format_address(*self.address)})
-        settings = self._settings.model_copy(update={"server": server})
+        remoting = self._settings.remoting
+        if remoting.listen:
+            remoting = remoting.model_copy(update={"listen": format_address(*self.remoting_address)})
+        settings = self._settings.model_copy(update={"server": server, "remoting": remoting})
         return Lifecycle(settings, self._fatal, self._set.patience if self._set is not None else None)
 
     @property
@@ -124,7 +129,8 @@ class Lifecycle:
             self._advertised = advertised(settings.server.advertise, host, port)
             if remoting:
                 # RocketMQ's clients ask the address in a message's id for the message, so ids name this one.
-                self._advertised = advertised(settings.remoting.advertise, *remoting[0].getsockname()[:2])
+                self.remoting_address = remoting[0].getsockname()[:2]
+                self._advertised = advertised(settings.remoting.advertise, *self.remoting_address)
             await self._endpoint.open(listen_for_metrics(settings.metrics.listen, port))
             store = MessageStore(
                 path, settings.store_settings(), store_host=encode_host(*self._advertised), steady_clock=True
@@ -183,6 +189,13 @@ class Lifecycle:
                 "server.listen = %s without TLS: passwords are safe, but anyone on the network path can read and "
                 "change messages; set security.tls_certificate and security.tls_key",
                 self._settings.server.listen,
+            )
+        remoting = self._settings.remoting.listen
+        if self._tls is None and remoting and not is_loopback(parse_address(remoting)[0]):
+            log.warning(
+                "remoting.listen = %s without TLS: anyone on the network path can read messages, and can send a signed "
+                "request again, because a signature has no time; set security.tls_certificate and security.tls_key",
+                remoting,
             )
 
     def reload(self) -> None:

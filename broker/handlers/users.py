@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
+from ...protocol.auth.access_keys import AccessKey, parse_access_key
 from ...protocol.auth.permissions import GRANTS_MAX, Grant, Permissions
 from ...protocol.auth.user_file import UserFile
 from ...protocol.auth.users import (
@@ -21,9 +22,11 @@ from ...protocol.auth.users import (
     is_admin,
     parse_verifier,
     user_named,
+    with_access_key,
     with_grants,
     with_password,
     with_user,
+    without_access_key,
     without_grants,
     without_user,
 )
@@ -51,12 +54,20 @@ UsersChanged = Callable[[ConnectedClient], None]
 
 
 def auth_list_user(request: Request, authenticator: Authenticator | None) -> None:
-    """Return the users and their grants, without the verifiers, from which passwords could be guessed."""
+    """Return the users, their grants and the names of their access keys, without what passwords could be guessed from,
+    and without secrets."""
     params = decode_fields(ListUsersRequest, request.frame.fields)
     by_name = {user.name: user for user in _required(authenticator).users}
     if params.user:
         by_name = {params.user: _checked(lambda: user_named(Users(by_name), params.user))}
-    rows = [{"user": name, "grants": list(user.permissions)} for name, user in sorted(by_name.items())]
+    rows = [
+        {
+            "user": name,
+            "grants": list(user.permissions),
+            "access_keys": [{"key": each.key, "created_ms": each.created_ms} for each in user.access_keys],
+        }
+        for name, user in sorted(by_name.items())
+    ]
     request.respond(UsersAnswer(count=len(rows)), msgpack.packb(rows))
 
 
@@ -71,11 +82,13 @@ def auth_create_user(request: Request, authenticator: Authenticator | None, user
 
 
 def auth_update_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
-    """Change a user's password or grants; respond once the change is in effect."""
+    """Change a user's password, grants or access keys; respond once the change is in effect."""
     name = decode_fields(UpdateUserRequest, request.frame.fields).user
-    body = _body(request.frame, {"scram", "revoke", "grant"})
+    body = _body(request.frame, {"scram", "revoke", "grant", "access_key", "remove_access_key"})
     if not body:
-        raise InvalidParameter("the body contains no change: pass scram, revoke or grant")
+        raise InvalidParameter(
+            "the body contains no change: pass scram, revoke, grant, access_key or remove_access_key"
+        )
     edits: list[Edit] = []
     if "scram" in body:
         verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
@@ -86,6 +99,7 @@ def auth_update_user(request: Request, authenticator: Authenticator | None, user
     if "grant" in body:
         granted = _grants(body["grant"], name)
         edits.append(lambda users: with_grants(users, name, granted))
+    edits += _key_edits(name, body)
 
     def edit(users: Users) -> Users:
         for each in edits:
@@ -93,6 +107,20 @@ def auth_update_user(request: Request, authenticator: Authenticator | None, user
         return users
 
     _change(request, _required(authenticator), users_changed, edit)
+
+
+def _key_edits(name: str, body: dict[str, Any]) -> list[Edit]:
+    """Return the changes of a user's access keys that a body asks for."""
+    edits: list[Edit] = []
+    if "remove_access_key" in body:
+        removed = body["remove_access_key"]
+        if type(removed) is not str:
+            raise InvalidParameter("remove_access_key must be the name of an access key")
+        edits.append(lambda users: without_access_key(users, name, removed))
+    if "access_key" in body:
+        added: AccessKey = _checked(lambda: parse_access_key(_map(body, "access_key"), "access_key"))
+        edits.append(lambda users: with_access_key(users, name, added))
+    return edits
 
 
 def auth_delete_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:

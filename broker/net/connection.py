@@ -23,6 +23,7 @@ from ...protocol.errors import (
     UnknownCommand,
 )
 from ...protocol.frames import REQUEST, RESPONSE, Frame
+from ...protocol.remoting.command import opaque_of
 from ..addresses import unmapped
 from ..budgets.receive_buffers import SharingParser
 from ..handlers.registry import (
@@ -44,6 +45,7 @@ from ..requests.response_queue import ResponseQueue, encode_error
 from ..security.authenticator import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
 from ..security.authenticator import not_authenticated
 from ..security.users import User
+from .rocketmq_hint import OF_ROCKETMQ, encode_for_rocketmq
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +224,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     self.stop(STOP_TURN)
                     self.broker.dispatch.next_turn(lambda: self.unstop(STOP_TURN))
         except RemoteProtocolError as error:
-            self.turn_away(FrameIllegal(str(error)), 0)
+            self.refuse_bytes(error)
         self.frames_in += frames
         self._after_run(frames, incomplete)
 
@@ -348,24 +350,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.ending:
             self.check_end()
 
-    def describe(self) -> tuple[int, str, int, str, str, int, int, int, int, int, int, bool]:
-        """Return the connection's row of a GET_CONNECTIONS response."""
-        idle_ms = 0 if self.reads != self.reads_seen else int((self.broker.loop.time() - self.idle_since) * 1000)
-        peer, user = self.peer, self.peer.user
-        return (
-            self.number,
-            *peer.address,
-            "" if user is None else user.name,
-            peer.client,
-            self.opened_ms,
-            idle_ms,
-            self.frames_in,
-            self.bytes_in,
-            self.responses.bytes_out,
-            len(self.deferred.held_pulls),
-            self.broker.tls is not None,
-        )
-
     # ---- stopping and continuing ----
 
     def stop(self, reason: int) -> None:
@@ -396,13 +380,27 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # ---- the end ----
 
-    def turn_away(self, error: BrokerError, request_id: int) -> None:
-        """Send the client an error that says why it cannot be served, then close the connection."""
+    def refuse_bytes(self, error: RemoteProtocolError) -> None:
+        """Close the connection because the bytes at the parser's start are no frame, with an answer that its client
+        understands."""
+        opaque = opaque_of(self.parser.buffer, self.parser.start, self.parser.end)
+        if opaque is None:
+            self.turn_away(FrameIllegal(str(error)), 0)
+        else:
+            self.turn_away(FrameIllegal(OF_ROCKETMQ), opaque, encode_for_rocketmq)
+
+    def turn_away(
+        self, error: BrokerError, request_id: int, encode: Callable[[BrokerError, int], bytes] | None = None
+    ) -> None:
+        """Send the client an error that says why it cannot be served, then close the connection.
+
+        ``encode``: encodes the error for a client of another protocol.
+        """
         if self.ending:
             return
         self.responses.count_error(error)
         log.info("connection from %s:%d refused: %s", *self.peer.address, error.message)
-        self.responses.send_in_order(self.encode_error(error, request_id))
+        self.responses.send_in_order((encode or self.encode_error)(error, request_id))
         self.lingering = True
         self._end()
 

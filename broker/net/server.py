@@ -345,7 +345,7 @@ class Server:
 
     def _list(self, after: int, count: int) -> list[tuple[Any, ...]]:
         later = (connection for connection in self._connections if connection.number > after)
-        return [each.describe() for each in heapq.nsmallest(count, later, key=lambda each: each.number)]
+        return [_row(each) for each in heapq.nsmallest(count, later, key=lambda each: each.number)]
 
     # ---- timeouts and reloading ----
 
@@ -385,3 +385,22 @@ class Server:
             self._broker.access.update({user.name: user.permissions for user in authenticator.users})
             for connection in list(self._connections):
                 connection.users_changed()
+
+
+def _row(connection: ClientConnection) -> tuple[int, str, int, str, str, int, int, int, int, int, int, bool]:
+    """Return the connection's row of a GET_CONNECTIONS response."""
+    broker, peer = connection.broker, connection.peer
+    is_idle = connection.reads == connection.reads_seen
+    return (
+        connection.number,
+        *peer.address,
+        "" if peer.user is None else peer.user.name,
+        peer.client,
+        connection.opened_ms,
+        int((broker.loop.time() - connection.idle_since) * 1000) if is_idle else 0,
+        connection.frames_in,
+        connection.bytes_in,
+        connection.responses.bytes_out,
+        len(connection.deferred.held_pulls),
+        broker.tls is not None,
+    )

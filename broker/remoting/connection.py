@@ -6,32 +6,56 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ...protocol.errors import AuthenticationRequired, BrokerError, UnknownCommand
+from ...protocol.errors import AuthenticationRequired, BrokerError, FrameIllegal, RemoteProtocolError, UnknownCommand
 from ...protocol.frames import RESPONSE, Frame
-from ...protocol.remoting.command import RemotingFrame, decode_frame, encode_head
-from ..budgets.receive_buffers import SharingParser
+from ...protocol.remoting.command import (
+    LENGTHS,
+    HeaderIllegal,
+    RemotingFrame,
+    decode_frame,
+    encode_head,
+    header_end,
+    is_flintmq,
+)
+from ...protocol.remoting.versions import client_name
+from ..budgets.receive_buffers import ReceiveBudget, SharingParser
 from ..net.connection import ClientConnection
 from ..requests.broker import Broker
+from ..requests.response_queue import encode_error as encode_native_error
+from ..security.users import User
 from .client import RemotingClient
-from .registry import HANDLERS, HANDLERS_OF_USERS
+from .registry import ROUTE_CODES, handlers_for
 from .request import RemotingRequest
 from .results import code_of, remark_of
+from .signatures import SignatureCheck
 
 if TYPE_CHECKING:
     from .gateway import RemotingGateway
 
 log = logging.getLogger(__name__)
 
-NO_KEY = (
-    "this broker has users, and the request carries no AccessKey: give the client an access key (an AclClientRPCHook, "
-    "or credentials in its settings); `flintmq user key add USER` makes one"
+UNSIGNED_BYTES_MAX = 128 * 1024
+"""Largest frame of a client that has signed nothing yet and whose body is received before its access key is known:
+heartbeats and questions are smaller."""
+_OF_FLINTMQ = (
+    "this port, remoting.listen, serves RocketMQ's clients; FlintMQ's own clients connect to the address "
+    "of server.listen, or of the context"
 )
 
 
 class RemotingParser(SharingParser):
-    """Turns received bytes into remoting frames."""
+    """Turns received bytes into remoting frames.
 
-    __slots__ = ()
+    ``vet``: if not None, it is called once with the header of each frame over ``UNSIGNED_BYTES_MAX`` before memory is
+    spent on the body; it may end the connection.
+    """
+
+    __slots__ = ("_vetted", "vet")
+
+    def __init__(self, frame_bytes_max: int, memory: ReceiveBudget) -> None:
+        super().__init__(frame_bytes_max, memory)
+        self.vet: Callable[[RemotingFrame], None] | None = None
+        self._vetted = False
 
     def next_frame(self) -> RemotingFrame | None:
         """Return the next complete frame, or None until more bytes arrive. Raises ``RemoteProtocolError``."""
@@ -42,16 +66,29 @@ class RemotingParser(SharingParser):
         self._check_frame_length(frame_length)
         frame_end = start + 4 + frame_length
         if frame_end > self.end:
+            if pending >= LENGTHS.size:
+                self._look_ahead(start, frame_end)
             return None
         frame = decode_frame(self.buffer, start, frame_end)
         self.start = frame_end
+        self._vetted = False
         return frame
+
+    def _look_ahead(self, start: int, frame_end: int) -> None:
+        """Refuse a frame by its lengths, or by its header, before the rest of it arrives."""
+        body_at = header_end(self.buffer, start, frame_end)
+        large = frame_end - start > UNSIGNED_BYTES_MAX
+        if large and self.vet is not None and not self._vetted and body_at <= self.end:
+            self._vetted = True
+            self.vet(decode_frame(self.buffer, start, self.end))
 
 
 class RemotingConnection(ClientConnection):
     """An accepted connection of a RocketMQ client. ``gateway``: the state of all of them."""
 
-    __slots__ = ("gateway", "handlers_by_code", "header_type", "log_begin")
+    parser: RemotingParser
+
+    __slots__ = ("check", "gateway", "handlers_by_code", "header_type", "log_begin")
 
     CLIENT: ClassVar[type[RemotingClient]] = RemotingClient
     PARSER: ClassVar[type[RemotingParser]] = RemotingParser
@@ -67,7 +104,13 @@ class RemotingConnection(ClientConnection):
         self.gateway = gateway
         self.log_begin = broker.store.write_offset
         """Physical offset of the log's end when the connection was opened: older messages came by others."""
-        self.handlers_by_code = HANDLERS if broker.authenticator is None else HANDLERS_OF_USERS
+        self.handlers_by_code = handlers_for(broker)
+        self.check: SignatureCheck | None = None
+        """Check of each request's signature; None on a broker without users."""
+        if broker.authenticator is not None:
+            self.check = SignatureCheck(self, broker.authenticator)
+            self.parser.frame_bytes_max = broker.limits.frame_bytes_max
+            self.parser.vet = self._vet
         self.header_type = 0
         """Type of the header of the last request, for errors that answer none in particular."""
 
@@ -82,19 +125,65 @@ class RemotingConnection(ClientConnection):
             if not self.peer.response_arrived(frame):
                 log.debug("unexpected response to request %d", frame.request_id)
             return
+        if not self.peer.client:
+            self.peer.client = client_name(frame.language, frame.version)
         self.header_type = frame.header_type
         request = RemotingRequest(self, frame)
         try:
+            if self.check is not None and not self._may_ask(frame) and not self.check.passes(frame):
+                return
             handler = self.handlers_by_code.get(frame.code)
             if handler is None:
                 raise UnknownCommand(f" request type {frame.code} not supported")
-            if self.broker.authenticator is not None and self.peer.user is None:
-                raise AuthenticationRequired(NO_KEY)
             handler(request)
         except BrokerError as error:
             request.fail(error)
         except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
             request.fail_unexpectedly(error)
+
+    def _may_ask(self, frame: RemotingFrame) -> bool:
+        """Return whether the request needs no signature: name servers answer questions for routes without one."""
+        if frame.code not in ROUTE_CODES or not self.gateway.open_routes:
+            return False
+        self.authenticate_by = 0.0
+        return True
+
+    def _vet(self, frame: RemotingFrame) -> None:
+        assert self.check is not None, "set together"
+        try:
+            self.check.knows(frame)
+        except BrokerError as error:
+            self.header_type = frame.header_type
+            self.turn_away(error, frame.request_id)
+
+    def admit(self, user: User) -> None:
+        """Accept the requests of ``user``; each of them is checked again."""
+        self.peer.user = user
+        self.authenticate_by = 0.0
+        self.parser.vet = None
+        log.debug("connection from %s:%d is user %s", *self.peer.address, user.name)
+
+    def users_changed(self) -> None:
+        """Close the connection if the user or the access key of its last request was removed."""
+        before, authenticator = self.peer.user, self.broker.authenticator
+        if before is None or authenticator is None or self.check is None:
+            return
+        found = authenticator.users.with_access_key(self.check.access_key)
+        if found is not None and found[0].name == before.name:
+            self.peer.user = found[0]
+            return
+        gone = f"access key {self.check.access_key!r} of user {before.name!r} was removed"
+        self.turn_away(AuthenticationRequired(f"{gone} after this connection used it"), 0)
+
+    def refuse_bytes(self, error: RemoteProtocolError) -> None:
+        """Close the connection because the bytes at the parser's start are no frame, with an answer that its client
+        understands."""
+        parser = self.parser
+        if is_flintmq(parser.buffer, parser.start, parser.end):
+            self.turn_away(FrameIllegal(_OF_FLINTMQ), 0, encode_native_error)
+        else:
+            opaque = error.opaque if isinstance(error, HeaderIllegal) else 0
+            self.turn_away(FrameIllegal(str(error)), opaque)
 
 
 def encode_refusal(error: BrokerError, opaque: int, header_type: int = 0) -> bytes:

@@ -18,6 +18,8 @@ class RemotingGateway:
         self.reply_topic = f"{self.cluster}_REPLY_TOPIC"
         """Topic that clients send replies to; they are passed on, not stored."""
         self.address = format_address(*address)
+        self.open_routes = broker.settings.open_routes
+        """Whether questions for routes need no signature."""
         self._broker = broker
         self.stamps = Stamps(self.cluster, all_of_them=broker.settings.remoting.stamp_properties)
         self.unique_keys = UniqueKeys()

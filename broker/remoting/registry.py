@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
+from ...protocol.errors import BrokerError
 from ...protocol.remoting import codes
+from ..requests.broker import Broker
 from . import rules
 from .handlers import clients, offsets, produce, pull, replies, routes, transactions
 from .request import RemotingRequest
@@ -63,8 +65,58 @@ def guarded(handler: RemotingHandler, rule: Rule) -> RemotingHandler:
     return check_and_handle
 
 
+def on_primary(handler: RemotingHandler) -> RemotingHandler:
+    """Return ``handler`` for a member of a replica set: it refuses to answer while another member leads."""
+
+    def check_and_handle(request: RemotingRequest) -> None:
+        refusal = _refusal(request)
+        if refusal is not None:
+            raise refusal
+        handler(request)
+
+    return check_and_handle
+
+
+def routes_on_primary(handler: RemotingHandler) -> RemotingHandler:
+    """Return ``handler`` for a member of a replica set: while another member leads, it closes the connection after its
+    answer, because only then a client asks the next of its name servers."""
+
+    def check_and_handle(request: RemotingRequest) -> None:
+        refusal = _refusal(request)
+        if refusal is not None:
+            request.refuse(refusal)
+        else:
+            handler(request)
+
+    return check_and_handle
+
+
+def _refusal(request: RemotingRequest) -> BrokerError | None:
+    member = request.broker.member
+    assert member is not None, "for members of a replica set"
+    return member.refusal()
+
+
+def _of_members(handlers: dict[int, RemotingHandler]) -> dict[int, RemotingHandler]:
+    return {
+        code: routes_on_primary(handler) if code in ROUTE_CODES else on_primary(handler)
+        for code, handler in handlers.items()
+    }
+
+
+ROUTE_CODES = frozenset({codes.GET_ROUTEINFO_BY_TOPIC, codes.GET_BROKER_CLUSTER_INFO})
+"""Requests that name servers answer without a signature."""
 HANDLERS: dict[int, RemotingHandler] = {code: with_parts(handler) for code, handler, _ in ROWS}
 """Handlers on a broker without users, by request code."""
 assert len(HANDLERS) == len(ROWS), "one row for each request code"
 HANDLERS_OF_USERS: dict[int, RemotingHandler] = {code: guarded(HANDLERS[code], rule) for code, _, rule in ROWS}
 """Handlers of clients that have signed with a user's access key."""
+_HANDLERS_OF_MEMBERS = _of_members(HANDLERS)
+_HANDLERS_OF_MEMBERS_USERS = _of_members(HANDLERS_OF_USERS)
+
+
+def handlers_for(broker: Broker) -> dict[int, RemotingHandler]:
+    """Return the handlers of a broker's connections: with users or without, alone or in a replica set."""
+    if broker.member is None:
+        return HANDLERS if broker.authenticator is None else HANDLERS_OF_USERS
+    return _HANDLERS_OF_MEMBERS if broker.authenticator is None else _HANDLERS_OF_MEMBERS_USERS

@@ -55,19 +55,23 @@ class Authenticator:
         try:
             user, answer = self._judge(exchange, client_final)
         except AuthenticationFailed as error:
-            self.failures += 1
             # Before the connection hears of it: its next attempt must already meet the pause.
-            pause_s = self.backoff.record_failure(host)
-            log.warning(
-                "%s failed to authenticate as %s: %s; the next attempt from this address waits %.1f s",
-                host,
-                ascii(exchange.name[:NAME_CHARS_LOGGED]),
-                error.message,
-                pause_s,
-            )
+            self.record_failure(host, exchange.name, error.message)
             raise
         self.successes += 1
         return user, answer
+
+    def record_failure(self, host: str, name: str, reason: str) -> None:
+        """Note a failed attempt of ``host`` as the user, or with the access key, ``name``; the next one has to wait."""
+        self.failures += 1
+        pause_s = self.backoff.record_failure(host)
+        log.warning(
+            "%s failed to authenticate as %s: %s; the next attempt from this address waits %.1f s",
+            host,
+            ascii(name[:NAME_CHARS_LOGGED]),
+            reason,
+            pause_s,
+        )
 
     def _judge(self, exchange: ServerExchange, client_final: str) -> tuple[User, str]:
         try:

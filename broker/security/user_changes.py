@@ -11,7 +11,10 @@ from .users import User
 
 @dataclass(frozen=True, slots=True)
 class UserChange:
-    """One change. ``action``: USER_ADDED, USER_REMOVED, USER_PASSWORD or USER_GRANTS; ``before``, ``after``: grants."""
+    """One change. ``action``: USER_ADDED, USER_REMOVED, USER_PASSWORD, USER_GRANTS or USER_ACCESS_KEYS.
+
+    ``before``, ``after``: grants, or the names of access keys.
+    """
 
     action: str
     name: str
@@ -34,3 +37,10 @@ def user_changes(before: Iterable[User], after: Iterable[User]) -> Iterator[User
                 yield UserChange("USER_PASSWORD", name)
             if was.permissions != is_now.permissions:
                 yield UserChange("USER_GRANTS", name, was.permissions, is_now.permissions)
+            if was.access_keys != is_now.access_keys:
+                yield UserChange("USER_ACCESS_KEYS", name, _key_names(was), _key_names(is_now))
+
+
+def _key_names(user: User) -> tuple[dict[str, Any], ...]:
+    """Return the access keys of a user for the audit log, without the secrets."""
+    return tuple({"key": each.key, "created_ms": each.created_ms} for each in user.access_keys)

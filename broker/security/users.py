@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ...protocol.auth.access_keys import AccessKey
 from ...protocol.auth.scram import ITERATIONS, KEY_BYTES, SALT_BYTES, Verifier, hmac_of
 from ...protocol.auth.users import BACKUP_SUFFIX, USERS_FILE, User, Users, choose_users
 from ...protocol.errors import ConfigurationError
@@ -32,6 +33,7 @@ class UserTable:
         self.path = path / USERS_FILE
         self.generation = 0
         self._users = Users()
+        self._by_access_key: dict[str, tuple[User, AccessKey]] = {}
         self._iterations: frozenset[int] = frozenset({ITERATIONS})
         """Iteration counts of the users' verifiers."""
         self._seen = _MISSING
@@ -59,7 +61,12 @@ class UserTable:
         self._users = users
         found = frozenset(user.verifier.iterations for user in users.by_name.values())
         self._iterations = found or frozenset({ITERATIONS})
+        self._by_access_key = {each.key: (user, each) for user in users.by_name.values() for each in user.access_keys}
         self.generation += 1
+
+    def with_access_key(self, key: str) -> tuple[User, AccessKey] | None:
+        """Return the user that has an access key, and the key; None if no user has it."""
+        return self._by_access_key.get(key)
 
     def get(self, name: str) -> User | None:
         """Return the user with this name, or None."""

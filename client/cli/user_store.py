@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from ...protocol.auth.access_keys import AccessKey
 from ...protocol.auth.permissions import Grant, Permissions
 from ...protocol.auth.scram import make_verifier
 from ...protocol.auth.user_file import UserFile
 from ...protocol.auth.users import (
     Users,
     check_user_name,
+    with_access_key,
     with_grants,
     with_password,
     with_user,
+    without_access_key,
     without_grants,
     without_user,
 )
@@ -52,6 +55,15 @@ class UserStore(Protocol):
     def revoke(self, name: str, grants: Sequence[Grant] | None) -> None:
         """Remove grants from a user; None: all."""
 
+    def keys(self) -> dict[str, list[tuple[str, int]]]:
+        """Return the access keys of every user, by name, each with its time in milliseconds since the epoch."""
+
+    def add_key(self, name: str, access_key: AccessKey) -> AccessKey:
+        """Add an access key to a user; return it."""
+
+    def remove_key(self, name: str, key: str) -> None:
+        """Remove an access key of a user."""
+
 
 def store_option(function: Any) -> Any:
     """Add ``--store``."""
@@ -82,6 +94,7 @@ class _BrokerUsers:
         self._admin = admin
         self.add = admin.create_user
         self.remove = admin.delete_user
+        self.remove_key = admin.remove_access_key
 
     def grants(self) -> dict[str, Sequence[Grant]]:
         return {user.user: user.grants for user in self._admin.users()}
@@ -94,6 +107,12 @@ class _BrokerUsers:
 
     def revoke(self, name: str, grants: Sequence[Grant] | None) -> None:
         self._admin.change_user(name, revoke=grants)
+
+    def keys(self) -> dict[str, list[tuple[str, int]]]:
+        return {user.user: [(each.key, each.created_ms) for each in user.access_keys] for user in self._admin.users()}
+
+    def add_key(self, name: str, access_key: AccessKey) -> AccessKey:
+        return self._admin.add_access_key(name, key=access_key.key, secret=access_key.secret)
 
 
 class _LocalUsers:
@@ -126,6 +145,20 @@ class _LocalUsers:
 
     def revoke(self, name: str, grants: Sequence[Grant] | None) -> None:
         self._change(lambda users: without_grants(users, name, grants))
+
+    def keys(self) -> dict[str, list[tuple[str, int]]]:
+        users = self._file.read()
+        self._say_damage()
+        return {
+            name: [(each.key, each.created_ms) for each in user.access_keys] for name, user in users.by_name.items()
+        }
+
+    def add_key(self, name: str, access_key: AccessKey) -> AccessKey:
+        self._change(lambda users: with_access_key(users, name, access_key))
+        return access_key
+
+    def remove_key(self, name: str, key: str) -> None:
+        self._change(lambda users: without_access_key(users, name, key))
 
     def _change(self, edit: Callable[[Users], Users]) -> None:
         try:

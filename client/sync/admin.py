@@ -58,6 +58,8 @@ class Admin(Client):
     create_user = blocking_method(user_operations.create_user)
     change_user = blocking_method(user_operations.change_user)
     delete_user = blocking_method(user_operations.delete_user)
+    add_access_key = blocking_method(user_operations.add_access_key)
+    remove_access_key = blocking_method(user_operations.remove_access_key)
 
     connections = blocking_method(connection_operations.connections)
     whoami = blocking_method(connection_operations.whoami)

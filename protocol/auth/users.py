@@ -1,7 +1,9 @@
 """The users file: the users of a store, a verifier for the password of each, and their grants. Bytes in, values out.
 
     {"version": 1, "decoy": "…", "users": {"billing": {"scram": {"iterations": …, "salt": "…", "storedKey": "…",
-    "serverKey": "…"}, "permissions": []}}, "flintmqCrc32": "…"}
+    "serverKey": "…"}, "permissions": [], "access_keys": []}}, "flintmqCrc32": "…"}
+
+Access keys are readable (see ``access_keys``); a user without any has no such field.
 
 The file has a copy, ``.bak``, which is written first and is never older: if the broker must use it, no removed user
 gets in. A file that is readable but does not match its checksum may have been edited by hand, perhaps to lock a
@@ -24,6 +26,7 @@ from typing import Any
 
 from ..checked_json import ChecksumMismatch, encode_checked, take_checksum
 from ..errors import ConfigurationError, UserExistsAlready, UserNotExist
+from .access_keys import KEYS_MAX, AccessKey, parse_access_keys
 from .permissions import ADMIN, Grant, Permissions
 from .scram import ITERATIONS_MAX, ITERATIONS_MIN, KEY_BYTES, SALT_BYTES_MAX, Verifier
 
@@ -52,12 +55,13 @@ def check_user_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user. ``permissions``: the grants as in the file; ``other``: all unknown keys of the user."""
+    """One user. ``permissions``: the grants as in the file; ``other``: all unknown fields of the user."""
 
     name: str
     verifier: Verifier
     permissions: tuple[dict[str, Any], ...] = ()
     other: dict[str, Any] = field(default_factory=dict, repr=False)
+    access_keys: tuple[AccessKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,32 @@ def without_grants(users: Users, name: str, grants: Sequence[Grant] | None) -> U
     except ConfigurationError as error:
         raise ConfigurationError(f"user {name}: {error}; flintmq user show {name} lists its grants") from None
     return _replaced(users, replace(user, permissions=tuple(left.as_json())))
+
+
+def with_access_key(users: Users, name: str, access_key: AccessKey) -> Users:
+    """Return the users after adding an access key to one. Raises ``UserNotExist``, or ``ConfigurationError`` if a user
+    has that key, or if this one has too many."""
+    user = user_named(users, name)
+    for each in users.by_name.values():
+        if any(known.key == access_key.key for known in each.access_keys):
+            raise ConfigurationError(f"access key {access_key.key} is that of user {each.name!r}; choose another name")
+    if len(user.access_keys) >= KEYS_MAX:
+        raise ConfigurationError(
+            f"user {name!r} has {KEYS_MAX} access keys, which is the maximum; remove one with flintmq user key remove"
+        )
+    return _replaced(users, replace(user, access_keys=(*user.access_keys, access_key)))
+
+
+def without_access_key(users: Users, name: str, key: str) -> Users:
+    """Return the users without one access key. Raises ``UserNotExist``, or ``ConfigurationError`` if the user does not
+    have it."""
+    user = user_named(users, name)
+    left = tuple(each for each in user.access_keys if each.key != key)
+    if len(left) == len(user.access_keys):
+        raise ConfigurationError(
+            f"user {name!r} has no access key {key[:64]!r}; flintmq user key list {name} shows its keys"
+        )
+    return _replaced(users, replace(user, access_keys=left))
 
 
 def user_named(users: Users, name: str) -> User:
@@ -196,8 +226,21 @@ def parse_users(content: bytes, where: str) -> Users:
             "that wrote it"
         )
     users = {name: _parse_user(name, row, where) for name, row in table["users"].items()}
+    _check_keys_differ(users, where)
     decoy = _bytes_of(table.get("decoy"), 1, 1_024) or secrets.token_bytes(DECOY_BYTES)
     return Users(users, decoy, {key: table[key] for key in table if key not in ("version", "decoy", "users")})
+
+
+def _check_keys_differ(users: dict[str, User], where: str) -> None:
+    """Raise ``ConfigurationError`` if one access key would sign for two users."""
+    owner: dict[str, str] = {}
+    for user in users.values():
+        for each in user.access_keys:
+            if each.key in owner:
+                raise ConfigurationError(
+                    f"{where}: access key {each.key} is that of {owner[each.key]!r} and of {user.name!r}; remove one"
+                )
+            owner[each.key] = user.name
 
 
 def _parse_user(name: str, row: Any, where: str) -> User:
@@ -211,8 +254,9 @@ def _parse_user(name: str, row: Any, where: str) -> User:
     permissions = row.get("permissions", [])
     if not isinstance(permissions, list) or not all(isinstance(grant, dict) for grant in permissions):
         raise ConfigurationError(f"{where}: 'permissions' of user {name!r} must be an array of objects")
-    other = {key: row[key] for key in row if key not in ("scram", "permissions")}
-    return User(name, verifier, tuple(permissions), other)
+    access_keys = parse_access_keys(row.get("access_keys", []), f"{where}: user {name!r}")
+    other = {key: row[key] for key in row if key not in ("scram", "permissions", "access_keys")}
+    return User(name, verifier, tuple(permissions), other, access_keys)
 
 
 def parse_verifier(scram: dict[str, Any], where: str) -> Verifier:
@@ -241,7 +285,8 @@ def encode_users(users: Users) -> str:
 
 
 def _user_row(user: User) -> dict[str, Any]:
-    return {"scram": verifier_row(user.verifier), "permissions": list(user.permissions), **user.other}
+    row = {"scram": verifier_row(user.verifier), "permissions": list(user.permissions), **user.other}
+    return row | {"access_keys": [each.as_json() for each in user.access_keys]} if user.access_keys else row
 
 
 def verifier_row(verifier: Verifier) -> dict[str, Any]:

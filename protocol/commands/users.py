@@ -24,7 +24,8 @@ class CreateUserRequest:
 @dataclass(slots=True)
 class UpdateUserRequest:
     """Change a user. Body: one msgpack map with any of `scram` (a new password), `revoke` (an array of grants, or
-    nil: all) and `grant` (an array of grants). The broker revokes before it grants."""
+    nil: all), `grant` (an array of grants), `remove_access_key` (the name of one) and `access_key` (a new one, a map
+    `{key, secret, created_ms}` for clients of RocketMQ). The broker changes these in this order."""
 
     user: str = text("name of the user", USER_CHARS_MAX, 1)
 
@@ -38,14 +39,15 @@ class DeleteUserRequest:
 
 @dataclass(slots=True)
 class ListUsersRequest:
-    """List users and their grants."""
+    """List users, their grants and the names of their access keys."""
 
     user: str = text("name of the user; empty: all", USER_CHARS_MAX, default="")
 
 
 @dataclass(slots=True)
 class UsersAnswer:
-    """Body: one msgpack array of maps `{user, grants}`, sorted by name."""
+    """Body: one msgpack array of maps `{user, grants, access_keys}`, sorted by name; an access key is a map
+    `{key, created_ms}`."""
 
     count: int = integer("number of users in the body")
 

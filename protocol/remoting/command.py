@@ -51,8 +51,26 @@ _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 _I32_RANGE = range(-(2**31), 2**31)
 _I16_RANGE = range(-(2**15), 2**15)
-_decode_json = json.JSONDecoder().decode
+_FIXARRAY_4 = 0x94
+"""First byte of every header of FlintMQ's own protocol: a msgpack array of four items."""
+_BLANKS = " \t\r\n"
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+_decode_json, _decode_begin = _decoder.decode, _decoder.raw_decode
+
+
+class HeaderIllegal(RemoteProtocolError):
+    """A header that is not RocketMQ's. ``opaque``: the request's number as far as it can be read, else 0."""
+
+    def __init__(self, message: str, opaque: int = 0) -> None:
+        super().__init__(message)
+        self.opaque = opaque
 
 
 class RemotingFrame(Frame):
@@ -70,26 +88,58 @@ class RemotingFrame(Frame):
     version: int
 
 
+def header_end(buffer: bytearray, start: int, end: int) -> int:
+    """Return the position after the header of the frame ``buffer[start:end]``, of which its lengths have arrived.
+
+    Raises ``HeaderIllegal`` if the header is too long.
+    """
+    if end - start < LENGTHS.size:
+        raise HeaderIllegal(f"a frame of {end - start - 4} bytes cannot hold the length of its header")
+    header_bytes = int.from_bytes(buffer[start + 5 : start + 8], "big")
+    possible = min(HEADER_BYTES_MAX, end - start - LENGTHS.size)
+    if header_bytes > possible:
+        raise HeaderIllegal(
+            f"a remoting header of {header_bytes:,} bytes in a frame of {end - start - 4:,}; at most {possible:,} are "
+            "possible"
+        )
+    return start + LENGTHS.size + header_bytes
+
+
+def is_flintmq(buffer: bytearray, start: int, end: int) -> bool:
+    """Return whether the bytes at ``start`` begin as a frame of FlintMQ's own protocol."""
+    return end - start > LENGTHS.size and buffer[start + 4] == 0 and buffer[start + LENGTHS.size] == _FIXARRAY_4
+
+
+def opaque_of(buffer: bytearray, start: int, end: int) -> int | None:
+    """Return the number of the remoting request at ``start``; 0 if it has not arrived whole, None if it is none."""
+    if end - start <= LENGTHS.size:
+        return None
+    frame_length, word = LENGTHS.unpack_from(buffer, start)
+    looks = word >> 24 == BINARY_HEADER or buffer[start + LENGTHS.size] == ord("{")
+    if not looks or not 4 + (word & _LENGTH_MASK) <= frame_length:
+        return None
+    if start + 4 + frame_length > end:
+        return 0
+    try:
+        return decode_frame(buffer, start, start + 4 + frame_length).request_id
+    except RemoteProtocolError:
+        return 0
+
+
 def decode_frame(buffer: bytearray, start: int, end: int) -> RemotingFrame:
     """Return the whole frame ``buffer[start:end]``, its length field included.
 
-    Raises ``RemoteProtocolError`` if its header is not RocketMQ's; nothing after it can be trusted then.
+    Raises ``HeaderIllegal`` if its header is not RocketMQ's.
     """
-    _, word = LENGTHS.unpack_from(buffer, start)
-    header_type, header_bytes = word >> 24, word & _LENGTH_MASK
+    body_at = header_end(buffer, start, end)
     header_at = start + LENGTHS.size
-    body_at = header_at + header_bytes
-    if body_at > end or header_bytes > HEADER_BYTES_MAX:
-        raise RemoteProtocolError(
-            f"a remoting header of {header_bytes:,} bytes in a frame of {end - start - 4:,}; at most "
-            f"{min(HEADER_BYTES_MAX, end - header_at):,} are possible"
-        )
+    header_type = buffer[start + 4]
     if header_type == JSON_HEADER:
         frame = _decode_json_header(buffer[header_at:body_at])
     elif header_type == BINARY_HEADER:
         frame = _decode_binary_header(buffer[header_at:body_at])
     else:
-        raise RemoteProtocolError(f"a remoting header of type {header_type}; 0 (JSON) and 1 (binary) are known")
+        raise HeaderIllegal(f"a remoting header of type {header_type}; 0 (JSON) and 1 (binary) are known")
     frame.header_type = header_type
     frame.buffer, frame.body_at, frame.body_end = buffer, body_at, end
     return frame
@@ -108,27 +158,38 @@ _NO_BYTES = bytearray()
 
 
 def _decode_json_header(header: bytearray) -> RemotingFrame:
+    members: Any
     try:
-        members: Any = _decode_json(header.decode())
+        text = header.decode()
+        if text[:1] == "{":
+            members, end = _decode_begin(text)
+            if end != len(text) and text[end:].strip(_BLANKS):
+                raise HeaderIllegal(f"{len(text) - end} characters after a remoting header's JSON", _opaque(members))
+        else:
+            members = _decode_json(text)  # blanks may precede it
     except (ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"a remoting header that is not JSON: {str(error)[:200]}") from None
+        raise HeaderIllegal(f"a remoting header that is not JSON: {str(error)[:200]}") from None
     if type(members) is not dict:
-        raise RemoteProtocolError("a remoting header that is not a JSON object")
+        raise HeaderIllegal("a remoting header that is not a JSON object")
     get = members.get
     code, opaque, flag, version = get("code", ""), get("opaque", 0), get("flag", 0), get("version", 0)
     for name, number in (("code", code), ("opaque", opaque), ("flag", flag), ("version", version)):
-        if type(number) is not int or number not in _I32_RANGE:
-            raise RemoteProtocolError(f"a remoting header whose {name} is {_brief(number)}; it must be an i32")
+        if type(number) is not int or not -0x8000_0000 <= number <= 0x7FFF_FFFF:
+            raise HeaderIllegal(
+                f"a remoting header whose {name} is {_brief(number)}; it must be an i32", _opaque(members)
+            )
     fields = get("extFields")
     if fields is None:
         fields = {}
     elif type(fields) is not dict or len(fields) > HEADER_ITEMS_MAX:
-        raise RemoteProtocolError(
-            f"a remoting header whose extFields are no object of at most {HEADER_ITEMS_MAX} items"
+        raise HeaderIllegal(
+            f"a remoting header whose extFields are no object of at most {HEADER_ITEMS_MAX} items", opaque
         )
     for name, value in fields.items():
         if type(value) is not str:
-            fields[name] = _as_text(name, value)
+            fields[name] = _as_text(name, value, opaque)
+    if b"\\u" in header:
+        _check_encodable(fields, opaque)
     remark, language = get("remark"), get("language")
     return _frame(
         code,
@@ -141,7 +202,13 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
     )
 
 
-def _as_text(name: str, value: object) -> str:
+def _opaque(members: object) -> int:
+    """Return the number of a request whose header is refused."""
+    opaque = members.get("opaque") if type(members) is dict else 0
+    return opaque if type(opaque) is int and opaque in _I32_RANGE else 0
+
+
+def _as_text(name: str, value: object, opaque: int) -> str:
     """Return a field's value as the text that Java's clients would have sent; some clients send numbers."""
     if value is None:
         return ""
@@ -149,42 +216,56 @@ def _as_text(name: str, value: object) -> str:
         return "true" if value else "false"
     if type(value) is int or type(value) is float:
         return str(value)
-    raise RemoteProtocolError(f"a remoting header whose field {name[:40]!r} is {_brief(value)}; it must be a string")
+    shown = ascii(name[:40])
+    raise HeaderIllegal(f"a remoting header whose field {shown} is {_brief(value)}; it must be a string", opaque)
+
+
+def _check_encodable(fields: dict[str, str], opaque: int) -> None:
+    """Raise ``HeaderIllegal`` if an escape made half of a character, which no name and no message can contain."""
+    try:
+        "".join((*fields, *fields.values())).encode()
+    except UnicodeEncodeError:
+        raise HeaderIllegal("a remoting header with a surrogate that is no character", opaque) from None
 
 
 def _brief(value: object) -> str:
-    return str(value)[:40] if type(value) is int else f"of type {type(value).__name__}"
+    if type(value) is int:
+        return str(value) if value in _I32_RANGE else "out of range"
+    return f"of type {type(value).__name__}"
 
 
 def _decode_binary_header(header: bytearray) -> RemotingFrame:
+    opaque = 0
     try:
         code, language, version, opaque, flag, remark_bytes = _BINARY.unpack_from(header)
         at = _BINARY.size
-        remark, at = _take(header, at, remark_bytes)
+        remark, at = _take(header, at, remark_bytes, opaque)
         (fields_bytes,) = _I32.unpack_from(header, at)
         at += _I32.size
-        if fields_bytes < 0 or at + fields_bytes > len(header):
-            raise RemoteProtocolError(f"a binary remoting header whose fields take {fields_bytes} bytes")
-        fields: dict[str, str] = {}
         end = at + fields_bytes
+        if fields_bytes < 0 or end > len(header):
+            raise HeaderIllegal(f"a binary remoting header whose fields take {fields_bytes} bytes", opaque)
+        fields: dict[str, str] = {}
         while at < end:
             (name_bytes,) = _I16.unpack_from(header, at)
-            name, at = _take(header, at + _I16.size, name_bytes)
+            name, at = _take(header, at + _I16.size, name_bytes, opaque)
             (value_bytes,) = _I32.unpack_from(header, at)
-            value, at = _take(header, at + _I32.size, value_bytes)
+            value, at = _take(header, at + _I32.size, value_bytes, opaque)
             fields[name] = value
             if len(fields) > HEADER_ITEMS_MAX:
-                raise RemoteProtocolError(f"a binary remoting header with more than {HEADER_ITEMS_MAX} fields")
+                raise HeaderIllegal(f"a binary remoting header with more than {HEADER_ITEMS_MAX} fields", opaque)
+        if at != end:
+            raise HeaderIllegal("a binary remoting header whose last field ends after its fields", opaque)
     except (struct.error, UnicodeDecodeError) as error:
-        raise RemoteProtocolError(f"a binary remoting header that is cut or not UTF-8: {error}") from None
+        raise HeaderIllegal(f"a binary remoting header that is cut or not UTF-8: {error}", opaque) from None
     name = LANGUAGES[language] if language < len(LANGUAGES) else LANGUAGE
     return _frame(code, name, version, opaque, flag, remark, fields)
 
 
-def _take(header: bytearray, at: int, size: int) -> tuple[str, int]:
+def _take(header: bytearray, at: int, size: int, opaque: int) -> tuple[str, int]:
     """Return the text of ``size`` bytes at ``at``, and the position after it."""
     if size < 0 or at + size > len(header):
-        raise RemoteProtocolError(f"a binary remoting header with a text of {size} bytes at byte {at}")
+        raise HeaderIllegal(f"a binary remoting header with a text of {size} bytes at byte {at}", opaque)
     return header[at : at + size].decode(), at + size
 
 

@@ -188,3 +188,59 @@ class TestAgainstABroker:
         terminal.type(f"{PASSWORD}\n")
         assert terminal.finish() == 0
         assert PASSWORD not in terminal.text
+
+
+class TestAccessKeys:
+    """``flintmq user key`` in a store's folder and over the network."""
+
+    def test_a_key_is_made_shown_once_listed_and_removed(self, cli: Cli, store: Path) -> None:
+        cli.run("user", "add", "billing", "--generate")
+        made = cli.run("user", "key", "add", "billing")
+        assert made.code == 0, made.err
+        key, secret = made.lines
+        assert (len(key), len(secret)) == (20, 40)
+        assert "not shown again" in made.err
+        for path in (store / USERS_FILE, backup_of(store)):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert secret in path.read_text()
+        listed = cli.run("user", "key", "list", "billing", "-o", "json")
+        assert [row["key"] for row in listed.rows] == [key]
+        assert secret not in listed.out
+        assert cli.run("user", "key", "remove", "billing", key, "--yes").code == 0
+        assert cli.run("user", "key", "list", "billing", "-o", "json").rows == []
+
+    def test_clients_can_keep_the_key_that_they_have(self, cli: Cli, store: Path, tmp_path: Path) -> None:
+        cli.run("user", "add", "billing", "--generate")
+        secret_file = tmp_path / "secret"
+        secret_file.write_text("12345678\nanother line\n")
+        made = cli.run(
+            "user", "key", "add", "billing", "--key", "rocketmq2", "--secret-file", str(secret_file), "-o", "json"
+        )
+        assert made.rows == [{"user": "billing", "outcome": "added", "key": "rocketmq2", "secret": "12345678"}]
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("key", "add", "biling"), "did you mean"),
+            (("key", "add", "billing", "--key", "short"), "7 to 64"),
+            (("key", "remove", "billing", "nothing", "--yes"), "no access key 'nothing'"),
+        ],
+    )
+    def test_a_wrong_argument_is_named(self, cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+        cli.run("user", "add", "billing", "--generate")
+        refused = cli.run("user", *arguments)
+        assert refused.code != 0
+        assert words in refused.err
+
+    def test_an_administrator_changes_keys_over_the_network(
+        self, tmp_path: Path, broker: BrokerFactory, store: Path
+    ) -> None:
+        set_user(store, "ops")
+        running = broker(store=store, settings=SCRAM)
+        cli = Cli(tmp_path / "other", variables={"FLINTMQ_USER": "ops", "FLINTMQ_PASSWORD": PASSWORD})
+        made = cli.run("user", "key", "add", "ops", "--broker", running.address, "-o", "json").rows[0]
+        listed = cli.run("user", "key", "list", "ops", "--broker", running.address, "-o", "json").rows
+        assert [row["key"] for row in listed] == [made["key"]]
+        removed = cli.run("user", "key", "remove", "ops", made["key"], "--yes", "--broker", running.address)
+        assert removed.code == 0, removed.err
+        assert "at once" in removed.err

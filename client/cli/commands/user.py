@@ -19,6 +19,7 @@ from ..output import TableColumn, number
 from ..settings import BrokerChoice
 from ..user_store import UserStore, open_users, store_option
 from .user_grants import grant, revoke, show_grants
+from .user_keys import key_group
 
 GENERATED_BYTES = 18
 """Random bytes of a generated password: 24 characters."""
@@ -173,5 +174,5 @@ def _tell(settings: BrokerChoice, name: str, what: str, password: str) -> None:
         click.echo(password)
 
 
-for _command in (grant, revoke, show_grants):
+for _command in (grant, revoke, show_grants, key_group):
     user.add_command(_command)

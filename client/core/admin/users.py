@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from ....protocol import commands
+from ....protocol.auth.access_keys import AccessKey, make_access_key
 from ....protocol.auth.permissions import Grant, Permissions
 from ....protocol.auth.scram import make_verifier
 from ....protocol.auth.users import verifier_row
@@ -17,11 +18,20 @@ from ..rpc.session import Answer
 
 
 @dataclass(frozen=True, slots=True)
+class AccessKeyInfo:
+    """One access key of a user, without its secret. ``created_ms``: milliseconds since the epoch."""
+
+    key: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class UserInfo:
-    """One user and its grants."""
+    """One user, its grants, and its access keys for RocketMQ's clients."""
 
     user: str
     grants: Sequence[Grant]
+    access_keys: Sequence[AccessKeyInfo] = ()
 
 
 def users(*, timeout: float | None = None) -> Operation[list[UserInfo]]:
@@ -29,7 +39,14 @@ def users(*, timeout: float | None = None) -> Operation[list[UserInfo]]:
 
     def decode(answer: Answer) -> list[UserInfo]:
         rows = unpack_rows(answer, "users")
-        return [UserInfo(row["user"], Permissions.parse(row["grants"], row["user"]).grants) for row in rows]
+        return [
+            UserInfo(
+                row["user"],
+                Permissions.parse(row["grants"], row["user"]).grants,
+                [AccessKeyInfo(each["key"], each["created_ms"]) for each in row.get("access_keys", ())],
+            )
+            for row in rows
+        ]
 
     return operation(commands.AUTH_LIST_USER, decode, timeout=timeout)
 
@@ -64,6 +81,27 @@ def change_user(
     elif revoked := _rows(revoke):
         body["revoke"] = revoked
     return operation(commands.AUTH_UPDATE_USER, nothing, msgpack.packb(body), timeout=timeout, user=user)
+
+
+def add_access_key(user: str, *, key: str = "", secret: str = "", timeout: float | None = None) -> Operation[AccessKey]:
+    """Add an access key to a user, with which RocketMQ's clients sign as that user; return it with its secret, which
+    the broker shows to no client. ``key``, ``secret``: values that clients already have; empty: random ones.
+
+    Raises ``UserNotExist``; ``InvalidParameter`` if a user has that key, or if this one has too many; and
+    ``ConfigurationError`` for invalid values. The secret passes the connection as it is, so use TLS.
+    """
+    made = make_access_key(key, secret)
+    body = msgpack.packb({"access_key": made.as_json()})
+    return operation(commands.AUTH_UPDATE_USER, lambda answer: made, body, timeout=timeout, user=user)
+
+
+def remove_access_key(user: str, key: str, *, timeout: float | None = None) -> Operation[None]:
+    """Remove an access key; clients that sign with it lose their access at once.
+
+    Raises ``UserNotExist``, and ``InvalidParameter`` if the user does not have it.
+    """
+    body = msgpack.packb({"remove_access_key": key})
+    return operation(commands.AUTH_UPDATE_USER, nothing, body, timeout=timeout, user=user)
 
 
 def delete_user(user: str, *, timeout: float | None = None) -> Operation[None]:

@@ -1,0 +1,118 @@
+"""Who sent a request: each one of a RocketMQ client is signed with the access key of a user."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import AuthenticationFailed, AuthenticationRequired
+from ...protocol.remoting.command import RemotingFrame
+from ...protocol.remoting.signature import ACCESS_KEY, is_signed
+from ..addresses import format_address
+from ..security.audit import Author
+from ..security.authenticator import NAME_CHARS_LOGGED, Authenticator
+from ..security.users import User
+
+if TYPE_CHECKING:
+    from .connection import RemotingConnection
+
+log = logging.getLogger(__name__)
+
+NO_KEY = (
+    "this broker has users, and the request carries no AccessKey: give the client an access key (an AclClientRPCHook, "
+    "or credentials in its settings); `flintmq user key add USER` makes one"
+)
+_NO_ONES_SECRET = secrets.token_bytes(40)
+
+
+class SignatureCheck:
+    """The check of one connection's requests. ``access_key``: the key that its last request was signed with.
+
+    An attempt with another key than before waits its turn after failed attempts from the same address, like a login.
+    """
+
+    __slots__ = ("_authenticator", "_connection", "access_key")
+
+    def __init__(self, connection: RemotingConnection, authenticator: Authenticator) -> None:
+        self._connection = connection
+        self._authenticator = authenticator
+        self.access_key = ""
+
+    def knows(self, frame: RemotingFrame) -> None:
+        """Raise ``AuthenticationRequired`` or ``AuthenticationFailed`` if a frame has no access key that exists.
+
+        Called for a frame whose header alone has arrived, before memory is spent on its body.
+        """
+        key = _key_of(frame)
+        if self._authenticator.users.with_access_key(key) is None:
+            raise AuthenticationFailed(_wrong(key))
+
+    def passes(self, frame: RemotingFrame) -> bool:
+        """Return whether the frame may be handled now. If not, it is handled later, or the client is turned away.
+
+        Raises ``AuthenticationRequired`` if it has no access key.
+        """
+        key = _key_of(frame)
+        connection, authenticator = self._connection, self._authenticator
+        if key == self.access_key:
+            user = self._signer(frame, key)
+            if user is not None:
+                return True
+        else:
+            host = connection.peer.address[0]
+            if authenticator.backoff.must_wait(host):
+                cancel = authenticator.backoff.wait(host, lambda: connection.proceed(frame, lambda: self._turn(frame)))
+                connection.peer.when_lost(cancel)
+                connection.suspend()
+                return False
+            authenticator.users.refresh()
+        return self._judge(frame, key)
+
+    def _turn(self, frame: RemotingFrame) -> None:
+        """Judge a frame that has waited, and handle it."""
+        if self._judge(frame, _key_of(frame)):
+            self._connection.handle(frame)
+
+    def _judge(self, frame: RemotingFrame, key: str) -> bool:
+        user = self._signer(frame, key)
+        connection, authenticator = self._connection, self._authenticator
+        host = connection.peer.address[0]
+        if user is None:
+            error = AuthenticationFailed(_wrong(key))
+            authenticator.record_failure(host, key, error.message)
+            connection.broker.audit.write(
+                "AUTH",
+                f"access key {key[:NAME_CHARS_LOGGED]}",
+                author=Author(address=format_address(*connection.peer.address), client=connection.peer.client),
+                outcome=error.name,
+                reason=error.message,
+            )
+            connection.turn_away(error, frame.request_id)
+            return False
+        self.access_key = key
+        connection.admit(user)
+        authenticator.successes += 1
+        authenticator.backoff.record_success(host)
+        return True
+
+    def _signer(self, frame: RemotingFrame, key: str) -> User | None:
+        """Return the user that has signed the frame; None if the key or the signature is wrong, which takes as long."""
+        found = self._authenticator.users.with_access_key(key)
+        secret = _NO_ONES_SECRET if found is None else found[1].secret.encode()
+        right = is_signed(frame.fields, frame.body, frame.version, secret)
+        return found[0] if found is not None and right else None
+
+
+def _key_of(frame: RemotingFrame) -> str:
+    key: str = frame.fields.get(ACCESS_KEY, "")
+    if not key:
+        raise AuthenticationRequired(NO_KEY)
+    return key
+
+
+def _wrong(key: str) -> str:
+    return (
+        f"access key {key[:NAME_CHARS_LOGGED]!r} is unknown, or its signature is wrong: compare the client's access "
+        "key and secret key with those that `flintmq user key add USER` printed"
+    )
