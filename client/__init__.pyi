@@ -13,6 +13,7 @@ from ..protocol.errors import FilterIllegal as FilterIllegal
 from ..protocol.errors import FlintError as FlintError
 from ..protocol.errors import FlushDiskTimeout as FlushDiskTimeout
 from ..protocol.errors import FrameIllegal as FrameIllegal
+from ..protocol.errors import GroupKind as GroupKind
 from ..protocol.errors import GroupNotExist as GroupNotExist
 from ..protocol.errors import GroupRunning as GroupRunning
 from ..protocol.errors import HelloRequired as HelloRequired

@@ -331,6 +331,13 @@ class LimitReached(BrokerError):
     code, name, retriable = 1422, "LIMIT_REACHED", False
 
 
+class GroupKind(BrokerError):
+    """The group has live consumers of the other kind: RocketMQ's clients, which share the queues among themselves, or
+    FlintMQ's own members, to which the broker assigns them. Stop those first, or use another group."""
+
+    code, name, retriable = 1423, "GROUP_KIND", False
+
+
 class UserNotExist(BrokerError):
     """The broker's store has no user with that name."""
 

@@ -29,9 +29,10 @@ from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import retry_topic
+from ..delivery.client_handle import ClientHandle
 from ..delivery.groups.assignment import Queue
 from ..delivery.groups.coordinator import GroupCoordinator
-from ..delivery.groups.group import CLUSTERING, EMPTY, ConsumerGroup, Member
+from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE, ConsumerGroup
 from ..delivery.scheduled.worker import Delays
 from ..delivery.topic_changes import TopicChanges
 from ..requests.counters import Counters
@@ -57,14 +58,11 @@ def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinat
                 continue
             partial = not all(sees_progress(request, name, topic) for topic in topics)
             topics = {topic for topic in topics if request.peer.access.sees(TOPIC, topic)}
-        group = groups.groups.get(name)
         rows.append(
             {
                 "group": name,
-                "mode": group.mode if group is not None else CLUSTERING,
-                "state": EMPTY if group is None else group.state,
-                "members": len(group.members) if group is not None else 0,
-                "epoch": group.epoch if group is not None else 0,
+                **_condition(groups, name),
+                "members": len(_members(request, groups, name)),
                 "topics": sorted(topics - {retry_topic(name)}),
                 "partial": partial,
                 "retry_times_max": store.groups.retry_times_max(name),
@@ -77,20 +75,19 @@ def get_group_members(request: Request, store: MessageStore, groups: GroupCoordi
     """Return one group: its members, their queues, and the progress in each queue."""
     params = decode_fields(GroupRequest, request.frame.fields)
     name = _existing(groups, params.group)
-    group = groups.groups.get(name)
     topics = groups.known_topics()[name]
     queues = _queues(request, store, topics | {retry_topic(name)})
     from_first = {topic for topic, _ in queues if groups.begins_at_first(name, topic)}
     partial = not all(_sees(request, topic) for topic in topics)
     progress = list(_progress(store, groups, name, queues))
+    members = _members(request, groups, name)
 
     def done(ends: _Ends) -> None:
         content = {
             "group": name,
-            "mode": group.mode if group is not None else CLUSTERING,
-            "state": EMPTY if group is None else group.state,
-            "epoch": group.epoch if group is not None else 0,
-            "members": [_member(request, member) for _, member in sorted(group.members.items())] if group else [],
+            **_condition(groups, name),
+            "waiting": sorted(groups.clients.waiting(name)),
+            "members": members,
             "queues": [
                 [
                     *queue,
@@ -121,7 +118,8 @@ def _progress(
     group: ConsumerGroup | None = groups.groups.get(name)
     committed_of = store.consumer_offsets.committed_of
     if group is None or group.clustering:
-        held = group.held if group is not None else {}
+        shared = groups.clients.sharing(name)
+        held = group.held if group is not None else shared.pulled_by if shared is not None else {}
         for queue in queues:
             yield queue, held.get(queue, ""), _or_none(committed_of(name, *queue))
         return
@@ -182,20 +180,63 @@ def _sees(request: Request, topic: str) -> bool:
     return request.peer.access is None or request.peer.access.sees(TOPIC, topic)
 
 
-def _member(request: Request, member: Member) -> dict[str, Any]:
+def _condition(groups: GroupCoordinator, name: str) -> dict[str, Any]:
+    """Return the kind of a group's live consumers, "" if it has none; and its mode, state and epoch."""
+    group, shared = groups.groups.get(name), groups.clients.sharing(name)
+    if group is not None:
+        return {"kind": "native", "mode": group.mode, "state": group.state, "epoch": group.epoch}
+    if shared is not None:
+        # Its clients share the queues among themselves: whether they have settled is not known.
+        mode = CLUSTERING if shared.clustering else BROADCASTING
+        return {"kind": "remoting", "mode": mode, "state": STABLE, "epoch": 0}
+    return {"kind": "", "mode": CLUSTERING, "state": EMPTY, "epoch": 0}
+
+
+def _members(request: Request, groups: GroupCoordinator, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a group's live members, or of the RocketMQ clients that share its queues, by name."""
+    group, shared = groups.groups.get(name), groups.clients.sharing(name)
+    rows = []
+    for member in group.members.values() if group is not None else ():
+        wanted = [(each.topic, each.tags, each.filter) for each in member.subscriptions.values()]
+        queues = len(member.granted)
+        times = (member.joined_at, member.heard_at)
+        rows.append(
+            _member(request, member.name, member.remote, times, wanted, queues)
+            | {"epoch": member.joined_epoch, "orderly": member.orderly}
+        )
+    for client_id, client in shared.clients.items() if shared is not None else ():
+        assert shared is not None
+        wanted = [
+            (each.topic, "", each.expression) if each.expression_type == "SQL92" else (each.topic, each.expression, "")
+            for each in client.subscriptions.values()
+        ]
+        queues = sum(reader == client_id for reader in shared.pulled_by.values())
+        times = (client.joined_at, client.heard_at)
+        rows.append(
+            _member(request, client_id, client.identity.remote, times, wanted, queues)
+            | {"epoch": 0, "orderly": groups.clients.locks.holds_any(name, client_id)}
+        )
+    return sorted(rows, key=lambda row: str(row["member"]))
+
+
+def _member(
+    request: Request,
+    name: str,
+    remote: ClientHandle,
+    times: tuple[float, float],
+    wanted: list[tuple[str, str, str]],
+    queues: int,
+) -> dict[str, Any]:
+    """Return what the rows of both kinds have. ``times``: when it joined, and when it was heard last."""
     now = asyncio.get_running_loop().time()
     return {
-        "member": member.name,
-        "client": member.remote.client,
-        "address": f"{member.remote.address[0]}:{member.remote.address[1]}",
-        "epoch": member.joined_epoch,
-        "since_ms": int((now - member.joined_at) * 1000),
-        "heartbeat_ms": int((now - member.heard_at) * 1000),
-        "orderly": member.orderly,
-        "queues": len(member.granted),
-        "subscriptions": [
-            [s.topic, s.tags, s.filter] for _, s in sorted(member.subscriptions.items()) if _sees(request, s.topic)
-        ],
+        "member": name,
+        "client": remote.client,
+        "address": f"{remote.address[0]}:{remote.address[1]}",
+        "since_ms": int((now - times[0]) * 1000),
+        "heartbeat_ms": int((now - times[1]) * 1000),
+        "queues": queues,
+        "subscriptions": [list(row) for row in sorted(wanted) if _sees(request, row[0])],
     }
 
 
@@ -207,8 +248,10 @@ def delete_group(
     name = _existing(groups, params.group)
     group = groups.groups.get(name)
     groups.check_idle(name, "stop them, then delete it")
-    if group is not None:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
-        raise InvalidParameter(f"group {name} has {len(group.members)} live members; stop them, then delete it")
+    shared = groups.clients.groups.get(name)
+    live = len(group.members) if group is not None else len(shared.clients) if shared is not None else 0
+    if live:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
+        raise InvalidParameter(f"group {name} has {live} live members; stop them, then delete it")
     was_known = sorted(groups.known_topics().get(name, ()))
     groups.delete_progress(name)
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
@@ -226,9 +269,22 @@ def _when_replicated(request: Request, call: Callable[[], None]) -> None:
     request.broker.when_replicated(lambda: done(None))
 
 
-def reset_offset(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
+def reset_offset(request: Request) -> None:
     """Move a group's committed offsets to the beginning, the end, a time or given offsets."""
     params = decode_fields(ResetOffsetRequest, request.frame.fields)
+
+    def answer(offsets: dict[int, int]) -> None:
+        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in offsets.items())
+        request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body)
+
+    reset_progress(request, params, _given_offsets(request.frame, params), answer)
+
+
+def reset_progress(
+    request: Request, params: ResetOffsetRequest, given: dict[int, int], answer: Callable[[dict[int, int]], None]
+) -> None:
+    """Move a group's committed offsets; pass the new ones, by queue, to ``answer``. ``given``: for ``to`` = offset."""
+    store, groups = request.broker.store, request.broker.groups
     check_client_group(params.group)
     if params.to not in RESETS:
         raise InvalidParameter(f"to must be first, last, time or offset, not {params.to!r}")
@@ -237,7 +293,7 @@ def reset_offset(request: Request, store: MessageStore, groups: GroupCoordinator
     queues = config.queues if config is not None else 0
     if params.queue >= queues:
         raise QueueNotExist(f"topic {params.topic} has no queue {params.queue}; it has {queues}", queues=queues)
-    running = groups.groups.get(params.group)
+    running = groups.groups.get(params.group) or groups.clients.sharing(params.group)
     if running is not None and not running.clustering:
         raise InvalidParameter(
             f"group {params.group} is broadcasting: each of its members keeps its own progress, so the group has none "
@@ -247,7 +303,6 @@ def reset_offset(request: Request, store: MessageStore, groups: GroupCoordinator
         groups.check_idle(
             params.group, "stop them first, or reset with force: they continue from the new offsets", params.topic
         )
-    given = _given_offsets(request.frame, params)
     wanted = list(given) if params.to == "offset" else [params.queue] if params.queue >= 0 else list(range(queues))
     if not set(wanted) <= set(range(queues)):
         raise QueueNotExist(f"topic {params.topic} has no queue {max(wanted)}; it has {queues}", queues=queues)
@@ -257,14 +312,16 @@ def reset_offset(request: Request, store: MessageStore, groups: GroupCoordinator
         groups.check_may_commit(params.group, params.topic, offsets)
         groups.ensure_group(params.group)
         groups.reset_offsets(params.group, params.topic, offsets)
+        if groups.clients.sharing(params.group) is not None:
+            request.broker.holds.wake_topic(params.topic)  # a held pull would tell its client much later
+        after = dict(sorted(offsets.items()))
         request.audit(
             INVOKE_BROKER_TO_RESET_OFFSET,
             f"group {params.group}, topic {params.topic}",
-            {queue: before[queue] for queue in sorted(offsets) if queue in before},
-            dict(sorted(offsets.items())),
+            {queue: before[queue] for queue in after if queue in before},
+            after,
         )
-        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in sorted(offsets.items()))
-        _when_replicated(request, lambda: request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body))
+        _when_replicated(request, lambda: answer(after))
 
     request.after_dispatch(
         lambda: request.read(

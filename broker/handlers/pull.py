@@ -55,9 +55,8 @@ def pull(request: Request) -> None:
 def pull_records(request: Request, params: PullRequest) -> None:
     """Answer a decoded pull from memory, pass it to a reader thread, or hold it."""
     check_has_messages(request.broker, params.topic)
-    if params.member:
-        _check_holder(request.broker, params)
-    elif params.group:
+    request.check_pull(params)
+    if params.group and not params.member:
         check_client_group(params.group)
     if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
         # Parsing takes up to 2 ms. Each connection may send such a pull in the same turn of the loop, and together
@@ -142,10 +141,6 @@ def _is_large(broker: Broker, params: PullRequest, offset: int) -> bool:
     return broker.store.queue_reads.max_offset(params.topic, params.queue) - offset > HOT_COUNT_MAX
 
 
-def _check_holder(broker: Broker, params: PullRequest) -> None:
-    broker.groups.check_holder(params.group, params.member, params.epoch, params.topic, params.queue)
-
-
 def check_readable(broker: Broker, name: str) -> None:
     """Raise if the topic does not exist or must not be read."""
     topic = broker.store.topics.get(name)
@@ -182,8 +177,7 @@ def send_pulled(request: Request, params: PullRequest, pulled: PullResult) -> No
             f"the record is too large for a response: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
             f"which is {request.broker.limits.frame_bytes_max}"
         )
-    if params.member:
-        request.broker.groups.note_pulled(params.group, params.topic, params.queue, pulled.next_offset)
+    request.note_pulled(params, pulled.next_offset)
     traffic = request.broker.counters.pulled.of(params.topic)
     traffic.frames += 1
     traffic.messages += pulled.count
@@ -242,8 +236,7 @@ class _Pull:
             if self.params.group:
                 self.request.peer.access.check(Need((CONSUME,), GROUP, self.params.group))
         check_readable(self.request.broker, self.params.topic)
-        if self.params.member:
-            _check_holder(self.request.broker, self.params)
+        self.request.check_pull(self.params)
 
     def pulled(self, pulled: PullResult) -> None:
         """Respond, or hold the pull if nothing was found and there is time left."""

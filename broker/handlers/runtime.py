@@ -38,6 +38,7 @@ def get_broker_runtime_info(request: Request) -> None:
 def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
     """Return all figures: offsets and sizes in bytes, counters since the start."""
     store, counters, stats = broker.store, broker.counters, broker.stats
+    groups, clients = broker.groups.groups, broker.groups.clients
     produced, pulled = counters.produced.total(), counters.pulled.total()
     flush_p50, flush_p99 = stats.flush_quantiles(0.5, 0.99)
     refusal = broker.write_refusal()  # read once: the retention thread may lift it between two reads
@@ -75,8 +76,8 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
         "metrics_address": broker.metrics_address,
         "topics": len(store.topics),
         "known_groups": len(broker.groups.group_names(store.consumer_offsets.rows())),
-        "groups": len(broker.groups.groups),
-        "group_members": sum(len(group.members) for group in broker.groups.groups.values()),
+        "groups": len(groups) + len(clients.all_sharing()),
+        "group_members": sum(len(group.members) for group in groups.values()) + clients.count()[0],
         "group_rebalances": broker.groups.rebalances,
         "retried_messages": counters.retried_messages,
         "dead_messages": counters.dead_messages,

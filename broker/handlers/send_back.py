@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from ...protocol.auth.permissions import CONSUME, TOPIC, Permissions
 from ...protocol.commands import PHYSICAL_OFFSET_STRUCT, SendMessageBackAnswer, SendMessageBackRequest
 from ...protocol.errors import DelayIllegal, InvalidParameter, MessageNotFound
@@ -9,17 +12,30 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import DELAY_LEVEL_MAX
 from ...protocol.storage.record import Record
-from ..delivery.groups.coordinator import GroupCoordinator
 from ..delivery.groups.retry import send_back, topics_for
-from ..delivery.writer import RecordWriter
-from ..requests.counters import Counters
 from ..requests.request import Request
 from ..store import MessageStore
 
 
-def consumer_send_msg_back(
-    request: Request, store: MessageStore, groups: GroupCoordinator, writer: RecordWriter, counters: Counters
-) -> None:
+@dataclass(frozen=True, slots=True)
+class SendBack:
+    """Messages that a consumer of a group could not handle. ``reasons``: one for each of ``physical_offsets``.
+
+    ``delay_level``: as ``retry.send_back``; ``times_max``: number of redeliveries before a message becomes a dead
+    letter, negative for the group's own; ``member`` and ``epoch``: the member of the group that sends them, "" if it
+    is none.
+    """
+
+    group: str
+    physical_offsets: Sequence[int]
+    delay_level: int
+    times_max: int
+    reasons: Sequence[str]
+    member: str = ""
+    epoch: int = 0
+
+
+def consumer_send_msg_back(request: Request) -> None:
     """Store the messages of the request again, all or none; respond once that is acknowledged."""
     params = decode_fields(SendMessageBackRequest, request.frame.fields)
     check_name("group", params.group)
@@ -31,34 +47,52 @@ def consumer_send_msg_back(
             f"expected {params.count * PHYSICAL_OFFSET_STRUCT.size} bytes of body for {params.count} physical "
             f"offsets, got {len(body)}"
         )
-    reasons = params.reason_of_each()
     physical_offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
+    store_again(
+        request,
+        SendBack(
+            params.group,
+            physical_offsets,
+            params.delay_level,
+            params.retry_times_max,
+            params.reason_of_each(),
+            params.member,
+            params.epoch,
+        ),
+    )
+
+
+def store_again(request: Request, messages: SendBack) -> None:
+    """Store messages that were sent back, all or none; respond once that is acknowledged."""
+    broker = request.broker
+    store, groups, writer = broker.store, broker.groups, broker.writer
     permissions = request.peer.access.permissions if request.peer.access is not None else None
 
     def make_topics(records: list[Record]) -> None:
         # Only now, because the records tell which queues the member must hold.
-        if params.member:
+        if messages.member:
             for record in records:
                 topic = record.topic.decode()
-                groups.check_holder(params.group, params.member, params.epoch, topic, record.queue_id)
-        groups.check_may_send_back(params.group)
-        writer.with_topics(topics_for(params.group), request.later(lambda: append(records)))
+                groups.check_holder(messages.group, messages.member, messages.epoch, topic, record.queue_id)
+        groups.check_may_send_back(messages.group)
+        writer.with_topics(topics_for(messages.group), request.later(lambda: append(records)))
 
     def append(records: list[Record]) -> None:
-        times_max = params.retry_times_max
+        times_max = messages.times_max
         if times_max < 0:
-            times_max = store.groups.retry_times_max(params.group)
+            times_max = store.groups.retry_times_max(messages.group)
         sent_back = [
-            send_back(record, params.group, params.delay_level, times_max, reason, params.member)
-            for record, reason in zip(records, reasons, strict=True)
+            send_back(record, messages.group, messages.delay_level, times_max, reason, messages.member)
+            for record, reason in zip(records, messages.reasons, strict=True)
         ]
         end_offset = writer.append_records([each.record for each in sent_back])
         dead = sum(each.dead for each in sent_back)
-        counters.count_sent_back(params.group, len(sent_back) - dead, dead)
+        broker.counters.count_sent_back(messages.group, len(sent_back) - dead, dead)
         answer = SendMessageBackAnswer(retried=len(sent_back) - dead, dead=dead)
         writer.when_acknowledged(end_offset, request.later(lambda: request.respond(answer)))
 
-    request.read(lambda hot: [_record(store, offset, permissions, hot) for offset in physical_offsets], make_topics)
+    offsets = messages.physical_offsets
+    request.read(lambda hot: [_record(store, offset, permissions, hot) for offset in offsets], make_topics)
 
 
 def _record(store: MessageStore, physical_offset: int, permissions: Permissions | None, hot: bool) -> Record:

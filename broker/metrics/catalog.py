@@ -88,6 +88,14 @@ HELD_PULLS = _gauge("flintmq_held_pulls", "pulls that wait for messages")
 HELD_SELECTIONS = _gauge(
     "flintmq_held_selection_bytes", "memory of the tags and filters of pulls that wait or search for messages"
 )
+REMOTING_CONNECTIONS = _gauge("flintmq_remoting_connections", "open connections of RocketMQ's clients")
+REMOTING_HELD_PULLS = _gauge("flintmq_remoting_held_pulls", "pulls of these connections that wait for messages")
+REMOTING_CONSUMERS = _gauge(
+    "flintmq_remoting_consumers",
+    "RocketMQ clients in consumer groups: `sharing` the queues, or `waiting` because their group has members of "
+    "FlintMQ's own kind",
+    "state",
+)
 
 DELAYED_MESSAGES = _gauge(
     "flintmq_delayed_messages", "messages that wait for their delivery by `level` or by `time`", "kind"

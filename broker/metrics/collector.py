@@ -103,6 +103,11 @@ def _add_waiting(out: Exposition, broker: Broker) -> None:
     out.add_one(catalog.IN_FLIGHT, broker.in_flight_bytes)
     out.add_one(catalog.HELD_PULLS, len(broker.holds))
     out.add_one(catalog.HELD_SELECTIONS, broker.selections.bytes)
+    connections, held_pulls = broker.remoting_figures()
+    out.add_one(catalog.REMOTING_CONNECTIONS, connections)
+    out.add_one(catalog.REMOTING_HELD_PULLS, held_pulls)
+    sharing, waiting = broker.groups.clients.count()
+    out.add_by(catalog.REMOTING_CONSUMERS, {"sharing": sharing, "waiting": waiting}.items())
 
 
 def _add_delays(out: Exposition, broker: Broker) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, dead_letter_topic
-from ..delivery.groups.group import EMPTY, STATES
+from ..delivery.groups.group import EMPTY, STABLE, STATES
 from ..requests.broker import Broker
 from ..store.queue.consume_queue import ConsumeQueue
 from . import catalog
@@ -25,10 +25,16 @@ def add_groups(out: Exposition, broker: Broker) -> None:
     running = list(broker.groups.groups.values())
     states = Counter(dict.fromkeys(STATES, 0))
     states.update(group.state for group in giving_way(running))
-    states[EMPTY] = len(broker.groups.group_names(giving_way(committed))) - (len(running) - states[EMPTY])
+    sharing = broker.groups.clients.all_sharing()
+    states[STABLE] += len(sharing)
+    states[EMPTY] = len(broker.groups.group_names(giving_way(committed))) - (
+        len(running) + len(sharing) - states[EMPTY]
+    )
     out.add_by(catalog.GROUPS, states.items())
     out.add_one(catalog.COMMITTED_OFFSETS, len(broker.store.consumer_offsets))
-    out.add_by(catalog.GROUP_MEMBERS, ((group.name, len(group.members)) for group in running))
+    members = [(group.name, len(group.members)) for group in running]
+    members += [(group.name, len(group.clients)) for group in sharing]
+    out.add_by(catalog.GROUP_MEMBERS, members)
     lags, unknown = _lags(broker)
     out.add(catalog.GROUP_LAG, _by_topic(catalog.GROUP_LAG, lags))
     out.add(catalog.GROUP_LAG_UNKNOWN, _by_topic(catalog.GROUP_LAG_UNKNOWN, unknown))
@@ -77,12 +83,14 @@ def _behind(queue: ConsumeQueue, next_offset: int) -> int:
 
 def _in_flight(broker: Broker, lags: Figures) -> Figures:
     """Return the messages that are with a member, at most the lag, for groups that have members."""
-    found = dict.fromkeys((key for key in lags if key[0] in broker.groups.groups), 0)
+    groups, clients = broker.groups.groups, broker.groups.clients
+    found = {key: 0 for key in lags if key[0] in groups or clients.sharing(key[0]) is not None}
     committed_of = broker.store.consumer_offsets.committed_of
     for (name, topic, queue_id), pulled in giving_way(broker.groups.pulled.copy().items()):
-        group = broker.groups.groups.get(name)
+        group, shared = groups.get(name), clients.sharing(name)
+        held = group.held if group is not None else shared.pulled_by if shared is not None else {}
         committed = committed_of(name, topic, queue_id)
-        if group is None or committed is None or (topic, queue_id) not in group.held or (name, topic) not in found:
+        if committed is None or (topic, queue_id) not in held or (name, topic) not in found:
             continue
         found[name, topic] += max(pulled - committed, 0)
     return {key: min(count, lags[key]) for key, count in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...protocol import commands
-from ...protocol.commands import Command
+from ...protocol.commands import Command, IdsChangedRequest
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX
 from ...protocol.remoting import codes
 from ...protocol.remoting.command import encode_head
@@ -14,12 +14,26 @@ from ...protocol.storage.ids import offset_id
 from ...protocol.storage.record import PROPERTY_UNIQ_KEY, decode_record
 from ..delivery.client_handle import Answered
 from ..requests.connected_client import ASKED_MAX, ConnectedClient
+from ..requests.response_queue import ResponseQueue
+from ..security.access import AccessTable
 
 
 class RemotingClient(ConnectedClient):
     """One RocketMQ client while it is connected; it implements ``ClientHandle``."""
 
-    __slots__ = ()
+    __slots__ = ("language", "version")
+
+    def __init__(self, address: tuple[str, int], access: AccessTable, responses: ResponseQueue) -> None:
+        super().__init__(address, access, responses)
+        self.language = ""
+        """The client's language as its heartbeats name it; empty before the first."""
+        self.version = 0
+        """The client's ``MQVersion``."""
+
+    def introduce(self, client_id: str, language: str, version: int) -> None:
+        """Note what a heartbeat says about the client."""
+        self.language, self.version = language, version
+        self.client = f"RocketMQ {language} {version} {client_id}"
 
     def may_be_sent(self) -> bool:
         """Return whether the client reads what it is sent; other clients must not fill memory with more for it."""
@@ -46,8 +60,9 @@ class RemotingClient(ConnectedClient):
         return self._last_request_id
 
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
-        """Send no FlintMQ request: members of a group that are told of changes are never RocketMQ clients."""
-        raise AssertionError(f"{command.name} is not for a RocketMQ client")
+        """Tell a consumer that the clients of its group have changed."""
+        assert isinstance(request, IdsChangedRequest), "the only news for clients that share queues"
+        self.send_one_way(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": request.group})
 
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
         """Ask a producer about its transaction. It answers with END_TRANSACTION, so ``answered`` is not called."""

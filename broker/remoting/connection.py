@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
@@ -113,6 +114,16 @@ class RemotingConnection(ClientConnection):
             self.parser.vet = self._vet
         self.header_type = 0
         """Type of the header of the last request, for errors that answer none in particular."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over the transport of the connected socket."""
+        super().connection_made(transport)
+        self.gateway.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release everything that this connection held or waited for."""
+        self.gateway.connections.discard(self)
+        super().connection_lost(exc)
 
     def encode_error(self, error: BrokerError, request_id: int) -> bytes:
         """Return the encoded error response to a request; 0 if it answers none."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..addresses import format_address
+from ..net.connection import ClientConnection
 from ..requests.broker import Broker
-from .consumer_clients import ConsumerClients
 from .sends import Stamps
 from .unique_keys import UniqueKeys
 
@@ -23,11 +23,24 @@ class RemotingGateway:
         self._broker = broker
         self.stamps = Stamps(self.cluster, all_of_them=broker.settings.remoting.stamp_properties)
         self.unique_keys = UniqueKeys()
-        self.consumers = ConsumerClients(broker.loop.time, broker.limits.groups_max)
+        self.consumers = broker.groups.clients
+        self.connections: set[ClientConnection] = set()
+        broker.remoting_figures = self._figures
+
+    def _figures(self) -> tuple[int, int]:
+        """Return the number of open connections, and of their held pulls. Any thread."""
+        connections = self.connections.copy()
+        return len(connections), sum(len(each.deferred.held_pulls) for each in connections)
 
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Set the committed offset of a group, also backwards. Raises ``LimitReached``."""
+        """Set the committed offset of a group, also backwards; ignore it if it is older than a reset by an operator.
+
+        Raises ``GroupKind`` or ``LimitReached``.
+        """
         broker = self._broker
+        if self.consumers.was_reset(group, (topic, queue)):
+            return
+        self.consumers.check_may_consume(group)
         broker.groups.check_may_commit(group, topic, (queue,))
         broker.groups.ensure_group(group)
         broker.store.consumer_offsets.commit(group, topic, queue, offset)

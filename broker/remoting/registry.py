@@ -11,7 +11,20 @@ from ...protocol.errors import BrokerError
 from ...protocol.remoting import codes
 from ..requests.broker import Broker
 from . import rules
-from .handlers import clients, offsets, produce, pull, replies, routes, transactions
+from .handlers import (
+    assignments,
+    client_calls,
+    clients,
+    consumer_groups,
+    locks,
+    offsets,
+    produce,
+    pull,
+    replies,
+    routes,
+    send_back,
+    transactions,
+)
 from .request import RemotingRequest
 from .rules import Rule
 
@@ -32,9 +45,29 @@ ROWS: tuple[tuple[int, Callable[..., None], Rule], ...] = (
     (codes.SEARCH_OFFSET_BY_TIMESTAMP, offsets.search_offset_by_timestamp, rules.topic(QUERY)),
     (codes.GET_MAX_OFFSET, offsets.get_max_offset, rules.topic(QUERY)),
     (codes.GET_MIN_OFFSET, offsets.get_min_offset, rules.topic(QUERY)),
+    (codes.GET_EARLIEST_MSG_STORETIME, offsets.get_earliest_msg_storetime, rules.topic(QUERY)),
+    (codes.QUERY_CORRECTION_OFFSET, offsets.query_correction_offset, rules.topic(QUERY)),
+    (codes.CONSUMER_SEND_MSG_BACK, send_back.consumer_send_msg_back, rules.group(CONSUME, field="group")),
     (codes.HEART_BEAT, clients.heart_beat, rules.anybody),
     (codes.UNREGISTER_CLIENT, clients.unregister_client, rules.of_client),
     (codes.GET_CONSUMER_LIST_BY_GROUP, clients.get_consumer_list_by_group, rules.group(CONSUME, QUERY)),
+    (codes.CHECK_CLIENT_CONFIG, clients.check_client_config, rules.anybody),
+    (codes.LOCK_BATCH_MQ, locks.lock_batch_mq, rules.anybody),
+    (codes.UNLOCK_BATCH_MQ, locks.unlock_batch_mq, rules.anybody),
+    (codes.QUERY_ASSIGNMENT, assignments.query_assignment, rules.anybody),
+    (codes.SET_MESSAGE_REQUEST_MODE, assignments.refuse_request_mode, rules.anybody),
+    (codes.GET_MESSAGE_REQUEST_MODE, assignments.refuse_request_mode, rules.anybody),
+    (codes.GET_CONSUMER_CONNECTION_LIST, consumer_groups.get_consumer_connection_list, rules.group(QUERY)),
+    (codes.GET_PRODUCER_CONNECTION_LIST, consumer_groups.get_producer_connection_list, rules.broker(QUERY)),
+    (codes.GET_CONSUME_STATS, consumer_groups.get_consume_stats, rules.group(QUERY)),
+    (
+        codes.INVOKE_BROKER_TO_RESET_OFFSET,
+        consumer_groups.reset_offset,
+        rules.of_group_in_topic(ADMIN, QUERY, field="group"),
+    ),
+    (codes.QUERY_TOPIC_CONSUME_BY_WHO, consumer_groups.query_topic_consume_by_who, rules.topic(QUERY)),
+    (codes.GET_CONSUMER_RUNNING_INFO, client_calls.get_consumer_running_info, rules.group(QUERY)),
+    (codes.CONSUME_MESSAGE_DIRECTLY, client_calls.consume_message_directly, rules.group(ADMIN)),
     (codes.GET_ROUTEINFO_BY_TOPIC, routes.get_routeinfo_by_topic, rules.anybody),
     (codes.GET_BROKER_CLUSTER_INFO, routes.get_broker_cluster_info, rules.anybody),
 )

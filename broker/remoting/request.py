@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.commands import ProduceRequest
+from ...protocol.commands import ProduceRequest, PullRequest
 from ...protocol.errors import (
     BrokerError,
     BrokerFailure,
@@ -45,7 +45,8 @@ class RemotingRequest(Request):
     """One request on the event loop. ``received``: its frame, of which ``frame`` may become a translation.
 
     ``gateway``: the state of all RocketMQ clients; ``ext``: the request's extension fields; ``asked``: a pull's queue
-    offset; ``log_begin``: physical offset of the log's end when its connection was opened.
+    offset; ``group``: the group that it reads for, even if that group commits nothing; ``log_begin``: physical offset
+    of the log's end when its connection was opened.
 
     Of a send: ``flag`` and ``reconsume_times`` of its message; ``unique_key`` and ``recall_handle`` that the answer
     tells; ``default_topic`` and ``default_queues`` for creating its topic.
@@ -58,6 +59,7 @@ class RemotingRequest(Request):
         "ext",
         "flag",
         "gateway",
+        "group",
         "log_begin",
         "recall_handle",
         "received",
@@ -72,7 +74,7 @@ class RemotingRequest(Request):
         self.ext = ExtFields(frame.fields)
         self.log_begin = source.log_begin
         self.asked = self.flag = self.reconsume_times = self.default_queues = 0
-        self.unique_key = self.recall_handle = self.default_topic = ""
+        self.group = self.unique_key = self.recall_handle = self.default_topic = ""
 
     def translate(self, buffer: bytearray) -> None:
         """Let the handlers of FlintMQ see ``buffer`` as the body of the request's frame."""
@@ -180,6 +182,21 @@ class RemotingRequest(Request):
             )
         return TopicConfig(name=name, read_queues=queues, write_queues=queues, perm=perm)
 
+    def check_pull(self, params: PullRequest) -> None:
+        """Raise if the group has members of FlintMQ's own kind now, or if an operator has reset its offset."""
+        clients = self.broker.groups.clients
+        clients.check_may_consume(self.group)
+        offset = clients.take_reset(self.group, (params.topic, params.queue))
+        if offset is not None:
+            raise OffsetReset(offset)
+
+    def note_pulled(self, params: PullRequest, next_offset: int) -> None:
+        """Note that a client of the group gets the messages below ``next_offset``."""
+        group = self.broker.groups.clients.groups.get(params.group)
+        if group is not None and (client_id := group.by_remote.get(self.peer)) is not None:
+            group.pulled_by[params.topic, params.queue] = client_id
+            self.broker.groups.note_pulled(params.group, params.topic, params.queue, next_offset)
+
     def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
         """Respond to a pull with its records, which are the wire format. Damaged ones are left out, with a remark."""
         body = memoryview(pulled.body)[_SIZE_BYTES * pulled.count :]
@@ -205,6 +222,8 @@ class RemotingRequest(Request):
         code, remark, fields = code_of(error), remark_of(error), None
         if isinstance(error, OffsetOutOfRange):
             fields, remark = _moved(self.asked, error.min_offset, error.max_offset)
+        elif isinstance(error, OffsetReset):
+            fields, remark = pull_fields(error.offset, 0, error.offset), "OFFSET_RESET"
         responses.send(self._head(code, fields, 0, remark))
 
     # ---- waiting in order ----
@@ -223,6 +242,16 @@ class RemotingRequest(Request):
     def handle_again(self) -> None:
         """Handle the received frame again, from the beginning."""
         self.source.handle(self.received)
+
+
+class OffsetReset(BrokerError):
+    """An operator has reset the group's offset since its last pull of the queue, to ``offset``."""
+
+    code, name, retriable = codes.PULL_OFFSET_MOVED, "OFFSET_RESET", True
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the offset was reset to {offset}")
+        self.offset = offset
 
 
 def pull_fields(next_offset: int, min_offset: int, max_offset: int) -> dict[str, str]:

@@ -19,6 +19,7 @@ _CODES: tuple[tuple[type[BrokerError], int], ...] = (
     (errors.NotPrimary, codes.SERVICE_NOT_AVAILABLE),
     (errors.NotEnoughReplicas, codes.SERVICE_NOT_AVAILABLE),
     (errors.NoPermission, codes.NO_PERMISSION),
+    (errors.GroupKind, codes.NO_PERMISSION),
     (errors.AuthenticationRequired, codes.NO_PERMISSION),
     (errors.AuthenticationFailed, codes.NO_PERMISSION),
     (errors.TopicNotExist, codes.TOPIC_NOT_EXIST),
@@ -39,7 +40,8 @@ def code_of(error: BrokerError) -> int:
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
-    return codes.SYSTEM_ERROR
+    # An error that only this package raises already has RocketMQ's code.
+    return error.code if type(error).__module__.startswith(__package__) else codes.SYSTEM_ERROR
 
 
 def remark_of(error: BrokerError) -> str:

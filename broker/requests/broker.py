@@ -143,6 +143,8 @@ class Broker:
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
         self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
         """Callback that returns the GET_CONNECTIONS rows of the first ``count`` connections after number ``after``."""
+        self.remoting_figures: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Callback that returns the number of RocketMQ's connections, and of their held pulls. Any thread."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Callbacks that get all settings after each change."""
         self.when_replicated: Callable[[Callable[[], None]], object] = lambda done: done()

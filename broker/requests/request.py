@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest
+from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest, PullRequest
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, TopicNotExist
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser, encode_head
@@ -200,6 +200,16 @@ class Request:
     def refuse(self, error: BrokerError) -> None:
         """Respond with an error, accept nothing more from the client and close the connection."""
         self.source.turn_away(error, self.frame.request_id)
+
+    def check_pull(self, params: PullRequest) -> None:
+        """Raise if the client may not read the queue for the group, or no longer: a pull may have waited."""
+        if params.member:
+            self.broker.groups.check_holder(params.group, params.member, params.epoch, params.topic, params.queue)
+
+    def note_pulled(self, params: PullRequest, next_offset: int) -> None:
+        """Note that a member of the group gets the messages below ``next_offset``."""
+        if params.member:
+            self.broker.groups.note_pulled(params.group, params.topic, params.queue, next_offset)
 
     def audit(self, command: Command, target: str, before: Any = None, after: Any = None) -> None:
         """Record that the client changed ``target``. ``before``, ``after``: JSON values; None if it did not exist."""

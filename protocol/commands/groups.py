@@ -139,18 +139,19 @@ class DeleteGroupRequest:
 
 @dataclass(slots=True)
 class GroupsAnswer:
-    """Body: one msgpack array of maps `{group, mode, state, members, epoch, topics, partial, retry_times_max}`."""
+    """Body: one msgpack array of maps `{group, kind, mode, state, members, epoch, topics, partial,
+    retry_times_max}`."""
 
     count: int = integer("number of groups in the body")
 
 
 @dataclass(slots=True)
 class GroupMembersAnswer:
-    """Body: one msgpack map `{group, mode, state, epoch, members, queues, delayed, partial}`. `members` is an array of
-    maps `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` an array
-    of `[topic, queue, member, committed, pulled, min_offset, max_offset, known, next_stored_ms]`, and `delayed` the
-    number of messages that wait for their delivery to `%RETRY%group`. `next_stored_ms` is the store time of the next
-    message to read (-1: there is none): its age is the lag in time."""
+    """Body: one msgpack map `{group, kind, mode, state, epoch, waiting, members, queues, delayed, partial}`. `members`
+    is an array of maps `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`,
+    `queues` an array of `[topic, queue, member, committed, pulled, min_offset, max_offset, known, next_stored_ms]`, and
+    `delayed` the number of messages that wait for their delivery to `%RETRY%group`. `next_stored_ms` is the store time
+    of the next message to read (-1: there is none): its age is the lag in time."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 

@@ -129,7 +129,15 @@ class TestList:
     def test_groups_are_listed_with_their_lag(self, cli: Cli, member: RawMember, filled: str) -> None:
         rows = cli.run("group", "list", member.group, "-o", "json").rows
         assert rows == [
-            {"group": member.group, "mode": "clustering", "state": "stable", "members": 1, "lag": 6, "topics": [filled]}
+            {
+                "group": member.group,
+                "kind": "native",
+                "mode": "clustering",
+                "state": "stable",
+                "members": 1,
+                "lag": 6,
+                "topics": [filled],
+            }
         ]
         assert set(rows[0]) == described("group list")
         assert cli.run("group", "list", "no-such*", "-o", "table").out == "no group matches no-such*\n"

@@ -14,6 +14,7 @@ from ....protocol.storage.delivery import MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, 
 from ...store import MessageStore
 from ..client_handle import ClientHandle
 from .assignment import Queue
+from .consumer_clients import ConsumerClients
 from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class GroupCoordinator:
         self._clock = clock
         self._call_later = call_later
         self.groups: dict[str, ConsumerGroup] = {}
+        self.clients = ConsumerClients(clock, call_later, self.members_of, lambda: self.groups_max)
         self.pulled: dict[tuple[str, str, int], int] = {}
         """By group, topic and queue: offset after the last message that a member got. Only for clustering groups."""
         self.rebalances = 0
@@ -115,6 +117,7 @@ class GroupCoordinator:
         group = self.groups.get(request.group) or ConsumerGroup(request.group, request.mode, self._first_epoch)
         group.check_join(request.member, remote, request.mode, subscriptions)
         self.check_may_be(request.group)
+        self.clients.check_none(request.group)
         if not group.members:
             group.mode = request.mode
         wanted = dict(subscriptions)
@@ -170,6 +173,12 @@ class GroupCoordinator:
             self._first_epoch = max(self._first_epoch, group.epoch)
             del self.groups[group.name]
             self._awaited.pop(group.name, None)
+            self.clients.members_left(group.name)
+
+    def members_of(self, name: str) -> Collection[str]:
+        """Return the names of a group's live members; RocketMQ's clients are in ``clients``."""
+        group = self.groups.get(name)
+        return group.members.keys() if group is not None else ()
 
     # ---- assignment
 
@@ -265,6 +274,8 @@ class GroupCoordinator:
                 found.setdefault(group, set()).add(topic)
         for name, running in list(self.groups.items()):
             found.setdefault(name, set()).update(running.topics())
+        for name, shared in list(self.clients.groups.items()):
+            found.setdefault(name, set()).update(shared.subscriptions)
         return found
 
     def _owner(self, progress_name: str) -> str:
@@ -377,6 +388,9 @@ class GroupCoordinator:
                 wanted |= {(name, topic): {} for topic in member.subscriptions}
                 for (topic, queue_id), begin in list(member.begins.items()):
                     wanted[name, topic][queue_id] = begin
+        for name, shared in list(self.clients.groups.items()):
+            if shared.clustering:
+                wanted |= {(name, topic): {} for topic in shared.subscriptions}
         for name in self._store.groups.names():
             if self._store.topics.get(own := retry_topic(name)) is not None:
                 wanted.setdefault((name, own), {})
@@ -391,20 +405,22 @@ class GroupCoordinator:
         self._group(group_name).check_holder(member, epoch, topic, queue_id)
 
     def note_pulled(self, group_name: str, topic: str, queue_id: int, next_offset: int) -> None:
-        """Note that the member that holds a queue got the messages below ``next_offset``."""
-        group = self.groups.get(group_name)
+        """Note that a live member or client of the group got the messages of a queue below ``next_offset``."""
+        group = self.groups.get(group_name) or self.clients.groups.get(group_name)
         if group is not None and group.clustering:
             self.pulled[group_name, topic, queue_id] = next_offset
 
     def check_idle(self, group_name: str, what: str, topic: str = "") -> None:
-        """Raise ``GroupRunning`` if live members share the group's progress, in ``topic`` if given."""
-        group = self.groups.get(group_name)
-        if group is not None and group.clustering and group.members and (not topic or topic in group.topics()):
-            names = ", ".join(sorted(group.members)[:5])
-            raise GroupRunning(
-                f"group {group_name} has {len(group.members)} live members ({names}): {what}",
-                members=len(group.members),
-            )
+        """Raise ``GroupRunning`` if live consumers share the group's progress, in ``topic`` if given."""
+        group, shared = self.groups.get(group_name), self.clients.sharing(group_name)
+        live: Collection[str] = ()
+        if group is not None and group.clustering and (not topic or topic in group.topics()):
+            live = group.members
+        elif shared is not None and shared.clustering and (not topic or topic in shared.subscriptions):
+            live = shared.clients
+        if live:
+            names = ", ".join(sorted(live)[:5])
+            raise GroupRunning(f"group {group_name} has {len(live)} live members ({names}): {what}", members=len(live))
 
     def reset_offsets(self, group_name: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Move a group's progress back or forward; members that hold the queues start again there."""
@@ -412,6 +428,7 @@ class GroupCoordinator:
         for queue_id, next_offset in offsets.items():
             self._store.consumer_offsets.commit(group_name, topic, queue_id, next_offset)
             self.pulled.pop((group_name, topic, queue_id), None)
+            self.clients.reset(group_name, (topic, queue_id), next_offset)
             if group is not None:
                 group.regrant((topic, queue_id))
         if group is not None:

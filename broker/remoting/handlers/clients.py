@@ -1,62 +1,106 @@
-"""Clients and their groups: HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP."""
+"""Clients and their groups: HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP, CHECK_CLIENT_CONFIG."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
+from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ....protocol.errors import InvalidParameter
-from ....protocol.names import check_client_group
-from ....protocol.remoting import codes
+from ....protocol.names import check_client_group, check_name
+from ....protocol.remoting import codes, fastjson
 from ....protocol.storage.delivery import retry_topic
+from ...delivery.groups.consumer_clients import EXPIRY_S, ClientIdentity, ClientRole, ClientSubscription
+from ...delivery.groups.coordinator import GroupCoordinator
 from ...delivery.groups.producer_groups import ProducerGroups
 from ...delivery.writer import RecordWriter
+from ...handlers.groups import SUBSCRIPTION_CHARS_MAX, SUBSCRIPTIONS_MAX
 from ...store import TopicConfig
 from ..client import RemotingClient
-from ..consumer_clients import EXPIRY_S, ClientGroup, ClientSubscription
 from ..gateway import RemotingGateway
+from ..json_fields import JsonFields, json_body
 from ..request import RemotingRequest
+from ..rules import check
+from ..subscription import check_subscription
+
+GROUPS_MAX = 100
+"""Maximum number of producer groups, and of consumer groups, that a heartbeat names."""
+CLIENT_ID_CHARS_MAX = 255
+WORD_CHARS_MAX = 64
+"""Longest word for how a client consumes."""
 
 
 def heart_beat(
-    request: RemotingRequest, gateway: RemotingGateway, producer_groups: ProducerGroups, writer: RecordWriter
+    request: RemotingRequest, groups: GroupCoordinator, producer_groups: ProducerGroups, writer: RecordWriter
 ) -> None:
-    """Register a client in the groups that it names; it expires after two minutes without a heartbeat."""
-    data = json_body(request)
-    client_id = str(data.get("clientID", ""))
-    peer = request.peer
+    """Register a client in the groups that it names; it expires after two minutes without a heartbeat.
+
+    All of the body is checked before a group changes. Topics for the retries of its consumer groups are created.
+    """
+    body = json_body(request)
+    client_id = _client_id(body.text("clientID"))
+    without = body.flag("withoutSub")
+    peer, received = request.peer, request.received
     assert isinstance(peer, RemotingClient)
-    for producer in data.get("producerDataSet") or ():
-        name = check_client_group(str(producer.get("groupName", "")))
+    identity = ClientIdentity(
+        client_id, peer, received.language, received.version, body.integer("heartbeatFingerprint", 0)
+    )
+    producers = [check_client_group(row.text("groupName")) for row in body.objects("producerDataSet", GROUPS_MAX)]
+    consumers = {}
+    for row in body.objects("consumerDataSet", GROUPS_MAX):
+        consumers[check_client_group(row.text("groupName"))] = _role(row, without)
+    for name, role in consumers.items():
+        topics = [Need((CONSUME,), TOPIC, topic) for topic in role.subscriptions or ()]
+        check(request, Need((CONSUME,), GROUP, name), *topics)
+    peer.introduce(client_id, received.language, received.version)
+    for name in producers:
         producer_groups.heart_beat(name, client_id, peer, EXPIRY_S)
-    retry_topics = []
-    for consumer in data.get("consumerDataSet") or ():
-        group = _group(consumer)
-        check_client_group(group.name)
-        request.broker.groups.ensure_group(group.name)
-        received = request.received
-        gateway.consumers.heart_beat(group, client_id, peer, received.language, received.version)
-        retry_topics.append(TopicConfig(retry_topic(group.name), read_queues=1, write_queues=1))
-    fields = {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"}
+    unknown = False
+    for name, role in consumers.items():
+        groups.check_may_send_back(name)
+        groups.ensure_group(name)
+        unknown |= groups.clients.heart_beat(name, identity, role)
+    retry_topics = [TopicConfig(retry_topic(name), read_queues=1, write_queues=1) for name in consumers]
+    # A client that hears of a change sends its subscriptions again.
+    fields = {
+        "IS_SUPPORT_HEART_BEAT_V2": "true",
+        "IS_SUB_CHANGE": "true" if unknown or not identity.fingerprint else "false",
+    }
     writer.with_topics(retry_topics, request.later(lambda: request.reply(fields)))
 
 
-def _group(consumer: dict[str, Any]) -> ClientGroup:
-    subscriptions = {}
-    for row in consumer.get("subscriptionDataSet") or ():
-        topic = str(row.get("topic", ""))
-        subscriptions[topic] = ClientSubscription(
-            topic,
-            str(row.get("subString") or "*"),
-            str(row.get("expressionType") or "TAG"),
-            int(row.get("subVersion") or 0),
+def _client_id(text: str) -> str:
+    if not text or len(text) > CLIENT_ID_CHARS_MAX or not text.isprintable():
+        raise InvalidParameter(
+            f"clientID must have 1 to {CLIENT_ID_CHARS_MAX} printable characters, got {len(text)}: {text[:40]!r}"
         )
-    return ClientGroup(
-        str(consumer.get("groupName", "")),
-        str(consumer.get("consumeType", "")),
-        str(consumer.get("messageModel", "")),
-        str(consumer.get("consumeFromWhere", "")),
-        subscriptions,
+    return text
+
+
+def _role(row: JsonFields, without: bool) -> ClientRole:
+    """Return how a client consumes in a group. ``without``: the heartbeat leaves out its subscriptions."""
+    subscriptions: dict[str, ClientSubscription] = {}
+    chars = 0
+    for each in row.objects("subscriptionDataSet", SUBSCRIPTIONS_MAX):
+        found = _subscription(each)
+        subscriptions[check_name("topic", found.topic)] = found
+        chars += len(found.topic) + len(found.expression)
+    if chars > SUBSCRIPTION_CHARS_MAX:
+        raise InvalidParameter(
+            f"{row.what}: topics and expressions may have at most {SUBSCRIPTION_CHARS_MAX:,} characters together, got "
+            f"{chars:,}"
+        )
+    return ClientRole(
+        row.text("consumeType", "", WORD_CHARS_MAX),
+        row.text("messageModel", "CLUSTERING", WORD_CHARS_MAX),
+        row.text("consumeFromWhere", "", WORD_CHARS_MAX),
+        None if without else subscriptions,
+    )
+
+
+def _subscription(row: JsonFields) -> ClientSubscription:
+    return ClientSubscription(
+        row.text("topic"),
+        row.text("subString", "*", SUBSCRIPTION_CHARS_MAX) or "*",
+        row.text("expressionType", "TAG", WORD_CHARS_MAX) or "TAG",
+        row.integer("subVersion", 0),
     )
 
 
@@ -71,22 +115,25 @@ def unregister_client(request: RemotingRequest, gateway: RemotingGateway, produc
     request.reply()
 
 
-def get_consumer_list_by_group(request: RemotingRequest, gateway: RemotingGateway) -> None:
-    """Return the ids of the live clients of a group, which share its queues by them."""
-    name = request.ext.text("consumerGroup")
-    group = gateway.consumers.groups.get(name)
-    if group is None:
+def get_consumer_list_by_group(request: RemotingRequest, groups: GroupCoordinator) -> None:
+    """Return the ids of the live clients of a group, which share its queues by them.
+
+    If the group has members of FlintMQ's own kind, it returns their names: a client that does not find itself in the
+    list gives up its queues, but if the request failed, it would keep them.
+    """
+    name = check_client_group(request.ext.text("consumerGroup"))
+    members = groups.members_of(name)
+    group = groups.clients.groups.get(name)
+    if members or group is not None:
+        ids = sorted(members) if members else list(group.clients if group is not None else ())
+        request.reply(body=fastjson.encode({"consumerIdList": ids}))
+    else:
         request.reply(code=codes.SYSTEM_ERROR, remark=f"no consumer for this group, {name}")
-        return
-    request.reply(body=json.dumps({"consumerIdList": list(group.clients)}).encode())
 
 
-def json_body(request: RemotingRequest) -> dict[str, Any]:
-    """Return the JSON object in the request's body. Raises ``InvalidParameter``."""
-    try:
-        data = json.loads(bytes(request.received.body))
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameter(f"the body of request {request.received.code} is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InvalidParameter(f"the body of request {request.received.code} must be a JSON object")
-    return data
+def check_client_config(request: RemotingRequest) -> None:
+    """Check a subscription, before its client starts. Raises ``FilterIllegal``."""
+    row = json_body(request).object("subscriptionData")
+    if row is not None:
+        check_subscription(_subscription(row))
+    request.reply()

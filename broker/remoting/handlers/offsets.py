@@ -1,14 +1,25 @@
-"""Offsets of queues and of groups: QUERY_CONSUMER_OFFSET, UPDATE_CONSUMER_OFFSET, and the ends of a queue."""
+"""Offsets of queues and of groups: the ends of a queue, its offsets by time, and the committed offset of a group."""
 
 from __future__ import annotations
 
-from ....protocol.remoting import codes
+import os
+
+from ....protocol.errors import GroupNotExist, InvalidParameter
+from ....protocol.names import check_client_group
+from ....protocol.remoting import codes, fastjson
+from ...delivery.groups.coordinator import GroupCoordinator
 from ...handlers.pull import check_readable
 from ...store import MessageStore
 from ..gateway import RemotingGateway
 from ..request import RemotingRequest
 
 _QUEUE_MAX = 2**31 - 1
+_I64_MAX = 2**63 - 1
+_TIME_MS_MIN = -(2**63)
+LOWER, UPPER = "LOWER", "UPPER"
+YOUNG_SHARE = 0.4
+"""Share of the machine's memory that the log since a message may take for the message to count as still in memory."""
+MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _queue(request: RemotingRequest) -> tuple[str, int]:
@@ -33,36 +44,104 @@ def get_min_offset(request: RemotingRequest, store: MessageStore) -> None:
     )
 
 
-def search_offset_by_timestamp(request: RemotingRequest, store: MessageStore) -> None:
-    """Return the first offset whose message was stored at a time or later."""
+def get_earliest_msg_storetime(request: RemotingRequest, store: MessageStore) -> None:
+    """Return the store time of the queue's first message in ms, or -1 if the queue is empty."""
     topic, queue = _queue(request)
-    timestamp_ms = request.ext.integer("timestamp", low=-(2**63))
     request.after_dispatch(
         lambda: request.read(
-            lambda hot: store.queue_reads.offset_by_time(topic, queue, max(timestamp_ms, 0), hot=hot),
-            lambda offset: request.reply({"offset": str(offset)}),
+            lambda hot: store.queue_reads.earliest_store_time(topic, queue, hot=hot),
+            lambda stored_ms: request.reply({"timestamp": str(stored_ms)}),
         )
     )
 
 
+def search_offset_by_timestamp(request: RemotingRequest, store: MessageStore) -> None:
+    """Return the first offset whose message was stored at a time or later; for ``UPPER`` the last at it or earlier."""
+    topic, queue = _queue(request)
+    timestamp_ms = max(request.ext.integer("timestamp", low=_TIME_MS_MIN), 0)
+    boundary = request.ext.text("boundaryType", LOWER).upper() or LOWER
+    if boundary not in (LOWER, UPPER):
+        raise InvalidParameter(f"boundaryType must be {LOWER} or {UPPER}, got {boundary[:40]!r}")
+    reads = store.queue_reads
+
+    def find(hot: bool) -> int:
+        if boundary == LOWER:
+            return reads.offset_by_time(topic, queue, timestamp_ms, hot=hot)
+        after = reads.offset_by_time(topic, queue, min(timestamp_ms + 1, _I64_MAX), hot=hot)
+        return max(after - 1, reads.min_offset(topic, queue, hot=hot))
+
+    request.after_dispatch(lambda: request.read(find, lambda offset: request.reply({"offset": str(offset)})))
+
+
 def query_consumer_offset(request: RemotingRequest, store: MessageStore) -> None:
-    """Return the committed offset of a group in a queue."""
+    """Return the committed offset of a group in a queue.
+
+    A group that has committed nothing gets 0 if the queue still has its first message and that one is young: so a new
+    group misses nothing of a young topic, whatever its start rule. ``setZeroIfNotFound`` = false forbids that.
+    """
     ext = request.ext
-    group = ext.text("consumerGroup")
+    group, may_be_zero = ext.text("consumerGroup"), ext.flag("setZeroIfNotFound", True)
     topic, queue = _queue(request)
     committed = store.consumer_offsets.committed_of(group, topic, queue)
     if committed is not None:
         request.reply({"offset": str(committed)})
+        return
+
+    def answer(young: bool) -> None:
+        if young:
+            request.reply({"offset": "0"})
+        else:
+            remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+            request.reply(code=codes.QUERY_NOT_FOUND, remark=remark)
+
+    if may_be_zero:
+        request.after_dispatch(lambda: request.read(lambda hot: _is_young(store, topic, queue, hot), answer))
     else:
-        request.reply(
-            code=codes.QUERY_NOT_FOUND, remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
-        )
+        request.reply(code=codes.QUERY_NOT_FOUND, remark="Not found, do not set to zero, maybe this group boot first")
 
 
-def update_consumer_offset(request: RemotingRequest, gateway: RemotingGateway) -> None:
-    """Set the committed offset of a group in a queue, also backwards."""
+def _is_young(store: MessageStore, topic: str, queue: int, hot: bool) -> bool:
+    """Return whether the queue still has its first message, and the log since then could be in memory."""
+    if store.queue_reads.min_offset(topic, queue, hot=hot) > 0:
+        return False
+    log_bytes = store.queue_reads.log_bytes_since(topic, queue, 0, hot=hot)
+    return log_bytes is not None and log_bytes < YOUNG_SHARE * MEMORY_BYTES
+
+
+def update_consumer_offset(
+    request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
+) -> None:
+    """Set the committed offset of a group in a queue, also backwards.
+
+    An offset beyond the queue's end is kept; the next pull there is told the end. A commit that is older than a reset
+    by an operator is ignored.
+    """
     ext = request.ext
-    group, offset = ext.text("consumerGroup"), ext.integer("commitOffset")
+    group, offset = check_client_group(ext.text("consumerGroup")), ext.integer("commitOffset")
+    if not store.groups.has(group):
+        raise GroupNotExist(f"Group {group} not exist! Its clients send heartbeats first, which create it")
     topic, queue = _queue(request)
+    store.queue_reads.max_offset(topic, queue)  # raises if the topic has no such queue
+    ignored = gateway.consumers.was_reset(group, (topic, queue))
     gateway.commit(group, topic, queue, offset)
-    request.reply()
+    request.reply(remark="Offset has been previously reset" if ignored else None)
+
+
+def query_correction_offset(request: RemotingRequest, store: MessageStore) -> None:
+    """Return for each queue of a topic the smallest committed offset of all groups but some.
+
+    A queue in which a group to compare with is behind that offset gets the largest number instead.
+    """
+    ext = request.ext
+    topic = ext.text("topic")
+    left_out = {name for name in ext.text("filterGroups", "").split(",") if name}
+    compared = ext.text("compareGroup", "")
+    found: dict[int, int] = {}
+    for group, of, offsets in store.consumer_offsets.rows():
+        if of == topic and group not in left_out:
+            for queue, offset in offsets.items():
+                found[queue] = min(found.get(queue, offset), offset)
+    for queue, offset in store.consumer_offsets.committed(compared, topic).items() if compared else ():
+        if found.get(queue, -1) > offset:
+            found[queue] = _I64_MAX
+    request.reply(body=fastjson.encode({"correctionOffsets": found}))

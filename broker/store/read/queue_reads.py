@@ -121,6 +121,14 @@ class QueueReads:
                 high = middle
         return low
 
+    def log_bytes_since(self, topic: str, queue_id: int, offset: int, *, hot: bool) -> int | None:
+        """Return the size of the CommitLog from the message at a queue offset on; None if the queue does not hold
+        it."""
+        queue = self.queue(topic, queue_id)
+        if queue is None or not queue.start_offset <= offset < queue.max_offset:
+            return None
+        return max(self._commitlog.write_offset - queue.unit(offset, hot=hot)[0], 0)
+
     def stored_ms(self, topic: str, queue_id: int, offset: int, *, hot: bool) -> int | None:
         """Return the store time of the message at a queue offset in ms; None if the queue does not hold it."""
         queue = self.queue(topic, queue_id)

@@ -101,6 +101,10 @@ class SubscriptionGroupTable:
         """Return how often a message of the group is redelivered before it becomes a dead letter."""
         return int(self._groups.get(group, _DEFAULTS).get("retryMaxTimes", RETRY_TIMES_MAX))
 
+    def has_retries(self, group: str) -> bool:
+        """Return whether a message that the group sends back is delivered again; otherwise it is dropped."""
+        return int(self._groups.get(group, _DEFAULTS).get("retryQueueNums", 1)) > 0
+
     def may_consume(self, group: str) -> bool:
         """Return whether the group may consume, that is, whether it is not switched off."""
         return bool(self._groups.get(group, _DEFAULTS).get("consumeEnable", True))

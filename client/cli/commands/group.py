@@ -49,6 +49,7 @@ def _age(stored_at: datetime | None) -> str:
 
 LIST_COLUMNS = (
     TableColumn("group", "GROUP", fold=True),
+    TableColumn("kind", "KIND", spare=True),
     TableColumn("mode", "MODE", spare=True),
     TableColumn("state", "STATE"),
     number("members", "MEMBERS"),
@@ -57,6 +58,7 @@ LIST_COLUMNS = (
 )
 GROUP_COLUMNS = (
     TableColumn("group", "group", style="bold"),
+    TableColumn("kind", "kind"),
     TableColumn("mode", "mode"),
     TableColumn("state", "state"),
     TableColumn("epoch", "epoch"),
@@ -116,6 +118,7 @@ def list_groups(settings: BrokerChoice, pattern: str) -> None:
         rows = [
             {
                 "group": info.group,
+                "kind": info.kind or None,
                 "mode": info.mode,
                 "state": info.state,
                 "members": info.members,
@@ -161,6 +164,12 @@ def status(settings: BrokerChoice, group: str) -> None:
         output.record(GROUP_COLUMNS, whole | {"lag": lag})
         output.write("\n")
         output.rows(MEMBER_COLUMNS, members, empty="the group has no members")
+        if found.waiting:
+            who = plural(len(found.waiting), "RocketMQ client")
+            note(
+                settings,
+                f"{who} of the group wait until these members are gone: {', '.join(found.waiting[:TOPICS_SHOWN])}",
+            )
         output.write("\n")
         wide = output.width >= WIDE
         columns = [column for column in QUEUE_COLUMNS if wide or column.name not in ("min_offset", "lag")]
@@ -216,6 +225,7 @@ def _whole(found: GroupStatus, members: list[dict[str, Any]], queues: list[dict[
     lag = sum(map(lag_in, found.queues), Lag(partial=found.partial))
     return {
         "group": found.group,
+        "kind": found.kind or None,
         "mode": found.mode,
         "state": found.state,
         "epoch": found.epoch,
@@ -223,6 +233,7 @@ def _whole(found: GroupStatus, members: list[dict[str, Any]], queues: list[dict[
         "ready": total("ready"),
         "in_flight": total("in_flight"),
         "delayed": found.delayed,
+        "waiting": list(found.waiting),
         "members": [_without(row, "number", "shown_subscriptions") for row in members],
         "queues": [_without(row, "number", "group") for row in queues],
     }

@@ -21,7 +21,7 @@ from ..times import from_millis
 class GroupInfo:
     """One group. ``state``: ``empty`` (it has no members), ``rebalancing`` or ``stable``; ``retry_times_max``: number
     of redeliveries before a message becomes a dead letter; ``partial``: the group has topics whose progress the user
-    may not see."""
+    may not see; ``kind``: ``native``, ``remoting`` if RocketMQ's clients share its queues, empty without members."""
 
     group: str
     mode: str
@@ -31,6 +31,7 @@ class GroupInfo:
     topics: Sequence[str]
     retry_times_max: int
     partial: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class GroupQueue:
 class GroupStatus:
     """One group in full. ``queues``: one row for each queue, in a broadcasting group for each queue and member;
     ``delayed``: messages that wait for redelivery and are in no queue of the group yet; ``partial``: the group has
-    topics that the user may not see."""
+    topics that the user may not see; ``kind``: as in ``GroupInfo``; ``waiting``: RocketMQ clients that get nothing as
+    long as the group has native members. The member of a queue of RocketMQ's clients is the one that read it last."""
 
     group: str
     mode: str
@@ -106,6 +108,8 @@ class GroupStatus:
     queues: Sequence[GroupQueue] = field(default_factory=tuple)
     delayed: int = 0
     partial: bool = False
+    kind: str = ""
+    waiting: Sequence[str] = ()
 
 
 def groups(*, timeout: float | None = None) -> Operation[list[GroupInfo]]:
@@ -128,7 +132,9 @@ def group(group: str, *, timeout: float | None = None) -> Operation[GroupStatus]
         queues = [GroupQueue(*row[:9]) for row in _rows(content.get("queues"))]
         delayed = int(content.get("delayed", 0))
         name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
-        return GroupStatus(name, mode, state, epoch, members, queues, delayed, bool(content.get("partial")))
+        partial, kind = bool(content.get("partial")), str(content.get("kind", ""))
+        waiting = [str(client) for client in content.get("waiting", ())]
+        return GroupStatus(name, mode, state, epoch, members, queues, delayed, partial, kind, waiting)
 
     return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, timeout=timeout, group=group)
 

@@ -111,22 +111,16 @@ class RocketMQRefused(Exception):
     """RocketMQ did not open the store; the error has its own words."""
 
 
-class RocketMQ:
-    """A process with RocketMQ's classes that has a store open and serves commands.
+class JavaDriver:
+    """A process with RocketMQ's classes that serves commands. ``driver``: its class; ``arguments`` go to it."""
 
-    ``driver``: ``StoreDriver`` or ``BrokerDriver``; ``settings``: RocketMQ's, in addition to those that match the
-    writer's.
-    """
-
-    def __init__(self, classes: str, home: Path, driver: str, store: Path, settings: dict[str, Any]) -> None:
-        home.mkdir()
+    def __init__(self, classes: str, home: Path, driver: str, *arguments: str) -> None:
+        home.mkdir(exist_ok=True)
         self.home = home
-        lines = {"storePathRootDir": store, **ROCKETMQ_SETTINGS, **settings}
-        (home / "settings").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
         options = [*JAVA_OPTIONS, f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", "-cp", classes]
         with (home / "stderr").open("w") as errors:
             self.process = subprocess.Popen(
-                ["java", *options, driver, str(home / "settings")],
+                ["java", *options, driver, *arguments],
                 cwd=home,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -134,15 +128,9 @@ class RocketMQ:
                 text=True,
                 encoding="utf-8",
             )
-        self.opened: dict[str, Any] = {}
 
-    def wait_opened(self) -> None:
-        """Wait until the store is open. Raises ``RocketMQRefused``."""
-        self.opened = self._answer()
-        if "error" in self.opened:
-            raise RocketMQRefused(self.opened["error"])
-
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
+        """Return the next response, even if it is an error."""
         assert self.process.stdout is not None
         watchdog = threading.Timer(COMMAND_TIMEOUT_S, self.process.kill)
         watchdog.start()
@@ -159,9 +147,50 @@ class RocketMQ:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": command, **arguments}, default=str) + "\n")
         self.process.stdin.flush()
-        answer = self._answer()
+        answer = self.answer()
         assert "error" not in answer, answer["error"]
         return answer
+
+    def end(self) -> None:
+        """Close the process's input, and wait until it has ended."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(COMMAND_TIMEOUT_S) == 0
+
+    def kill(self) -> None:
+        """Send SIGKILL, even if the process has ended."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None and not stream.closed:
+                stream.close()
+
+    @property
+    def log(self) -> str:
+        """Return RocketMQ's log about its store, and its output."""
+        files = [*self.home.rglob("store.log"), self.home / "stderr"]
+        return "\n".join(path.read_text(errors="replace") for path in files)
+
+
+class RocketMQ(JavaDriver):
+    """A process that has a store open.
+
+    ``driver``: ``StoreDriver`` or ``BrokerDriver``; ``settings``: RocketMQ's, in addition to those that match the
+    writer's.
+    """
+
+    def __init__(self, classes: str, home: Path, driver: str, store: Path, settings: dict[str, Any]) -> None:
+        home.mkdir()
+        lines = {"storePathRootDir": store, **ROCKETMQ_SETTINGS, **settings}
+        (home / "settings").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        super().__init__(classes, home, driver, str(home / "settings"))
+        self.opened: dict[str, Any] = {}
+
+    def wait_opened(self) -> None:
+        """Wait until the store is open. Raises ``RocketMQRefused``."""
+        self.opened = self.answer()
+        if "error" in self.opened:
+            raise RocketMQRefused(self.opened["error"])
 
     def read(self, **arguments: Any) -> tuple[dict[str, Any], list[Message]]:
         """Return the answer to ``read``, and every message that RocketMQ read."""
@@ -186,23 +215,7 @@ class RocketMQ:
     def close(self) -> None:
         """Stop the process in order, as a broker that ends."""
         self.call("close")
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait(COMMAND_TIMEOUT_S) == 0
-
-    def kill(self) -> None:
-        """Send SIGKILL, even if the process has ended."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None and not stream.closed:
-                stream.close()
-
-    @property
-    def log(self) -> str:
-        """Return RocketMQ's log about its store, and its output."""
-        files = [*self.home.rglob("store.log"), self.home / "stderr"]
-        return "\n".join(path.read_text(errors="replace") for path in files)
+        self.end()
 
 
 class Writer:

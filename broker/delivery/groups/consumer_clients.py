@@ -1,0 +1,347 @@
+"""RocketMQ's clients by consumer group, as their heartbeats describe them.
+
+They share the queues of a group among themselves, and the broker is not told how: it gives each of them the list of
+all, and tells all of them when the list or the topics of one of them change. FlintMQ's own members are assigned queues
+by the broker. Both in one group would read the same queues, so a group is of one kind at a time: that of its first live
+consumer. Clients of RocketMQ that meet FlintMQ's members *wait*: they are in no list and get no messages until those
+members are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
+from ....protocol.errors import GroupKind, LimitReached
+from ..client_handle import ClientHandle
+from .assignment import Queue
+from .queue_locks import QueueLocks
+
+log = logging.getLogger(__name__)
+
+EXPIRY_S = 120.0
+"""Time without a heartbeat after which a client has left (RocketMQ's ``CHANNEL_EXPIRED_TIMEOUT``)."""
+SWEEP_S = 5.0
+"""Interval at which the broker looks for clients that have expired, while there are clients."""
+NOTIFIED_AT_ONCE_MAX = 64
+"""Largest group whose clients are notified immediately of each client that joins or leaves."""
+NOTIFY_S = 0.05
+"""Delay of the notification in a larger group; it covers all clients that join or leave in the meantime."""
+NAMED_MAX = 5
+"""Maximum number of clients that an error names."""
+CLUSTERING = "CLUSTERING"
+BROADCASTING = "BROADCASTING"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSubscription:
+    """A client's subscription to a topic. ``expression``: tags or an SQL92 condition, as ``expression_type`` says.
+
+    ``version``: time at which the client made the subscription, in ms.
+    """
+
+    topic: str
+    expression: str = "*"
+    expression_type: str = "TAG"
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRole:
+    """How a client consumes in one group; the words are RocketMQ's.
+
+    ``subscriptions``: by topic; None in a heartbeat that leaves them out because they have not changed.
+    """
+
+    consume_type: str = ""
+    message_model: str = CLUSTERING
+    consume_from: str = ""
+    subscriptions: Mapping[str, ClientSubscription] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIdentity:
+    """A client, as all of its heartbeats say. ``fingerprint``: hash of all of its roles, 0 if it sends none."""
+
+    client_id: str
+    remote: ClientHandle
+    language: str
+    version: int
+    fingerprint: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerClient:
+    """One client in one group. Times are seconds of the broker's clock."""
+
+    identity: ClientIdentity
+    role: ClientRole
+    joined_at: float
+    heard_at: float
+    cancel_lost: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def subscriptions(self) -> Mapping[str, ClientSubscription]:
+        """Return its subscriptions by topic; empty until a heartbeat has named them."""
+        return self.role.subscriptions or {}
+
+
+@dataclass(slots=True, eq=False)
+class ClientGroup:
+    """The clients of one group by id, and the resets of its offsets that no client has noticed yet."""
+
+    name: str
+    clients: dict[str, ConsumerClient] = field(default_factory=dict)
+    resets: dict[Queue, int] = field(default_factory=dict)
+    by_remote: dict[ClientHandle, str] = field(default_factory=dict)
+    """Id of the client that each connection belongs to."""
+    pulled_by: dict[Queue, str] = field(default_factory=dict)
+    """By queue: id of the client that got messages of it last. The clients say nothing else about their shares."""
+
+    @property
+    def newest(self) -> ClientRole:
+        """Return how the client consumes that was heard last. Any thread."""
+        clients = list(self.clients.values())
+        return max(clients, key=lambda client: client.heard_at).role if clients else ClientRole()
+
+    @property
+    def clustering(self) -> bool:
+        """Return whether the clients share the messages; otherwise each gets all of them."""
+        return self.newest.message_model != BROADCASTING
+
+    @property
+    def subscriptions(self) -> dict[str, ClientSubscription]:
+        """Return the newest subscription to each topic. Any thread."""
+        found: dict[str, ClientSubscription] = {}
+        for client in list(self.clients.values()):
+            for topic, subscription in client.subscriptions.items():
+                if topic not in found or found[topic].version <= subscription.version:
+                    found[topic] = subscription
+        return found
+
+    def subscription(self, topic: str, remote: ClientHandle) -> ClientSubscription | None:
+        """Return the subscription that a pull from ``remote`` selects with; None if no client names the topic.
+
+        It is that of the client itself, because clients of one group may differ while they are being replaced.
+        """
+        client = self.clients.get(self.by_remote.get(remote, ""))
+        own = client.subscriptions.get(topic) if client is not None else None
+        return own or self.subscriptions.get(topic)
+
+
+class ConsumerClients:
+    """The groups with live clients of RocketMQ.
+
+    ``clock``: seconds, monotonic; ``call_later``: calls back after some seconds; ``members_of``: names of a group's
+    live members of FlintMQ's own kind; ``groups_max``: returns the maximum number of groups.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], object],
+        members_of: Callable[[str], Collection[str]],
+        groups_max: Callable[[], int],
+    ) -> None:
+        self._clock = clock
+        self._call_later = call_later
+        self._members_of = members_of
+        self._groups_max = groups_max
+        self._sweep_due = False
+        self._to_notify: set[str] = set()
+        """Large groups with a scheduled notification."""
+        self.groups: dict[str, ClientGroup] = {}
+        self.locks = QueueLocks(clock)
+
+    # ---- clients that come and go
+
+    def heart_beat(self, name: str, identity: ClientIdentity, role: ClientRole) -> bool:
+        """Take a heartbeat of a client for one group; return whether the client must send its subscriptions.
+
+        Raises ``LimitReached`` or, if the connection has too many groups, ``InvalidParameter``.
+        """
+        group = self.groups.get(name)
+        if group is None:
+            if len(self.groups) >= self._groups_max():
+                raise LimitReached(
+                    f"group {name} cannot have live clients: {len(self.groups)} groups have some, which is "
+                    "limits.groups_max; stop some, or raise the limit"
+                )
+            group = ClientGroup(name)
+        before = group.clients.get(identity.client_id)
+        unknown = role.subscriptions is None and (
+            before is None or before.role.subscriptions is None or before.identity.fingerprint != identity.fingerprint
+        )
+        if role.subscriptions is None and before is not None:
+            role = ClientRole(role.consume_type, role.message_model, role.consume_from, before.role.subscriptions)
+        client = self._connected(group, before, identity, role)
+        group.clients[identity.client_id] = client
+        group.by_remote[identity.remote] = identity.client_id
+        self.groups[name] = group
+        self._sweep_soon()
+        if before is None or before.subscriptions.keys() != client.subscriptions.keys():
+            self._changed(group, client, joined=before is None)
+        return unknown
+
+    def _connected(
+        self, group: ClientGroup, before: ConsumerClient | None, identity: ClientIdentity, role: ClientRole
+    ) -> ConsumerClient:
+        """Return the client after its heartbeat; from now on the loss of its connection removes it."""
+        now = self._clock()
+        if before is not None and before.identity.remote is identity.remote:
+            cancel = before.cancel_lost
+        else:
+            # Registered first, because that can be refused; then the client keeps its old connection.
+            remote = identity.remote
+            cancel = remote.when_lost(lambda: self._lost(group.name, identity.client_id, remote))
+            if before is not None:
+                before.cancel_lost()
+                group.by_remote.pop(before.identity.remote, None)
+        return ConsumerClient(identity, role, now if before is None else before.joined_at, now, cancel)
+
+    def _changed(self, group: ClientGroup, client: ConsumerClient, *, joined: bool) -> None:
+        members = self._members_of(group.name)
+        if not members:
+            self._notify(group)
+        elif joined:
+            log.warning(
+                "group %s: RocketMQ client %s waits, because the group has live members of FlintMQ's own kind (%s)",
+                group.name,
+                client.identity.client_id,
+                _some(members),
+            )
+
+    def leave(self, name: str, client_id: str) -> None:
+        """Remove a client from a group, and its locks; do nothing if it is not in it."""
+        self.locks.release_all(name, client_id)
+        self._remove(name, client_id)
+
+    def _remove(self, name: str, client_id: str) -> None:
+        group = self.groups.get(name)
+        client = group.clients.pop(client_id, None) if group is not None else None
+        if group is None or client is None:
+            return
+        client.cancel_lost()
+        if group.by_remote.get(client.identity.remote) == client_id:
+            del group.by_remote[client.identity.remote]
+        group.pulled_by = {queue: reader for queue, reader in group.pulled_by.items() if reader != client_id}
+        if not group.clients:
+            del self.groups[name]
+        elif not self._members_of(name):
+            self._notify(group)
+
+    def _lost(self, name: str, client_id: str, remote: ClientHandle) -> None:
+        group = self.groups.get(name)
+        client = group.clients.get(client_id) if group is not None else None
+        if client is not None and client.identity.remote is remote:
+            self.locks.lost(name, client_id)
+            self._remove(name, client_id)
+
+    def members_left(self, name: str) -> None:
+        """Let the waiting clients of a group share its queues: its last member of FlintMQ's own kind has left."""
+        group = self.groups.get(name)
+        if group is not None:
+            self._notify(group)
+
+    def _notify(self, group: ClientGroup) -> None:
+        """Let every client of the group share the queues again: of a large group a little later, for all changes until
+        then."""
+        if len(group.clients) <= NOTIFIED_AT_ONCE_MAX:
+            self._notify_now(group)
+        elif group.name not in self._to_notify:
+            self._to_notify.add(group.name)
+            self._call_later(NOTIFY_S, lambda: self._notify_now(group))
+
+    def _notify_now(self, group: ClientGroup) -> None:
+        self._to_notify.discard(group.name)
+        for client in list(group.clients.values()):
+            client.identity.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, 0))
+
+    def _sweep_soon(self) -> None:
+        if not self._sweep_due:
+            self._sweep_due = True
+            self._call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweep_due = False
+        oldest = self._clock() - EXPIRY_S
+        for group in list(self.groups.values()):
+            for client_id, client in list(group.clients.items()):
+                if client.heard_at < oldest:
+                    log.warning("group %s: removed %s: no heartbeat for %d s", group.name, client_id, EXPIRY_S)
+                    self.locks.lost(group.name, client_id)
+                    self._remove(group.name, client_id)
+        self.locks.forget_expired()
+        if self.groups or len(self.locks):
+            self._sweep_soon()
+
+    # ---- which kind of consumers a group has
+
+    def sharing(self, name: str) -> ClientGroup | None:
+        """Return the group whose clients share the queues; None if it has none, or if they wait."""
+        group = self.groups.get(name)
+        return None if group is None or self._members_of(name) else group
+
+    def all_sharing(self) -> list[ClientGroup]:
+        """Return the groups whose clients share the queues. Any thread."""
+        return [group for group in list(self.groups.values()) if not self._members_of(group.name)]
+
+    def waiting(self, name: str) -> Collection[str]:
+        """Return the ids of the clients that wait until the group's members of FlintMQ's own kind are gone."""
+        group = self.groups.get(name)
+        return group.clients if group is not None and self._members_of(name) else ()
+
+    def check_none(self, name: str) -> None:
+        """Raise ``GroupKind`` if RocketMQ's clients share the group's queues."""
+        group = self.sharing(name)
+        if group is not None:
+            raise GroupKind(
+                f"group {name} has {len(group.clients)} live RocketMQ clients ({_some(group.clients)}), which share "
+                "its queues among themselves; a group has either those or FlintMQ's own members. Stop them first: the "
+                "committed offsets stay; or use another group",
+                members=len(group.clients),
+            )
+
+    def check_may_consume(self, name: str) -> None:
+        """Raise ``GroupKind`` if the group has members of FlintMQ's own kind."""
+        members = self._members_of(name)
+        if members:
+            raise GroupKind(
+                f"group {name} has {len(members)} live members of FlintMQ's own kind ({_some(members)}), to which the "
+                "broker assigns the queues; a group has either those or RocketMQ's clients. Stop them first: the "
+                "committed offsets stay, and this client continues there; or use another group",
+                members=len(members),
+            )
+
+    def count(self) -> tuple[int, int]:
+        """Return the number of clients that share queues, and of those that wait. Any thread."""
+        everyone = sum(len(group.clients) for group in list(self.groups.values()))
+        sharing = sum(len(group.clients) for group in self.all_sharing())
+        return sharing, max(everyone - sharing, 0)
+
+    # ---- resets by an operator
+
+    def reset(self, name: str, queue: Queue, offset: int) -> None:
+        """Let the next pull of the queue by the group be told that it continues at ``offset``."""
+        group = self.sharing(name)
+        if group is not None and group.clustering:
+            group.resets[queue] = offset
+
+    def was_reset(self, name: str, queue: Queue) -> bool:
+        """Return whether the queue was reset and no client has noticed it: what clients commit now is older."""
+        group = self.groups.get(name)
+        return group is not None and queue in group.resets
+
+    def take_reset(self, name: str, queue: Queue) -> int | None:
+        """Return the offset that the queue was reset to, once; None if it was not reset."""
+        group = self.groups.get(name)
+        return group.resets.pop(queue, None) if group is not None else None
+
+
+def _some(names: Collection[str]) -> str:
+    """Return the first names, and how many there are besides."""
+    shown = ", ".join(sorted(names)[:NAMED_MAX])
+    more = len(names) - NAMED_MAX
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,96 @@
+"""GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: requests that a live client answers, by way of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ....protocol.auth.permissions import QUERY, TOPIC
+from ....protocol.errors import BrokerError, BrokerFailure
+from ....protocol.frames import Frame
+from ....protocol.names import check_client_group
+from ....protocol.remoting import codes
+from ....protocol.remoting.command import RemotingFrame
+from ...delivery.groups.coordinator import GroupCoordinator
+from ...store import MessageStore
+from ..client import RemotingClient
+from ..gateway import RemotingGateway
+from ..request import RemotingRequest
+
+TIMEOUT_S = 10.0
+_SIZE_BYTES = 4
+
+
+class ClientSilent(BrokerError):
+    """The client did not answer in time."""
+
+    code, name, retriable = codes.CONSUME_MSG_TIMEOUT, "CONSUME_MSG_TIMEOUT", True
+
+
+def get_consumer_running_info(request: RemotingRequest, groups: GroupCoordinator) -> None:
+    """Return what a client says about itself: its settings, queues and rates."""
+    client_id, client = _client(request, groups)
+    _ask(request, client, client_id, codes.GET_CONSUMER_RUNNING_INFO, dict(request.received.fields), b"")
+
+
+def consume_message_directly(
+    request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
+) -> None:
+    """Let a client consume a stored message at once, outside of its queue; return how that ended."""
+    client_id, client = _client(request, groups)
+    message_id = request.ext.text("msgId")
+    fields = {**request.received.fields, "brokerName": gateway.broker_name, "topicSysFlag": "0", "groupSysFlag": "0"}
+    access = request.peer.access
+
+    def view(hot: bool) -> memoryview:
+        # By its id alone: a client that retries a message names its first topic, not that of the record.
+        result = store.view(message_id, "", hot, lambda topic: access is None or access.allows(QUERY, TOPIC, topic))
+        return memoryview(result.body)[_SIZE_BYTES * result.count :]
+
+    def found(record: memoryview) -> None:
+        _ask(request, client, client_id, codes.CONSUME_MESSAGE_DIRECTLY, fields, bytes(record))
+
+    request.after_dispatch(lambda: request.read(view, found))
+
+
+def _client(request: RemotingRequest, groups: GroupCoordinator) -> tuple[str, RemotingClient]:
+    ext = request.ext
+    name, client_id = check_client_group(ext.text("consumerGroup")), ext.text("clientId")
+    group = groups.clients.groups.get(name)
+    client = group.clients.get(client_id) if group is not None else None
+    remote = client.identity.remote if client is not None else None
+    if not isinstance(remote, RemotingClient):
+        raise BrokerFailure(f"The Consumer <{name}> <{client_id}> not online")
+    return client_id, remote
+
+
+def _ask(
+    request: RemotingRequest, client: RemotingClient, client_id: str, code: int, fields: Mapping[str, str], body: bytes
+) -> None:
+    """Send the request to the client, and pass its answer on; give up after ``TIMEOUT_S``."""
+    request.deferred.check_may_wait()
+    answers: list[tuple[int, str, bytes]] = []
+    done = request.later(lambda: _pass_on(request, answers[0]))
+    waiting = [True]
+
+    def end(error: BrokerError | None) -> None:
+        if waiting:
+            waiting.clear()
+            timer.cancel()
+            done(error)
+
+    def answered(frame: Frame | None) -> None:
+        if not isinstance(frame, RemotingFrame):
+            end(BrokerFailure(f"the connection of client {client_id} was lost before it answered"))
+            return
+        answers.append((frame.code, frame.remark, bytes(frame.body)))
+        end(None)
+
+    timer = request.broker.loop.call_later(
+        TIMEOUT_S, lambda: end(ClientSilent(f"consumer <{client_id}> did not answer within {TIMEOUT_S:.0f} s"))
+    )
+    client.send_request(code, fields, body, answered)
+
+
+def _pass_on(request: RemotingRequest, answer: tuple[int, str, bytes]) -> None:
+    code, remark, body = answer
+    request.reply(body=body, code=code, remark=remark or None)

@@ -1,0 +1,39 @@
+"""Subscriptions of RocketMQ's clients in FlintMQ's form: tags, or a filter."""
+
+from __future__ import annotations
+
+from ...protocol.errors import FilterIllegal
+from ..delivery.groups.consumer_clients import ClientSubscription
+from ..filters import compile_filter
+from ..handlers.groups import TAGS_CHARS_MAX
+
+TAG = "TAG"
+SQL92 = "SQL92"
+
+
+def tags_and_filter(subscription: ClientSubscription) -> tuple[str, str]:
+    """Return the tags and the filter that a pull for a subscription selects with; both empty for all messages.
+
+    Raises ``FilterIllegal``. The filter is not parsed yet.
+    """
+    expression, kind = subscription.expression, subscription.expression_type
+    if kind == SQL92:
+        return "", expression
+    if kind != TAG:
+        raise FilterIllegal(
+            f"the subscription to topic {subscription.topic} is of type {kind!r}; use {TAG}, for tags such as a || b, "
+            f"or {SQL92}, for a condition"
+        )
+    if len(expression) > TAGS_CHARS_MAX:
+        raise FilterIllegal(
+            f"the tags of topic {subscription.topic} have {len(expression)} characters; the maximum is {TAGS_CHARS_MAX}"
+        )
+    tags = [tag for tag in map(str.strip, expression.split("||")) if tag]
+    return "" if not tags or "*" in tags else " || ".join(tags), ""
+
+
+def check_subscription(subscription: ClientSubscription) -> None:
+    """Raise ``FilterIllegal`` unless a pull can select with the subscription."""
+    _, condition = tags_and_filter(subscription)
+    if condition:
+        compile_filter(condition)
