@@ -268,8 +268,9 @@ class Member:
             case Lead(epoch):
                 self.leads = epoch
                 world.judge.leads(self, epoch)
-            case StepDown():
+            case StepDown(epoch):
                 self.leads = 0
+                world.registry.release(self.name, epoch)
             case Confirm(offset):
                 world.judge.confirmed(self, offset)
                 if world.random.random() < 0.3:

@@ -97,6 +97,14 @@ def test_a_switch_costs_less_than_half_a_second(world: World) -> None:
     assert world.now - asked_at < 0.5
 
 
+def test_the_target_of_a_switch_may_be_slow_to_take_the_lease(world: World) -> None:
+    world.members["a"].switch("b")
+    assert world.run(5.0, lambda: world.registry.config.primary == "b")
+    world.members["b"].pause(0.3)
+    world.run(5.0)
+    assert (world.registry.config.primary, world.registry.config.epoch) == ("b", 2)
+
+
 def test_a_switch_waits_for_a_member_that_is_just_being_taken_out(world: World) -> None:
     a = world.members["a"]
     world.members["b"].pause(world.limits.lag_s + 0.05)

@@ -21,6 +21,8 @@ class Limits:
     """Time without a message after which a connection is closed."""
     turn_s: float = 0.15
     """Time between the attempts of two members to become primary, so that they do not disturb each other."""
+    begin_s: float = 1.0
+    """Time that the primary of a new epoch has to take the lease before others propose themselves."""
     retry_s: float = 0.2
     """Time between two attempts to reach the primary or the registry."""
     read_s: float = 1.0

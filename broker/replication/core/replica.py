@@ -74,6 +74,7 @@ class Replica:
         self._taken_epoch = 0
         """Epoch that this member proposed last because no member led; another one may have been handed over."""
         self._vacant_since: float | None = None
+        self._epoch_at = float("-inf")
         self._lease_until = self._lease_at = 0.0
         self._lease_asked: tuple[int, float] | None = None
         """Number and time of the request for the lease that waits for its answer."""
@@ -108,7 +109,7 @@ class Replica:
         self._holder = state.holder
         if state.version > self._version:
             if self.config is not None and config.epoch > self.config.epoch:
-                self._predecessor = self.config.primary
+                self._predecessor, self._epoch_at = self.config.primary, now
             self._version, self.config = state.version, config
             # A compare-and-set on an older version was applied before this state, or never will be.
             self.proposals = [each for each in self.proposals if each.if_version >= state.version]
@@ -245,17 +246,16 @@ class Replica:
         config = self.config
         if config is None or not self._rules.may_lead(self.member, config, self.log.complete):
             return
-        # A host that refuses connections lives, and its broker does not; if it lives after all, it cannot acknowledge
-        # without this member.
+        # A host that refuses connections lives, and its broker does not, or cannot acknowledge without this member.
         quick = self._limits.quick_takeover and self._follower.refused >= 3
         if not quick and not self._rules.is_vacant(self.member, config, self._holder):
             self._vacant_since = None
             return
-        if self._vacant_since is None:
-            self._vacant_since = now
+        self._vacant_since = now if self._vacant_since is None else self._vacant_since
         candidates = [*sorted(config.in_sync - {config.primary}), config.primary]
         turn = candidates.index(self.member) * self._limits.turn_s if self.member in candidates else 0.0
-        if now < max(self._vacant_since + turn, self._patience.stand_back_until) or self.log.busy:
+        begun = now if quick else self._epoch_at + self._limits.begin_s
+        if now < max(self._vacant_since + turn, self._patience.stand_back_until, begun) or self.log.busy:
             return
         # Every member in sync has every acknowledged message, and needs to report before it counts in the new epoch;
         # so all stay but the old primary, which is probably gone.
