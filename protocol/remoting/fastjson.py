@@ -8,6 +8,7 @@ quoted number as a key, but an object only in that form.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -168,7 +169,10 @@ class _Reader:
             if len(digits) > _INTEGER_DIGITS_MAX:
                 raise FastjsonError(f"an integer of {len(digits):,} digits; at most {_INTEGER_DIGITS_MAX} are read")
             return int(digits)
-        return float(digits)
+        number = float(digits)
+        if math.isinf(number):
+            raise FastjsonError(f"the number {digits[:40]} is too large")
+        return number
 
     def _array(self, depth: int) -> list[Any]:
         items: list[Any] = []
