@@ -137,9 +137,9 @@ class Member:
 
     # ---- inputs ----
 
-    def registry_state(self, state: RegistryState) -> None:
+    def registry_state(self, life: int, state: RegistryState) -> None:
         """Take the registry's state from a watch."""
-        self._enter(self.life, lambda: self._input("registry_state", state))
+        self._enter(life, lambda: self._input("registry_state", state))
 
     def received(self, life: int, number: int, parcel: Parcel) -> None:
         """Take what arrived on a connection."""

@@ -109,7 +109,8 @@ class Registry:
 
     def _notify(self) -> None:
         for member in self._world.members.values():
-            self._respond(member.name, partial(member.registry_state, self.state))
+            # A watch ends with its process: the next one must not be told what was true before it.
+            self._respond(member.name, partial(member.registry_state, member.life, self.state))
 
     def _once(self, answer: Callable[..., object], *otherwise: object) -> Callable[..., None]:
         """Return a function that answers, once; without a call, the answer is ``otherwise`` after a while."""
