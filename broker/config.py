@@ -60,6 +60,12 @@ def _address(value: str) -> str:
     return value
 
 
+def _addresses(value: str) -> str:
+    for address in value.split(";") if value else ():
+        _address(address)
+    return value
+
+
 Integer = Annotated[int, BeforeValidator(_no_conversion)]
 Switch = Annotated[bool, BeforeValidator(_lower)]
 Lower = BeforeValidator(_lower)
@@ -160,6 +166,9 @@ class RemotingSection(Section):
         default="DefaultCluster", min_length=1, max_length=127, description="a name of 1 to 127 printable characters"
     )
     stamp_properties: bool = True
+    name_servers: Annotated[Text, AfterValidator(_addresses)] = Field(
+        default="", max_length=4096, description='addresses HOST:PORT separated by ;, or ""'
+    )
 
 
 class DeliverySection(Section):
@@ -334,6 +343,13 @@ class Settings(Section):
                 raise _contradiction(f"replication.{name}", f"it also needs replication.{other}")
         if self.flush.policy != "sync":
             raise _contradiction("flush.policy", 'must be "sync" in a replica set', "replication.set")
+        return self
+
+    @model_validator(mode="after")
+    def _check_remoting(self) -> Settings:
+        """Only the gateway registers with name servers."""
+        if self.remoting.name_servers and not self.remoting.listen:
+            raise _contradiction("remoting.name_servers", "clients that find the broker there need remoting.listen")
         return self
 
     @model_validator(mode="after")

@@ -42,6 +42,7 @@ from ..security.users import UserTable
 from ..store import MessageStore, RecoveryReport
 
 if TYPE_CHECKING:
+    from ..remoting.gateway import RemotingGateway
     from ..replication.core.patience import Patience
     from .set_membership import SetMembership
 
@@ -82,6 +83,7 @@ class Lifecycle:
         self._broker: Broker | None = None
         self._copying: LoopWorker | None = None
         self._server: Server | None = None
+        self._gateway: RemotingGateway | None = None
         self._authenticator: Authenticator | None = None
         self._tls: TlsFiles | None = None
         self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
@@ -152,6 +154,8 @@ class Lifecycle:
                 await self._set.join(store, broker, self._retention, report)
             self._server = Server(broker, [Listener(sockets), *self._remoting_listeners(broker, remoting)])
             self._server.start()
+            if self._gateway is not None:
+                self._gateway.start()
             self._endpoint.started(broker, self._services)
         except BaseException:
             self._endpoint.close()
@@ -164,9 +168,11 @@ class Lifecycle:
         """Return the listener for RocketMQ's clients; none if ``remoting.listen`` is empty."""
         if not sockets:
             return []
+        from ..remoting.gateway import RemotingGateway
         from ..remoting.listener import remoting_listener
 
-        return [remoting_listener(broker, sockets, self._advertised)]
+        self._gateway = RemotingGateway(broker, self._advertised)
+        return [remoting_listener(self._gateway, sockets)]
 
     def _load_security(self, store_path: Path) -> None:
         """Load users and certificates. Raises ``ConfigurationError`` if they cannot be used."""
@@ -285,6 +291,8 @@ class Lifecycle:
         self._endpoint.stopping()
         if self._set is not None:
             await self._set.stop()
+        if self._gateway is not None:
+            await self._gateway.stop()
         if self._server is not None:
             # The clients of a member that is opened again have been turned away already.
             timeout_ms = REOPEN_TIMEOUT_MS if self.ended.is_set() else self._settings.server.stop_timeout_ms

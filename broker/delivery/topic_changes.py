@@ -44,6 +44,8 @@ class TopicChanges:
         """By topic: the change that is not on disk yet."""
         self.replicate: Callable[[Callable[[], None]], object] = lambda done: done()
         """Called after a change is on disk; calls its argument when other brokers that must have it do, too."""
+        self.on_changed: Callable[[], None] = lambda: None
+        """Called on the loop after changes have been made."""
         self._queue: deque[_Change] = deque()
         self._running = False
 
@@ -108,6 +110,7 @@ class TopicChanges:
                 self._on_deleted(change.topic)
             for done in change.waiting:
                 done(error)
+        self.on_changed()
         self._next()
 
     def _undo(self, change: _Change, failure: BaseException) -> BrokerError:

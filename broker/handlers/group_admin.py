@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -240,12 +240,28 @@ def _member(
     }
 
 
+class GroupParts(NamedTuple):
+    """The parts of the broker that the deletion of a group needs."""
+
+    store: MessageStore
+    groups: GroupCoordinator
+    counters: Counters
+    topic_changes: TopicChanges
+
+
 def delete_group(
     request: Request, store: MessageStore, groups: GroupCoordinator, counters: Counters, topic_changes: TopicChanges
 ) -> None:
     """Delete a group without members and its retry topic; its dead letters stay."""
     params = decode_fields(DeleteGroupRequest, request.frame.fields)
-    name = _existing(groups, params.group)
+    parts = GroupParts(store, groups, counters, topic_changes)
+    remove_group(request, parts, params.group, lambda: request.respond(EmptyAnswer()))
+
+
+def remove_group(request: Request, parts: GroupParts, group_name: str, done: Callable[[], None]) -> None:
+    """Delete a group without members and its retry topic; then call ``done``, or respond with the error."""
+    store, groups, counters, topic_changes = parts
+    name = _existing(groups, group_name)
     group = groups.groups.get(name)
     groups.check_idle(name, "stop them, then delete it")
     shared = groups.clients.groups.get(name)
@@ -258,12 +274,12 @@ def delete_group(
     counters.forget_group(name)
     own = retry_topic(name)
     if store.topics.get(own) is None or own in topic_changes.pending:
-        _when_replicated(request, lambda: request.respond(EmptyAnswer()))
+        when_replicated(request, done)
         return
-    topic_changes.delete(own, request.later(lambda: request.respond(EmptyAnswer())))
+    topic_changes.delete(own, request.later(done))
 
 
-def _when_replicated(request: Request, call: Callable[[], None]) -> None:
+def when_replicated(request: Request, call: Callable[[], None]) -> None:
     """Call ``call`` when a change that a person made would survive a failover."""
     done = request.later(call)
     request.broker.when_replicated(lambda: done(None))
@@ -321,7 +337,7 @@ def reset_progress(
             {queue: before[queue] for queue in after if queue in before},
             after,
         )
-        _when_replicated(request, lambda: answer(after))
+        when_replicated(request, lambda: answer(after))
 
     request.after_dispatch(
         lambda: request.read(

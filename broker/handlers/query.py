@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...protocol.auth.permissions import QUERY, TOPIC, Permissions
+from ...protocol.auth.permissions import QUERY, TOPIC
 from ...protocol.commands import QueryByKeyAnswer, QueryByKeyRequest, ViewMessageAnswer, ViewMessageByIdRequest
 from ...protocol.errors import BrokerFailure, InvalidParameter
 from ...protocol.fields import decode_fields
@@ -62,12 +62,18 @@ def view_message_by_id(request: Request) -> None:
         request.respond(ViewMessageAnswer(count=found.count), found.body)
 
     store = request.broker.store
-    may_show = _shown_by(request.peer.access.permissions) if request.peer.access is not None else None
+    may_show = shown_to(request)
     request.after_dispatch(lambda: request.read(lambda hot: store.view(params.id, params.topic, hot, may_show), found))
 
 
-def _shown_by(permissions: Permissions) -> Callable[[str], bool]:
-    """Return a predicate: may the user find messages of this topic? Others appear not to exist. For any thread."""
+def shown_to(request: Request) -> Callable[[str], bool] | None:
+    """Return a predicate: may the user find messages of this topic? Others appear not to exist. For any thread.
+
+    None: all messages, because there are no users.
+    """
+    if request.peer.access is None:
+        return None
+    permissions = request.peer.access.permissions
     return lambda topic: permissions.allows(QUERY, TOPIC, topic)
 
 

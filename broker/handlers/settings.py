@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -77,7 +77,14 @@ def get_broker_config(request: Request, settings: Settings, settings_at_start: S
 def update_broker_config(request: Request, settings: Settings, change_settings: Callable[[Settings], None]) -> None:
     """Change settings, all or none; the values apply at once, until the broker restarts."""
     params = decode_fields(UpdateBrokerConfigRequest, request.frame.fields)
-    changes = _decode_body(request.frame, params.count)
+    rows = change_hot_settings(request, settings, change_settings, _decode_body(request.frame, params.count))
+    request.respond(UpdateBrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
+
+
+def change_hot_settings(
+    request: Request, settings: Settings, change_settings: Callable[[Settings], None], changes: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Change settings, all or none; return (name, old, new) of each. Raises ``InvalidParameter``."""
     for name in changes:
         if name not in HOT_SETTINGS and name in FIELDS:
             raise InvalidParameter(
@@ -92,7 +99,7 @@ def update_broker_config(request: Request, settings: Settings, change_settings: 
     rows = [(name, value_of(settings, name), value_of(after, name)) for name in changes]
     for setting, old, new in rows:
         request.audit(UPDATE_BROKER_CONFIG, f"setting {setting}", old, new)
-    request.respond(UpdateBrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
+    return rows
 
 
 def _decode_body(frame: Frame, count: int) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -32,7 +34,6 @@ from ..requests.audit import topic_values
 from ..requests.counters import Counters, Traffic
 from ..requests.request import Request
 from ..store import MessageStore, TopicConfig, WouldBlock
-from ..store.tables.config_files import RETENTION_FOREVER
 
 _DELETED = (0, 0, 0, -1)
 """Totals of a topic that was deleted since the names were chosen: without a row, the page would seem to be the last."""
@@ -41,48 +42,74 @@ AS_IT_IS = -2
 """Value of ``retention_hours`` that keeps the topic's retention; a new topic then has none of its own."""
 
 
+class TopicParts(NamedTuple):
+    """The parts of the broker that a change of a topic needs."""
+
+    store: MessageStore
+    topic_changes: TopicChanges
+    holds: PullRequestHoldService
+
+
 def update_and_create_topic(
     request: Request, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
 ) -> None:
     """Create or change a topic; respond once the table is on disk."""
     params = decode_fields(UpdateAndCreateTopicRequest, request.frame.fields)
+    parts = TopicParts(store, topic_changes, holds)
+    change_topic(request, parts, params, {}, lambda: request.respond(EmptyAnswer()))
+
+
+def change_topic(
+    request: Request,
+    parts: TopicParts,
+    params: UpdateAndCreateTopicRequest,
+    extra: Mapping[str, Any],
+    done: Callable[[], None],
+) -> None:
+    """Create or change a topic; call ``done`` once the table is on disk, or respond with the error.
+
+    ``extra``: new values of RocketMQ's other fields; an attribute that is None is removed.
+    """
     _check_own(check_name("topic", params.topic))
     _check_retention(params)
+    topic_changes = parts.topic_changes
     if params.topic in topic_changes.pending:
-        topic_changes.when_done(params.topic, lambda _: request.handle_again())
+        again = partial(change_topic, request, parts, params, extra, done)
+        topic_changes.when_done(params.topic, lambda _: request.attempt(again))
         return
-    old = store.topics.get(params.topic)
-    if old is None:
-        new = TopicConfig(
-            name=params.topic,
-            read_queues=params.read_queues,
-            write_queues=params.write_queues,
-            perm=params.perm,
-            order=params.order,
-            retention_hours=max(params.retention_hours, RETENTION_FOREVER) if params.retention_hours != AS_IT_IS else 0,
-            retention_bytes=max(params.retention_bytes, 0),
+    old = parts.store.topics.get(params.topic)
+    if old is not None and (params.read_queues < old.read_queues or params.write_queues < old.write_queues):
+        raise TopicExistsAlready(
+            f"topic {old.name} has {old.read_queues} read queues and {old.write_queues} write queues; "
+            "queues can be added, but not removed",
+            read_queues=old.read_queues,
+            write_queues=old.write_queues,
         )
+    new = dataclasses.replace(
+        old or TopicConfig(params.topic),
+        read_queues=params.read_queues,
+        write_queues=params.write_queues,
+        perm=params.perm,
+        order=params.order,
+        extra=_merged(old.extra if old is not None else {}, extra),
+    )
+    if params.retention_hours != AS_IT_IS:
+        new = dataclasses.replace(new, retention_hours=params.retention_hours)
+    if params.retention_bytes >= 0:
+        new = dataclasses.replace(new, retention_bytes=params.retention_bytes)
+    if old is not None and new.to_json() == old.to_json():
+        done()
     else:
-        if params.read_queues < old.read_queues or params.write_queues < old.write_queues:
-            raise TopicExistsAlready(
-                f"topic {old.name} has {old.read_queues} read queues and {old.write_queues} write queues; "
-                "queues can be added, but not removed",
-                read_queues=old.read_queues,
-                write_queues=old.write_queues,
-            )
-        new = dataclasses.replace(
-            old,
-            read_queues=params.read_queues,
-            write_queues=params.write_queues,
-            perm=params.perm,
-            order=params.order,
-            retention_hours=old.retention_hours if params.retention_hours == AS_IT_IS else params.retention_hours,
-            retention_bytes=old.retention_bytes if params.retention_bytes < 0 else params.retention_bytes,
-        )
-    if new == old:
-        request.respond(EmptyAnswer())
-    else:
-        topic_changes.put(new, partial(_changed, request, holds, commands.UPDATE_AND_CREATE_TOPIC, old, new))
+        topic_changes.put(new, partial(_changed, request, parts, commands.UPDATE_AND_CREATE_TOPIC, old, new, done))
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return RocketMQ's other fields of a topic after a change."""
+    if not new:
+        return dict(old)
+    attributes = {**(old.get("attributes") or {}), **new.get("attributes", {})}
+    kept = {name: value for name, value in attributes.items() if value is not None}
+    return {**old, **new, "attributes": kept}
 
 
 def delete_topic_in_broker(
@@ -90,14 +117,21 @@ def delete_topic_in_broker(
 ) -> None:
     """Delete a topic and its queues. The end offsets are kept, so that a topic created again continues from them."""
     params = decode_fields(TopicRequest, request.frame.fields)
-    _check_own(params.topic)
-    if params.topic in topic_changes.pending:
-        topic_changes.when_done(params.topic, lambda _: request.handle_again())
+    parts = TopicParts(store, topic_changes, holds)
+    remove_topic(request, parts, params.topic, lambda: request.respond(EmptyAnswer()))
+
+
+def remove_topic(request: Request, parts: TopicParts, topic: str, done: Callable[[], None]) -> None:
+    """Delete a topic; call ``done`` when its files are gone, or respond with the error."""
+    _check_own(topic)
+    topic_changes = parts.topic_changes
+    if topic in topic_changes.pending:
+        topic_changes.when_done(topic, lambda _: request.attempt(partial(remove_topic, request, parts, topic, done)))
         return
-    old = store.topics.get(params.topic)
+    old = parts.store.topics.get(topic)
     if old is None:
-        raise TopicNotExist(f"topic {params.topic} does not exist")
-    topic_changes.delete(params.topic, partial(_changed, request, holds, commands.DELETE_TOPIC_IN_BROKER, old, None))
+        raise TopicNotExist(f"topic {topic} does not exist")
+    topic_changes.delete(topic, partial(_changed, request, parts, commands.DELETE_TOPIC_IN_BROKER, old, None, done))
 
 
 def _check_own(topic: str) -> None:
@@ -118,10 +152,11 @@ def _check_retention(params: UpdateAndCreateTopicRequest) -> None:
 
 def _changed(
     request: Request,
-    holds: PullRequestHoldService,
+    parts: TopicParts,
     command: Command,
     old: TopicConfig | None,
     new: TopicConfig | None,
+    done: Callable[[], None],
     error: BrokerError | None,
 ) -> None:
     if error is not None:
@@ -131,8 +166,8 @@ def _changed(
     assert config is not None
     topic = config.name
     request.audit(command, f"topic {topic}", topic_values(old), topic_values(new))
-    request.respond(EmptyAnswer())
-    holds.wake_topic(topic)
+    request.attempt(done)
+    parts.holds.wake_topic(topic)
 
 
 def get_all_topic_config(request: Request, store: MessageStore) -> None:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from ...protocol.errors import ConnectionFailed
 from ..addresses import format_address
+from ..remoting.outbound import connect
 from .ha_codec import FEED_BYTES_MAX, encode_report
-from .remoting_client import connect
 
 SILENCE_S = 20.0
 """A master that sends nothing, not even a heartbeat, for this time is gone (``haHousekeepingInterval``)."""

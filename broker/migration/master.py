@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...protocol.errors import RemoteProtocolError
+from ...protocol.remoting.codes import SUCCESS
 from ..store.files.json_table import SHAPE_ERRORS, parse_table
 from .errors import MasterUnsuitable
-from .remoting_client import SUCCESS, MasterClient
+from .remoting_client import MasterClient
 
 GET_ALL_TOPIC_CONFIG = 21
 """RocketMQ's slaves ask for it on listenPort − 2; the master answers it on listenPort too."""

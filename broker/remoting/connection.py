@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ...protocol.errors import AuthenticationRequired, BrokerError, FrameIllegal, RemoteProtocolError, UnknownCommand
+from ...protocol.errors import AuthenticationRequired, BrokerError, FrameIllegal, RemoteProtocolError
 from ...protocol.frames import RESPONSE, Frame
 from ...protocol.remoting.command import (
     LENGTHS,
@@ -29,6 +29,7 @@ from .registry import ROUTE_CODES, handlers_for
 from .request import RemotingRequest
 from .results import code_of, remark_of
 from .signatures import SignatureCheck
+from .unsupported import unsupported
 
 if TYPE_CHECKING:
     from .gateway import RemotingGateway
@@ -145,7 +146,7 @@ class RemotingConnection(ClientConnection):
                 return
             handler = self.handlers_by_code.get(frame.code)
             if handler is None:
-                raise UnknownCommand(f" request type {frame.code} not supported")
+                raise unsupported(frame.code)
             handler(request)
         except BrokerError as error:
             request.fail(error)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ..addresses import format_address
 from ..net.connection import ClientConnection
 from ..requests.broker import Broker
+from .figures import SAMPLE_S, TrafficFigures
+from .name_server import NameServerRole
+from .registration import NameServerRegistrations, parse_name_servers
 from .sends import Stamps
 from .unique_keys import UniqueKeys
 
@@ -18,6 +23,11 @@ class RemotingGateway:
         self.reply_topic = f"{self.cluster}_REPLY_TOPIC"
         """Topic that clients send replies to; they are passed on, not stored."""
         self.address = format_address(*address)
+        self.names = NameServerRole(broker, self.cluster, self.broker_name, address)
+        self.figures = TrafficFigures(broker.counters, broker.loop.time)
+        name_servers = parse_name_servers(broker.settings.remoting.name_servers)
+        self._registrations = NameServerRegistrations(broker, self.names, name_servers)
+        self._next_sample: asyncio.TimerHandle | None = None
         self.open_routes = broker.settings.open_routes
         """Whether questions for routes need no signature."""
         self._broker = broker
@@ -44,3 +54,21 @@ class RemotingGateway:
         broker.groups.check_may_commit(group, topic, (queue,))
         broker.groups.ensure_group(group)
         broker.store.consumer_offsets.commit(group, topic, queue, offset)
+
+    def start(self) -> None:
+        """Sample the traffic, and register with the name servers, from now on."""
+        self._sample_later()
+        self._registrations.start()
+
+    def _sample_later(self) -> None:
+        self._next_sample = self._broker.loop.call_later(SAMPLE_S, self._sample)
+
+    def _sample(self) -> None:
+        self.figures.sample()
+        self._sample_later()
+
+    async def stop(self) -> None:
+        """End what runs in the background."""
+        if self._next_sample is not None:
+            self._next_sample.cancel()
+        await self._registrations.stop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from ...protocol.auth.permissions import BROKER, CONSUME, GROUP, PUBLISH, TOPIC, Need
+from ...protocol.auth.permissions import ADMIN, BROKER, CONSUME, GROUP, PUBLISH, QUERY, TOPIC, Need
 
 if TYPE_CHECKING:
     from .request import RemotingRequest
@@ -81,3 +81,4 @@ def _need(actions: tuple[str, ...], kind: str, name: str | None) -> tuple[Need, 
 PUBLISHES = topic(PUBLISH)
 PUBLISHES_V2 = topic(PUBLISH, field="b")
 """The same for the requests whose field names are single letters."""
+CLONES = all_of(group(QUERY, field="srcGroup"), group(ADMIN, field="destGroup"), topic(QUERY))

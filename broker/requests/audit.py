@@ -59,7 +59,9 @@ def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
     """Return a topic's values for ``before`` or ``after``."""
     if config is None:
         return None
+    attributes = config.extra.get("attributes")
     return {
+        **({"attributes": attributes} if attributes else {}),
         "read_queues": config.read_queues,
         "write_queues": config.write_queues,
         "perm": config.perm,

@@ -99,6 +99,8 @@ class Broker:
         process: BrokerProcess,
     ) -> None:
         self.settings = self.settings_at_start = settings
+        self.settings_changes = 0
+        """Number of changes since the start."""
         self.limits = limits = settings.limits
         self.sync = settings.flush.policy == "sync"
         self.auto_create = settings.auto_create_topics()
@@ -198,6 +200,7 @@ class Broker:
     def change_settings(self, settings: Settings) -> None:
         """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
         self.settings = settings
+        self.settings_changes += 1
         self.limits = settings.limits
         self._limit_in_flight()
         self.auto_create = settings.auto_create_topics()

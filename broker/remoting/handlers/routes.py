@@ -3,57 +3,135 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
-from ....protocol.errors import TopicNotExist
-from ...store import MessageStore
+from ....protocol.auth.permissions import TOPIC
+from ....protocol.remoting import codes
+from ....protocol.remoting.fastjson import encode
+from ..bodies import audit_change, encode_lines
 from ..gateway import RemotingGateway
+from ..name_server import PRIMARY_ID
 from ..request import RemotingRequest
-from ..sends import DEFAULT_TOPIC
+from ..rules import sees
 
-PERM_READ_WRITE_INHERIT = 7
+# Without blanks: the Go client cuts ``brokerAddrs`` at its signs itself.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def get_routeinfo_by_topic(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
-    """Return the broker and the queues of a topic."""
-    topic = request.ext.text("topic")
-    config = store.topics.get(topic)
-    if config is not None:
-        read, write, perm = config.read_queues, config.write_queues, config.perm
-    elif topic == DEFAULT_TOPIC and request.broker.auto_create:
-        read = write = 8
-        perm = PERM_READ_WRITE_INHERIT
-    elif topic in (gateway.cluster, gateway.broker_name):
-        read = write = 8 if topic == gateway.cluster else 1
-        perm = PERM_READ_WRITE_INHERIT
-    else:
-        raise TopicNotExist(f"No topic route info in name server for the topic: {topic}")
-    queues = {
-        "brokerName": gateway.broker_name,
-        "perm": perm,
-        "readQueueNums": read,
-        "topicSysFlag": 0,
-        "writeQueueNums": write,
-    }
-    route = {"brokerDatas": [broker_data(gateway)], "filterServerTable": {}, "queueDatas": [queues]}
-    request.reply(body=_encode(route).encode())
+def get_routeinfo_by_topic(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Return the broker and the queues of a topic.
 
-
-def broker_data(gateway: RemotingGateway) -> dict[str, Any]:
-    """Return the broker as routes describe it."""
-    return {
-        "brokerAddrs": {"0": gateway.address},
-        "brokerName": gateway.broker_name,
-        "cluster": gateway.cluster,
-        "enableActingMaster": False,
-    }
+    The answer is standard JSON, whether or not the client asks for that by ``acceptStandardJsonOnly``.
+    """
+    reply_json(request, gateway.names.route(request.ext.text("topic")))
 
 
 def get_broker_cluster_info(request: RemotingRequest, gateway: RemotingGateway) -> None:
     """Return the cluster: one broker."""
+    names = gateway.names
     cluster = {
-        "brokerAddrTable": {gateway.broker_name: broker_data(gateway)},
-        "clusterAddrTable": {gateway.cluster: [gateway.broker_name]},
+        "brokerAddrTable": {names.broker_name: names.broker_data()},
+        "clusterAddrTable": {names.cluster: [names.broker_name]},
     }
-    request.reply(body=_encode(cluster).encode())
+    reply_json(request, cluster)
+
+
+def get_all_topic_list_from_nameserver(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Return the names of all topics."""
+    _reply_topics(request, _seen(request, gateway))
+
+
+def get_topics_by_cluster(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Return the names of all topics of a cluster; none for another one's name."""
+    cluster, names = request.ext.text("cluster"), gateway.names
+    _reply_topics(request, _seen(request, gateway) if cluster == names.cluster else ())
+
+
+def _seen(request: RemotingRequest, gateway: RemotingGateway) -> list[str]:
+    """Return the names of the topics that the user may see."""
+    return [config.name for config in gateway.names.all_topics() if sees(request, TOPIC, config.name)]
+
+
+def get_system_topic_list_from_ns(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Return the names of cluster and broker, which are topics too, and the broker's address."""
+    names = gateway.names
+    reply_json(request, {"brokerAddr": names.own_address, "topicList": [names.cluster, names.broker_name]})
+
+
+def get_unit_topic_list(request: RemotingRequest) -> None:
+    """Return the topics of units (copies of a cluster in several regions), which FlintMQ does not have."""
+    _reply_topics(request, ())
+
+
+def _reply_topics(request: RemotingRequest, topics: Iterable[str]) -> None:
+    reply_json(request, {"topicList": sorted(topics)})
+
+
+def get_kv_config(request: RemotingRequest) -> None:
+    """Answer that a name server's table of settings does not have the key: this one is always empty."""
+    namespace, key = request.ext.text("namespace"), request.ext.text("key")
+    request.reply(code=codes.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {namespace} Key: {key}")
+
+
+def get_kvlist_by_namespace(request: RemotingRequest) -> None:
+    """Answer that a name server's table of settings does not have the namespace: this one is always empty."""
+    namespace = request.ext.text("namespace")
+    request.reply(code=codes.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {namespace}")
+
+
+def delete_topic_in_namesrv(request: RemotingRequest) -> None:
+    """Confirm that there is no route that the broker has not: a deleted topic has none any more."""
+    request.ext.text("topic")
+    request.reply()
+
+
+def wipe_write_perm_of_broker(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Let routes say that the broker's topics cannot be written, so that producers turn to others."""
+    request.reply({"wipeTopicCount": str(_change_write_perm(request, gateway, wiped=True))})
+
+
+def add_write_perm_of_broker(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Let routes tell the permissions of the topics again."""
+    request.reply({"addTopicCount": str(_change_write_perm(request, gateway, wiped=False))})
+
+
+def _change_write_perm(request: RemotingRequest, gateway: RemotingGateway, *, wiped: bool) -> int:
+    """Set whether routes leave out the permission to write; return the number of topics with it, 0 for another
+    broker's name."""
+    names = gateway.names
+    broker_name = request.ext.text("brokerName")
+    if broker_name != names.broker_name:
+        return 0
+    if names.write_wiped != wiped:
+        action = "WIPE_WRITE_PERM_OF_BROKER" if wiped else "ADD_WRITE_PERM_OF_BROKER"
+        audit_change(request, action, f"the routes of {broker_name}", not names.write_wiped, not wiped)
+    return names.wipe(wiped)
+
+
+def get_namesrv_config(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Return what is set of the role of a name server, a line for each setting."""
+    _, _, port = gateway.address.rpartition(":")
+    values = {"listenPort": port, "clusterTest": "false", "orderMessageEnable": "false"}
+    request.reply(body=encode_lines(values))
+
+
+def get_broker_member_group(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Return the brokers of a name: the one that takes messages, or none for another name."""
+    cluster, broker_name = request.ext.text("clusterName"), request.ext.text("brokerName")
+    names = gateway.names
+    known = (cluster, broker_name) == (names.cluster, names.broker_name)
+    group: dict[str, Any] = {"cluster": cluster, "brokerName": broker_name, "brokerAddrs": {}}
+    if known:
+        group["brokerAddrs"] = {PRIMARY_ID: names.own_address}
+    request.reply(body=encode({"brokerMemberGroup": group}))
+
+
+def notify_min_broker_id_change(request: RemotingRequest) -> None:
+    """Take a name server's note that another broker of this name has the smallest number now; it changes nothing."""
+    request.reply()
+
+
+def reply_json(request: RemotingRequest, value: Any) -> None:
+    """Respond with standard JSON."""
+    request.reply(body=_encode(value).encode("utf-8", "replace"))

@@ -278,6 +278,11 @@ class IndexService:
         return 0
 
     @property
+    def end_ms(self) -> int:
+        """Store time of the last indexed record in ms since 1970 UTC, 0 without files."""
+        return next((file.header.end_timestamp for file in reversed(self.files) if file.index_count > 1), 0)
+
+    @property
     def indexed_below(self) -> int:
         """Physical offset below which all keys of all records are indexed; recovery completes the last record's
         keys."""

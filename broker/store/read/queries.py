@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,6 +183,27 @@ class Queries:
             and record.physical_offset >= self._state.readable_from(name)
         )
 
+    def visible_at(
+        self,
+        physical_offset: int,
+        topic: str,
+        *,
+        hot: bool,
+        visible_below: int,
+        may_show: Callable[[str], bool] | None = None,
+    ) -> bytearray | None:
+        """Return the record at a physical offset if clients may see it; None if there is none, or it is damaged.
+
+        ``topic``, ``may_show``: as for ``view``. Raises ``WouldBlock`` with ``hot``.
+        """
+        if not 0 <= physical_offset < visible_below or not self._log.should_have(physical_offset):
+            return None
+        try:
+            blob, record = self._record(physical_offset, hot)
+        except CorruptRecord:  # the caller may have made up the offset
+            return None
+        return blob if self._may_show(record, topic, may_show) else None
+
     def view(
         self,
         message_id: str,
@@ -202,11 +222,10 @@ class Queries:
         damaged = self._log.quarantine.find(parsed[1]) if parsed is not None else None
         if damaged is not None:
             raise MessageNotFound(self._what_was_lost(message_id, damaged))
-        if parsed is not None and parsed[1] < visible_below:
-            with contextlib.suppress(CorruptRecord):  # the caller may have made up the id
-                blob, record = self._record(parsed[1], hot)
-                if self._may_show(record, topic, may_show):
-                    return QueryResult(1, "", 0, _join([blob]))
+        if parsed is not None:
+            blob = self.visible_at(parsed[1], topic, hot=hot, visible_below=visible_below, may_show=may_show)
+            if blob is not None:
+                return QueryResult(1, "", 0, _join([blob]))
         damages = 0
         names = [topic] if topic else [config.name for config in self._topics if not is_system_topic(config.name)]
         for name in names if may_show is None else filter(may_show, names):

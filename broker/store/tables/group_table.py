@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,16 @@ class SubscriptionGroupTable:
         if group not in self._groups:
             self._groups[group] = {"groupName": group, **_DEFAULTS}
             self._changed()
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Take new settings of the group that ``row`` names, in memory; settings without a new value stay."""
+        group = row["groupName"]
+        self._groups[group] = {**_DEFAULTS, **self._groups.get(group, {}), **row}
+        self._changed()
+
+    def settings_of(self, group: str) -> dict[str, Any]:
+        """Return the settings of a group in RocketMQ's format; the default ones if it is not in the table."""
+        return {"groupName": group, **_DEFAULTS, **self._groups.get(group, {})}
 
     def replace(self, table: dict[str, Any]) -> None:
         """Take the groups of another broker's table, in memory. Raises one of ``SHAPE_ERRORS`` for another shape."""

@@ -1,0 +1,196 @@
+"""Administration of groups: their settings, what they read, and copies of their progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ....protocol.auth.permissions import ADMIN, GROUP, TOPIC, Need
+from ....protocol.errors import BrokerFailure, GroupNotExist, GroupRunning, InvalidParameter, TopicNotExist
+from ....protocol.names import check_client_group
+from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
+from ...delivery.groups.coordinator import GroupCoordinator
+from ...delivery.topic_changes import TopicChanges
+from ...handlers.group_admin import GroupParts, remove_group, when_replicated
+from ...requests.counters import Counters
+from ...store import MessageStore
+from ..bodies import audit_change, json_object, json_objects
+from ..gateway import RemotingGateway
+from ..request import RemotingRequest
+from ..rules import check, sees
+from .routes import reply_json
+
+GROUPS_AT_ONCE_MAX = 1_000
+RETRY_TIMES_LARGEST = 10_000
+QUEUES_LARGEST = 1_024
+MINUTES_LARGEST = 1_000_000
+_I32_MAX = 2**31 - 1
+_SWITCHES = (
+    "consumeEnable",
+    "consumeFromMinEnable",
+    "consumeBroadcastEnable",
+    "consumeMessageOrderly",
+    "notifyConsumerIdsChangedEnable",
+)
+_NUMBERS = {
+    "retryQueueNums": (0, QUEUES_LARGEST),
+    "retryMaxTimes": (-1, RETRY_TIMES_LARGEST),
+    "brokerId": (0, _I32_MAX),
+    "whichBrokerWhenConsumeSlowly": (0, _I32_MAX),
+    "groupSysFlag": (0, _I32_MAX),
+    "consumeTimeoutMinute": (0, MINUTES_LARGEST),
+}
+"""Smallest and largest value of the settings that are numbers."""
+
+
+def update_and_create_subscriptiongroup(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Create a group or change its settings; respond once the table is on disk."""
+    _put(request, gateway, [_decode_group(request, json_object(request))])
+
+
+def update_and_create_subscriptiongroup_list(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Create groups or change their settings, all or none; respond once the table is on disk."""
+    rows = [_decode_group(request, row) for row in json_objects(request, "groupConfigList", GROUPS_AT_ONCE_MAX)]
+    if len({row["groupName"] for row in rows}) < len(rows):
+        raise InvalidParameter("groupConfigList names a group twice; nothing was changed")
+    _put(request, gateway, rows)
+
+
+def _decode_group(request: RemotingRequest, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a row has, checked; others that RocketMQ may have are left out."""
+    name = row.get("groupName")
+    if not isinstance(name, str):
+        raise InvalidParameter(f"groupName must be a text, got {str(name)[:40]!r}")
+    check_client_group(name)
+    check(request, Need((ADMIN,), GROUP, name))
+    kept: dict[str, Any] = {"groupName": name}
+    for switch in _SWITCHES:
+        value = row.get(switch)
+        if value is not None and type(value) is not bool:
+            raise InvalidParameter(f"group {name}: {switch} must be true or false, got {str(value)[:40]}")
+        kept |= {switch: value} if value is not None else {}
+    for number, (low, high) in _NUMBERS.items():
+        value = row.get(number)
+        if value is not None and (type(value) is not int or not low <= value <= high):
+            raise InvalidParameter(f"group {name}: {number} must be from {low} to {high}, got {str(value)[:40]}")
+        kept |= {number: value} if value is not None else {}
+    policy = row.get("groupRetryPolicy")
+    if policy is not None and (not isinstance(policy, Mapping) or policy.get("type", "CUSTOMIZED") != "CUSTOMIZED"):
+        raise InvalidParameter(
+            f"group {name}: groupRetryPolicy must be CUSTOMIZED: messages are redelivered by the delay levels"
+        )
+    if row.get("attributes"):
+        raise InvalidParameter(f"group {name}: groups have no attributes that can be set; leave attributes empty")
+    return kept
+
+
+def _put(request: RemotingRequest, gateway: RemotingGateway, rows: list[dict[str, Any]]) -> None:
+    """Change the table of groups, then respond once it is on disk and, in a replica set, on the other members."""
+    groups, table = request.broker.groups, request.broker.store.groups
+    new = sum(not table.has(row["groupName"]) for row in rows)
+    for row in rows:
+        groups.check_may_be(row["groupName"])
+    if len(table) + new > groups.groups_max:
+        raise InvalidParameter(
+            f"{new} new groups would make {len(table) + new}, and limits.groups_max is {groups.groups_max}; nothing "
+            "was changed"
+        )
+    for row in rows:
+        name = row["groupName"]
+        before = table.settings_of(name) if table.has(name) else None
+        table.put(row)
+        audit_change(request, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", f"group {name}", before, table.settings_of(name))
+    _when_saved(request, request.reply)
+
+
+def _when_saved(request: RemotingRequest, done: Callable[[], None]) -> None:
+    """Call ``done`` once the tables of groups and of their progress are on disk, or respond with the error."""
+    store = request.broker.store
+
+    def save() -> None:
+        # In this order: a start takes a missing table of offsets beside groups for lost.
+        store.consumer_offsets.persist()
+        store.groups.persist()
+
+    saved = request.later(lambda: when_replicated(request, done))
+
+    def finished(future: asyncio.Future[None]) -> None:
+        error = future.exception()
+        saved(
+            None if error is None else BrokerFailure(f"the table of groups cannot be written: {error}. Check the disk")
+        )
+
+    request.in_reader(save).add_done_callback(finished)
+
+
+def get_all_subscriptiongroup_config(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+    """Return the settings of every group that the user may see."""
+    table = {name: store.groups.settings_of(name) for name in store.groups.names() if sees(request, GROUP, name)}
+    version = gateway.names.data_version(store.groups.changes)
+    reply_json(request, {"dataVersion": version, "forbiddenTable": {}, "subscriptionGroupTable": table})
+
+
+def get_subscriptiongroup_config(request: RemotingRequest, store: MessageStore) -> None:
+    """Return the settings of a group. One that does not exist yet has the default ones, which it would begin with."""
+    reply_json(request, store.groups.settings_of(check_client_group(request.ext.text("group"))))
+
+
+def delete_subscriptiongroup(
+    request: RemotingRequest,
+    store: MessageStore,
+    groups: GroupCoordinator,
+    counters: Counters,
+    topic_changes: TopicChanges,
+) -> None:
+    """Delete a group without members, with its progress; a group that does not exist is deleted already."""
+    name = check_client_group(request.ext.text("groupName"))
+    try:
+        remove_group(
+            request,
+            GroupParts(store, groups, counters, topic_changes),
+            name,
+            lambda: _when_saved(request, request.reply),
+        )
+    except GroupNotExist:
+        request.reply()
+
+
+def query_topics_by_consumer(request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator) -> None:
+    """Return the topics in which a group has committed an offset."""
+    name = check_client_group(request.ext.text("group"))
+    topics = {topic for topic in groups.known_topics().get(name, ()) if sees(request, TOPIC, topic)}
+    reply_json(request, {"brokerAddr": gateway.address, "topicList": sorted(topics)})
+
+
+def clone_group_offset(
+    request: RemotingRequest, gateway: RemotingGateway, store: MessageStore, groups: GroupCoordinator
+) -> None:
+    """Copy a group's committed offsets of one topic, or of all, to another group."""
+    ext = request.ext
+    source, target = check_client_group(ext.text("srcGroup")), check_client_group(ext.text("destGroup"))
+    topic = ext.text("topic", "")
+    if topic and store.topics.get(topic) is None:
+        raise TopicNotExist(f"topic[{topic}] not exist")
+    offsets = store.consumer_offsets
+    rows = {
+        name: row
+        for group, name, row in offsets.rows()
+        if group == source
+        and (name == topic or not topic)
+        and not name.startswith(RETRY_TOPIC_PREFIX)
+        and store.topics.get(name) is not None
+    }
+    groups.check_idle(target, "stop them first: they would commit their own offsets", topic)
+    live = gateway.consumers.groups.get(target)
+    if live is not None and live.clients:
+        raise GroupRunning(
+            f"group {target} has {len(live.clients)} live members; stop them first", members=len(live.clients)
+        )
+    groups.ensure_group(target)
+    for name, row in rows.items():
+        groups.check_may_commit(target, name, row)
+        before = offsets.committed(target, name)
+        groups.reset_offsets(target, name, row)
+        audit_change(request, "CLONE_GROUP_OFFSET", f"group {target}, topic {name}", before, row)
+    _when_saved(request, request.reply)

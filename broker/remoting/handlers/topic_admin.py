@@ -1,0 +1,210 @@
+"""Administration of topics: create, change, delete and show them, and the offsets of their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ....protocol.auth.permissions import ADMIN, TOPIC, Need
+from ....protocol.commands import UpdateAndCreateTopicRequest
+from ....protocol.commands.common import QUEUES_MAX
+from ....protocol.errors import InvalidParameter, TopicNotExist
+from ....protocol.remoting.fastjson import ObjectMap, encode
+from ...background.held_pulls import PullRequestHoldService
+from ...delivery.topic_changes import TopicChanges
+from ...handlers.topics import AS_IT_IS, TopicParts, change_topic, remove_topic
+from ...store import MessageStore, TopicConfig
+from ..bodies import json_objects, message_queue
+from ..gateway import RemotingGateway
+from ..request import RemotingRequest
+from ..rules import check, sees
+from ..topic_rows import pop_retry_topics
+from .routes import reply_json
+
+TOPICS_AT_ONCE_MAX = 1_000
+PERM_MAX = 7
+MESSAGE_TYPE = "message.type"
+MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+
+def update_and_create_topic(
+    request: RemotingRequest, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
+) -> None:
+    """Create or change a topic; respond once the table is on disk."""
+    ext = request.ext
+    row = {
+        "topicName": ext.text("topic"),
+        "readQueueNums": ext.integer("readQueueNums"),
+        "writeQueueNums": ext.integer("writeQueueNums"),
+        "perm": ext.integer("perm"),
+        "order": ext.flag("order"),
+        "topicFilterType": ext.text("topicFilterType", "") or FILTER_TYPES[0],
+        "topicSysFlag": ext.integer("topicSysFlag", 0),
+        "attributes": _split_attributes(ext.text("attributes", "")),
+    }
+    _change_all(request, TopicParts(store, topic_changes, holds), [_decode_topic(row)])
+
+
+def update_and_create_topic_list(
+    request: RemotingRequest, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
+) -> None:
+    """Create or change topics, one after the other; respond once all are on disk, or with the first one's error."""
+    rows = json_objects(request, "topicConfigList", TOPICS_AT_ONCE_MAX)
+    changes = [_decode_topic(row) for row in rows]
+    for params, _ in changes:
+        check(request, Need((ADMIN,), TOPIC, params.topic))
+    _change_all(request, TopicParts(store, topic_changes, holds), changes)
+
+
+_Change = tuple[UpdateAndCreateTopicRequest, dict[str, Any]]
+
+
+def _change_all(request: RemotingRequest, parts: TopicParts, changes: list[_Change]) -> None:
+    """Make the changes in their order, then respond with SUCCESS."""
+    if not changes:
+        request.reply()
+        return
+    params, extra = changes[0]
+    change_topic(request, parts, params, extra, partial(_change_all, request, parts, changes[1:]))
+
+
+def _split_attributes(text: str) -> dict[str, str]:
+    """Return the pairs of ``+message.type=DELAY,-other``, with the signs in the names."""
+    return {name: value for name, _, value in (pair.partition("=") for pair in text.split(",") if pair)}
+
+
+def _decode_topic(row: Mapping[str, Any]) -> _Change:
+    """Return the change that a row asks for, with RocketMQ's other fields. Raises ``InvalidParameter``."""
+    name = row.get("topicName")
+    if not isinstance(name, str):
+        raise InvalidParameter(f"topicName must be a text, got {str(name)[:40]!r}")
+    read, write = (
+        _integer(row, name, "readQueueNums", 1, QUEUES_MAX),
+        _integer(row, name, "writeQueueNums", 1, QUEUES_MAX),
+    )
+    perm = _integer(row, name, "perm", 0, PERM_MAX)
+    filter_type = row.get("topicFilterType") or FILTER_TYPES[0]
+    if filter_type not in FILTER_TYPES:
+        raise InvalidParameter(f"topic {name}: topicFilterType must be {' or '.join(FILTER_TYPES)}")
+    extra = {
+        "topicFilterType": filter_type,
+        "topicSysFlag": _integer(row, name, "topicSysFlag", 0, 3, 0),
+        "attributes": _changed_attributes(name, row.get("attributes")),
+    }
+    return (UpdateAndCreateTopicRequest(name, read, write, perm, bool(row.get("order", False)), AS_IT_IS, -1), extra)
+
+
+def _integer(row: Mapping[str, Any], topic: str, name: str, low: int, high: int, default: int | None = None) -> int:
+    value = row.get(name, default)
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidParameter(f"topic {topic}: {name} must be an integer from {low} to {high}, got {str(value)[:40]}")
+    return value
+
+
+def _changed_attributes(topic: str, given: object) -> dict[str, str | None]:
+    """Return new values by name, None for those to remove.
+
+    RocketMQ's own attributes besides ``message.type`` choose stores that FlintMQ does not have.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidParameter(f"topic {topic}: attributes must be an object")
+    changes: dict[str, str | None] = {}
+    for signed, value in given.items():
+        sign, name = (signed[0], signed[1:]) if signed[:1] in ("+", "-") else ("+", signed)
+        if name != MESSAGE_TYPE:
+            raise InvalidParameter(
+                f"topic {topic}: attribute {name[:80]!r} is not supported, only {MESSAGE_TYPE}; nothing was changed"
+            )
+        if sign == "-":
+            changes[name] = None
+        elif value not in MESSAGE_TYPES:
+            raise InvalidParameter(f"topic {topic}: {MESSAGE_TYPE} must be one of {', '.join(MESSAGE_TYPES)}")
+        else:
+            changes[name] = value
+    return changes
+
+
+def delete_topic_in_broker(
+    request: RemotingRequest, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
+) -> None:
+    """Delete a topic, and the topics with its messages that groups still have to receive again by POP.
+
+    As with RocketMQ, a topic that does not exist is deleted already: its tool deletes some more than once.
+    """
+    topic = request.ext.text("topic")
+    names = [name for name in (topic, *pop_retry_topics(store, topic)) if store.topics.get(name) is not None]
+    _delete_all(request, TopicParts(store, topic_changes, holds), names)
+
+
+def _delete_all(request: RemotingRequest, parts: TopicParts, names: list[str]) -> None:
+    if not names:
+        request.reply()
+        return
+    remove_topic(request, parts, names[0], partial(_delete_all, request, parts, names[1:]))
+
+
+def get_all_topic_config(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+    """Return every topic that the user may see, and the version of the table."""
+    version = gateway.names.topics_version()
+    table = {
+        "dataVersion": version,
+        "mappingDataVersion": version,
+        "topicConfigTable": {
+            config.name: config.to_json()
+            for config in gateway.names.topics.all(auto_create=request.broker.auto_create)
+            if sees(request, TOPIC, config.name)
+        },
+        "topicQueueMappingDetailMap": {},
+    }
+    reply_json(request, table)
+
+
+def get_topic_config(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Return one topic."""
+    reply_json(request, _existing(request, gateway).to_json())
+
+
+def _existing(request: RemotingRequest, gateway: RemotingGateway) -> TopicConfig:
+    topic = request.ext.text("topic")
+    config = gateway.names.topics.get(topic, auto_create=request.broker.auto_create)
+    if config is None:
+        raise TopicNotExist(f"topic[{topic}] not exist")
+    return config
+
+
+def get_topic_stats_info(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+    """Return both ends of each queue of a topic, and the store time of its last message."""
+    config = _existing(request, gateway)
+    is_stored = store.topics.get(config.name) is not None
+
+    def read(hot: bool) -> list[tuple[int, int, int, int]]:
+        if is_stored:
+            return store.queue_reads.topic_stats(config.name, hot=hot)
+        return [(queue_id, 0, 0, -1) for queue_id in range(config.queues)]
+
+    def done(stats: list[tuple[int, int, int, int]]) -> None:
+        table = ObjectMap(
+            (
+                message_queue(gateway.broker_name, config.name, queue_id),
+                {"lastUpdateTimestamp": max(stored_ms, 0), "maxOffset": high, "minOffset": low},
+            )
+            for queue_id, low, high, stored_ms in stats
+            if queue_id < config.write_queues
+        )
+        request.reply(body=encode({"offsetTable": table, "topicPutTps": gateway.figures.put_tps(config.name)}))
+
+    request.after_dispatch(lambda: request.read(read, done))
+
+
+def get_system_topic_list_from_broker(request: RemotingRequest, gateway: RemotingGateway) -> None:
+    """Return the names of the topics that each broker has."""
+    reply_json(request, {"topicList": gateway.names.topics.system_names()})
+
+
+def confirm(request: RemotingRequest) -> None:
+    """Confirm a request to clean up what FlintMQ removes itself: queues go with their topic or their last message."""
+    request.reply()
