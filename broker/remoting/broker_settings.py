@@ -42,9 +42,10 @@ def rocketmq_settings(settings: Settings, broker_name: str, cluster: str, addres
         "flushDiskType": "SYNC_FLUSH" if settings.flush.policy == "sync" else "ASYNC_FLUSH",
         "listenPort": port,
         "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
-        "namesrvAddr": ";".join(settings.remoting.name_servers.split(";")),
+        "namesrvAddr": settings.remoting.name_servers,
         "timerWheelEnable": True,
         **{name: value_of(settings, own) for name, own in _NAMES.items()},
+        "autoCreateTopicEnable": settings.auto_create_topics(),
     }
     return {name: _text(value) for name, value in sorted(values.items())}
 

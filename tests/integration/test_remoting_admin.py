@@ -238,6 +238,26 @@ def test_figures_and_settings_have_rocketmqs_names(tool: RemotingSocket) -> None
     assert succeeded(tool.call(codes.GET_BROKER_HA_STATUS))["master"] is True
 
 
+def test_live_producers_and_subscriptions_are_shown(tool: RemotingSocket) -> None:
+    subscription = {"topic": "wanted", "subString": "a || b", "expressionType": "TAG", "subVersion": 7}
+    consumer = {
+        "groupName": "wanting",
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "subscriptionDataSet": [subscription],
+    }
+    tool.heart_beat("client-1", ("producing",), (consumer,))
+    [row] = succeeded(tool.call(codes.GET_ALL_PRODUCER_INFO))["data"]["producing"]
+    host, port = tool.local_address
+    assert (row["clientId"], row["remoteIP"]) == ("client-1", f"/{host}:{port}")
+    asked = {"group": "wanting", "topic": "wanted"}
+    found = succeeded(tool.call(codes.QUERY_SUBSCRIPTION_BY_CONSUMER, asked))
+    assert found["subscriptionData"]["subString"] == "a || b"
+    none = succeeded(tool.call(codes.QUERY_SUBSCRIPTION_BY_CONSUMER, asked | {"topic": "other"}))
+    assert "subscriptionData" not in none
+
+
 def test_changes_are_in_the_audit_log(broker: RemotingBroker, tool: RemotingSocket) -> None:
     make_topic(tool, "audited")
     host, port = tool.local_address
