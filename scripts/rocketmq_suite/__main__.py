@@ -1,0 +1,101 @@
+"""Runs the tests that RocketMQ's authors wrote for its clients against a FlintMQ broker.
+
+Started by ``scripts/rocketmq-suite``. Prints a table; exits with 0 if no case failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..lib.step_report import show_failure
+from .apache_tests import SUITE as APACHE_TESTS
+from .apache_tests import ApacheTests
+from .brokers import Target, flintmq, rocketmq
+from .java import Unavailable, fetch_class_path, need_programs
+from .outcomes import Report
+
+PARTS = ("java",)
+REPOSITORY = "https://github.com/apache/rocketmq.git"
+TAG = "rocketmq-all-5.3.3"
+CLONE_SECONDS_MAX = 600.0
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    options = parse()
+    report = Report()
+    with contextlib.ExitStack() as stack:
+        work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-suite-")))
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            target = stack.enter_context(_broker(options, work))
+            run_parts(options, target, work, report)
+        except Unavailable as missing:
+            show_failure("rocketmq-suite", missing)
+            return 2
+    for failure in report.failed:
+        print(f"\n{failure.suite}: {failure.case}\n{failure.detail}")
+    print(f"\n{report.table()}")
+    return 1 if report.failed or not report.outcomes else 0
+
+
+def run_parts(options: argparse.Namespace, target: Target, work: Path, report: Report) -> None:
+    """Run the suites, each of which may be unavailable here."""
+    if "java" in options.parts:
+        with _or_absent(report, APACHE_TESTS):
+            tests = ApacheTests(options.sources or clone(work), fetch_class_path(work), work)
+            tests.run(target, report, options.only, options.jobs)
+
+
+@contextlib.contextmanager
+def _or_absent(report: Report, suite: str) -> Iterator[None]:
+    try:
+        yield
+    except Unavailable as missing:
+        report.add_absent(suite, str(missing))
+
+
+def _broker(options: argparse.Namespace, work: Path) -> contextlib.AbstractContextManager[Target]:
+    if options.address:
+        return contextlib.nullcontext(Target(options.address, options.address))
+    if options.broker == "rocketmq":
+        return rocketmq(work, fetch_class_path(work))
+    return flintmq(work, options.set)
+
+
+def clone(work: Path) -> Path:
+    """Clone RocketMQ's sources into the scratch folder. Raises ``Unavailable``."""
+    need_programs("git")
+    to = work / "rocketmq"
+    command = ["git", "clone", "--quiet", "--depth", "1", "--branch", TAG, REPOSITORY, str(to)]
+    cloned = subprocess.run(command, capture_output=True, text=True, timeout=CLONE_SECONDS_MAX, check=False)
+    if cloned.returncode:
+        said = cloned.stderr.strip().splitlines()
+        raise Unavailable(f"cannot clone {REPOSITORY}; pass --sources FOLDER ({said[-1] if said else 'git failed'})")
+    return to
+
+
+def parse() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(prog="rocketmq-suite", description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="suites to run; all unless given")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cases whose name contains TEXT")
+    parser.add_argument("--jobs", type=int, default=3, metavar="N", help="classes of tests that run at once (3)")
+    parser.add_argument("--sources", type=Path, metavar="DIR", help=f"checkout of RocketMQ's tag {TAG}")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="scratch folder to keep; a temporary one unless given")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the FlintMQ broker")
+    parser.add_argument("--broker", choices=["flintmq", "rocketmq"], default="flintmq", help="broker to start")
+    parser.add_argument("--address", metavar="HOST:PORT", help="use a running broker, which serves routes, too")
+    options = parser.parse_args()
+    options.parts = options.parts or list(PARTS)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The integration tests of Apache RocketMQ (module ``test`` of its sources), run against a broker outside their process.
+
+The sources are read from a checkout, and copied with a changed base class into the scratch folder of the run.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .brokers import BROKER, CLUSTER, Target
+from .java import FOLDER, Unavailable, compile_java, java_command
+from .outcomes import Outcome, Report, chosen, reason_for
+
+SUITE = "integration tests of Apache RocketMQ 5.3.3"
+PACKAGE = "org.apache.rocketmq.test."
+BASE = Path("base/BaseConf.java")
+CLASS_SECONDS_MAX = 900.0
+NOT_COMPILED = ("autoswitchrole", "container", "dledger", "lmq", "schema", "statictopic")
+_OWN_BROKERS = "starts brokers, name servers or controllers in its own process"
+_INSIDE = "changes or asks parts inside the broker's process"
+_BATCH_QUEUES = "needs ConsumeQueues of batches, a store format that FlintMQ does not offer"
+NOT_APPLICABLE = {
+    "autoswitchrole.": _OWN_BROKERS,
+    "client.producer.batch.BatchSendIT#testBatchSend_SysInnerBatch": _BATCH_QUEUES,
+    "client.producer.batch.BatchSendIT#testBatchSend_ViewMessage": _BATCH_QUEUES,
+    "container.": _OWN_BROKERS,
+    "dledger.": _OWN_BROKERS,
+    "grpc.v2.LocalGrpcIT": _INSIDE,
+    "offset.LagCalculationIT#testEstimateLag": _INSIDE,
+    "offset.OffsetNotFoundIT": _INSIDE,
+    "route.CreateAndUpdateTopicIT": _OWN_BROKERS,
+    "schema.": "compares Java classes with a file, without a broker",
+    "smoke.": _OWN_BROKERS,
+    "statictopic.": "needs static topics over several brokers, which FlintMQ does not offer",
+}
+"""Why classes, or single tests, cannot judge a broker outside their process; by the beginning of their name."""
+STATIC_BLOCK = """
+    static {
+        NAMESRV_ADDR = ExternalBroker.NAME_SERVER;
+        CLUSTER_NAME = ExternalBroker.CLUSTER;
+        BROKER1_NAME = BROKER2_NAME = BROKER3_NAME = ExternalBroker.NAME;
+        brokerController1 = brokerController2 = brokerController3 = ExternalBroker.controller();
+        brokerControllerList = ImmutableList.of(brokerController1);
+        brokerControllerMap = java.util.Collections.singletonMap(BROKER1_NAME, brokerController1);
+        initMQAdmin(NAMESRV_ADDR);
+    }
+"""
+
+
+class ApacheTests:
+    """The compiled tests. ``sources``: a checkout of RocketMQ's tag ``rocketmq-all-5.3.3``; ``classes``: the jars."""
+
+    def __init__(self, sources: Path, classes: str, work: Path) -> None:
+        module = sources / "test/src"
+        if not (module / "test/java").is_dir():
+            raise Unavailable(f"{sources} is not a checkout of Apache RocketMQ: it has no folder test/src/test/java")
+        self._work = work / "integration-tests"
+        self.tests = _find_tests(module / "test/java/org/apache/rocketmq/test")
+        copied = self._work / "sources"
+        for part in ("main", "test"):
+            shutil.copytree(module / part / "java/org/apache/rocketmq/test", copied, dirs_exist_ok=True)
+        for folder in NOT_COMPILED:
+            shutil.rmtree(copied / folder, ignore_errors=True)
+        (copied / BASE).write_text(with_external_broker((copied / BASE).read_text()))
+        java = [*copied.rglob("*.java"), FOLDER / "java/ExternalBroker.java", FOLDER / "java/ClassRunner.java"]
+        self._classes = f"{compile_java(java, classes, self._work / 'classes')}:{module / 'test/resources'}"
+
+    def run(self, target: Target, report: Report, patterns: Sequence[str], jobs: int) -> None:
+        """Run the classes whose name contains one of ``patterns``, or all, each in a process, ``jobs`` at a time."""
+        with ThreadPoolExecutor(jobs) as pool:
+            for done in [
+                pool.submit(self._run_class, name, self.tests[name], target, report)
+                for name in chosen(self.tests, patterns)
+            ]:
+                done.result()
+
+    def _run_class(self, name: str, methods: list[str], target: Target, report: Report) -> None:
+        wanted = []
+        for method in methods:
+            reason = reason_for(f"{name}#{method}", NOT_APPLICABLE)
+            if reason is None:
+                wanted.append(method)
+            else:
+                report.add(Outcome(SUITE, f"{name}#{method}", "not applicable", reason))
+        if not wanted:
+            return
+        options = ["-Xmx512m", "-Dtls.test.mode.enable=true", "--add-opens=java.base/java.util=ALL-UNNAMED"]
+        options += [f"-Dsuite.nameServer={target.name_server}", f"-Dsuite.address={target.address}"]
+        options += [f"-Dsuite.cluster={CLUSTER}", f"-Dsuite.broker={BROKER}"]
+        home = self._work / "homes" / name
+        command = java_command(self._classes, home, "ClassRunner", [PACKAGE + name, *wanted], options)
+        output = home / "output"
+        ended = ""
+        with output.open("w") as written:
+            try:
+                subprocess.run(command, stdout=written, stderr=written, timeout=CLASS_SECONDS_MAX, check=False)
+            except subprocess.TimeoutExpired:
+                ended = f"not finished after {CLASS_SECONDS_MAX:.0f} s; output: {output}"
+        for method, state, detail in read_outcomes(output.read_text(errors="replace"), wanted, ended):
+            if state == "skipped":
+                report.add(Outcome(SUITE, f"{name}#{method}", "not applicable", detail))
+            else:
+                report.add(Outcome(SUITE, f"{name}#{method}", "passed" if state == "passed" else "failed", detail))
+
+
+def with_external_broker(base_class: str) -> str:
+    """Return the source of the tests' base class with the external broker for the three that it starts.
+
+    Raises ``Unavailable`` if the class is another than that of RocketMQ 5.3.
+    """
+    changed, blocks = re.subn(r"\n    static \{\n.*?\n    \}\n", lambda _: STATIC_BLOCK, base_class, flags=re.DOTALL)
+    changed, counts = re.subn(r"(int BROKER_NUM = )3;", r"\g<1>1;", changed)
+    if (blocks, counts) != (1, 1):
+        raise Unavailable(f"{BASE} is not that of RocketMQ 5.3; check out the tag rocketmq-all-5.3.3")
+    return changed
+
+
+def read_outcomes(output: str, wanted: Sequence[str], ended: str) -> list[tuple[str, str, str]]:
+    """Return name, state and detail of each wanted test from the lines of ``ClassRunner``.
+
+    A test without a line failed, with ``ended`` or the end of the output as its detail.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    of_class = ""
+    for state, method, detail in re.findall(r"^SUITE (\w+) (\S+) (\S*)$", output, flags=re.MULTILINE):
+        if state == "started":
+            continue
+        text = base64.b64decode(detail).decode()
+        if method == "(class)":
+            of_class = text
+        elif found.get(method, ("",))[0] != "failed":
+            found[method] = (state, text)
+    missing = ("failed", of_class or ended or output[-2000:])
+    return [(method, *found.get(method, missing)) for method in wanted]
+
+
+def _find_tests(folder: Path) -> dict[str, list[str]]:
+    """Return each class with tests, and the names of its tests."""
+    tests = {}
+    for path in sorted(folder.rglob("*.java")):
+        text = path.read_text()
+        methods = re.findall(r"@Test\b(?:\([^)]*\))?(?:\s*@\w+(?:\([^)]*\))?)*\s+public\s+void\s+(\w+)", text)
+        if methods and "abstract class" not in text:
+            tests[".".join(path.relative_to(folder).with_suffix("").parts)] = methods
+    return tests

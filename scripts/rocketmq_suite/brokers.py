@@ -1,0 +1,143 @@
+"""The broker that the suites run against: FlintMQ, or Apache RocketMQ to tell an error of a suite from one of FlintMQ."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..lib.local_broker import LocalBroker
+from .java import java_command
+
+CLUSTER = "DefaultCluster"
+BROKER = "broker-a"
+START_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 30.0
+FLINTMQ_SETTINGS = (
+    f"server.name={BROKER}",
+    f"remoting.cluster={CLUSTER}",
+    "store.commitlog_file_bytes=268435456",
+    "transactions.timeout_ms=3000",
+    "transactions.check_interval_ms=3000",
+    "log.level=info",
+)
+ROCKETMQ_SETTINGS = {
+    "brokerClusterName": CLUSTER,
+    "brokerName": BROKER,
+    "brokerIP1": "127.0.0.1",
+    "haListenPort": 0,
+    "mappedFileSizeCommitLog": 268435456,
+    "enablePropertyFilter": "true",
+    "enableCalcFilterBitMap": "true",
+    "enableConsumeQueueExt": "true",
+    "recallMessageEnable": "true",
+    "appendAckAsync": "true",
+    "appendCkAsync": "true",
+    "transactionTimeOut": 3000,
+    "transactionCheckInterval": 3000,
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The addresses that RocketMQ's clients need. ``native``: the address of FlintMQ's protocol, or empty."""
+
+    name_server: str
+    address: str
+    native: str = ""
+
+
+@contextlib.contextmanager
+def flintmq(work: Path, options: Sequence[str] = ()) -> Iterator[Target]:
+    """Start a FlintMQ broker with the gateway on a free port; ``options`` are further settings (``name=value``)."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = [*FLINTMQ_SETTINGS, f"remoting.listen={address}", *options]
+    arguments = ["--flush", "async", *(part for setting in settings for part in ("--set", setting))]
+    with LocalBroker(work / "store", *arguments) as broker:
+        yield Target(address, address, broker.address)
+
+
+@contextlib.contextmanager
+def rocketmq(work: Path, classes: str) -> Iterator[Target]:
+    """Start a name server and a broker of Apache RocketMQ."""
+    name_server, address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    store = work / "rocketmq-store"
+    settings = {**ROCKETMQ_SETTINGS, "namesrvAddr": name_server, "storePathRootDir": store}
+    settings |= {"storePathCommitLog": store / "commitlog"}
+    write_properties(work / "name-server.properties", {"listenPort": port_of(name_server)})
+    write_properties(work / "broker.properties", settings | {"listenPort": port_of(address)})
+    with (
+        _started(work, classes, "org.apache.rocketmq.namesrv.NamesrvStartup", "name-server"),
+        _started(work, classes, "org.apache.rocketmq.broker.BrokerStartup", "broker"),
+    ):
+        wait_listening(name_server)
+        wait_listening(address)
+        yield Target(name_server, address)
+
+
+@contextlib.contextmanager
+def _started(work: Path, classes: str, main: str, name: str) -> Iterator[None]:
+    options = [f"-Drocketmq.home.dir={work}", "-Xmx1g", "-Dtls.test.mode.enable=true"]
+    command = java_command(classes, work / f"{name}-home", main, ["-c", str(work / f"{name}.properties")], options)
+    with (work / f"{name}.log").open("w") as log, process(command, log):
+        yield
+
+
+@contextlib.contextmanager
+def process(command: Sequence[str], log: object) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that writes to the open file ``log``, and end it at the end."""
+    running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, text=True)  # type: ignore[call-overload]
+    try:
+        yield running
+    finally:
+        running.terminate()
+        try:
+            running.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+def write_properties(path: Path, settings: dict[str, object]) -> None:
+    """Write a file of Java properties."""
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+
+def port_of(address: str) -> int:
+    """Return the port of ``host:port``."""
+    return int(address.rpartition(":")[2])
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now, and whose neighbours below are, which RocketMQ derives from it."""
+    while True:
+        with contextlib.ExitStack() as sockets:
+            first = sockets.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for below in (1, 2):
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", port - below))
+            except OSError:
+                continue
+            return port
+
+
+def wait_listening(address: str) -> None:
+    """Wait until a process accepts connections at ``address``. Raises ``TimeoutError``."""
+    deadline = time.monotonic() + START_SECONDS_MAX
+    pause = threading.Event()
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port_of(address)), timeout=1).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no process listens on {address} after {START_SECONDS_MAX:.0f} s") from None
+            pause.wait(0.1)
+        else:
+            return
