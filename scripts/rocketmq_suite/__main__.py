@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,10 +18,12 @@ from ..lib.step_report import show_failure
 from .apache_tests import SUITE as APACHE_TESTS
 from .apache_tests import ApacheTests
 from .brokers import Target, flintmq, rocketmq
+from .go_examples import SUITE as GO_EXAMPLES
+from .go_examples import GoExamples
 from .java import Unavailable, fetch_class_path, need_programs
 from .outcomes import Report
 
-PARTS = ("java",)
+PARTS = ("java", "go")
 REPOSITORY = "https://github.com/apache/rocketmq.git"
 TAG = "rocketmq-all-5.3.3"
 CLONE_SECONDS_MAX = 600.0
@@ -29,6 +32,7 @@ CLONE_SECONDS_MAX = 600.0
 def main() -> int:
     """Run what the command line asks for."""
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the context managers then stop all processes
     report = Report()
     with contextlib.ExitStack() as stack:
         work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-suite-")))
@@ -51,6 +55,9 @@ def run_parts(options: argparse.Namespace, target: Target, work: Path, report: R
         with _or_absent(report, APACHE_TESTS):
             tests = ApacheTests(options.sources or clone(work), fetch_class_path(work), work)
             tests.run(target, report, options.only, options.jobs)
+    if "go" in options.parts:
+        with _or_absent(report, GO_EXAMPLES):
+            GoExamples(work, target).run(report, options.only)
 
 
 @contextlib.contextmanager

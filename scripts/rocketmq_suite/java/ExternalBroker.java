@@ -1,12 +1,11 @@
 package org.apache.rocketmq.test.base;
 
-import static org.mockito.Mockito.RETURNS_DEEP_STUBS;
 import static org.mockito.Mockito.mock;
-import static org.mockito.Mockito.when;
 
 import java.util.Map;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.broker.offset.ConsumerOffsetManager;
+import org.apache.rocketmq.broker.out.BrokerOuterAPI;
 import org.apache.rocketmq.broker.subscription.SubscriptionGroupManager;
 import org.apache.rocketmq.broker.topic.TopicConfigManager;
 import org.apache.rocketmq.common.BrokerConfig;
@@ -36,7 +35,6 @@ final class ExternalBroker {
     }
 
     static BrokerController controller() {
-        BrokerController controller = mock(BrokerController.class, RETURNS_DEEP_STUBS);
         BrokerConfig config = new BrokerConfig();
         config.setBrokerName(NAME);
         config.setBrokerClusterName(CLUSTER);
@@ -44,13 +42,27 @@ final class ExternalBroker {
         TopicConfigManager topics = topics();
         DefaultMessageStore store = store();
         ConsumerOffsetManager offsets = offsets();
-        when(controller.getBrokerAddr()).thenReturn(ADDRESS);
-        when(controller.getBrokerConfig()).thenReturn(config);
-        when(controller.getSubscriptionGroupManager()).thenReturn(groups);
-        when(controller.getTopicConfigManager()).thenReturn(topics);
-        when(controller.getMessageStore()).thenReturn(store);
-        when(controller.getConsumerOffsetManager()).thenReturn(offsets);
-        return controller;
+        BrokerOuterAPI nameServers = mock(BrokerOuterAPI.class);
+        return mock(BrokerController.class, call -> {
+            switch (call.getMethod().getName()) {
+                case "getBrokerAddr":
+                    return ADDRESS;
+                case "getBrokerConfig":
+                    return config;
+                case "getBrokerOuterAPI":
+                    return nameServers;
+                case "getSubscriptionGroupManager":
+                    return groups;
+                case "getTopicConfigManager":
+                    return topics;
+                case "getMessageStore":
+                    return store;
+                case "getConsumerOffsetManager":
+                    return offsets;
+                default:
+                    throw elsewhere(call.getMethod());
+            }
+        });
     }
 
     private static synchronized DefaultMQAdminExt admin() throws Exception {
@@ -67,7 +79,7 @@ final class ExternalBroker {
         return mock(SubscriptionGroupManager.class, call -> {
             switch (call.getMethod().getName()) {
                 case "findSubscriptionGroupConfig":
-                    return admin().examineSubscriptionGroupConfig(ADDRESS, call.getArgument(0));
+                    return group(call.getArgument(0));
                 case "updateSubscriptionGroupConfig":
                     admin().createAndUpdateSubscriptionGroupConfig(ADDRESS, (SubscriptionGroupConfig) call.getArgument(0));
                     return null;
@@ -75,6 +87,17 @@ final class ExternalBroker {
                     throw elsewhere(call.getMethod());
             }
         });
+    }
+
+    /** Returns a group's configuration, or the default that a broker gives to a group that it did not know. */
+    private static SubscriptionGroupConfig group(String name) throws Exception {
+        SubscriptionGroupConfig known = admin().getAllSubscriptionGroup(ADDRESS, TIMEOUT_MS).getSubscriptionGroupTable().get(name);
+        if (known != null) {
+            return known;
+        }
+        SubscriptionGroupConfig created = new SubscriptionGroupConfig();
+        created.setGroupName(name);
+        return created;
     }
 
     private static TopicConfigManager topics() {
