@@ -30,7 +30,6 @@ ROCKETMQ_SETTINGS = {
     "brokerClusterName": CLUSTER,
     "brokerName": BROKER,
     "brokerIP1": "127.0.0.1",
-    "haListenPort": 0,
     "mappedFileSizeCommitLog": 268435456,
     "enablePropertyFilter": "true",
     "enableCalcFilterBitMap": "true",
@@ -73,7 +72,7 @@ def rocketmq(work: Path, classes: str) -> Iterator[Target]:
     settings = {**ROCKETMQ_SETTINGS, "namesrvAddr": name_server, "storePathRootDir": store}
     settings |= {"storePathCommitLog": store / "commitlog"}
     write_properties(work / "name-server.properties", {"listenPort": port_of(name_server)})
-    write_properties(work / "broker.properties", settings | {"listenPort": port_of(address)})
+    write_properties(work / "broker.properties", settings | {"listenPort": port_of(address), "haListenPort": free_port()})
     with (
         _started(work, classes, "org.apache.rocketmq.namesrv.NamesrvStartup", "name-server"),
         _started(work, classes, "org.apache.rocketmq.broker.BrokerStartup", "broker"),
