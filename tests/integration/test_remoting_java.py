@@ -1,4 +1,4 @@
-"""RocketMQ's own client for Java against the gateway: sends, batches, consumers, transactions, delays and queries.
+"""RocketMQ's own producers in Java against the gateway: sends, batches, transactions, delays and queries.
 
 ``scripts/rocketmq-suite`` runs the tests that RocketMQ's authors wrote; this is a short part for the test command.
 Optional: skipped without a JDK or Maven, or if Maven cannot fetch RocketMQ's jars.
@@ -6,7 +6,6 @@ Optional: skipped without a JDK or Maven, or if Maven cannot fetch RocketMQ's ja
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +27,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaDriver]:
     brokers = Brokers(tmp_path_factory.mktemp("broker"))
     try:
         address = "{}:{}".format(*RemotingBroker(brokers.start, SETTINGS).address)
-        driver = JavaDriver(classes, tmp_path_factory.mktemp("java"), "ClientDriver", address)
+        driver = JavaDriver(classes, tmp_path_factory.mktemp("java"), "ProducerDriver", address)
         try:
             assert driver.answer() == {"started": True}
             yield driver
@@ -44,10 +43,10 @@ def _send(java: JavaDriver, topic: str, *messages: dict[str, Any], command: str 
     return results
 
 
-def _consume(java: JavaDriver, topic: str, count: int, tags: str = "*", **options: Any) -> list[dict[str, Any]]:
+def _consume(java: JavaDriver, topic: str, count: int, tags: str = "*") -> list[dict[str, Any]]:
     """Start a consumer in a group of its own, and return its messages after so many arrived."""
     group = f"{topic}-group"
-    java.call("consume", topic=topic, group=group, tags=tags, **options)
+    java.call("consume", topic=topic, group=group, tags=tags)
     messages: list[dict[str, Any]] = java.call("received", group=group, count=count)["messages"]
     return messages
 
@@ -68,23 +67,6 @@ def test_a_batch_has_one_result_with_consecutive_offsets(java: JavaDriver, topic
     received = _consume(java, topic, 5)
     assert sorted(message["body"] for message in received) == [f"body {n}" for n in range(5)]
     assert {message["queue"] for message in received} == {first["queue"]}
-
-
-def test_an_orderly_consumer_sees_each_key_in_order(java: JavaDriver, topic: str) -> None:
-    _send(java, topic, *({"body": f"{n}", "order": f"order-{n % 3}"} for n in range(30)))
-    orders = defaultdict(list)
-    for message in _consume(java, topic, 30, orderly=True):
-        orders[message["order"]].append(int(message["body"]))
-    assert orders == {f"order-{k}": list(range(k, 30, 3)) for k in range(3)}
-
-
-def test_a_message_that_fails_comes_again(java: JavaDriver, topic: str) -> None:
-    _send(java, topic, {"body": "once more", "keys": "k"})
-    received = _consume(java, topic, 3, failures=2)
-    assert [(message["body"], message["times"], message["keys"]) for message in received] == [
-        ("once more", times, "k") for times in range(3)
-    ]
-    assert len({message["id"] for message in received}) == 1
 
 
 def test_transactions_end_as_the_producer_says(java: JavaDriver, topic: str) -> None:

@@ -9,9 +9,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
-import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
-import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -24,10 +22,10 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * RocketMQ's own client: sends what the commands say, and tells what its consumers received.
  *
- * "send" and "batch" take "messages" with "topic", "body", "tag", "keys", "delayLevel" and "order" (the key of an order);
+ * "send" and "batch" take "messages", each with "body", "tag", "keys" and "delayLevel" of its own;
  * "transactions" takes bodies, each with its outcome; "consume" starts a consumer; "received" waits for its messages.
  */
-public final class ClientDriver {
+public final class ProducerDriver {
     private static final long WAIT_MS = 30_000;
 
     private final String address;
@@ -36,7 +34,7 @@ public final class ClientDriver {
     private final DefaultMQProducer producer;
     private TransactionMQProducer transactions;
 
-    private ClientDriver(String address) throws Exception {
+    private ProducerDriver(String address) throws Exception {
         this.address = address;
         producer = new DefaultMQProducer("java-producers");
         producer.setNamesrvAddr(address);
@@ -45,7 +43,7 @@ public final class ClientDriver {
 
     public static void main(String[] arguments) throws Exception {
         CommandLoop loop = new CommandLoop();
-        ClientDriver driver = new ClientDriver(arguments[0]);
+        ProducerDriver driver = new ProducerDriver(arguments[0]);
         loop.say(Map.of("started", true));
         loop.run(driver::handle);
         driver.close();
@@ -87,9 +85,6 @@ public final class ClientDriver {
             if (each.containsKey("delayLevel")) {
                 message.setDelayTimeLevel(each.getIntValue("delayLevel"));
             }
-            if (each.containsKey("order")) {
-                message.putUserProperty("order", each.getString("order"));
-            }
             messages.add(message);
         }
         return messages;
@@ -98,13 +93,7 @@ public final class ClientDriver {
     private List<Map<String, Object>> send(List<Message> messages) throws Exception {
         List<Map<String, Object>> results = new ArrayList<>();
         for (Message message : messages) {
-            String order = message.getUserProperty("order");
-            if (order == null) {
-                results.add(shown(producer.send(message)));
-            } else {
-                results.add(shown(producer.send(
-                    message, (queues, sent, key) -> queues.get(Math.floorMod(key.hashCode(), queues.size())), order)));
-            }
+            results.add(shown(producer.send(message)));
         }
         return results;
     }
@@ -144,20 +133,10 @@ public final class ClientDriver {
         consumer.setNamesrvAddr(address);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(arguments.getString("topic"), arguments.getString("tags"));
-        int failures = arguments.getIntValue("failures");
-        if (arguments.getBooleanValue("orderly")) {
-            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
-                messages.forEach(message -> seen.add(shown(message)));
-                return ConsumeOrderlyStatus.SUCCESS;
-            });
-        } else {
-            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-                messages.forEach(message -> seen.add(shown(message)));
-                context.setDelayLevelWhenNextConsume(1);
-                return messages.get(0).getReconsumeTimes() < failures
-                    ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-            });
-        }
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            messages.forEach(message -> seen.add(shown(message)));
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
         consumer.start();
         consumers.add(consumer);
         return Map.of();
@@ -196,11 +175,7 @@ public final class ClientDriver {
         Map<String, Object> shown = new LinkedHashMap<>();
         shown.put("body", text(message));
         shown.put("id", message.getMsgId());
-        shown.put("tag", message.getTags());
-        shown.put("keys", message.getKeys());
-        shown.put("order", message.getUserProperty("order"));
         shown.put("queue", message.getQueueId());
-        shown.put("times", message.getReconsumeTimes());
         shown.put("waited_ms", message.getStoreTimestamp() - message.getBornTimestamp());
         return shown;
     }
