@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import re
 import shutil
-import subprocess
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .brokers import BROKER, CLUSTER, Target
+from .brokers import BROKER, CLUSTER, Target, process, until
 from .java import FOLDER, Unavailable, compile_java, java_command
 from .outcomes import Outcome, Report, chosen, reason_for
 
@@ -64,6 +64,7 @@ class ApacheTests:
         if not (module / "test/java").is_dir():
             raise Unavailable(f"{sources} is not a checkout of Apache RocketMQ: it has no folder test/src/test/java")
         self._work = work / "integration-tests"
+        self._stopped = threading.Event()
         self.tests = _find_tests(module / "test/java/org/apache/rocketmq/test")
         copied = self._work / "sources"
         for part in ("main", "test"):
@@ -77,11 +78,17 @@ class ApacheTests:
     def run(self, target: Target, report: Report, patterns: Sequence[str], jobs: int) -> None:
         """Run the classes whose name contains one of ``patterns``, or all, each in a process, ``jobs`` at a time."""
         with ThreadPoolExecutor(jobs) as pool:
-            for done in [
+            runs = [
                 pool.submit(self._run_class, name, self.tests[name], target, report)
                 for name in chosen(self.tests, patterns)
-            ]:
-                done.result()
+            ]
+            try:
+                for run in runs:
+                    run.result()
+            except BaseException:  # such as Ctrl-C
+                self._stopped.set()
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _run_class(self, name: str, methods: list[str], target: Target, report: Report) -> None:
         wanted = []
@@ -99,12 +106,13 @@ class ApacheTests:
         home = self._work / "homes" / name
         command = java_command(self._classes, home, "ClassRunner", [PACKAGE + name, *wanted], options)
         output = home / "output"
-        ended = ""
-        with output.open("w") as written:
-            try:
-                subprocess.run(command, stdout=written, stderr=written, timeout=CLASS_SECONDS_MAX, check=False)
-            except subprocess.TimeoutExpired:
-                ended = f"not finished after {CLASS_SECONDS_MAX:.0f} s; output: {output}"
+        ended = f"not finished after {CLASS_SECONDS_MAX:.0f} s; output: {output}"
+        with output.open("w") as written, process(command, written) as running:
+            for _ in until(CLASS_SECONDS_MAX):
+                if running.poll() is not None:
+                    ended = ""
+                if not ended or self._stopped.is_set():
+                    break
         for method, state, detail in read_outcomes(output.read_text(errors="replace"), wanted, ended):
             if state == "skipped":
                 report.add(Outcome(SUITE, f"{name}#{method}", "not applicable", detail))

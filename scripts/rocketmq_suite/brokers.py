@@ -18,6 +18,7 @@ CLUSTER = "DefaultCluster"
 BROKER = "broker-a"
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
+POLL_SECONDS = 0.2
 FLINTMQ_SETTINGS = (
     f"server.name={BROKER}",
     f"remoting.cluster={CLUSTER}",
@@ -132,14 +133,16 @@ def free_port() -> int:
 
 def wait_listening(address: str) -> None:
     """Wait until a process accepts connections at ``address``. Raises ``TimeoutError``."""
-    deadline = time.monotonic() + START_SECONDS_MAX
-    pause = threading.Event()
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port_of(address)), timeout=1).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no process listens on {address} after {START_SECONDS_MAX:.0f} s") from None
-            pause.wait(0.1)
-        else:
+    for _ in until(START_SECONDS_MAX):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port_of(address)), timeout=1):
             return
+    raise TimeoutError(f"no process listens on {address} after {START_SECONDS_MAX:.0f} s")
+
+
+def until(seconds: float) -> Iterator[None]:
+    """Yield at once and then in intervals, until so many seconds have passed."""
+    pause = threading.Event()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+        pause.wait(POLL_SECONDS)

@@ -11,13 +11,11 @@ import re
 import shutil
 import stat
 import subprocess
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .brokers import Target, process
+from .brokers import Target, process, until
 from .java import Unavailable, need_programs
 from .outcomes import Outcome, Report, chosen
 
@@ -27,7 +25,6 @@ SUITE = f"examples of the Go client {VERSION}"
 DOWNLOAD_SECONDS_MAX = 300.0
 BUILD_SECONDS_MAX = 300.0
 CASE_SECONDS_MAX = 60.0
-POLL_SECONDS = 0.2
 SENT = "send message success: result="
 RECEIVED = r"subscribe callback: .*Hello RocketMQ Go Client!"
 
@@ -126,11 +123,11 @@ class GoExamples:
     def _attempt(self, case: Case, program: Path, feed: Path | None, output: Path) -> str:
         """Run a program until its output is complete; again if it ended before: a topic or a peer may be new."""
         written = ""
-        for _ in _until(CASE_SECONDS_MAX):
+        for _ in until(CASE_SECONDS_MAX):
             if feed is not None:
                 self._run_to_end(feed)
             with output.open("w") as log, process([str(program)], log) as running:
-                for _ in _until(CASE_SECONDS_MAX):
+                for _ in until(CASE_SECONDS_MAX):
                     ended = running.poll()
                     written = output.read_text(errors="replace")
                     if case.ends and (refused := re.search(case.refused, written)):
@@ -173,15 +170,6 @@ def with_names(source: str, target: Target, topic: str, group: str) -> str:
         changed = changed.replace(f'"{name}"', f'"{group}"')
     changed = changed.replace('"ns"', '"namespace"').replace('"testPull"', '"*"')  # as the producer's
     return changed.replace("i < 100000", "i < 1000")
-
-
-def _until(seconds: float) -> Iterator[None]:
-    """Yield at once and then in intervals, until so many seconds have passed."""
-    pause = threading.Event()
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        yield
-        pause.wait(POLL_SECONDS)
 
 
 def _download(work: Path) -> Path:
