@@ -14,8 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import RemoteProtocolError
-from ..frames import HEADER_BYTES_MAX, HEADER_ITEMS_MAX, ONE_WAY, REQUEST, RESPONSE, Frame
+from ..frames import HEADER_ITEMS_MAX, ONE_WAY, REQUEST, RESPONSE, Frame
 
+REMOTING_HEADER_BYTES_MAX = 128 * 1024
+"""Longest header that is read. Properties may be too long for a message by a factor of three (characters, not bytes,
+are what clients count) and still get an answer that says so, where a longer header ends the connection."""
 JSON_HEADER = 0
 BINARY_HEADER = 1
 VERSION = 479
@@ -96,7 +99,7 @@ def header_end(buffer: bytearray, start: int, end: int) -> int:
     if end - start < LENGTHS.size:
         raise HeaderIllegal(f"a frame of {end - start - 4} bytes cannot hold the length of its header")
     header_bytes = int.from_bytes(buffer[start + 5 : start + 8], "big")
-    possible = min(HEADER_BYTES_MAX, end - start - LENGTHS.size)
+    possible = min(REMOTING_HEADER_BYTES_MAX, end - start - LENGTHS.size)
     if header_bytes > possible:
         raise HeaderIllegal(
             f"a remoting header of {header_bytes:,} bytes in a frame of {end - start - 4:,}; at most {possible:,} are "

@@ -262,13 +262,14 @@ def test_a_number_that_is_none_is_refused(remote: RemotingSocket, topic: str, fi
     "properties",
     [
         {"A": "x" * 33_000},
+        {"A": "語" * 32_769},
         {"A": "b\x01c"},
         {"DELAY": "soon"},
         {"TIMER_DELIVER_MS": "soon"},
         {"TIMER_DELAY_SEC": "1.5"},
         {"TIMER_DELAY_SEC": "999999999"},
     ],
-    ids=["too long", "separator", "level", "time", "fraction", "too far"],
+    ids=["too long", "too long in characters", "separator", "level", "time", "fraction", "too far"],
 )
 def test_properties_that_cannot_be_stored_are_refused(
     remote: RemotingSocket, topic: str, properties: dict[str, str]
