@@ -16,12 +16,12 @@ from pathlib import Path
 
 from ..lib.step_report import show_failure
 from .apache_tests import SUITE as APACHE_TESTS
-from .apache_tests import ApacheTests
-from .brokers import Target, flintmq, rocketmq
+from .apache_tests import ApacheTests, is_encrypted
+from .brokers import Target, encrypted_flintmq, flintmq, rocketmq
 from .go_examples import SUITE as GO_EXAMPLES
 from .go_examples import GoExamples
 from .java import Unavailable, fetch_class_path, need_programs
-from .outcomes import Report
+from .outcomes import Report, chosen
 
 PARTS = ("java", "go")
 REPOSITORY = "https://github.com/apache/rocketmq.git"
@@ -54,7 +54,11 @@ def run_parts(options: argparse.Namespace, target: Target, work: Path, report: R
     if "java" in options.parts:
         with _or_absent(report, APACHE_TESTS):
             tests = ApacheTests(options.sources or clone(work), fetch_class_path(work), work)
-            tests.run(target, report, options.only, options.jobs)
+            with contextlib.ExitStack() as stack:
+                encrypted = target
+                if options.broker == "flintmq" and any(map(is_encrypted, chosen(tests.tests, options.only))):
+                    encrypted = stack.enter_context(encrypted_flintmq(work / "encrypted"))
+                tests.run(target, encrypted, report, options.only, options.jobs)
     if "go" in options.parts:
         with _or_absent(report, GO_EXAMPLES):
             GoExamples(work, target).run(report, options.only)

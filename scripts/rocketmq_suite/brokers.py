@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..lib.local_broker import LocalBroker
-from .java import java_command
+from .java import java_command, need_programs
 
 CLUSTER = "DefaultCluster"
 BROKER = "broker-a"
@@ -63,6 +63,18 @@ def flintmq(work: Path, options: Sequence[str] = ()) -> Iterator[Target]:
     arguments = ["--flush", "async", *(part for setting in settings for part in ("--set", setting))]
     with LocalBroker(work / "store", *arguments) as broker:
         yield Target(address, address, broker.address)
+
+
+@contextlib.contextmanager
+def encrypted_flintmq(work: Path) -> Iterator[Target]:
+    """Start a FlintMQ broker that encrypts all connections, with a certificate of its own. Raises ``Unavailable``."""
+    need_programs("openssl")
+    work.mkdir(parents=True, exist_ok=True)
+    certificate, key = work / "certificate.pem", work / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    with flintmq(work, [f"security.tls_certificate={certificate}", f"security.tls_key={key}"]) as target:
+        yield target
 
 
 @contextlib.contextmanager
