@@ -96,11 +96,13 @@ def parse() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="rocketmq-suite", description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="suites to run; all unless given")
-    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cases whose name contains TEXT")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="only cases with TEXT in their name"
+    )
     parser.add_argument("--jobs", type=int, default=3, metavar="N", help="classes of tests that run at once (3)")
     parser.add_argument("--sources", type=Path, metavar="DIR", help=f"checkout of RocketMQ's tag {TAG}")
     parser.add_argument("--work", type=Path, metavar="DIR", help="scratch folder to keep; a temporary one unless given")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the FlintMQ broker")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of FlintMQ's broker")
     parser.add_argument("--broker", choices=["flintmq", "rocketmq"], default="flintmq", help="broker to start")
     parser.add_argument("--address", metavar="HOST:PORT", help="use a running broker, which serves routes, too")
     options = parser.parse_args()

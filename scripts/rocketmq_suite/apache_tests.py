@@ -1,4 +1,4 @@
-"""The integration tests of Apache RocketMQ (module ``test`` of its sources), run against a broker outside their process.
+"""The integration tests of Apache RocketMQ (module ``test`` of its sources), against a broker outside their process.
 
 The sources are read from a checkout, and copied with a changed base class into the scratch folder of the run.
 """
@@ -74,7 +74,7 @@ class ApacheTests:
         for folder in NOT_COMPILED:
             shutil.rmtree(copied / folder, ignore_errors=True)
         (copied / BASE).write_text(with_external_broker((copied / BASE).read_text()))
-        java = [*copied.rglob("*.java"), FOLDER / "java/ExternalBroker.java", FOLDER / "java/ClassRunner.java"]
+        java = [*copied.rglob("*.java"), FOLDER / "drivers/ExternalBroker.java", FOLDER / "drivers/ClassRunner.java"]
         self._classes = f"{compile_java(java, classes, self._work / 'classes')}:{module / 'test/resources'}"
 
     def run(self, target: Target, encrypted: Target, report: Report, patterns: Sequence[str], jobs: int) -> None:

@@ -1,4 +1,4 @@
-"""The broker that the suites run against: FlintMQ, or Apache RocketMQ to tell an error of a suite from one of FlintMQ."""
+"""The broker that the suites run against: FlintMQ, or Apache RocketMQ, to tell errors of a suite from FlintMQ's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def rocketmq(work: Path, classes: str) -> Iterator[Target]:
     settings = {**ROCKETMQ_SETTINGS, "namesrvAddr": name_server, "storePathRootDir": store}
     settings |= {"storePathCommitLog": store / "commitlog"}
     write_properties(work / "name-server.properties", {"listenPort": port_of(name_server)})
-    write_properties(work / "broker.properties", settings | {"listenPort": port_of(address), "haListenPort": free_port()})
+    settings |= {"listenPort": port_of(address), "haListenPort": free_port()}
+    write_properties(work / "broker.properties", settings)
     with (
         _started(work, classes, "org.apache.rocketmq.namesrv.NamesrvStartup", "name-server"),
         _started(work, classes, "org.apache.rocketmq.broker.BrokerStartup", "broker"),
@@ -106,7 +107,7 @@ def _started(work: Path, classes: str, main: str, name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def process(command: Sequence[str], log: object) -> Iterator[subprocess.Popen[str]]:
     """Run a process that writes to the open file ``log``, and end it at the end."""
-    running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, text=True)  # type: ignore[call-overload]
+    running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, text=True)  # type: ignore[call-overload]  # text files of both kinds
     try:
         yield running
     finally:

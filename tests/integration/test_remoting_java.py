@@ -57,7 +57,8 @@ def test_a_consumer_receives_what_was_sent(java: JavaDriver, topic: str) -> None
     assert {result["queue"] for result in results} == {0, 1, 2, 3}
     received = _consume(java, topic, 10, tags="A")
     assert sorted(message["body"] for message in received) == sorted(m["body"] for m in sent if m["tag"] == "A")
-    assert {message["id"] for message in received} == {r["id"] for r, m in zip(results, sent, strict=True) if m["tag"] == "A"}
+    ids = {result["id"] for result, message in zip(results, sent, strict=True) if message["tag"] == "A"}
+    assert {message["id"] for message in received} == ids
 
 
 def test_a_batch_has_one_result_with_consecutive_offsets(java: JavaDriver, topic: str) -> None:
