@@ -222,6 +222,7 @@ class Lifecycle:
         broker.transactions.restore(transactions)
         broker.staged.restore(staged)
         broker.sequences.restore(runs, time.monotonic())
+        broker.pops.restore()
 
     def _start_services(self, store: MessageStore, report: RecoveryReport) -> Broker:
         loop, fatal = self._loop, self._fatal
@@ -232,6 +233,7 @@ class Lifecycle:
         def dispatched(touched: list[tuple[str, int, int]]) -> None:
             holds.wake_queues(touched)
             if self._broker is not None:
+                self._broker.pops.arrived(touched)
                 for topic, _, _ in touched:
                     if topic in WAITING_TOPICS:
                         self._broker.delays.dispatched(topic)
@@ -283,6 +285,8 @@ class Lifecycle:
         self._copying = commit_worker(broker.staged, self._loop, self._fatal)
         self._copying.start()
         self._checkpoint.also.append(broker.staged.persist)
+        broker.pops.start(self._fatal)
+        self._checkpoint.also.append(store.pop_state.persist)
         store.expiry.oldest_timed = delays.oldest_timed
         self._retention.roll = lambda end_offset: self._loop.call_soon_threadsafe(delays.roll_below, end_offset)
 
@@ -300,6 +304,7 @@ class Lifecycle:
         if self._broker is not None:
             self._broker.stall.stop()
             await self._broker.delays.stop()
+            await self._broker.pops.stop()
             if self._copying is not None:
                 await self._copying.stop()
             self._broker.transaction_checks.stop()
@@ -319,6 +324,7 @@ class Lifecycle:
             self._broker.delays.persist(last=True)
             self._broker.transactions.close()
             self._broker.staged.close()
+            self._broker.pops.close()
         if self._store is not None:
             self._store.close()
         self._audit.close()

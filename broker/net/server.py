@@ -182,6 +182,7 @@ class Server:
         for sock in self._listeners:
             sock.close()
         self._broker.holds.answer_all()
+        self._broker.pops.answer_all()
         for connection in list(self._connections):
             connection.finish()
         if self._broker.tls is not None:

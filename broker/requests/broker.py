@@ -27,6 +27,7 @@ from ..delivery.groups.coordinator import GroupCoordinator
 from ..delivery.groups.offset_moved import TOPIC as OFFSET_MOVED
 from ..delivery.groups.offset_moved import offset_moved_record
 from ..delivery.groups.producer_groups import ProducerGroups
+from ..delivery.pop.service import PopService
 from ..delivery.scheduled.worker import Delays
 from ..delivery.staged.service import StagedTransactions
 from ..delivery.topic_changes import TopicChanges
@@ -121,7 +122,7 @@ class Broker:
         self.recovery_seconds = process.recovery_seconds
         self.metrics_address = process.metrics_address
         self.started_at = time.monotonic()
-        self.access = AccessTable(holds.wake_all)
+        self.access = AccessTable(self._access_changed)
         self.selections = Selections()
         self.counters = Counters()
         self.dispatch = DispatchScheduler(
@@ -175,6 +176,18 @@ class Broker:
             store, loop.time, loop.call_later, groups_max=limits.groups_max, offsets_max=limits.committed_offsets_max
         )
         self.producer_groups = ProducerGroups(loop.time)
+        self.pops = PopService(
+            self.writer,
+            self.groups,
+            loop,
+            self.readers,
+            self.counters.count_sent_back,
+            now_ms=store.clock.now_ms,
+            in_flight_max=limits.popped_messages_max,
+        )
+        self.dispatch.waits_for = lambda topic, queue: (
+            self.holds.has_pulls_of(topic, queue) or self.pops.has_waiting(topic)
+        )
         self.transactions = TransactionalMessageService(
             self.writer, self.topic_changes, self.readers, open_max=rules.open_max
         )
@@ -208,6 +221,7 @@ class Broker:
         self.staged.stages_max = settings.transactions.prepared_attempts_max
         self.groups.groups_max = self.limits.groups_max
         self.groups.offsets_max = self.limits.committed_offsets_max
+        self.pops.table.in_flight_max = self.limits.popped_messages_max
         for changed in self.when_settings_change:
             changed(settings)
 
@@ -247,6 +261,11 @@ class Broker:
         self.counters.forget_topic(topic)
         self.sequences.forget_topic(topic)
         self.next_queue.pop(topic, None)
+        self.pops.topic_deleted(topic)
+
+    def _access_changed(self) -> None:
+        self.holds.wake_all()
+        self.pops.check_again()
 
     def offset_moved(self, group: str, member: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
         """Move a group that asked for expired messages to the first that exist, and store an event about it."""

@@ -10,6 +10,7 @@ from ...protocol.errors import SystemBusy
 from ..background.held_pulls import HeldPull
 from ..background.selections import HELD_PULL_BYTES, Selection, Share, Shares
 from ..config import BUSY_RETRY_AFTER_MS
+from ..delivery.pop.waits import Wait
 from .response_queue import ResponseQueue
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class DeferredRequests:
         self._broker = broker
         self._responses = responses
         self.on_progress = on_progress
-        self.held_pulls: set[HeldPull] = set()
+        self.held_pulls: set[HeldPull | Wait] = set()
         """Held pulls, which are cancelled when the connection closes."""
         self.selected = Shares()
         """Tags and filters of the pulls that wait or search for messages."""
@@ -80,7 +81,8 @@ class DeferredRequests:
         waiting += max(self.selected.bytes - SELECTED_FREE_BYTES, 0) // HELD_PULL_BYTES
         if waiting >= limits.held_pulls_per_connection_max:
             raise self._busy("limits.held_pulls_per_connection_max", limits.held_pulls_per_connection_max)
-        if len(broker.holds) + broker.selections.bytes // HELD_PULL_BYTES >= limits.held_pulls_max:
+        held = len(broker.holds) + len(broker.pops.waits) + len(broker.pops.watches)
+        if held + broker.selections.bytes // HELD_PULL_BYTES >= limits.held_pulls_max:
             raise self._busy("limits.held_pulls_max", limits.held_pulls_max)
 
     def _busy(self, limit: str, value: int) -> SystemBusy:

@@ -55,7 +55,8 @@ class DispatchScheduler:
         self._flush = flush
         self._reput = reput
         self._allocation = allocation
-        self._holds = holds
+        self.waits_for: Callable[[str, int], bool] = holds.has_pulls_of
+        """Returns whether a client waits for messages of a queue (topic, queue)."""
         self._loop = loop
         self._fatal = fatal
         self.sharing = ContentionTracker()
@@ -85,7 +86,7 @@ class DispatchScheduler:
     def appended_to(self, topic: str, queue: int) -> None:
         """Do what ``appended`` does, but dispatch later unless a pull waits for this queue."""
         self._flush_due = True
-        if not self._urgent and self._holds.has_pulls_of(topic, queue):
+        if not self._urgent and self.waits_for(topic, queue):
             self._urgent = True
         if not self._turn_due:
             self.soon()

@@ -51,6 +51,7 @@ from .tables.clock import SteadyClock, StoreClock
 from .tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .tables.followed_master import FollowedMaster
 from .tables.group_table import SubscriptionGroupTable
+from .tables.pop_state import PopState
 from .tables.staged_state import StagedState
 from .tables.store_state import DeletedTopic, StoreState
 
@@ -94,6 +95,7 @@ class MessageStore:
         self.groups = SubscriptionGroupTable(files, path / "config" / "subscriptionGroup.json")
         self.delay_offsets = DelayOffsetTable(files, path / "config" / "delayOffset.json")
         self.staged_state = StagedState(files, own / "prepared.json")
+        self.pop_state = PopState(files, own / "pop.json")
         self.state = StoreState(files, own / "state.json")
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
@@ -168,7 +170,7 @@ class MessageStore:
     def _recover(self, progress: Progress, rebuild: bool, verify_all: bool) -> RecoveryReport:
         clean = self.ended_clean = not self._abort.exists()
         tables = (self.topics, self.consumer_offsets, self.groups, self.delay_offsets)
-        for table in (*tables, self.staged_state, self.state, self.quarantine, self.replica.state):
+        for table in (*tables, self.staged_state, self.pop_state, self.state, self.quarantine, self.replica.state):
             table.load()
         if self.consumer_offsets.is_missing:
             self.groups.warn_of_lost_offsets(self.path)
@@ -204,6 +206,7 @@ class MessageStore:
             if self.consumer_offsets.dirty:
                 self.consumer_offsets.persist()
             self.delay_offsets.clamp(lambda queue_id: self.queue_reads.end_offset(SCHEDULE_TOPIC, queue_id))
+        self.pop_state.clip(self.consumer_offsets.committed_of, self.queue_reads.end_offset)
         self._note_what_is_there()
         # What recovery moved aside has been built again by now.
         remove_content(self.files, self.own_folder / "aside")

@@ -48,6 +48,8 @@ PROPERTY_RETRY_REASON = "RETRY_REASON"
 """FlintMQ's own: the consumer's reason why the latest attempt failed."""
 PROPERTY_RETRY_MEMBER = "RETRY_MEMBER"
 """FlintMQ's own: the group member whose latest attempt failed."""
+PROPERTY_FIRST_POP_TIME = "1ST_POP_TIME"
+"""Time in ms at which a message that was popped and stored again had been popped first."""
 RETRY_PROPERTIES = frozenset(
     {PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID, PROPERTY_RETRY_REASON, PROPERTY_RETRY_MEMBER}
 )
@@ -96,6 +98,11 @@ assert OP_PREPARED_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 def retry_topic(group: str) -> str:
     """Return the topic of the messages that a consumer of the group sent back."""
     return RETRY_TOPIC_PREFIX + group
+
+
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Return the topic of the messages of ``topic`` whose time at a consumer of the group was over (RocketMQ's POP)."""
+    return f"{RETRY_TOPIC_PREFIX}{group}_{topic}"
 
 
 def dead_letter_topic(group: str) -> str:

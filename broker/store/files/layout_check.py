@@ -18,8 +18,8 @@ _FOLDERS = tuple(
 _TABLES = tuple(
     (
         "config/topics.json config/consumerOffset.json config/subscriptionGroup.json "
-        "config/delayOffset.json flintmq/state.json flintmq/prepared.json flintmq/users.json "
-        "flintmq/quarantine/index.json flintmq/clock.json"
+        "config/delayOffset.json flintmq/state.json flintmq/prepared.json flintmq/pop.json "
+        "flintmq/users.json flintmq/quarantine/index.json flintmq/clock.json"
     ).split()
 )
 _FILES = (

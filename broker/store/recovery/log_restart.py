@@ -16,7 +16,10 @@ from ..tables.replica_state import ReplicaRecord, ReplicaState
 
 DERIVED = ("commitlog", "consumequeue", "index", "config/delayOffset.json", "config/delayOffset.json.bak")
 """Parts of a store that belong to its log."""
-OWN = ("prepared.json", "prepared.json.bak", "state.json", "state.json.bak", "aside", "new", "timers", "quarantine")
+OWN = (
+    *("prepared.json", "prepared.json.bak", "pop.json", "pop.json.bak", "state.json", "state.json.bak"),
+    *("aside", "new", "timers", "quarantine"),
+)
 """The same in FlintMQ's own folder."""
 
 log = logging.getLogger(__name__)

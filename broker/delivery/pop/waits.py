@@ -1,0 +1,142 @@
+"""Consumers that wait for messages of a topic (long polling), by topic and group. Belongs to the event loop.
+
+A message that arrives wakes one waiting consumer of each group, which takes what there is and lets the next one be
+woken if it leaves some: so a thousand idle consumers cost no more than one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from ....protocol.storage.delivery import pop_retry_topic
+
+ALL_QUEUES = -1
+
+
+class Timer(Protocol):
+    """A call that can be cancelled."""
+
+    def cancel(self) -> object:
+        """Cancel the call."""
+
+
+class WaitEnd(enum.Enum):
+    """Reason for the end of a wait."""
+
+    WOKEN = "there may be messages"
+    EXPIRED = "its time is over"
+    STOPPED = "the broker stops"
+
+
+class Wait:
+    """One waiting consumer. ``ended`` gets the reason exactly once, or never after ``cancel``."""
+
+    __slots__ = ("ended", "group", "queue", "timer", "topic", "waits")
+
+    def __init__(self, waits: Waits, group: str, topic: str, queue: int, ended: Callable[[WaitEnd], None]) -> None:
+        self.waits: Waits | None = waits
+        self.group = group
+        self.topic = topic
+        self.queue = queue
+        self.ended = ended
+        self.timer: Timer | None = None
+
+    def cancel(self) -> None:
+        """Stop waiting; may be called at any time and more than once."""
+        waits, self.waits = self.waits, None
+        if waits is not None:
+            waits.forget(self)
+
+    def end(self, reason: WaitEnd) -> None:
+        """End the wait, unless it has ended."""
+        if self.waits is not None:
+            self.cancel()
+            self.ended(reason)
+
+
+class Waits:
+    """All waiting consumers. ``call_at``: calls a function at a time of the loop's clock.
+
+    ``every``: wake all consumers of a group instead of one, because they take nothing.
+    """
+
+    def __init__(self, call_at: Callable[[float, Callable[[], None]], Timer], *, every: bool = False) -> None:
+        self._call_at = call_at
+        self._every = every
+        self._groups: dict[tuple[str, str], dict[Wait, None]] = {}
+        """By topic and group: the waiting consumers, in the order in which they came."""
+        self._of_topic: dict[str, dict[tuple[str, str], None]] = {}
+        """By topic, also each retry topic: the topics and groups that wait for it."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def has(self, topic: str) -> bool:
+        """Return whether a consumer waits for messages of the topic, or of this retry topic."""
+        return topic in self._of_topic
+
+    def hold(self, group: str, topic: str, queue: int, deadline: float, ended: Callable[[WaitEnd], None]) -> Wait:
+        """Let a consumer wait for a queue, or for ``ALL_QUEUES``, and for retries, until ``deadline`` in seconds."""
+        wait = Wait(self, group, topic, queue, ended)
+        key = (topic, group)
+        waiting = self._groups.get(key)
+        if waiting is None:
+            waiting = self._groups[key] = {}
+            for name in (topic, pop_retry_topic(group, topic)):
+                self._of_topic.setdefault(name, {})[key] = None
+        waiting[wait] = None
+        self._count += 1
+        wait.timer = self._call_at(deadline, lambda: wait.end(WaitEnd.EXPIRED))
+        return wait
+
+    def forget(self, wait: Wait) -> None:
+        """Remove a wait that ends."""
+        key = (wait.topic, wait.group)
+        waiting = self._groups[key]
+        del waiting[wait]
+        self._count -= 1
+        if wait.timer is not None:
+            wait.timer.cancel()
+        if waiting:
+            return
+        del self._groups[key]
+        for name in (wait.topic, pop_retry_topic(wait.group, wait.topic)):
+            del self._of_topic[name][key]
+            if not self._of_topic[name]:
+                del self._of_topic[name]
+
+    def arrived(self, topic: str, queue: int) -> None:
+        """Wake consumers: there is a message in a queue of a topic, which may be a retry topic."""
+        for waited_for, group in list(self._of_topic.get(topic, ())):
+            self.wake(group, waited_for, queue if waited_for == topic else ALL_QUEUES)
+
+    def wake(self, group: str, topic: str, queue: int) -> None:
+        """Wake one consumer of a group, or all, that can take a message of a queue (``ALL_QUEUES``: of any, or a
+        retry)."""
+        for wait in list(self._takers(group, topic, queue)) if self._every else self._first(group, topic, queue):
+            wait.end(WaitEnd.WOKEN)
+
+    def _takers(self, group: str, topic: str, queue: int) -> Iterator[Wait]:
+        for wait in self._groups.get((topic, group), ()):
+            if queue == ALL_QUEUES or wait.queue in (ALL_QUEUES, queue):
+                yield wait
+
+    def _first(self, group: str, topic: str, queue: int) -> Iterable[Wait]:
+        wait = next(self._takers(group, topic, queue), None)
+        return () if wait is None else (wait,)
+
+    def wake_all(self) -> None:
+        """Wake every consumer, after a change of topics or permissions, so that it checks again."""
+        self._end_all(WaitEnd.WOKEN)
+
+    def answer_all(self) -> None:
+        """End every wait because the broker stops."""
+        self._end_all(WaitEnd.STOPPED)
+
+    def _end_all(self, reason: WaitEnd) -> None:
+        for waiting in list(self._groups.values()):
+            for wait in list(waiting):
+                wait.end(reason)

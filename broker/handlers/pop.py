@@ -1,0 +1,389 @@
+"""Popping: read messages of a topic's queues for one consumer of many, or wait for some. Both protocols use it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
+from ...protocol.errors import BrokerError, BrokerFailure, GroupRunning, NoPermission, OffsetOutOfRange, SystemBusy
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
+from ...protocol.storage.layout import RECORD
+from ..background.selections import Share
+from ..delivery.pop.in_flight import Take
+from ..delivery.pop.service import PopService
+from ..delivery.pop.table import QueueKey
+from ..delivery.pop.waits import ALL_QUEUES, Wait, WaitEnd, Waits
+from ..filters import Filter, compile_filter
+from ..requests.broker import Broker
+from ..requests.request import Request
+from ..store import CorruptLog, DamagedRecord, MessageStore, PullResult, PullSelection, WouldBlock
+from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, check_readable, parse_tags
+
+POP_COUNT_MAX = 32
+"""Maximum number of messages of one pop."""
+POP_BYTES_MAX = 1024 * 1024
+"""Maximum bytes of records in one answer; a single larger record is answered alone."""
+RETRY_FIRST_SHARE = 0.2
+"""Share of pops that look at the retry topic first; the others look at it if the topic has too few messages."""
+FRUITLESS_STEPS_MAX = 16
+"""Maximum number of reads without a match in a row before other requests get their turn."""
+YOUNG_SHARE = 0.4
+"""Part of the machine's memory: a queue is young while the log since its first message is smaller."""
+
+_QUEUE_OFFSET = struct.Struct(">q")
+_QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PopParams:
+    """What a consumer asks for. ``queue``: -1 for all queues; ``wait_ms``: how long to wait for a message.
+
+    ``tags``, ``filter``: as in a PULL. ``from_first``: where a group without progress begins, which applies if the
+    topic's queue is not young.
+    """
+
+    group: str
+    topic: str
+    queue: int
+    count: int
+    invisible_ms: int
+    wait_ms: int
+    tags: str = ""
+    filter: str = ""
+    from_first: bool = True
+    ordered: bool = False
+    attempt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoppedQueue:
+    """Messages of one queue. ``start``: offset at which the read began; ``counts``: earlier deliveries of each offset
+    of an ordered queue."""
+
+    topic: str
+    queue: int
+    start: int
+    offsets: list[int]
+    records: list[memoryview]
+    counts: dict[int, int]
+
+
+@dataclass(slots=True)
+class Popped:
+    """The result of a pop. ``rest``: number of messages that are left in the queues it looked at."""
+
+    pop_ms: int = 0
+    rest: int = 0
+    count: int = 0
+    bytes: int = 0
+    queues: list[PoppedQueue] = field(default_factory=list)
+
+
+def check_may_pop(request: Request, group: str, topic: str) -> None:
+    """Raise if the client may not pop messages of the topic for the group, at the moment."""
+    broker = request.broker
+    if (access := request.peer.access) is not None:
+        access.check(Need((CONSUME,), TOPIC, topic))
+        access.check(Need((CONSUME,), GROUP, group))
+    check_readable(broker, topic)
+    if not broker.store.groups.may_consume(group):
+        raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
+    running = broker.groups.groups.get(group)
+    if running is not None and running.members:
+        raise GroupRunning(
+            f"group {group} has {len(running.members)} members that the broker assigns queues to; a group either pops "
+            "or has such members: stop them, or pop with another group"
+        )
+
+
+def queues_to_visit(store: MessageStore, params: PopParams) -> list[tuple[str, int]]:
+    """Return the queues that a pop looks at, in their order: those of the topic, and those of its retry topic.
+
+    A random queue begins, so that all are served although each pop takes only what it wants.
+    """
+    topic, queue = params.topic, params.queue
+    config = store.topics.get(topic)
+    count = config.read_queues if config is not None else 0
+    shift = random.randrange(count) if count else 0  # noqa: S311 - a fair choice is enough
+    own = [(topic, (shift + each) % count) for each in range(count)] if queue == ALL_QUEUES else [(topic, queue)]
+    retry = store.topics.get(pop_retry_topic(params.group, topic))
+    if retry is None or params.ordered or topic.startswith(RETRY_TOPIC_PREFIX):
+        return own
+    retries = [(retry.name, each) for each in range(retry.read_queues)]
+    return retries + own if random.random() < RETRY_FIRST_SHARE else own + retries  # noqa: S311
+
+
+def first_offset(store: MessageStore, key: QueueKey, *, from_first: bool, hot: bool) -> int:
+    """Return the offset at which a group without progress begins with a queue.
+
+    As RocketMQ's ``getInitOffset``: at the first message, or at the last; but a group that is as new as the topic
+    misses nothing, so it begins at the first message of a young queue too. Raises ``WouldBlock`` with ``hot``.
+    """
+    reads = store.queue_reads
+    first, end = reads.min_offset(key.topic, key.queue, hot=hot), reads.max_offset(key.topic, key.queue)
+    if from_first or key.topic.startswith(RETRY_TOPIC_PREFIX) or end <= first:
+        return first
+    queue = reads.queue(key.topic, key.queue)
+    if first == 0 and queue is not None:
+        behind = store.write_offset - queue.unit(0, hot=hot)[0]
+        if behind < YOUNG_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            return 0
+    return max(end - 1, first)
+
+
+class Pop:
+    """One pop from its request to its answer. ``done`` gets the result, with no messages if the time is over, and
+    whether the consumer could not wait because too many requests do."""
+
+    def __init__(self, request: Request, params: PopParams, done: Callable[[Popped, bool], None]) -> None:
+        self._request = request
+        self._broker: Broker = request.broker
+        self._pops: PopService = request.broker.pops
+        self._store: MessageStore = request.broker.store
+        self._params = params
+        self._done = done
+        self._deadline = request.broker.loop.time() + params.wait_ms / 1000
+        self._share: Share | None = None
+        self._popped = Popped()
+        self._targets: list[tuple[str, int]] = []
+        self._fruitless = 0
+        self._last_time = params.wait_ms <= 0
+
+    def start(self) -> None:
+        """Begin. Raises a ``BrokerError`` if the request is refused."""
+        params = self._params
+        check_may_pop(self._request, params.group, params.topic)
+        if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
+            self._request.deferred.check_may_wait()
+            self._request.step(self._select)
+        else:
+            self._select()
+
+    def _select(self) -> None:
+        params, request = self._params, self._request
+        tags = parse_tags(params.tags) if params.tags else None
+        records: Filter | None = compile_filter(params.filter) if params.filter else None
+        request.release_frame()
+        if tags is not None or records is not None:
+            self._share = request.deferred.share(self._broker.selections.share(tags, records))
+        if self._last_time:
+            request.after_dispatch(self._begin)  # a pop that does not wait must see everything acknowledged
+        else:
+            self._broker.dispatch.is_done()  # called because it dispatches what is due
+            self._begin()
+
+    def _begin(self) -> None:
+        """Look at all queues."""
+        params = self._params
+        check_may_pop(self._request, params.group, params.topic)
+        self._popped = Popped()
+        self._targets = queues_to_visit(self._store, params)
+        self._targets.reverse()
+        self._next()
+
+    def _next(self) -> None:
+        """Take from the queues that are left until there are enough messages."""
+        popped, params = self._popped, self._params
+        while self._targets:
+            topic, queue = self._targets[-1]
+            key = QueueKey(params.group, topic, queue)
+            take = self._take()
+            start = self._pops.table.start(key)
+            end = self._store.queue_reads.max_offset(topic, queue)
+            room = min(self._pops.table.room(key), params.count - popped.count)
+            if self._pops.table.blocked_until(key, take) is not None or start == end:
+                self._targets.pop()
+                continue
+            if room <= 0 or popped.bytes >= POP_BYTES_MAX:
+                popped.rest += end - (start or 0)
+                self._targets.pop()
+                continue
+            if not self._read(key, start, room, take):
+                return
+        self._finish()
+
+    def _take(self) -> Take:
+        params = self._params
+        return Take(self._pops.now_ms(), params.invisible_ms, ordered=params.ordered, attempt=params.attempt)
+
+    def _read(self, key: QueueKey, start: int | None, room: int, take: Take) -> bool:
+        """Read and take from one queue; return False if that is done later."""
+        selection = self._selection(key, room)
+
+        def read(hot: bool) -> tuple[int, PullResult | BrokerError]:
+            begin = start
+            if begin is None:
+                begin = first_offset(self._store, key, from_first=self._params.from_first, hot=hot)
+            return begin, self._pull(key, begin, selection, hot)
+
+        filtered = selection.records is not None or self._fruitless >= FRUITLESS_STEPS_MAX
+        if not filtered and self._broker.send_memory.may_read(self._request.responses):
+            try:
+                result = read(True)
+            except WouldBlock:
+                pass
+            else:
+                self._got(key, result, take)
+                return True
+
+        def got(result: tuple[int, PullResult | BrokerError]) -> None:
+            self._got(key, result, take)
+            self._next()
+
+        instead = self._finish if self._popped.count else None
+        if filtered:
+            self._fruitless = 0
+            self._request.step(lambda: self._request.read(read, got, instead), instead)
+        else:
+            self._request.read(read, got, instead)
+        return False
+
+    def _selection(self, key: QueueKey, room: int) -> PullSelection:
+        limit = self._broker.limits.frame_bytes_max - HEAD_BYTES_MAX - self._popped.bytes
+        size = min(POP_BYTES_MAX - self._popped.bytes, self._broker.send_memory.answer_bytes(), limit)
+        # Messages that are delivered again were selected before.
+        share = self._share if key.topic == self._params.topic else None
+        tags = share.selection.tags if share is not None else None
+        records = share.selection.records if share is not None else None
+        return PullSelection(room, max(size, 1), tags, records, not self._popped.count)
+
+    def _pull(self, key: QueueKey, start: int, selection: PullSelection, hot: bool) -> PullResult | BrokerError:
+        """Return what a read found, or the error that says from where on the queue can be read."""
+        try:
+            return self._store.pulls.pull(key.topic, key.queue, start, selection, hot=hot)
+        except OffsetOutOfRange as error:
+            return error
+        except DamagedRecord as error:
+            log.error("group %s does not get message %d of %s: %s", key.group, start, key, error)
+            return OffsetOutOfRange(str(error), min_offset=error.queue_offset + 1, max_offset=error.queue_offset + 1)
+        except CorruptLog as error:
+            log.error("%s", error)
+            raise BrokerFailure(str(error)) from error
+
+    def _got(self, key: QueueKey, result: tuple[int, PullResult | BrokerError], take: Take) -> None:
+        """Take what was read, unless another consumer has taken from the queue meanwhile."""
+        start, pulled = result
+        table, popped = self._pops.table, self._popped
+        now = table.start(key)
+        if (now is not None and now != start) or table.blocked_until(key, take) is not None:
+            return  # looked at again
+        if isinstance(pulled, OffsetOutOfRange):
+            self._pass_unreadable(key, start, pulled, take)
+            return
+        assert isinstance(pulled, PullResult)
+        pop_ms = table.pop_ms(key, take.now_ms)
+        if popped.count and pop_ms > popped.pop_ms:
+            self._targets.pop()  # its receipts need a later time than those of this answer
+            popped.rest += pulled.max_offset - start
+            return
+        if not popped.count:
+            popped.pop_ms = pop_ms
+        room = min(table.room(key), self._params.count - popped.count)
+        found = list(_records(pulled))
+        end = pulled.next_offset if len(found) <= room else found[max(room, 0)][0]
+        found = found[: max(room, 0)]
+        taken = set(self._pops.take(key, start, [offset for offset, _ in found], end, take, popped.pop_ms))
+        kept = [(offset, record) for offset, record in found if offset in taken]
+        if kept:
+            popped.queues.append(
+                PoppedQueue(
+                    key.topic,
+                    key.queue,
+                    start,
+                    [offset for offset, _ in kept],
+                    [record for _, record in kept],
+                    dict(table.counts(key)) if take.ordered else {},
+                )
+            )
+            popped.count += len(kept)
+            popped.bytes += sum(len(record) for _, record in kept)
+            self._fruitless = 0
+        else:
+            self._fruitless += 1
+        if take.ordered and kept:
+            self._targets.pop()  # the queue gives nothing more before these are settled
+        elif end == start or (kept and end < pulled.max_offset and pulled.count < room):
+            popped.rest += pulled.max_offset - end  # the next record is too large for this answer
+            self._targets.pop()
+
+    def _pass_unreadable(self, key: QueueKey, start: int, error: OffsetOutOfRange, take: Take) -> None:
+        """Continue at the next message that can be read; retention or damage took those before it."""
+        moved_to = error.min_offset if start < error.min_offset else error.max_offset
+        log.warning("group %s: queue %d of %s continues at %d: %s", key.group, key.queue, key.topic, moved_to, error)
+        if moved_to < start:
+            self._store.consumer_offsets.commit(*key, moved_to)
+        else:
+            self._pops.take(key, start, (), moved_to, take, take.now_ms)
+
+    def _finish(self) -> None:
+        popped, params = self._popped, self._params
+        self._targets.clear()
+        if popped.count:
+            if popped.rest > 0:
+                self._pops.left_some(params.group, params.topic)
+            traffic = self._broker.counters.pulled.of(params.topic)
+            traffic.frames += 1
+            traffic.messages += popped.count
+            traffic.bytes += popped.bytes
+            self._done(popped, False)
+        elif self._last_time:
+            popped.pop_ms = self._pops.now_ms()
+            self._done(popped, False)
+        else:
+            self._hold()
+
+    def _hold(self) -> None:
+        params = self._params
+        if not hold(self._request, self._pops.waits, params, self._deadline, self._woken):
+            self._popped.pop_ms = self._pops.now_ms()
+            self._done(self._popped, True)
+
+    def _woken(self, reason: WaitEnd) -> None:
+        if reason is not WaitEnd.WOKEN:
+            self._last_time = True
+        run_woken(self._request, self._begin)
+
+
+def hold(request: Request, waits: Waits, params: PopParams, deadline: float, woken: Callable[[WaitEnd], None]) -> bool:
+    """Let a request wait until ``deadline`` (seconds of the loop's clock); return False if too many requests wait."""
+    try:
+        request.deferred.check_may_wait()
+    except SystemBusy:
+        return False
+    held: list[Wait] = []
+
+    def ended(reason: WaitEnd) -> None:
+        request.deferred.held_pulls.discard(held[0])
+        woken(reason)
+
+    held.append(waits.hold(params.group, params.topic, params.queue, deadline, ended))
+    request.deferred.held_pulls.add(held[0])
+    request.broker.dispatch.hurry()
+    return True
+
+
+def run_woken(request: Request, call: Callable[[], None]) -> None:
+    """Call ``call`` after a wait, or when the client reads again."""
+    if request.responses.paused:
+        request.deferred.waiting.append(lambda: request.attempt(call))
+        return
+    request.attempt(call)
+    request.deferred.on_progress()
+
+
+def _records(pulled: PullResult) -> Sequence[tuple[int, memoryview]]:
+    """Return (queue offset, record) of each record that a read found."""
+    body = memoryview(pulled.body)
+    at = SIZE_BYTES * pulled.count
+    found = []
+    for (size,) in struct.iter_unpack(">I", body[:at]):
+        found.append((_QUEUE_OFFSET.unpack_from(body, at + _QUEUE_OFFSET_AT)[0], body[at : at + size]))
+        at += size
+    return found
