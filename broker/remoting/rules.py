@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...protocol.auth.permissions import ADMIN, BROKER, CONSUME, GROUP, PUBLISH, QUERY, TOPIC, Need
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from .request import RemotingRequest
@@ -72,6 +73,13 @@ def of_group_in_topic(on_group: str, on_topic: str, field: str = "consumerGroup"
 def of_client(fields: Mapping[str, str]) -> tuple[Need, ...]:
     """Need what the client of UNREGISTER_CLIENT needs for its consumer group; producer groups need nothing to leave."""
     return _need((CONSUME,), GROUP, fields.get("consumerGroup"))
+
+
+def of_popped(fields: Mapping[str, str]) -> tuple[Need, ...]:
+    """Need what a client needs to settle a message that it popped: a retry topic belongs to the group."""
+    topic_name = fields.get("topic", "")
+    needs = _need((CONSUME,), GROUP, fields.get("consumerGroup"))
+    return needs if topic_name.startswith(RETRY_TOPIC_PREFIX) else needs + _need((CONSUME,), TOPIC, topic_name)
 
 
 def _need(actions: tuple[str, ...], kind: str, name: str | None) -> tuple[Need, ...]:

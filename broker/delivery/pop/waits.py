@@ -78,6 +78,10 @@ class Waits:
         """Return whether a consumer waits for messages of the topic, or of this retry topic."""
         return topic in self._of_topic
 
+    def count(self, group: str, topic: str) -> int:
+        """Return how many consumers of a group wait for messages of a topic."""
+        return len(self._groups.get((topic, group), ()))
+
     def hold(self, group: str, topic: str, queue: int, deadline: float, ended: Callable[[WaitEnd], None]) -> Wait:
         """Let a consumer wait for a queue, or for ``ALL_QUEUES``, and for retries, until ``deadline`` in seconds."""
         wait = Wait(self, group, topic, queue, ended)

@@ -1,0 +1,288 @@
+"""Consumers that acknowledge one by one: POP_MESSAGE, ACK_MESSAGE, BATCH_ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME,
+NOTIFICATION and POLLING_INFO."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
+from ....protocol.errors import InvalidParameter, MessageIllegal, QueueNotExist, TopicNotExist
+from ....protocol.names import check_client_group
+from ....protocol.remoting import codes
+from ....protocol.storage.delivery import PROPERTY_RECORD_CRC
+from ....protocol.storage.record import decode_record, encode_properties
+from ...delivery.pop.in_flight import Take
+from ...delivery.pop.service import PopService
+from ...delivery.pop.table import QueueKey
+from ...delivery.pop.waits import ALL_QUEUES, WaitEnd
+from ...handlers.pop import POP_COUNT_MAX, Pop, PopParams, Popped, check_may_pop, hold, queues_to_visit, run_woken
+from ...store import MessageStore
+from .. import rules
+from ..receipts import (
+    ORDERED_REVIVE_QUEUE,
+    PROPERTY_POP_CK,
+    REVIVE_QUEUE,
+    handle_of,
+    message_offset_info,
+    order_count_info,
+    parse_receipt,
+    queue_of,
+    start_offset_info,
+)
+from ..request import RemotingRequest
+from .clients import json_body
+from .pull import SQL92, tags_of
+
+POLL_MS_MAX = 5 * 60_000
+"""Longest time for which a request waits; a client that asks for more asks again."""
+INVISIBLE_MS_MAX = 30 * 24 * 3600 * 1000
+INIT_FROM_FIRST = 0
+BATCH_MESSAGES_MAX = 10_000
+"""Maximum number of offsets that the bits of one acknowledgement may span, and of acknowledgements in a batch."""
+_QUEUE_MAX = 2**31 - 1
+
+
+def pop_message(request: RemotingRequest) -> None:
+    """Answer a pop with messages, at once or when some arrive."""
+    params = _params(request)
+    request.broker.groups.ensure_group(params.group)
+    Pop(request, params, lambda popped, full: _respond(request, params, popped, full=full)).start()
+
+
+def _params(request: RemotingRequest) -> PopParams:
+    """Decode the fields of a pop. Raises ``InvalidParameter``."""
+    ext = request.ext
+    count = ext.integer("maxMsgNums", low=1, high=_QUEUE_MAX)
+    if count > POP_COUNT_MAX:
+        raise InvalidParameter(f"a pop asks for {count} messages; at most {POP_COUNT_MAX} are possible")
+    expression, is_sql = ext.text("exp", "*"), ext.text("expType", "TAG") == SQL92
+    return PopParams(
+        group=check_client_group(ext.text("consumerGroup")),
+        topic=ext.text("topic"),
+        queue=_queue(request),
+        count=count,
+        invisible_ms=ext.integer("invisibleTime", high=INVISIBLE_MS_MAX),
+        wait_ms=_wait_ms(request),
+        tags="" if is_sql else tags_of(expression),
+        filter=expression if is_sql else "",
+        from_first=ext.integer("initMode", INIT_FROM_FIRST) == INIT_FROM_FIRST,
+        ordered=ext.flag("order"),
+        attempt=ext.text("attemptId", "")[:255],
+    )
+
+
+def _queue(request: RemotingRequest) -> int:
+    """Return the queue of a request, ``ALL_QUEUES`` if it names none. Raises if the topic lacks it."""
+    topic, queue = request.ext.text("topic"), request.ext.integer("queueId", low=-(2**31), high=_QUEUE_MAX)
+    config = request.broker.store.topics.get(topic)
+    if config is None:
+        raise TopicNotExist(f"topic[{topic}] not exist, apply first please!")
+    if queue >= config.read_queues:
+        raise QueueNotExist(
+            f"queueId[{queue}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queues}]"
+        )
+    return max(queue, ALL_QUEUES)
+
+
+def _wait_ms(request: RemotingRequest) -> int:
+    """Return how long a request may wait: until ``pollTime`` after ``bornTime``, by the broker's clock."""
+    poll_ms = min(request.ext.integer("pollTime", 0), POLL_MS_MAX)
+    now_ms = request.broker.pops.now_ms()
+    born_ms = request.ext.integer("bornTime", 0) or now_ms
+    return min(max(born_ms + poll_ms - now_ms, 0), poll_ms)
+
+
+def _respond(request: RemotingRequest, params: PopParams, popped: Popped, *, full: bool) -> None:
+    revive_queue = ORDERED_REVIVE_QUEUE if params.ordered else REVIVE_QUEUE
+    fields = {
+        "popTime": str(popped.pop_ms),
+        "invisibleTime": str(params.invisible_ms),
+        "reviveQid": str(revive_queue),
+        "restNum": str(popped.rest),
+        "startOffsetInfo": start_offset_info(popped.queues),
+        "msgOffsetInfo": message_offset_info(popped.queues),
+    }
+    if params.ordered:
+        fields["orderCountInfo"] = order_count_info(popped.queues)
+    if not popped.count:
+        code = codes.POLLING_FULL if full else codes.POLLING_TIMEOUT
+        request.reply(fields, code=code, remark="NO_MESSAGE_IN_QUEUE")
+        return
+    parts: list[bytes | memoryview] = []
+    for each in popped.queues:
+        if each.topic == params.topic:
+            parts += each.records
+            continue
+        for offset, record in zip(each.offsets, each.records, strict=True):
+            handle = handle_of(
+                each,
+                offset,
+                pop_ms=popped.pop_ms,
+                invisible_ms=params.invisible_ms,
+                revive_queue=revive_queue,
+                broker=request.gateway.broker_name,
+            )
+            parts.append(_as_message_of(params.topic, handle, record))
+    request.reply(fields, b"".join(parts), remark="FOUND")
+
+
+def _as_message_of(topic: str, handle: str, record: memoryview) -> bytes:
+    """Return the record of a retry topic as a message of the topic that it was sent to, with its receipt handle."""
+    found = decode_record(record, check_crc=False)
+    properties = found.property_map()
+    properties.pop(PROPERTY_RECORD_CRC, None)
+    properties[PROPERTY_POP_CK] = handle
+    return replace(found, topic=topic.encode(), properties=encode_properties(properties)).encode()
+
+
+# ---- settling ----
+
+
+def ack_message(request: RemotingRequest, pops: PopService, store: MessageStore) -> None:
+    """Settle one message."""
+    key, offset = _popped(request, store)
+    receipt = parse_receipt(request.ext.text("extraInfo"))
+    if pops.settle(key, offset, receipt.pop_ms):
+        request.reply()
+    else:
+        _no_message(request, key, offset)
+
+
+def _popped(request: RemotingRequest, store: MessageStore) -> tuple[QueueKey, int]:
+    """Return queue and offset of the message that a request is about. Raises if the topic lacks the queue."""
+    ext = request.ext
+    key = QueueKey(ext.text("consumerGroup"), ext.text("topic"), ext.integer("queueId", low=-(2**31), high=_QUEUE_MAX))
+    config = store.topics.get(key.topic)
+    if config is None:
+        raise TopicNotExist(f"topic[{key.topic}] not exist, apply first please!")
+    if not 0 <= key.queue < config.read_queues:
+        raise MessageIllegal(
+            f"queueId[{key.queue}] is illegal, topic:[{key.topic}] topicConfig.readQueueNums:[{config.read_queues}]"
+        )
+    return key, ext.integer("offset", low=-(2**63))
+
+
+def _no_message(request: RemotingRequest, key: QueueKey, offset: int) -> None:
+    request.reply(
+        code=codes.NO_MESSAGE,
+        remark=f"message {offset} of queue {key.queue} of {key.topic} is not in flight with this receipt: it was "
+        "acknowledged, or its time was over and it is delivered again",
+    )
+
+
+def batch_ack_message(request: RemotingRequest, pops: PopService) -> None:
+    """Settle several messages. Those that are not in flight any more are left out."""
+    data = json_body(request)
+    rows = data.get("acks")
+    if not isinstance(rows, list) or not rows:
+        request.reply(code=codes.NO_MESSAGE, remark="the batch has no acknowledgement")
+        return
+    if len(rows) > BATCH_MESSAGES_MAX:
+        raise InvalidParameter(f"a batch of {len(rows)} acknowledgements; at most {BATCH_MESSAGES_MAX} are possible")
+    acks = [_batch_ack(row) for row in rows]
+    for key, _, _, topic in acks:
+        rules.check(request, Need((CONSUME,), GROUP, key.group), Need((CONSUME,), TOPIC, topic))
+    settled = 0
+    for key, pop_ms, offsets, _ in acks:
+        settled += sum(pops.settle(key, offset, pop_ms) for offset in offsets)
+    if settled:
+        request.reply()
+    else:
+        request.reply(code=codes.NO_MESSAGE, remark="none of the messages is in flight with these receipts")
+
+
+def _batch_ack(row: Any) -> tuple[QueueKey, int, list[int], str]:
+    """Return queue, pop time, offsets and topic of a row of a batch. Raises ``InvalidParameter``."""
+    try:
+        group, topic, mark = str(row["c"]), str(row["t"]), str(row["r"])
+        first, queue, pop_ms = int(row["so"]), int(row["q"]), int(row["pt"])
+        bits = base64.b64decode(row["b"], validate=True)
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise InvalidParameter(f"an acknowledgement of the batch is not RocketMQ's: {error!r}; none was done") from None
+    if 8 * len(bits) > BATCH_MESSAGES_MAX:
+        raise InvalidParameter(f"the bits of an acknowledgement span {8 * len(bits)} offsets; none was done")
+    return queue_of(group, topic, mark, queue), pop_ms, [first + each for each in _set_bits(bits)], topic
+
+
+def _set_bits(bits: bytes) -> Iterator[int]:
+    for index, byte in enumerate(bits):
+        for bit in range(8):
+            if byte >> bit & 1:
+                yield 8 * index + bit
+
+
+def change_message_invisibletime(request: RemotingRequest, pops: PopService, store: MessageStore) -> None:
+    """Give a message in flight another end of its time, sooner or later."""
+    key, offset = _popped(request, store)
+    receipt = parse_receipt(request.ext.text("extraInfo"))
+    invisible_ms = request.ext.integer("invisibleTime", high=INVISIBLE_MS_MAX)
+    renewed = pops.renew(key, offset, receipt.pop_ms, invisible_ms)
+    if renewed is None:
+        _no_message(request, key, offset)
+        return
+    fields = {
+        "popTime": str(renewed.pop_ms),
+        "invisibleTime": str(renewed.visible_ms - renewed.pop_ms),
+        "reviveQid": str(receipt.revive_queue),
+    }
+    request.reply(fields)
+
+
+# ---- waiting without taking ----
+
+
+def notification(request: RemotingRequest) -> None:
+    """Say whether there are messages for the group; wait for some."""
+    ext = request.ext
+    params = PopParams(
+        group=check_client_group(ext.text("consumerGroup")),
+        topic=ext.text("topic"),
+        queue=_queue(request),
+        count=1,
+        invisible_ms=0,
+        wait_ms=_wait_ms(request),
+        ordered=ext.flag("order"),
+        attempt=ext.text("attemptId", "")[:255],
+    )
+    check_may_pop(request, params.group, params.topic)
+    request.release_frame()
+    deadline = request.broker.loop.time() + params.wait_ms / 1000
+    request.broker.dispatch.is_done()  # called because it dispatches what is due
+    _notify(request, params, deadline, last=params.wait_ms <= 0)
+
+
+def _notify(request: RemotingRequest, params: PopParams, deadline: float, *, last: bool) -> None:
+    check_may_pop(request, params.group, params.topic)
+    has_messages, full = _has_messages(request, params), False
+    if not has_messages and not last:
+
+        def woken(reason: WaitEnd) -> None:
+            run_woken(request, lambda: _notify(request, params, deadline, last=reason is not WaitEnd.WOKEN))
+
+        if hold(request, request.broker.pops.watches, params, deadline, woken):
+            return
+        full = True
+    request.reply({"hasMsg": str(has_messages).lower(), "pollingFull": str(full).lower()})
+
+
+def _has_messages(request: RemotingRequest, params: PopParams) -> bool:
+    """Return whether a pop would find messages, unless its filter wants none of them."""
+    store, table = request.broker.store, request.broker.pops.table
+    take = Take(request.broker.pops.now_ms(), 0, ordered=params.ordered, attempt=params.attempt)
+    for topic, queue in queues_to_visit(store, params):
+        key = QueueKey(params.group, topic, queue)
+        if table.blocked_until(key, take) is None and store.queue_reads.max_offset(topic, queue) > (
+            table.start(key) or 0
+        ):
+            return True
+    return False
+
+
+def polling_info(request: RemotingRequest, pops: PopService) -> None:
+    """Return how many consumers of the group wait for messages of the topic."""
+    group, topic = request.ext.text("consumerGroup"), request.ext.text("topic")
+    request.reply({"pollingNum": str(pops.waits.count(group, topic))})

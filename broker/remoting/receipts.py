@@ -1,0 +1,95 @@
+"""Receipt handles of popped messages, as RocketMQ's ``ExtraInfoUtil`` builds and reads them.
+
+A handle is ``start popTime invisibleTime reviveQueue retry broker queue offset``, separated by blanks. Clients build it
+from the fields of the answer to a pop, and for a message of a retry topic the broker puts it into a property.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...protocol.errors import InvalidParameter
+from ...protocol.fields import I64_MAX
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
+from ..delivery.pop.table import QueueKey
+from ..handlers.pop import PoppedQueue
+
+ORDERED_REVIVE_QUEUE = 999
+"""``reviveQid`` that says that a message was popped in order."""
+REVIVE_QUEUE = 0
+"""``reviveQid`` of all others: FlintMQ has no revive topic, so its queue has no meaning."""
+PROPERTY_POP_CK = "POP_CK"
+OF_TOPIC = "0"
+OF_RETRY_TOPIC = "1"
+_HANDLE_PARTS = 8
+
+
+class Receipt(NamedTuple):
+    """The parts of a handle that the broker reads."""
+
+    pop_ms: int
+    revive_queue: int
+
+
+def parse_receipt(text: str) -> Receipt:
+    """Return the parts of a handle. Raises ``InvalidParameter``."""
+    parts = text.split(" ")
+    if len(parts) < _HANDLE_PARTS:
+        raise InvalidParameter(
+            f"extraInfo has {len(parts)} parts, and a receipt handle has {_HANDLE_PARTS}; send the one of the message"
+        )
+    return Receipt(_number("popTime", parts[1]), _number("reviveQid", parts[3]))
+
+
+def _number(name: str, text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else -1
+    if not 0 <= number <= I64_MAX:
+        raise InvalidParameter(f"{name} in extraInfo must be an integer from 0 to {I64_MAX}, got {text[:40]!r}")
+    return number
+
+
+def retry_mark(topic: str) -> str:
+    """Return what a handle says about the kind of a topic."""
+    return OF_RETRY_TOPIC if topic.startswith(RETRY_TOPIC_PREFIX) else OF_TOPIC
+
+
+def queue_of(group: str, topic: str, mark: str, queue: int) -> QueueKey:
+    """Return the queue that a batch of acknowledgements names. Raises ``InvalidParameter``."""
+    if mark == OF_RETRY_TOPIC:
+        return QueueKey(group, pop_retry_topic(group, topic), queue)
+    if mark != OF_TOPIC:
+        raise InvalidParameter(
+            f"an acknowledgement of a topic of kind {mark[:20]!r}; 0 (topic) and 1 (retry) are known"
+        )
+    return QueueKey(group, topic, queue)
+
+
+def handle_of(
+    popped: PoppedQueue, offset: int, *, pop_ms: int, invisible_ms: int, revive_queue: int, broker: str
+) -> str:
+    """Return the handle of one message."""
+    return (
+        f"{popped.start} {pop_ms} {invisible_ms} {revive_queue} {retry_mark(popped.topic)} {broker} {popped.queue} "
+        f"{offset}"
+    )
+
+
+def start_offset_info(queues: list[PoppedQueue]) -> str:
+    """Return where the read of each queue began."""
+    return ";".join(f"{retry_mark(each.topic)} {each.queue} {each.start}" for each in queues)
+
+
+def message_offset_info(queues: list[PoppedQueue]) -> str:
+    """Return the offsets of the messages of each queue."""
+    return ";".join(f"{retry_mark(each.topic)} {each.queue} {','.join(map(str, each.offsets))}" for each in queues)
+
+
+def order_count_info(queues: list[PoppedQueue]) -> str:
+    """Return how often the messages of ordered queues had been delivered before: for each message, if it had, and for
+    each queue the least, which old clients read."""
+    parts = []
+    for each in queues:
+        mark = retry_mark(each.topic)
+        parts += [f"{mark} qo{each.queue}%{offset} {count}" for offset, count in each.counts.items() if count]
+        parts.append(f"{mark} {each.queue} {min(each.counts.values(), default=0)}")
+    return ";".join(parts)
