@@ -58,6 +58,7 @@ __all__ = [
     "RecoveryReport",
     "RepeatedBatch",
     "SettingMismatch",
+    "SettledAhead",
     "StagedSnapshot",
     "StoreError",
     "StoreFailed",

@@ -142,9 +142,9 @@ class Redelivery:
         counts: dict[str, list[int]] = {}
         for expired, record in messages:
             group = expired.key.group
-            dead = record.reconsume_times >= self._store.groups.retry_times_max(group)
-            counts.setdefault(group, [0, 0])[dead] += 1
-            if dead:
+            is_dead = record.reconsume_times >= self._store.groups.retry_times_max(group)
+            counts.setdefault(group, [0, 0])[is_dead] += 1
+            if is_dead:
                 records.append(send_back(record, group, DEAD_LETTER_LEVEL, 0).record)
             else:
                 records.append(stored_again(record, expired.key, expired.pop_ms))

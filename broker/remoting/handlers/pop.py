@@ -20,7 +20,7 @@ from ...delivery.pop.service import PopService
 from ...delivery.pop.table import QueueKey
 from ...delivery.pop.waits import ALL_QUEUES, WaitEnd
 from ...handlers.pop import POP_COUNT_MAX, Pop, PopParams, Popped, check_may_pop, hold, queues_to_visit, run_woken
-from ...store import MessageStore
+from ...store import MessageStore, WouldBlock
 from .. import rules
 from ..receipts import (
     ORDERED_REVIVE_QUEUE,
@@ -275,9 +275,14 @@ def _has_messages(request: RemotingRequest, params: PopParams) -> bool:
     take = Take(request.broker.pops.now_ms(), 0, ordered=params.ordered, attempt=params.attempt)
     for topic, queue in queues_to_visit(store, params):
         key = QueueKey(params.group, topic, queue)
-        if table.blocked_until(key, take) is None and store.queue_reads.max_offset(topic, queue) > (
-            table.start(key) or 0
-        ):
+        if table.blocked_until(key, take) is not None:
+            continue
+        start = table.start(key)
+        try:
+            first = store.queue_reads.min_offset(topic, queue, hot=True) if start is None else start
+        except WouldBlock:
+            return True  # a pop finds out
+        if store.queue_reads.max_offset(topic, queue) > first:
             return True
     return False
 

@@ -1,0 +1,480 @@
+"""POP at the level of the protocol: taking, settling, renewing, waiting, retries, order, restarts."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Any, NamedTuple
+
+import pytest
+
+from flintmq.protocol.remoting import codes
+from flintmq.protocol.remoting.command import RemotingFrame
+from flintmq.protocol.storage.record import Record, decode_record
+from tests.conftest import BrokerFactory
+from tests.remoting_tools import RemotingBroker, RemotingSocket, json_blob
+
+INVISIBLE_MS = 60_000
+SHORT_MS = 50
+
+
+class Popped(NamedTuple):
+    """One message of an answer. ``handle``: its receipt handle."""
+
+    body: bytes
+    topic: str
+    queue: int
+    offset: int
+    reconsume_times: int
+    properties: dict[str, str]
+    handle: str
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> str:
+    """Return a group of the test's own."""
+    return f"g-{abs(hash(request.node.name)) % 10**9}"
+
+
+def pop(remote: RemotingSocket, topic: str, group: str, /, **fields: Any) -> RemotingFrame:
+    return remote.receive_for(ask(remote, topic, group, **fields))
+
+
+def ask(remote: RemotingSocket, topic: str, group: str, /, **fields: Any) -> int:
+    """Send a POP_MESSAGE as the Java client does."""
+    asked = {
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": -1,
+        "maxMsgNums": 32,
+        "invisibleTime": INVISIBLE_MS,
+        "pollTime": 0,
+        "bornTime": 0,
+        "initMode": 0,
+        "expType": "TAG",
+        "exp": "*",
+        "order": False,
+        **fields,
+    }
+    return remote.send(codes.POP_MESSAGE, asked)
+
+
+def messages(answer: RemotingFrame, topic: str, broker: str = "b") -> list[Popped]:
+    """Return the messages of an answer with the handles that a client builds from it."""
+    assert answer.code == codes.SUCCESS, answer.remark
+    fields = answer.fields
+    starts = {tuple(part.split(" ")[:2]): part.split(" ")[2] for part in fields["startOffsetInfo"].split(";")}
+    told = {
+        (mark, queue, int(offset))
+        for mark, queue, offsets in (part.split(" ") for part in fields["msgOffsetInfo"].split(";"))
+        for offset in offsets.split(",")
+    }
+    blob, at, found = bytes(answer.body), 0, []
+    while at < len(blob):
+        record = decode_record(blob, at)
+        at += int.from_bytes(blob[at : at + 4], "big")
+        assert record.topic.decode() == topic
+        properties = record.property_map()
+        handle = properties.get("POP_CK")
+        if handle is None:
+            start = starts["0", str(record.queue_id)]
+            handle = (
+                f"{start} {fields['popTime']} {fields['invisibleTime']} {fields['reviveQid']} 0 {broker} "
+                f"{record.queue_id} {record.queue_offset}"
+            )
+        mark = handle.split(" ")[4]
+        assert (mark, str(record.queue_id), record.queue_offset) in told
+        found.append(
+            Popped(record.body, topic, record.queue_id, record.queue_offset, record.reconsume_times, properties, handle)
+        )
+    assert len(found) == len(told)
+    return found
+
+
+def bodies(answer: RemotingFrame, topic: str) -> list[bytes]:
+    return [message.body for message in messages(answer, topic)]
+
+
+def settle(
+    remote: RemotingSocket, message: Popped, group: str, code: int = codes.ACK_MESSAGE, **fields: Any
+) -> RemotingFrame:
+    """Acknowledge a message as a client does, or send another request about it."""
+    mark = message.handle.split(" ")[4]
+    real_topic = f"%RETRY%{group}_{message.topic}" if mark == "1" else message.topic
+    return remote.call(
+        code,
+        {
+            "consumerGroup": group,
+            "topic": real_topic,
+            "queueId": message.queue,
+            "extraInfo": message.handle,
+            "offset": message.offset,
+            **fields,
+        },
+    )
+
+
+def renewed(message: Popped, answer: RemotingFrame) -> Popped:
+    """Return the message with the handle that a client makes of the answer to a renewal."""
+    assert answer.code == codes.SUCCESS, answer.remark
+    parts = message.handle.split(" ")
+    parts[1:4] = [answer.fields[name] for name in ("popTime", "invisibleTime", "reviveQid")]
+    return message._replace(handle=" ".join(parts))
+
+
+def produce(remote: RemotingSocket, topic: str, *texts: str, **fields: Any) -> None:
+    for text in texts:
+        assert remote.produce(topic, text.encode(), **fields).code == codes.SUCCESS
+
+
+def committed(remote: RemotingSocket, topic: str, group: str, queue: int = 0) -> int:
+    fields = {"consumerGroup": group, "topic": topic, "queueId": queue, "setZeroIfNotFound": False}
+    answer = remote.call(codes.QUERY_CONSUMER_OFFSET, fields)
+    return int(answer.fields["offset"]) if answer.code == codes.SUCCESS else -1
+
+
+def pull(remote: RemotingSocket, topic: str, offset: int = 0) -> list[Record]:
+    fields = {
+        "consumerGroup": "reader",
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": offset,
+        "maxMsgNums": 32,
+        "sysFlag": 4,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 0,
+        "subVersion": 0,
+    }
+    blob, at, found = bytes(remote.call(codes.PULL_MESSAGE, fields).body), 0, []
+    while at < len(blob):
+        found.append(decode_record(blob, at))
+        at += int.from_bytes(blob[at : at + 4], "big")
+    return found
+
+
+def test_each_message_goes_to_one_consumer_until_it_is_acknowledged(
+    remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a", "b", "c")
+    first = messages(pop(remote, topic, group, maxMsgNums=2), topic)
+    second = messages(pop(remote, topic, group), topic)
+    assert [each.body for each in first + second] == [b"a", b"b", b"c"]
+    assert pop(remote, topic, group).code == codes.POLLING_TIMEOUT
+    assert committed(remote, topic, group) == 0
+    assert settle(remote, first[1], group).code == codes.SUCCESS
+    assert committed(remote, topic, group) == 0, "the first message is still in flight"
+    assert settle(remote, first[0], group).code == codes.SUCCESS
+    assert committed(remote, topic, group) == 2
+    assert settle(remote, first[0], group).code == codes.NO_MESSAGE, "it is acknowledged already"
+    assert settle(remote, second[0], group).code == codes.SUCCESS
+    assert committed(remote, topic, group) == 3
+
+
+def test_a_message_whose_time_is_over_comes_again_as_one_of_its_topic(
+    remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a", i="KEYS\x01k\x02TAGS\x01eu\x02")
+    (lost,) = messages(pop(remote, topic, group, invisibleTime=SHORT_MS), topic)
+    (again,) = messages(pop(remote, topic, group, pollTime=20_000), topic)
+    assert (again.body, again.reconsume_times, again.properties["TAGS"]) == (b"a", 1, "eu")
+    assert again.properties["1ST_POP_TIME"] == lost.handle.split(" ")[1]
+    assert settle(remote, lost, group).code == codes.NO_MESSAGE, "the message has another delivery"
+    assert settle(remote, again, group).code == codes.SUCCESS
+    assert committed(remote, topic, group) == 1
+    assert committed(remote, f"%RETRY%{group}_{topic}", group) == 1
+    assert pop(remote, topic, group).code == codes.POLLING_TIMEOUT
+
+
+def test_a_message_becomes_a_dead_letter_when_its_attempts_are_used_up(
+    gateway: RemotingBroker, remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a")
+    deliveries = 0
+    while (answer := pop(remote, topic, group, invisibleTime=0, pollTime=1_000)).code == codes.SUCCESS:
+        (message,) = messages(answer, topic)
+        assert message.reconsume_times == deliveries
+        deliveries += 1
+    assert deliveries == 17, "16 retries"
+    (dead,) = pull(remote, f"%DLQ%{group}")
+    assert (dead.body, dead.property_map()["RETRY_TOPIC"]) == (b"a", topic)
+
+
+def test_a_renewal_gives_more_time_and_a_new_receipt(remote: RemotingSocket, topic: str, group: str) -> None:
+    produce(remote, topic, "a")
+    (message,) = messages(pop(remote, topic, group, invisibleTime=400), topic)
+    answer = settle(remote, message, group, codes.CHANGE_MESSAGE_INVISIBLETIME, invisibleTime=INVISIBLE_MS)
+    assert pop(remote, topic, group, pollTime=800).code == codes.POLLING_TIMEOUT
+    assert settle(remote, message, group).code == codes.NO_MESSAGE
+    assert settle(remote, renewed(message, answer), group).code == codes.SUCCESS
+
+
+def test_a_renewal_with_little_time_returns_the_message(remote: RemotingSocket, topic: str, group: str) -> None:
+    produce(remote, topic, "a")
+    (message,) = messages(pop(remote, topic, group), topic)
+    answer = settle(remote, message, group, codes.CHANGE_MESSAGE_INVISIBLETIME, invisibleTime=SHORT_MS)
+    assert answer.code == codes.SUCCESS
+    (again,) = messages(pop(remote, topic, group, pollTime=20_000), topic)
+    assert again.reconsume_times == 1
+
+
+def test_a_batch_acknowledges_by_bits(remote: RemotingSocket, topic: str, group: str) -> None:
+    produce(remote, topic, *"abcdefghij")
+    found = messages(pop(remote, topic, group), topic)
+    start, pop_ms, invisible_ms, revive, mark, *_ = found[0].handle.split(" ")
+    bits = sum(1 << each.offset - int(start) for each in found if each.body != b"d")
+    ack = {
+        "c": group,
+        "t": topic,
+        "r": mark,
+        "so": int(start),
+        "q": 0,
+        "rq": int(revive),
+        "pt": int(pop_ms),
+        "it": int(invisible_ms),
+        "b": base64.b64encode(bits.to_bytes(2, "little")).decode(),
+    }
+    body = json_blob({"brokerName": "b", "acks": [ack]})
+    assert remote.call(codes.BATCH_ACK_MESSAGE, {}, body).code == codes.SUCCESS
+    assert committed(remote, topic, group) == 3
+    assert remote.call(codes.BATCH_ACK_MESSAGE, {}, body).code == codes.NO_MESSAGE
+    assert settle(remote, found[3], group).code == codes.SUCCESS
+    assert committed(remote, topic, group) == 10
+
+
+@pytest.mark.parametrize(
+    "ack", [{}, {"c": "g"}, {"c": "g", "t": "t", "r": "7", "so": 0, "q": 0, "pt": 0, "b": "AQ=="}, 7, None]
+)
+def test_a_bad_batch_settles_nothing(remote: RemotingSocket, topic: str, ack: Any) -> None:
+    answer = remote.call(codes.BATCH_ACK_MESSAGE, {}, json_blob({"acks": [ack]}))
+    assert answer.code == codes.INVALID_PARAMETER
+    assert remote.call(codes.BATCH_ACK_MESSAGE, {}, json_blob({"acks": []})).code == codes.NO_MESSAGE
+
+
+def test_a_pop_waits_for_a_message(gateway: RemotingBroker, remote: RemotingSocket, topic: str, group: str) -> None:
+    produce(remote, topic, "a")
+    settle(remote, messages(pop(remote, topic, group), topic)[0], group)
+    with gateway.connect() as other:
+        waiting = ask(other, topic, group, pollTime=20_000)
+        while int(remote.call(codes.POLLING_INFO, {"consumerGroup": group, "topic": topic}).fields["pollingNum"]) < 1:
+            pass
+        produce(remote, topic, "b", e=2)
+        assert bodies(other.receive_for(waiting), topic) == [b"b"]
+
+
+def test_one_message_answers_one_of_many_waiting_pops(
+    gateway: RemotingBroker, remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a")
+    settle(remote, messages(pop(remote, topic, group), topic)[0], group)
+    with gateway.connect() as other:
+        waiting = [ask(other, topic, group, pollTime=2_000, maxMsgNums=1) for _ in range(5)]
+        while int(remote.call(codes.POLLING_INFO, {"consumerGroup": group, "topic": topic}).fields["pollingNum"]) < 5:
+            pass
+        produce(remote, topic, "b", "c", e=1)
+        answers = [other.receive_for(number) for number in waiting]
+    found = [body for answer in answers if answer.code == codes.SUCCESS for body in bodies(answer, topic)]
+    assert sorted(found) == [b"b", b"c"]
+    assert [answer.code for answer in answers].count(codes.POLLING_TIMEOUT) == 3
+
+
+def test_a_pop_selects_by_tags_and_by_sql(remote: RemotingSocket, topic: str, group: str) -> None:
+    for tag, price in (("eu", 1), ("us", 2), ("eu", 3)):
+        produce(remote, topic, f"{tag}{price}", i=f"TAGS\x01{tag}\x02price\x01{price}\x02")
+    assert bodies(pop(remote, topic, group, exp="us || asia"), topic) == [b"us2"]
+    answer = pop(remote, topic, group + "-sql", expType="SQL92", exp="price > 1 AND TAGS = 'eu'")
+    (found,) = messages(answer, topic)
+    assert found.body == b"eu3"
+    assert committed(remote, topic, group + "-sql") == 2, "what no consumer wants is settled"
+    refused = pop(remote, topic, group, expType="SQL92", exp="price >")
+    assert refused.code == codes.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_a_new_group_begins_where_it_asks(remote: RemotingSocket, topic: str, group: str) -> None:
+    produce(remote, topic, "a", "b")
+    assert bodies(pop(remote, topic, group, initMode=0), topic) == [b"a", b"b"]
+    assert bodies(pop(remote, topic, group + "-max", initMode=1), topic) == [b"a", b"b"], "the queue is young"
+
+
+# ---- order ----
+
+
+def ordered(remote: RemotingSocket, topic: str, group: str, **fields: Any) -> RemotingFrame:
+    return pop(remote, topic, group, order=True, queueId=0, **fields)
+
+
+def test_an_ordered_queue_gives_nothing_while_a_batch_is_in_flight(
+    remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a", "b", "c")
+    answer = ordered(remote, topic, group, maxMsgNums=2)
+    assert answer.fields["reviveQid"] == "999"
+    assert answer.fields["orderCountInfo"] == "0 0 0"
+    first, second = messages(answer, topic)
+    assert ordered(remote, topic, group).code == codes.POLLING_TIMEOUT
+    assert pop(remote, topic, group).code == codes.POLLING_TIMEOUT, "nor does it to consumers without order"
+    assert settle(remote, second, group).code == codes.SUCCESS
+    assert committed(remote, topic, group) == 0
+    waiting = ask(remote, topic, group, order=True, queueId=0, pollTime=20_000)
+    assert settle(remote, first, group).code == codes.SUCCESS
+    assert bodies(remote.receive_for(waiting), topic) == [b"c"], "the acknowledgement woke it"
+
+
+def test_an_ordered_queue_repeats_from_the_first_that_is_not_settled(
+    remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a", "b", "c", "d")
+    first, second, third = messages(ordered(remote, topic, group, maxMsgNums=3), topic)
+    settle(remote, first, group)
+    settle(remote, third, group)
+    answer = settle(remote, second, group, codes.CHANGE_MESSAGE_INVISIBLETIME, invisibleTime=200)
+    assert answer.fields["popTime"] == second.handle.split(" ")[1], "an ordered receipt stays valid"
+    again = ordered(remote, topic, group, maxMsgNums=3, pollTime=20_000)
+    assert bodies(again, topic) == [b"b", b"c", b"d"]
+    assert again.fields["orderCountInfo"] == "0 qo0%1 1;0 qo0%2 1;0 0 0"
+    assert settle(remote, second, group).code == codes.NO_MESSAGE
+    for message in messages(again, topic):
+        assert settle(remote, message, group).code == codes.SUCCESS
+    assert committed(remote, topic, group) == 4
+
+
+def test_the_same_attempt_gets_the_same_messages_again(remote: RemotingSocket, topic: str, group: str) -> None:
+    produce(remote, topic, "a")
+    ordered(remote, topic, group, attemptId="one")
+    again = ordered(remote, topic, group, attemptId="one")
+    assert again.fields["orderCountInfo"] == "0 0 0"
+    assert bodies(again, topic) == [b"a"]
+    assert ordered(remote, topic, group, attemptId="two").code == codes.POLLING_TIMEOUT
+
+
+# ---- watching ----
+
+
+def notice(remote: RemotingSocket, topic: str, group: str, **fields: Any) -> int:
+    asked = {"consumerGroup": group, "topic": topic, "queueId": -1, "pollTime": 0, "bornTime": 0, **fields}
+    return remote.send(codes.NOTIFICATION, asked)
+
+
+def test_a_notification_says_whether_there_are_messages(
+    gateway: RemotingBroker, remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a")
+    assert remote.receive_for(notice(remote, topic, group)).fields == {"hasMsg": "true", "pollingFull": "false"}
+    pop(remote, topic, group)
+    assert remote.receive_for(notice(remote, topic, group)).fields["hasMsg"] == "false"
+    waiting = [notice(remote, topic, group, pollTime=20_000) for _ in range(2)]
+    produce(remote, topic, "b")
+    assert [remote.receive_for(number).fields["hasMsg"] for number in waiting] == ["true", "true"]
+
+
+def test_a_notification_is_false_while_an_ordered_queue_is_blocked(
+    remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a", "b")
+    ordered(remote, topic, group, maxMsgNums=1, attemptId="one")
+    blocked = remote.receive_for(notice(remote, topic, group, queueId=0, order=True, attemptId="two"))
+    assert blocked.fields["hasMsg"] == "false"
+    same = remote.receive_for(notice(remote, topic, group, queueId=0, order=True, attemptId="one"))
+    assert same.fields["hasMsg"] == "true"
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"topic": "no-such-topic"}, codes.TOPIC_NOT_EXIST),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, codes.TOPIC_NOT_EXIST),
+        ({"queueId": 99}, codes.INVALID_PARAMETER),
+        ({"maxMsgNums": 33}, codes.INVALID_PARAMETER),
+        ({"maxMsgNums": 0}, codes.INVALID_PARAMETER),
+        ({"invisibleTime": -1}, codes.INVALID_PARAMETER),
+        ({"invisibleTime": "soon"}, codes.INVALID_PARAMETER),
+        ({"consumerGroup": "bad group"}, codes.INVALID_PARAMETER),
+        ({"consumerGroup": "CID_RMQ_SYS_x"}, codes.NO_PERMISSION),
+    ],
+)
+def test_a_bad_pop_is_refused(
+    remote: RemotingSocket, topic: str, group: str, fields: dict[str, Any], code: int
+) -> None:
+    produce(remote, topic, "a")
+    answer = pop(remote, topic, group, **fields)
+    assert answer.code == code, answer.remark
+    assert answer.remark
+    assert committed(remote, topic, group) == -1
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"topic": "no-such-topic"}, codes.TOPIC_NOT_EXIST),
+        ({"queueId": 99}, codes.MESSAGE_ILLEGAL),
+        ({"offset": 10**12}, codes.NO_MESSAGE),
+        ({"offset": -5}, codes.NO_MESSAGE),
+        ({"extraInfo": ""}, codes.INVALID_PARAMETER),
+        ({"extraInfo": "0 x 1 0 0 b 0 0"}, codes.INVALID_PARAMETER),
+        ({"extraInfo": "0 5 1 0 0 b 0 0"}, codes.NO_MESSAGE),
+    ],
+)
+@pytest.mark.parametrize("request_code", [codes.ACK_MESSAGE, codes.CHANGE_MESSAGE_INVISIBLETIME])
+def test_a_bad_receipt_settles_nothing(
+    remote: RemotingSocket, topic: str, group: str, request_code: int, fields: dict[str, Any], code: int
+) -> None:
+    produce(remote, topic, "a")
+    (message,) = messages(pop(remote, topic, group), topic)
+    answer = settle(remote, message, group, request_code, **{"invisibleTime": 1_000, **fields})
+    assert answer.code == code, answer.remark
+    assert settle(remote, message, group).code == codes.SUCCESS
+
+
+# ---- progress that others set ----
+
+
+def test_an_operator_who_sets_the_offset_makes_receipts_void(remote: RemotingSocket, topic: str, group: str) -> None:
+    produce(remote, topic, *"abcdefghij")
+    old = messages(pop(remote, topic, group), topic)
+    remote.call(codes.UPDATE_CONSUMER_OFFSET, {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": 4})
+    assert bodies(pop(remote, topic, group), topic) == [*map(str.encode, "efghij")]
+    assert settle(remote, old[5], group).code == codes.NO_MESSAGE
+
+
+def test_a_pull_consumer_of_the_same_group_sees_what_is_not_acknowledged(
+    remote: RemotingSocket, topic: str, group: str
+) -> None:
+    produce(remote, topic, "a", "b")
+    first, _ = messages(pop(remote, topic, group), topic)
+    settle(remote, first, group)
+    assert [record.body for record in pull(remote, topic, committed(remote, topic, group))] == [b"b"]
+
+
+# ---- life of the broker ----
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart_repeats_only_what_was_in_flight(broker: BrokerFactory, clean: bool) -> None:
+    first = RemotingBroker(broker, arguments_of(clean))
+    with first.connect() as remote:
+        produce(remote, "orders", *"abcdef")
+        found = messages(pop(remote, "orders", "g"), "orders")
+        for each in found:
+            if each.body in (b"a", b"c", b"f"):
+                assert settle(remote, each, "g").code == codes.SUCCESS
+    pop_file = first.running.store / "flintmq" / "pop.json"
+    if clean:
+        first.running.stop()
+    else:
+        deadline = time.monotonic() + 20
+        while not pop_file.exists():
+            assert time.monotonic() < deadline
+        first.running.kill()
+    again = RemotingBroker(broker, store=first.running.store)
+    with again.connect() as remote:
+        found = messages(pop(remote, "orders", "g"), "orders")
+        assert [each.body for each in found] == [b"b", b"d", b"e"]
+        for each in found:
+            assert settle(remote, each, "g").code == codes.SUCCESS
+        assert committed(remote, "orders", "g") == 6
+
+
+def arguments_of(clean: bool) -> dict[str, Any]:
+    return {} if clean else {"flush.checkpoint_interval_ms": 100}
