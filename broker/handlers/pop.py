@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PopParams:
-    """What a consumer asks for. ``queue``: -1 for all queues; ``wait_ms``: how long to wait for a message.
+    """A consumer's request for messages. ``queue``: -1 for all queues; ``wait_ms``: how long to wait for a message.
 
     ``tags``, ``filter``: as in a PULL. ``from_first``: where a group without progress begins, which applies if the
     topic's queue is not young.

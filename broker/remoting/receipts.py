@@ -24,21 +24,21 @@ OF_RETRY_TOPIC = "1"
 _HANDLE_PARTS = 8
 
 
-class Receipt(NamedTuple):
+class PopReceipt(NamedTuple):
     """The parts of a handle that the broker reads."""
 
     pop_ms: int
     revive_queue: int
 
 
-def parse_receipt(text: str) -> Receipt:
+def parse_receipt(text: str) -> PopReceipt:
     """Return the parts of a handle. Raises ``InvalidParameter``."""
     parts = text.split(" ")
     if len(parts) < _HANDLE_PARTS:
         raise InvalidParameter(
             f"extraInfo has {len(parts)} parts, and a receipt handle has {_HANDLE_PARTS}; send the one of the message"
         )
-    return Receipt(_number("popTime", parts[1]), _number("reviveQid", parts[3]))
+    return PopReceipt(_number("popTime", parts[1]), _number("reviveQid", parts[3]))
 
 
 def _number(name: str, text: str) -> int:

@@ -20,7 +20,7 @@ Ranges = Sequence[tuple[int, int]]
 
 
 @dataclass(slots=True)
-class Delivery:
+class InFlight:
     """One message in flight. ``pop_ms``: the time that a receipt must name; ``visible_ms``: the end of its time.
 
     ``moving``: its time is over, and it is being stored again: nothing can settle or renew it any more.
@@ -54,7 +54,7 @@ class QueueInFlight:
         self.next_offset = committed
         self.stored = committed
         """Committed offset that the table of offsets has."""
-        self.open: dict[int, Delivery] = {}
+        self.open: dict[int, InFlight] = {}
         """Messages in flight by offset, ascending: they are added in the order of the queue and changed in place."""
         self.ordered = False
         """The messages in flight were taken in order."""
@@ -118,7 +118,7 @@ class QueueInFlight:
         self.ordered, self.attempt = take.ordered, take.attempt if take.ordered else ""
         visible_ms = pop_ms + take.invisible_ms
         for offset in taken:
-            self.open[offset] = Delivery(pop_ms, visible_ms)
+            self.open[offset] = InFlight(pop_ms, visible_ms)
         self.pass_over(end)
         return taken
 
@@ -150,7 +150,7 @@ class QueueInFlight:
         if not self.open:
             self.counts = {}
 
-    def renew(self, offset: int, pop_ms: int, take: Take) -> Delivery | None:
+    def renew(self, offset: int, pop_ms: int, take: Take) -> InFlight | None:
         """Give a message new time from ``take.now_ms`` on; return None if the receipt is not its current delivery's.
 
         Unless the queue is ordered, the receipt becomes void: the returned delivery has a new ``pop_ms``.

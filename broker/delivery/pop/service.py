@@ -13,7 +13,7 @@ from ...background.service import OnFatal
 from ...store import MessageStore, SettledAhead
 from ..groups.coordinator import GroupCoordinator
 from ..writer import RecordWriter
-from .in_flight import Delivery, Take
+from .in_flight import InFlight, Take
 from .redelivery import Redelivery
 from .table import InFlightTable, QueueKey
 from .waits import ALL_QUEUES, Waits
@@ -116,7 +116,7 @@ class PopService:
                 self.freed(key)
         return settled
 
-    def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int) -> Delivery | None:
+    def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int) -> InFlight | None:
         """Give a message new time from now on; return None if the receipt is not that of its current delivery."""
         renewed = self.table.renew(key, offset, pop_ms, Take(self.now_ms(), invisible_ms))
         if renewed is not None and self._worker is not None:

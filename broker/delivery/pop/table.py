@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from .in_flight import Delivery, QueueInFlight, Ranges, Take
+from .in_flight import InFlight, QueueInFlight, Ranges, Take
 
 OF_QUEUE_MAX = 10_000
 """Maximum number of messages of one queue that a group has in flight."""
@@ -44,7 +44,7 @@ class Expired(NamedTuple):
 
 
 class Due(NamedTuple):
-    """What is due. ``expired``: messages to be stored again, then ``moved``; ``free``: ordered queues that give
+    """The messages and queues that are due. ``expired``: messages to be stored again, then ``moved``; ``free``: ordered queues that give
     messages again."""
 
     expired: list[Expired]
@@ -161,7 +161,7 @@ class InFlightTable:
         self._store(key, state)
         return True
 
-    def renew(self, key: QueueKey, offset: int, pop_ms: int, take: Take) -> Delivery | None:
+    def renew(self, key: QueueKey, offset: int, pop_ms: int, take: Take) -> InFlight | None:
         """Give a message new time as ``QueueInFlight.renew`` does."""
         state = self._find(key)
         delivery = state.renew(offset, pop_ms, take) if state is not None else None
@@ -175,7 +175,7 @@ class InFlightTable:
 
     # ---- times that end
 
-    def _add_end(self, delivery: Delivery, key: QueueKey, offset: int) -> None:
+    def _add_end(self, delivery: InFlight, key: QueueKey, offset: int) -> None:
         heapq.heappush(self._ends, (delivery.visible_ms, key, offset))
         if len(self._ends) > max(STALE_ENTRIES_MIN, 2 * self.in_flight):
             self._ends = [entry for entry in self._ends if self._is_current(*entry)]
