@@ -33,7 +33,6 @@ HOT_SETTINGS = frozenset(
         "limits.held_pulls_max",
         "limits.held_pulls_per_connection_max",
         "limits.groups_max",
-        "limits.popped_messages_max",
         "limits.committed_offsets_max",
         "limits.half_frame_timeout_ms",
         "limits.idle_timeout_ms",

@@ -221,7 +221,6 @@ class Broker:
         self.staged.stages_max = settings.transactions.prepared_attempts_max
         self.groups.groups_max = self.limits.groups_max
         self.groups.offsets_max = self.limits.committed_offsets_max
-        self.pops.table.in_flight_max = self.limits.popped_messages_max
         for changed in self.when_settings_change:
             changed(settings)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.security.users import UserTable
-from flintmq.broker.store import CorruptFile, MessageStore
+from flintmq.broker.store import CorruptFile, MessageStore, SettledAhead
 from flintmq.broker.store.files.json_table import SHAPE_ERRORS, parse_table
 from flintmq.broker.store.tables.staged_state import StagedSnapshot
 from flintmq.broker.store.timers.timer_state import HOUR_SECONDS
@@ -29,6 +29,7 @@ TABLES = [
     "config/subscriptionGroup.json",
     "flintmq/state.json",
     "flintmq/prepared.json",
+    "flintmq/pop.json",
 ]
 
 
@@ -58,6 +59,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_topic(store, topic)
         store.consumer_offsets.commit("group", topic, 0, 1)
     store.groups.ensure("group")
+    store.consumer_offsets.commit("group", "t", 0, 0)
     delayed.send("t", [b"late"] * 3, TIMER_DELIVER_MS=START_MS + 10_000_000)
     delayed.send("t", [b"early"], TIMER_DELIVER_MS=START_MS + 10_000)
     delayed.run()
@@ -67,6 +69,11 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(2):
         store.staged_state.offer(0, StagedSnapshot(number, 0, {"series": 17}))
         store.staged_state.persist(0)
+        # The rows of another queue differ, and a start leaves them out: the queue has no messages.
+        store.pop_state.offer(
+            [SettledAhead("group", "t", 0, 0, ((0, 1),)), SettledAhead("group", "bills", 0, 1, ((2, 3 + number),))]
+        )
+        store.pop_state.persist(last=True)
         for table in (store.topics, store.consumer_offsets, store.groups, store.delay_offsets):
             table.persist()
     for _ in range(2):
@@ -83,6 +90,7 @@ def content_of_tables(store: MessageStore) -> object:
         store.groups.names(),
         [store.delay_offsets.delivered(level) for level in range(19)],
         store.staged_state.saved.sequences,
+        store.pop_state.saved,
         store.state.sizes,
         store.state.kept_offsets,
         store.state.deleted,

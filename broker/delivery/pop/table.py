@@ -44,8 +44,10 @@ class Expired(NamedTuple):
 
 
 class Due(NamedTuple):
-    """The messages and queues that are due. ``expired``: messages to be stored again, then ``moved``; ``free``: ordered queues that give
-    messages again."""
+    """The messages and queues that are due.
+
+    ``expired``: messages to be stored again, then ``moved``; ``free``: ordered queues that give messages again.
+    """
 
     expired: list[Expired]
     free: list[QueueKey]
