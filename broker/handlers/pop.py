@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
-from ...protocol.errors import BrokerError, BrokerFailure, GroupRunning, NoPermission, OffsetOutOfRange, SystemBusy
+from ...protocol.errors import BrokerError, BrokerFailure, NoPermission, OffsetOutOfRange, SystemBusy
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
 from ...protocol.storage.layout import RECORD
 from ..background.selections import Share
@@ -95,12 +95,7 @@ def check_may_pop(request: Request, group: str, topic: str) -> None:
     check_readable(broker, topic)
     if not broker.store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
-    running = broker.groups.groups.get(group)
-    if running is not None and running.members:
-        raise GroupRunning(
-            f"group {group} has {len(running.members)} members that the broker assigns queues to; a group either pops "
-            "or has such members: stop them, or pop with another group"
-        )
+    broker.groups.clients.check_may_consume(group)
 
 
 def queues_to_visit(store: MessageStore, params: PopParams) -> list[tuple[str, int]]:

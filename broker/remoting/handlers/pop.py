@@ -7,7 +7,6 @@ import base64
 import binascii
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ....protocol.errors import InvalidParameter, MessageIllegal, QueueNotExist, TopicNotExist
@@ -15,13 +14,16 @@ from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.delivery import PROPERTY_RECORD_CRC
 from ....protocol.storage.record import decode_record, encode_properties
+from ...delivery.groups.consumer_clients import ClientSubscription
 from ...delivery.pop.in_flight import Take
 from ...delivery.pop.service import PopService
 from ...delivery.pop.table import QueueKey
 from ...delivery.pop.waits import ALL_QUEUES, WaitEnd
+from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
 from ...handlers.pop import POP_COUNT_MAX, Pop, PopParams, Popped, check_may_pop, hold, queues_to_visit, run_woken
 from ...store import MessageStore, WouldBlock
 from .. import rules
+from ..json_fields import JsonFields, json_body
 from ..receipts import (
     ORDERED_REVIVE_QUEUE,
     PROPERTY_POP_CK,
@@ -34,8 +36,7 @@ from ..receipts import (
     start_offset_info,
 )
 from ..request import RemotingRequest
-from .clients import json_body
-from .pull import SQL92, tags_of
+from ..subscription import TAG, tags_and_filter
 
 POLL_MS_MAX = 5 * 60_000
 """Longest time for which a request waits; a client that asks for more asks again."""
@@ -59,16 +60,20 @@ def _params(request: RemotingRequest) -> PopParams:
     count = ext.integer("maxMsgNums", low=1, high=_QUEUE_MAX)
     if count > POP_COUNT_MAX:
         raise InvalidParameter(f"a pop asks for {count} messages; at most {POP_COUNT_MAX} are possible")
-    expression, is_sql = ext.text("exp", "*"), ext.text("expType", "TAG") == SQL92
+    topic = ext.text("topic")
+    expression = ext.text("exp", "*")
+    if len(expression) > SUBSCRIPTION_CHARS_MAX:
+        raise InvalidParameter(f"exp has {len(expression):,} characters; the maximum is {SUBSCRIPTION_CHARS_MAX:,}")
+    tags, condition = tags_and_filter(ClientSubscription(topic, expression or "*", ext.text("expType", TAG) or TAG))
     return PopParams(
         group=check_client_group(ext.text("consumerGroup")),
-        topic=ext.text("topic"),
+        topic=topic,
         queue=_queue(request),
         count=count,
         invisible_ms=ext.integer("invisibleTime", high=INVISIBLE_MS_MAX),
         wait_ms=_wait_ms(request),
-        tags="" if is_sql else tags_of(expression),
-        filter=expression if is_sql else "",
+        tags=tags,
+        filter=condition,
         from_first=ext.integer("initMode", INIT_FROM_FIRST) == INIT_FROM_FIRST,
         ordered=ext.flag("order"),
         attempt=ext.text("attemptId", "")[:255],
@@ -176,13 +181,10 @@ def _no_message(request: RemotingRequest, key: QueueKey, offset: int) -> None:
 
 def batch_ack_message(request: RemotingRequest, pops: PopService) -> None:
     """Settle several messages. Those that are not in flight any more are left out."""
-    data = json_body(request)
-    rows = data.get("acks")
-    if not isinstance(rows, list) or not rows:
+    rows = json_body(request).objects("acks", BATCH_MESSAGES_MAX)
+    if not rows:
         request.reply(code=codes.NO_MESSAGE, remark="the batch has no acknowledgement")
         return
-    if len(rows) > BATCH_MESSAGES_MAX:
-        raise InvalidParameter(f"a batch of {len(rows)} acknowledgements; at most {BATCH_MESSAGES_MAX} are possible")
     acks = [_batch_ack(row) for row in rows]
     for key, _, _, topic in acks:
         rules.check(request, Need((CONSUME,), GROUP, key.group), Need((CONSUME,), TOPIC, topic))
@@ -195,16 +197,16 @@ def batch_ack_message(request: RemotingRequest, pops: PopService) -> None:
         request.reply(code=codes.NO_MESSAGE, remark="none of the messages is in flight with these receipts")
 
 
-def _batch_ack(row: Any) -> tuple[QueueKey, int, list[int], str]:
+def _batch_ack(row: JsonFields) -> tuple[QueueKey, int, list[int], str]:
     """Return queue, pop time, offsets and topic of a row of a batch. Raises ``InvalidParameter``."""
+    group, topic, mark = row.text("c"), row.text("t"), row.text("r")
+    first, queue, pop_ms = row.integer("so", low=0), row.integer("q", low=0), row.integer("pt", low=0)
     try:
-        group, topic, mark = str(row["c"]), str(row["t"]), str(row["r"])
-        first, queue, pop_ms = int(row["so"]), int(row["q"]), int(row["pt"])
-        bits = base64.b64decode(row["b"], validate=True)
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise InvalidParameter(f"an acknowledgement of the batch is not RocketMQ's: {error!r}; none was done") from None
+        bits = base64.b64decode(row.text("b", chars_max=BATCH_MESSAGES_MAX), validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise InvalidParameter(f"{row.what}: b is not base64: {error}; nothing was acknowledged") from None
     if 8 * len(bits) > BATCH_MESSAGES_MAX:
-        raise InvalidParameter(f"the bits of an acknowledgement span {8 * len(bits)} offsets; none was done")
+        raise InvalidParameter(f"{row.what}: b spans {8 * len(bits)} offsets; the maximum is {BATCH_MESSAGES_MAX}")
     return queue_of(group, topic, mark, queue), pop_ms, [first + each for each in _set_bits(bits)], topic
 
 
