@@ -215,6 +215,30 @@ def test_the_broker_divides_queues_for_clients_that_ask_it(remote: RemotingSocke
     assert (refused.code, "not by 'MACHINE_ROOM'" in refused.remark) == (codes.INVALID_PARAMETER, True)
 
 
-@pytest.mark.parametrize("code", [codes.SET_MESSAGE_REQUEST_MODE, codes.GET_MESSAGE_REQUEST_MODE])
-def test_push_consumers_cannot_be_set_to_pop(remote: RemotingSocket, code: int) -> None:
-    assert remote.call(code, {}, b"{}").code == codes.NO_PERMISSION
+def test_push_consumers_are_told_to_pop(remote: RemotingSocket, topic: str) -> None:
+    group = f"g-{topic}"
+    remote.produce(topic)
+    for name in ("c1", "c2", "c3", "c4"):
+        RemotingConsumer(remote, group, name).beat(topic)
+
+    def ask(client_id: str) -> list[tuple[str, int]]:
+        body = {"topic": topic, "consumerGroup": group, "clientId": client_id, "strategyName": "AVG"}
+        rows = json_of(remote.call(codes.QUERY_ASSIGNMENT, {}, json_blob(body)))["messageQueueAssignments"]
+        return [(row["mode"], row["messageQueue"]["queueId"]) for row in rows]
+
+    def set_mode(mode: str, share: int, of_topic: str = topic) -> int:
+        body = {"topic": of_topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": share}
+        return remote.call(codes.SET_MESSAGE_REQUEST_MODE, {}, json_blob(body)).code
+
+    assert set_mode("POP", 8) == codes.SUCCESS
+    assert ask("c1") == ask("c4") == [("POP", -1)], "each pops from all queues"
+    assert set_mode("POP", 1) == codes.SUCCESS
+    assert ask("c1") == [("POP", 0), ("POP", 1)]
+    assert ask("c4") == [("POP", 3), ("POP", 0)], "its own queue and that of the next client"
+    modes = json_of(remote.call(codes.GET_MESSAGE_REQUEST_MODE))["messageRequestModeMap"]
+    assert modes[topic][group]["popShareQueueNum"] == 1
+    assert set_mode("PULL", 0) == codes.SUCCESS
+    assert ask("c1") == [("PULL", 0)]
+    assert set_mode("PUSH", 0) == codes.INVALID_PARAMETER
+    assert set_mode("POP", 0, f"%RETRY%{group}") == codes.NO_PERMISSION
+    assert set_mode("POP", 0, "no-such-topic") == codes.TOPIC_NOT_EXIST

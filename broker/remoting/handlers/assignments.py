@@ -1,23 +1,26 @@
-"""QUERY_ASSIGNMENT: the share of a client that lets the broker divide the queues; and modes that are not offered."""
+"""QUERY_ASSIGNMENT: the share of a client that lets the broker divide the queues; and whether it pulls or pops them."""
 
 from __future__ import annotations
 
-from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
+from ....protocol.auth.permissions import ADMIN, CONSUME, GROUP, TOPIC, Need
 from ....protocol.errors import InvalidParameter, NoPermission
 from ....protocol.names import check_client_group
 from ....protocol.remoting import fastjson
+from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...delivery.groups.assignment import Queue
 from ...delivery.groups.consumer_clients import BROADCASTING
 from ...delivery.groups.coordinator import GroupCoordinator
+from ...delivery.pop.waits import ALL_QUEUES
 from ...handlers.pull import check_readable
 from ...store import MessageStore
 from ..gateway import RemotingGateway
 from ..json_fields import json_body
 from ..request import RemotingRequest
-from ..rules import check
+from ..rules import check, sees
 from .locks import queue_row
 
 AVERAGE, CIRCLE = "AVG", "AVG_BY_CIRCLE"
+PULL, POP = "PULL", "POP"
 
 
 def query_assignment(
@@ -36,12 +39,16 @@ def query_assignment(
     check_readable(request.broker, topic)
     config = store.topics.get(topic)
     queues = [(topic, queue_id) for queue_id in range(config.read_queues if config is not None else 0)]
-    group = groups.clients.sharing(name)
+    group, mode = groups.clients.sharing(name), PULL
     if body.text("messageModel", "") != BROADCASTING:
         # Java compares text by its UTF-16 code units, and the clients that divide by themselves must agree.
         ids = sorted(group.clients if group is not None else (), key=lambda each: each.encode("utf-16-be"))
-        queues = share_of(client_id, ids, queues, strategy)
-    rows = [{"messageQueue": queue_row(gateway, queue), "mode": "PULL"} for queue in queues]
+        share = store.groups.pop_share(name, topic)
+        if share is None:
+            queues = share_of(client_id, ids, queues, strategy)
+        else:
+            mode, queues = POP, shared_share_of(client_id, ids, queues, strategy, share)
+    rows = [{"messageQueue": queue_row(gateway, queue), "mode": mode} for queue in queues]
     request.reply(body=fastjson.encode({"messageQueueAssignments": rows}))
 
 
@@ -57,6 +64,42 @@ def share_of(client_id: str, clients: list[str], queues: list[Queue], strategy: 
     return queues[first : first + each + (at < more)]
 
 
-def refuse_request_mode(request: RemotingRequest) -> None:
-    """Refuse SET_MESSAGE_REQUEST_MODE and GET_MESSAGE_REQUEST_MODE: push consumers pull, and never pop."""
-    raise NoPermission("the broker does not let push consumers pop messages; they pull them")
+def shared_share_of(client_id: str, clients: list[str], queues: list[Queue], strategy: str, share: int) -> list[Queue]:
+    """Return the queues that a client pops from: all, as ``ALL_QUEUES``, or its own and those of the ``share`` next
+    clients, as RocketMQ's ``allocate4Pop``."""
+    if client_id not in clients or not queues:
+        return []
+    if share <= 0 or share >= len(clients) - 1:
+        return [(queues[0][0], ALL_QUEUES)]
+    at = clients.index(client_id)
+    if len(clients) > len(queues):
+        return [queues[at % len(queues)]]
+    shared = [clients[(at + each) % len(clients)] for each in range(share + 1)]
+    return [queue for each in shared for queue in share_of(each, clients, queues, strategy)]
+
+
+def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore) -> None:
+    """Let push consumers of a group pop the messages of a topic, or pull them again. It applies to those that let the
+    broker divide the queues, when they ask next."""
+    body = json_body(request)
+    topic, name = body.text("topic"), check_client_group(body.text("consumerGroup"))
+    mode, share = body.text("mode"), body.integer("popShareQueueNum", 0, low=-(2**31), high=2**31 - 1)
+    check(request, Need((ADMIN,), GROUP, name), Need((CONSUME,), TOPIC, topic))
+    if topic.startswith(RETRY_TOPIC_PREFIX):
+        raise NoPermission(f"topic {topic} is a retry topic: it is always pulled")
+    if mode not in (PULL, POP):
+        raise InvalidParameter(f"mode must be {PULL} or {POP}, got {mode[:40]!r}")
+    check_readable(request.broker, topic)
+    groups.ensure_group(name)
+    store.groups.set_pop_share(name, topic, share if mode == POP else None)
+    request.reply()
+
+
+def get_message_request_mode(request: RemotingRequest, store: MessageStore) -> None:
+    """Return the topics that push consumers pop, by topic and group."""
+    rows: dict[str, dict[str, dict[str, object]]] = {}
+    for group, topic, share in store.groups.pop_shares():
+        if sees(request, GROUP, group):
+            row = {"consumerGroup": group, "mode": POP, "popShareQueueNum": share, "topic": topic}
+            rows.setdefault(topic, {})[group] = row
+    request.reply(body=fastjson.encode({"messageRequestModeMap": rows}))

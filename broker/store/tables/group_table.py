@@ -15,6 +15,8 @@ from .config_files import next_data_version
 
 log = logging.getLogger(__name__)
 
+POP_ATTRIBUTE_PREFIX = "flintmq.pop."
+"""Attribute of a group: its push consumers pop the topic that follows. The value is RocketMQ's ``popShareQueueNum``."""
 _DEFAULTS: dict[str, Any] = {
     "consumeEnable": True,
     "consumeFromMinEnable": True,
@@ -55,6 +57,7 @@ class SubscriptionGroupTable:
         for row in rows.values():
             # A wrong value raises here, where the ``.bak`` can still replace the table, not when a message is retried.
             int(row.get("retryMaxTimes", RETRY_TIMES_MAX))
+            SubscriptionGroupTable._pop_shares(row)
         return {name: dict(row) for name, row in rows.items()}, table
 
     def warn_of_lost_offsets(self, store: Path) -> None:
@@ -115,6 +118,33 @@ class SubscriptionGroupTable:
     def has_retries(self, group: str) -> bool:
         """Return whether a message that the group sends back is delivered again; otherwise it is dropped."""
         return int(self._groups.get(group, _DEFAULTS).get("retryQueueNums", 1)) > 0
+
+    def pop_share(self, group: str, topic: str) -> int | None:
+        """Return with how many others each push consumer of the group shares its queues of a topic that it pops; None
+        if it pulls them."""
+        return self._pop_shares(self._groups.get(group, {})).get(topic)
+
+    def pop_shares(self) -> list[tuple[str, str, int]]:
+        """Return (group, topic, share) of all topics that push consumers pop."""
+        rows = [(name, self._pop_shares(row)) for name, row in self._groups.items()]
+        return [(name, topic, share) for name, shares in rows for topic, share in shares.items()]
+
+    def set_pop_share(self, group: str, topic: str, share: int | None) -> None:
+        """Set what ``pop_share`` returns, for an existing group."""
+        attributes = dict(self._groups[group].get("attributes") or {})
+        attributes.pop(POP_ATTRIBUTE_PREFIX + topic, None)
+        if share is not None:
+            attributes[POP_ATTRIBUTE_PREFIX + topic] = str(share)
+        self._groups[group] = {**self._groups[group], "attributes": attributes}
+        self._changed()
+
+    @staticmethod
+    def _pop_shares(row: dict[str, Any]) -> dict[str, int]:
+        return {
+            name.removeprefix(POP_ATTRIBUTE_PREFIX): int(value)
+            for name, value in (row.get("attributes") or {}).items()
+            if name.startswith(POP_ATTRIBUTE_PREFIX)
+        }
 
     def may_consume(self, group: str) -> bool:
         """Return whether the group may consume, that is, whether it is not switched off."""
