@@ -49,8 +49,10 @@ Key = tuple[str, str]
 """A topic and a key."""
 
 
-def class_path() -> str:
+def class_path(folder: Path = FOLDER) -> str:
     """Return the class path of RocketMQ's jars and the compiled drivers, or skip the test if they are not available.
+
+    ``folder``: has the drivers, and the ``pom.xml`` that names the jars.
 
     Maven keeps the jars in its own cache; the user's cache keeps the class path and the drivers.
     """
@@ -61,7 +63,8 @@ def class_path() -> str:
     version = re.match(r"javac (\d+)", said)
     if version is None or int(version[1]) < JDK_MIN:
         pytest.skip(f"the JDK on PATH is older than {JDK_MIN} ({said.strip() or 'javac does not know --version'})")
-    sources = [FOLDER / "pom.xml", *sorted(FOLDER.glob("*.java"))]
+    pom = folder / "pom.xml"
+    sources = [pom, *sorted(folder.glob("*.java"))]
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flintmq"
     made = cache / f"rocketmq-{digest}"
@@ -71,11 +74,11 @@ def class_path() -> str:
         if not all(Path(jar).exists() for jar in _jars(made).split(os.pathsep)):
             shutil.rmtree(made, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                folder = Path(scratch) / "made"
-                folder.mkdir()
-                _fetch_jars(folder)
-                _compile(folder, sources[1:])
-                folder.rename(made)
+                making = Path(scratch) / "made"
+                making.mkdir()
+                _fetch_jars(making, pom)
+                _compile(making, sources[1:])
+                making.rename(made)
     return f"{_jars(made)}{os.pathsep}{made}"
 
 
@@ -84,8 +87,8 @@ def _jars(folder: Path) -> str:
     return path.read_text().strip() if path.exists() else "missing"
 
 
-def _fetch_jars(folder: Path) -> None:
-    command = ["mvn", "-q", "-B", "-f", str(FOLDER / "pom.xml"), "dependency:build-classpath"]
+def _fetch_jars(folder: Path, pom: Path) -> None:
+    command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:build-classpath"]
     command += [f"-Dmdep.outputFile={folder / 'class-path'}", "-Daether.connector.connectTimeout=10000"]
     environment = {"MAVEN_OPTS": " ".join(SOON_DONE), **os.environ}
     try:
