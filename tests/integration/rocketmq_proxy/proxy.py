@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ CASES = ("normal", "again", "renewed", "push", "fifo", "delay", "transaction", "
 """All cases of ``GrpcDriver``; the broker must ask producers after ``transactions.timeout_ms`` of a few seconds."""
 CASES_SECONDS_MAX = 400.0
 START_SECONDS_MAX = 60.0
+CLIENT_JAR = "rocketmq-client-java"
 STARTED = "rocketmq-proxy startup successfully"
 MESSAGE_TYPES = ("normal", "fifo", "delay", "transaction")
 GROUPS = {"g-fifo": {"consumeMessageOrderly": True}, "g-dead": {"retryMaxTimes": 1}}
@@ -66,6 +68,13 @@ def prepare(remote: RemotingSocket) -> None:
         assert answer.code == codes.SUCCESS, answer.remark
 
 
+def split(classes: str) -> tuple[str, str]:
+    """Return the class path of the Proxy and that of the client, whose jar has some of the Proxy's classes in it."""
+    *jars, drivers = classes.split(os.pathsep)
+    of_client = [jar for jar in jars if CLIENT_JAR in Path(jar).name]
+    return os.pathsep.join(jar for jar in jars if jar not in of_client), os.pathsep.join([*of_client, drivers])
+
+
 @contextlib.contextmanager
 def running_proxy(classes: str, home: Path, broker: str, cluster: str) -> Iterator[str]:
     """Start the Proxy before the broker with the remoting address ``broker``; yield its own address."""
@@ -79,7 +88,7 @@ def running_proxy(classes: str, home: Path, broker: str, cluster: str) -> Iterat
     }
     configuration = home / "conf" / "rmq-proxy.json"
     configuration.write_text(json.dumps(settings))
-    options = [*JAVA_OPTIONS, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-cp", classes]
+    options = [*JAVA_OPTIONS, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-cp", split(classes)[0]]
     command = ["java", *options, "org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(configuration)]
     log = home / "output"
     with log.open("w") as output:
@@ -98,7 +107,7 @@ def running_proxy(classes: str, home: Path, broker: str, cluster: str) -> Iterat
 def run_cases(classes: str, home: Path, proxy: str, cases: Sequence[str] = CASES) -> list[Row]:
     """Run cases of the gRPC client against a Proxy; return a row for each. ``home``: folder for the client's logs."""
     home.mkdir(parents=True, exist_ok=True)
-    options = [*JAVA_OPTIONS, f"-Duser.home={home}", "-cp", classes]
+    options = [*JAVA_OPTIONS, f"-Duser.home={home}", "-cp", split(classes)[1]]
     command = ["java", *options, "GrpcDriver", proxy, *cases]
     ran = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=CASES_SECONDS_MAX, check=False)
     rows = {}
