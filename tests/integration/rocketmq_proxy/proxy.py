@@ -19,6 +19,7 @@ from tests.remoting_tools import RemotingSocket, json_blob
 FOLDER = Path(__file__).parent
 CASES = ("normal", "again", "renewed", "push", "fifo", "delay", "transaction", "filter", "dead")
 """All cases of ``GrpcDriver``; the broker must ask producers after ``transactions.timeout_ms`` of a few seconds."""
+SHORT_CASES = ("normal", "push", "fifo", "delay", "transaction", "dead")
 CASES_SECONDS_MAX = 400.0
 START_SECONDS_MAX = 60.0
 CLIENT_JAR = "rocketmq-client-java"
