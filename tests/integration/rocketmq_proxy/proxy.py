@@ -25,7 +25,7 @@ START_SECONDS_MAX = 60.0
 CLIENT_JAR = "rocketmq-client-java"
 STARTED = "rocketmq-proxy startup successfully"
 MESSAGE_TYPES = ("normal", "fifo", "delay", "transaction")
-GROUPS = {"g-fifo": {"consumeMessageOrderly": True}, "g-dead": {"retryMaxTimes": 1}}
+GROUPS: dict[str, dict[str, Any]] = {"g-fifo": {"consumeMessageOrderly": True}, "g-dead": {"retryMaxTimes": 1}}
 _GROUP_DEFAULTS: dict[str, Any] = {
     "consumeEnable": True,
     "consumeFromMinEnable": True,
