@@ -18,6 +18,7 @@ from tests.conftest import ConnectionFactory
 from tests.console_tools import console_of
 from tests.group_tools import RawMember, Seen
 from tests.metrics_tools import Scrape
+from tests.pop_tools import bodies, pop
 from tests.remoting_consumer import COMMIT, HOLD, RemotingConsumer, records_of, subscription
 from tests.remoting_tools import RemotingBroker, RemotingSocket
 
@@ -68,6 +69,16 @@ def test_a_member_cannot_join_rocketmqs_clients_until_they_are_gone(
     consumer.leave()
     assert member.beat(topic).code == 0
     assert member.rows[topic, 0][0] == 1
+
+
+def test_pops_are_refused_until_the_members_are_gone(consumer: RemotingConsumer, member: RawMember, topic: str) -> None:
+    remote = consumer.remote
+    remote.produce(topic)
+    member.beat(topic)
+    refused = pop(remote, topic, member.group)
+    assert (refused.code, "native-1" in refused.remark) == (codes.NO_PERMISSION, True)
+    member.leave()
+    assert len(bodies(pop(remote, topic, member.group), topic)) == 1
 
 
 def test_rocketmqs_clients_wait_until_the_members_are_gone(
