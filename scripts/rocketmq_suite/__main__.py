@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..lib.step_report import show_failure
+from .admin_tool import SUITE as ADMIN_COMMANDS
+from .admin_tool import AdminTool
 from .apache_tests import SUITE as APACHE_TESTS
 from .apache_tests import ApacheTests, is_encrypted
 from .brokers import Target, encrypted_flintmq, flintmq, rocketmq
@@ -23,7 +25,7 @@ from .go_examples import GoExamples
 from .java import Unavailable, fetch_class_path, need_programs
 from .outcomes import Report, chosen
 
-PARTS = ("java", "go")
+PARTS = ("java", "go", "mqadmin")
 REPOSITORY = "https://github.com/apache/rocketmq.git"
 TAG = "rocketmq-all-5.3.3"
 CLONE_SECONDS_MAX = 600.0
@@ -62,6 +64,9 @@ def run_parts(options: argparse.Namespace, target: Target, work: Path, report: R
     if "go" in options.parts:
         with _or_absent(report, GO_EXAMPLES):
             GoExamples(work, target).run(report, options.only)
+    if "mqadmin" in options.parts:
+        with _or_absent(report, ADMIN_COMMANDS):
+            AdminTool(work, target, fetch_class_path(work)).run(report, options.only)
 
 
 @contextlib.contextmanager
