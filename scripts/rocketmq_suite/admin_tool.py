@@ -96,7 +96,7 @@ class AdminTool:
         sent = ""
         for command, expected in SETUP:
             sent = self._check(command, expected, report, patterns)
-        found = re.search(r"(?m)^{}\s+(\d+)\s+SEND_OK\s+(\w+)".format(BROKER), sent)
+        found = re.search(rf"(?m)^{BROKER}\s+(\d+)\s+SEND_OK\s+(\w+)", sent)
         if found is None:
             raise Unavailable(f"mqadmin cannot send the message that its other commands need: {sent[-500:]}")
         self._names |= {"queue": found[1], "id": found[2]}
@@ -123,8 +123,11 @@ class AdminTool:
             output = done.stdout + done.stderr
             if wanted.search(output) and not REFUSED.search(output):
                 break
-        refused = REFUSED.search(output)
-        failed = refused[0] if refused else "" if wanted.search(output) else f"no {wanted.pattern!r} in: {output[-1500:]}"
+        failed = ""
+        if refused := REFUSED.search(output):
+            failed = refused[0]
+        elif not wanted.search(output):
+            failed = f"no {wanted.pattern!r} in: {output[-1500:]}"
         if not patterns or any(pattern in command for pattern in patterns):
             report.add(Outcome(SUITE, command, "failed" if failed else "passed", failed))
         return output
