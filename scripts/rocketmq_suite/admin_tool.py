@@ -1,4 +1,4 @@
-"""RocketMQ's administration tool, mqadmin: its commands, run against a broker with topics, messages and live clients."""
+"""The commands of RocketMQ's mqadmin, run against a broker with topics, messages and live clients."""
 
 from __future__ import annotations
 
