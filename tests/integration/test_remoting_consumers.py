@@ -17,6 +17,8 @@ from tests.group_tools import Seen, until
 from tests.integration.rocketmq.harness import JavaDriver, class_path
 from tests.remoting_tools import RemotingBroker
 
+pytestmark = pytest.mark.slow
+
 QUEUES = [0, 1, 2, 3]
 Row = dict[str, Any]
 
