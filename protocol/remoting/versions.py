@@ -18,5 +18,5 @@ def release_of(version: int) -> str:
 
 def client_name(language: str, version: int) -> str:
     """Return how lists of connections name a RocketMQ client: ``rocketmq java 5.3.3``."""
-    printable = language if language.isascii() and language.isprintable() else "other"
+    printable = language if language and language.isascii() and language.isprintable() else "other"
     return f"rocketmq {printable.lower()} {release_of(version)}"
