@@ -22,10 +22,12 @@ from .apache_tests import ApacheTests, is_encrypted
 from .brokers import Target, encrypted_flintmq, flintmq, rocketmq
 from .go_examples import SUITE as GO_EXAMPLES
 from .go_examples import GoExamples
+from .grpc_client import SUITE as GRPC_CLIENT
+from .grpc_client import run_grpc_client
 from .java import Unavailable, fetch_class_path, need_programs
 from .outcomes import Report, chosen
 
-PARTS = ("java", "go", "mqadmin")
+PARTS = ("java", "go", "mqadmin", "grpc")
 REPOSITORY = "https://github.com/apache/rocketmq.git"
 TAG = "rocketmq-all-5.3.3"
 CLONE_SECONDS_MAX = 600.0
@@ -67,6 +69,9 @@ def run_parts(options: argparse.Namespace, target: Target, work: Path, report: R
     if "mqadmin" in options.parts:
         with _or_absent(report, ADMIN_COMMANDS):
             AdminTool(work, target, fetch_class_path(work)).run(report, options.only)
+    if "grpc" in options.parts:
+        with _or_absent(report, GRPC_CLIENT):
+            run_grpc_client(work, target, report, options.only)
 
 
 @contextlib.contextmanager

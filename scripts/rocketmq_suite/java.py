@@ -29,7 +29,7 @@ def need_programs(*programs: str) -> None:
 def fetch_class_path(work: Path, pom: Path = FOLDER / "pom.xml") -> str:
     """Let Maven fetch the jars that ``pom`` names, and return their class path. Raises ``Unavailable``."""
     need_programs("java", "javac", "mvn")
-    written = work / f"{pom.stem}-class-path"
+    written = work / f"{pom.parent.name}-class-path"
     command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:build-classpath", f"-Dmdep.outputFile={written}"]
     fetched = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS_MAX, check=False)
     if fetched.returncode or not written.exists():

@@ -66,6 +66,7 @@ def test_a_message_whose_time_is_over_comes_again_as_one_of_its_topic(
     assert committed(remote, topic, group) == 1
     assert committed(remote, f"%RETRY%{group}_{topic}", group) == 1
     assert pop(remote, topic, group).code == codes.POLLING_TIMEOUT
+    assert pop(remote, topic, group, pollTime=-1).code == codes.POLLING_TIMEOUT
 
 
 def test_a_message_becomes_a_dead_letter_when_its_attempts_are_used_up(

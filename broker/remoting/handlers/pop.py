@@ -94,8 +94,11 @@ def _queue(request: RemotingRequest) -> int:
 
 
 def _wait_ms(request: RemotingRequest) -> int:
-    """Return how long a request may wait: until ``pollTime`` after ``bornTime``, by the broker's clock."""
-    poll_ms = min(request.ext.integer("pollTime", 0), POLL_MS_MAX)
+    """Return how long a request may wait: until ``pollTime`` after ``bornTime``, by the broker's clock.
+
+    Clients that do not want to wait send -1.
+    """
+    poll_ms = min(max(request.ext.integer("pollTime", 0, low=-1), 0), POLL_MS_MAX)
     now_ms = request.broker.pops.now_ms()
     born_ms = request.ext.integer("bornTime", 0) or now_ms
     return min(max(born_ms + poll_ms - now_ms, 0), poll_ms)
