@@ -49,7 +49,7 @@ WITH_CLIENTS = (
     ("queryMsgByOffset -t {topic} -b {broker} -i {queue} -o 0", "Message Body Path|MsgId"),
     ("queryCq -t {topic} -q {queue} -i 0 -b {address}", "(?s)Queue data.*physicOffset"),
     ("printMsg -t {topic}", "admin-body"),
-    ("consumeMessage -t {topic} -c 1 -g admin-reader", "Consume ok"),
+    ("consumeMessage -t {topic} -c 100 -g admin-reader", "Consume ok"),
     ("checkMsgSendRT -t {topic} -a 3 -s 16", "Avg RT"),
     ("getBrokerConfig -b {address}", "brokerName +"),
     ("updateBrokerConfig -b {address} -k fileReservedTime -v 72", "update broker config success"),
