@@ -13,6 +13,7 @@ from ..addresses import format_address
 from ..security.audit import Author
 from ..security.authenticator import NAME_CHARS_LOGGED, Authenticator
 from ..security.users import User
+from .request import RemotingRequest
 
 if TYPE_CHECKING:
     from .connection import RemotingConnection
@@ -27,16 +28,19 @@ _NO_ONES_SECRET = secrets.token_bytes(40)
 
 
 class SignatureCheck:
-    """The check of one connection's requests. ``access_key``: the key that its last request was signed with.
+    """The check of one connection's requests. ``access_key``: the key that its last accepted request was signed with.
 
-    An attempt with another key than before waits its turn after failed attempts from the same address, like a login.
+    A request with another key waits its turn after failed attempts from the same address, like a login. After a failure
+    the connection stays open, because only then every client shows the reason to its program; what it sends before its
+    next turn is refused without a look at the signature.
     """
 
-    __slots__ = ("_authenticator", "_connection", "access_key")
+    __slots__ = ("_authenticator", "_connection", "_failed", "access_key")
 
     def __init__(self, connection: RemotingConnection, authenticator: Authenticator) -> None:
         self._connection = connection
         self._authenticator = authenticator
+        self._failed = False
         self.access_key = ""
 
     def knows(self, frame: RemotingFrame) -> None:
@@ -49,35 +53,44 @@ class SignatureCheck:
             raise AuthenticationFailed(_wrong(key))
 
     def passes(self, frame: RemotingFrame) -> bool:
-        """Return whether the frame may be handled now. If not, it is handled later, or the client is turned away.
+        """Return whether the frame may be handled now; if not, it waits, and is handled or refused later.
 
-        Raises ``AuthenticationRequired`` if it has no access key.
+        Raises ``AuthenticationRequired`` if it has no access key, ``AuthenticationFailed`` if its signature is wrong,
+        and ``SystemBusy`` if too many attempts wait.
         """
         key = _key_of(frame)
-        connection, authenticator = self._connection, self._authenticator
+        connection, backoff = self._connection, self._authenticator.backoff
         if key == self.access_key:
-            user = self._signer(frame, key)
-            if user is not None:
+            if self._signer(frame, key) is not None:
                 return True
         else:
             host = connection.peer.address[0]
-            if authenticator.backoff.must_wait(host):
-                cancel = authenticator.backoff.wait(host, lambda: connection.proceed(frame, lambda: self._turn(frame)))
+            if backoff.must_wait(host):
+                if self._failed:
+                    raise AuthenticationFailed(_wrong(key))
+                cancel = backoff.wait(host, lambda: connection.proceed(frame, lambda: self._turn(frame)))
                 connection.peer.when_lost(cancel)
                 connection.suspend()
                 return False
-            authenticator.users.refresh()
-        return self._judge(frame, key)
+            self._authenticator.users.refresh()
+        self._judge(frame, key)
+        return True
 
     def _turn(self, frame: RemotingFrame) -> None:
-        """Judge a frame that has waited, and handle it."""
-        if self._judge(frame, _key_of(frame)):
+        """Judge a frame that has waited, and handle or refuse it."""
+        try:
+            self._judge(frame, _key_of(frame))
+        except AuthenticationFailed as error:
+            RemotingRequest(self._connection, frame).fail(error)
+        else:
             self._connection.handle(frame)
 
-    def _judge(self, frame: RemotingFrame, key: str) -> bool:
+    def _judge(self, frame: RemotingFrame, key: str) -> None:
+        """Admit the user that has signed the frame. Raises ``AuthenticationFailed``, which is logged and audited."""
         user = self._signer(frame, key)
         connection, authenticator = self._connection, self._authenticator
         host = connection.peer.address[0]
+        self._failed = user is None
         if user is None:
             error = AuthenticationFailed(_wrong(key))
             authenticator.record_failure(host, key, error.message)
@@ -88,13 +101,11 @@ class SignatureCheck:
                 outcome=error.name,
                 reason=error.message,
             )
-            connection.turn_away(error, frame.request_id)
-            return False
+            raise error
         self.access_key = key
         connection.admit(user)
         authenticator.successes += 1
         authenticator.backoff.record_success(host)
-        return True
 
     def _signer(self, frame: RemotingFrame, key: str) -> User | None:
         """Return the user that has signed the frame; None if the key or the signature is wrong, which takes as long."""

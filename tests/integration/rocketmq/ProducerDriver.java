@@ -6,6 +6,8 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -18,9 +20,11 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
- * RocketMQ's own client: sends what the commands say, and tells what its consumers received.
+ * RocketMQ's own client: sends what the commands say, and tells what its consumers received. Its arguments are the
+ * address of a name server, and the access key and the secret key that it signs with, if it signs.
  *
  * "send" and "batch" take "messages", each with "body", "tag", "keys" and "delayLevel" of its own;
  * "transactions" takes bodies, each with its outcome; "consume" starts a consumer; "received" waits for its messages.
@@ -32,18 +36,22 @@ public final class ProducerDriver {
     private final Map<String, List<Map<String, Object>>> received = new ConcurrentHashMap<>();
     private final List<DefaultMQPushConsumer> consumers = new ArrayList<>();
     private final DefaultMQProducer producer;
+    private final RPCHook hook;
     private TransactionMQProducer transactions;
 
-    private ProducerDriver(String address) throws Exception {
+    private ProducerDriver(String address, RPCHook hook) throws Exception {
         this.address = address;
-        producer = new DefaultMQProducer("java-producers");
+        this.hook = hook;
+        producer = new DefaultMQProducer("java-producers", hook);
         producer.setNamesrvAddr(address);
         producer.start();
     }
 
     public static void main(String[] arguments) throws Exception {
         CommandLoop loop = new CommandLoop();
-        ProducerDriver driver = new ProducerDriver(arguments[0]);
+        RPCHook hook = arguments.length < 3
+            ? null : new AclClientRPCHook(new SessionCredentials(arguments[1], arguments[2]));
+        ProducerDriver driver = new ProducerDriver(arguments[0], hook);
         loop.say(Map.of("started", true));
         loop.run(driver::handle);
         driver.close();
@@ -99,7 +107,7 @@ public final class ProducerDriver {
     }
 
     private List<Map<String, Object>> sendInTransactions(String topic, JSONObject outcomes) throws Exception {
-        transactions = new TransactionMQProducer("java-transactions");
+        transactions = new TransactionMQProducer("java-transactions", hook);
         transactions.setNamesrvAddr(address);
         transactions.setTransactionListener(new TransactionListener() {
             @Override
@@ -129,7 +137,7 @@ public final class ProducerDriver {
         String group = arguments.getString("group");
         List<Map<String, Object>> seen = Collections.synchronizedList(new ArrayList<>());
         received.put(group, seen);
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook);
         consumer.setNamesrvAddr(address);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(arguments.getString("topic"), arguments.getString("tags"));

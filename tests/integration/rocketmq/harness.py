@@ -115,12 +115,22 @@ class RocketMQRefused(Exception):
 
 
 class JavaDriver:
-    """A process with RocketMQ's classes that serves commands. ``driver``: its class; ``arguments`` go to it."""
+    """A process with RocketMQ's classes that serves commands. ``driver``: its class; ``arguments`` go to it.
 
-    def __init__(self, classes: str, home: Path, driver: str, *arguments: str) -> None:
+    ``properties``: further system properties, as ``NAME=VALUE``.
+    """
+
+    def __init__(self, classes: str, home: Path, driver: str, *arguments: str, properties: Iterable[str] = ()) -> None:
         home.mkdir(exist_ok=True)
         self.home = home
-        options = [*JAVA_OPTIONS, f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", "-cp", classes]
+        options = [
+            *JAVA_OPTIONS,
+            *(f"-D{each}" for each in properties),
+            f"-Duser.home={home}",
+            f"-Djava.io.tmpdir={home}",
+            "-cp",
+            classes,
+        ]
         with (home / "stderr").open("w") as errors:
             self.process = subprocess.Popen(
                 ["java", *options, driver, *arguments],
