@@ -1,0 +1,82 @@
+"""RocketMQ's clients and a replica set: only the primary serves them, and the others say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.protocol.commands import SWITCH_PRIMARY
+from flintmq.protocol.remoting import codes
+from tests.conftest import Brokers
+from tests.etcd_server import EtcdServer
+from tests.overload_tools import soon
+from tests.processes import free_port
+from tests.remoting_tools import RemotingSocket
+from tests.replica_set import ReplicaSet
+
+Q = {"topic": "orders", "queueId": 0}
+
+
+class RemotingSet(ReplicaSet):
+    """A set whose members serve RocketMQ's clients, too."""
+
+    def __init__(self, folder: Path, brokers: Brokers, etcd: EtcdServer) -> None:
+        super().__init__(folder, brokers, etcd)
+        self.ports = {member: free_port() for member in self.addresses}
+        """Ports for RocketMQ's clients, by member."""
+
+    def settings(self, member: str) -> dict[str, Any]:
+        """Return the settings of a member."""
+        return {**super().settings(member), "remoting.listen": f"127.0.0.1:{self.ports[member]}"}
+
+    def connect(self, member: str) -> RemotingSocket:
+        """Connect to a member as a RocketMQ client."""
+        return RemotingSocket(("127.0.0.1", self.ports[member]))
+
+
+@pytest.fixture
+def replicas(tmp_path: Path, etcd: EtcdServer) -> Iterator[RemotingSet]:
+    brokers = Brokers(tmp_path)
+    yield RemotingSet(tmp_path, brokers, etcd)
+    brokers.stop_all()
+
+
+def test_a_follower_refuses_requests_and_sends_askers_of_routes_to_the_next_name_server(replicas: RemotingSet) -> None:
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    leader = replicas.leader()
+    follower = min({"a", "b", "c"} - {leader})
+    with replicas.connect(leader) as client:
+        assert client.produce("orders").code == codes.SUCCESS
+        route = client.call(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})
+        assert f"127.0.0.1:{replicas.ports[leader]}" in bytes(route.body).decode()
+    with replicas.connect(follower) as client:
+        for answer in (client.produce("orders"), client.call(codes.GET_MAX_OFFSET, Q)):
+            assert answer.code == codes.SERVICE_NOT_AVAILABLE
+            assert replicas.addresses[leader] in answer.remark
+        route = client.call(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})
+        assert route.code == codes.SERVICE_NOT_AVAILABLE
+        assert client.is_closed()  # its client asks the next name server of its list
+
+
+def test_after_a_switch_the_new_primary_serves_what_the_old_one_stored(replicas: RemotingSet) -> None:
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    first = replicas.leader()
+    target = min({"a", "b", "c"} - {first})
+    with replicas.connect(first) as client:
+        assert client.produce("orders", b"before").code == codes.SUCCESS
+    replicas.call(first, SWITCH_PRIMARY, {"member": target, "within_ms": 5_000})
+    soon(lambda: replicas.leader() == target)
+    with replicas.connect(target) as client:
+        assert [record.body for record in client.pull("orders")] == [b"before"]
+        assert client.produce("orders", b"after").code == codes.SUCCESS
+
+    def refused() -> bool:
+        with replicas.connect(first) as client:
+            return client.produce("orders").code == codes.SERVICE_NOT_AVAILABLE
+
+    soon(refused)
