@@ -26,8 +26,6 @@ NOT_COMPILED = ("autoswitchrole", "container", "dledger", "lmq", "schema", "stat
 _OWN_BROKERS = "starts brokers, name servers or controllers in its own process"
 _INSIDE = "changes or asks parts inside the broker's process"
 _BATCH_QUEUES = "needs ConsumeQueues of batches, a store format that FlintMQ does not offer"
-_RECALL = "takes a delayed message back, which FlintMQ refuses, as RocketMQ does by default"
-_FEWER_QUEUES = "removes queues from a topic, which FlintMQ refuses: they may hold messages"
 NOT_APPLICABLE = {
     "autoswitchrole.": _OWN_BROKERS,
     "client.producer.batch.BatchSendIT#testBatchSend_SysInnerBatch": _BATCH_QUEUES,
@@ -35,15 +33,11 @@ NOT_APPLICABLE = {
     "container.": _OWN_BROKERS,
     "dledger.": _OWN_BROKERS,
     "grpc.v2.LocalGrpcIT": _INSIDE,
-    "grpc.v2.ClusterGrpcIT#testSimpleConsumerSendAndRecallDelayMessage": _RECALL,
     "lmq.": "replaces the client's parts, without a broker",
     "offset.LagCalculationIT#testEstimateLag": _INSIDE,
     "offset.OffsetNotFoundIT": _INSIDE,
     "offset.OffsetResetForPopIT#testResetOffsetThenAckOldForPopOrderly": _INSIDE,
     "offset.OffsetResetForPopIT#testRestOffsetToSkipMsgForPopOrderly": _INSIDE,
-    "recall.RecallWithTraceIT": _RECALL,
-    "recall.SendAndRecallDelayMessageIT#testSendAndRecall": _RECALL,
-    "retry.PopConsumerRetryIT": _FEWER_QUEUES,
     "route.CreateAndUpdateTopicIT": _OWN_BROKERS,
     "schema.": "compares Java classes with a file, without a broker",
     "smoke.": _OWN_BROKERS,
