@@ -382,8 +382,10 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def refuse_bytes(self, error: RemoteProtocolError) -> None:
         """Close the connection because the bytes at the parser's start are no frame, with an answer that its client
-        understands."""
-        opaque = opaque_of(self.parser.buffer, self.parser.start, self.parser.end)
+        understands: RocketMQ's, if they look like it and the client has not said HELLO."""
+        opaque = None
+        if self.handlers is HANDLERS_BEFORE_HELLO:
+            opaque = opaque_of(self.parser.buffer, self.parser.start, self.parser.end)
         if opaque is None:
             self.turn_away(FrameIllegal(str(error)), 0)
         else:

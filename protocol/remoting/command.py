@@ -118,7 +118,8 @@ def opaque_of(buffer: bytearray, start: int, end: int) -> int | None:
     if end - start <= LENGTHS.size:
         return None
     frame_length, word = LENGTHS.unpack_from(buffer, start)
-    looks = word >> 24 == BINARY_HEADER or buffer[start + LENGTHS.size] == ord("{")
+    first = buffer[start + LENGTHS.size]
+    looks = first == ord("{") or (word >> 24 == BINARY_HEADER and first != _FIXARRAY_4)
     if not looks or not 4 + (word & _LENGTH_MASK) <= frame_length:
         return None
     if start + 4 + frame_length > end:

@@ -84,6 +84,15 @@ def test_random_bytes_never_stop_the_broker(
     assert "Traceback" not in shared_broker.log
 
 
+def test_a_client_that_said_hello_is_never_taken_for_one_of_rocketmq(
+    shared_broker: RunningBroker, connect: ConnectionFactory
+) -> None:
+    connection = connect(shared_broker)
+    request = b'{"code":105,"opaque":9}'
+    connection.send_bytes(struct.pack(">II", 4 + len(request), len(request)) + request)
+    assert connection.receive().code == FrameIllegal.code
+
+
 def test_requests_before_an_untrusted_frame_get_their_responses_first(
     shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
 ) -> None:

@@ -142,6 +142,7 @@ def test_an_answer_with_half_a_character_can_be_encoded(header_type: int) -> Non
         (framed(b'{"code":105,"opaque":9}')[:12], 0),
         (framed(b"{not JSON}"), 0),
         (framed(b"\x94\x00\x0b\x07\x80"), None),
+        (framed(b"\x94\x00\x0b\x07\x80" + bytes(30), BINARY_HEADER), None),
         (bytearray(b"GET / HTTP/1.1\r\n\r\n"), None),
         (bytearray(64), None),
         (bytearray(b"\x00\x00"), None),
