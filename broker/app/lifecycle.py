@@ -333,6 +333,7 @@ class Lifecycle:
         """Serve no client any more, at once: requests that wait get ``error``, and connections end."""
         if self._broker is not None:
             self._broker.flush.give_up(error)
+            self._broker.topic_changes.give_up(error)
         if self._server is not None:
             self._server.turn_away(error)
 

@@ -48,6 +48,7 @@ class TopicChanges:
         """Called on the loop after changes have been made."""
         self._queue: deque[_Change] = deque()
         self._running = False
+        self._given_up: BrokerError | None = None
 
     def when_done(self, topic: str, done: Done) -> None:
         """Call ``done`` on the loop, with the error or None, when the pending change of ``topic`` is finished."""
@@ -55,17 +56,37 @@ class TopicChanges:
 
     def put(self, config: TopicConfig, done: Done) -> None:
         """Create or replace a topic without a pending change; call ``done`` when it is on disk."""
-        self._start(_Change(config.name, self._store.topics.get(config.name), delete=False), done)
-        self._store.topics.put(config)
+        if self._may_change(done):
+            self._start(_Change(config.name, self._store.topics.get(config.name), delete=False), done)
+            self._store.topics.put(config)
 
     def delete(self, topic: str, done: Done) -> None:
         """Delete a topic without a pending change; call ``done`` when its files are gone."""
-        self._start(_Change(topic, self._store.topics.get(topic), delete=True), done)
-        self._store.topics.remove(topic)
+        if self._may_change(done):
+            self._start(_Change(topic, self._store.topics.get(topic), delete=True), done)
+            self._store.topics.remove(topic)
+
+    def give_up(self, error: BrokerError) -> None:
+        """Call all waiting callbacks, and every later one, with ``error``: no change is confirmed any more.
+
+        A change that other brokers must have would otherwise wait for ever, and with it the task that needs the topic.
+        """
+        self._given_up = error
+        given_up = list(self.pending.values())
+        self._queue.clear()
+        self.pending.clear()  # before the callbacks, which may ask for the change again
+        for change in given_up:
+            for done in change.waiting:
+                done(error)
 
     def close(self) -> None:
         """Wait for the change that is being written. Blocking."""
         self._thread.shutdown()
+
+    def _may_change(self, done: Done) -> bool:
+        if self._given_up is not None:
+            self._loop.call_soon(done, self._given_up)
+        return self._given_up is None
 
     def _start(self, change: _Change, done: Done) -> None:
         assert change.topic not in self.pending, "wait for the pending change first"
@@ -102,6 +123,10 @@ class TopicChanges:
             self._written(batch, failure)
 
     def _written(self, batch: list[_Change], failure: BaseException | None) -> None:
+        if self._given_up is not None:
+            if failure is not None:
+                log.error("could not write the topic table", exc_info=failure)
+            return  # its callbacks have been called
         for change in batch:
             # Before the callbacks, which may change the topic again.
             del self.pending[change.topic]

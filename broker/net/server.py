@@ -189,12 +189,14 @@ class Server:
             for task in self._starting:
                 task.cancel()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wait_until_gone(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._wait_until_gone()
         if self._connections:
             log.warning("closing %d connections that did not finish in %.1f s", len(self._connections), timeout_s)
             self.cut()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wait_until_gone(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._wait_until_gone()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
 

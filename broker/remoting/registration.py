@@ -97,7 +97,8 @@ class _Registration:
             finally:
                 self._sent = None
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def _say_out(self, error: FlintError) -> None:

@@ -86,6 +86,7 @@ class Decoders:
         # A daemon: a decoder that never returns must not keep the process from ending.
         threading.Thread(target=run, name=f"decoder {name}", daemon=True).start()
         try:
-            return await asyncio.wait_for(result, DECODE_SECONDS)
+            async with asyncio.timeout(DECODE_SECONDS):
+                return await result
         except TimeoutError:
             raise DecoderFailed(f"it takes longer than {DECODE_SECONDS:.0f} s") from None

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flintmq.broker.replication.core.messages import Welcome
 from flintmq.broker.replication.member.accepted_links import AcceptedLinks
 from flintmq.broker.replication.member.table_sender import TableSender
@@ -77,6 +79,9 @@ class Follower:
         pass
 
 
+TIMEOUT_S = 5.0
+
+
 async def test_a_follower_may_join_once_it_has_every_confirmed_change_of_the_tables(tmp_path: Path) -> None:
     store = store_with_topic(tmp_path / "primary", "orders")
     links, follower = AcceptedLinks(lambda begin, end: bytearray()), Follower()
@@ -98,4 +103,20 @@ async def test_a_follower_may_join_once_it_has_every_confirmed_change_of_the_tab
     link.tables = await follower.sent.get()
     assert sender.is_equipped("b")
     await sender.stop()
+    store.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_the_sender_stops_in_any_turn_after_a_change(tmp_path: Path, turns: int) -> None:
+    store = store_with_topic(tmp_path / "primary", "orders")
+    links = AcceptedLinks(lambda begin, end: bytearray())
+    sender = TableSender([TopicsTable(store)], links, 1, frozenset, asyncio.get_running_loop())
+    confirmed = asyncio.Event()
+    sender.when_saved(confirmed.set)
+    await confirmed.wait()
+    sender.when_saved(lambda: None)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(TIMEOUT_S):
+        await sender.stop()
     store.close()

@@ -122,6 +122,32 @@ def test_changes_during_a_write_share_the_next_one_and_are_confirmed_in_order(tm
     asyncio.run(run())
 
 
+def test_changes_that_are_given_up_call_everyone_who_waits(tmp_path: Path) -> None:
+    """The member of a replica set whose leadership ends while its followers do not have a new topic yet."""
+
+    async def run() -> None:
+        changed = Changed(tmp_path)
+        on_disk = asyncio.Event()
+        changed.changes.replicate = lambda _: on_disk.set()  # never confirmed
+        error = BrokerError("another broker leads")
+        changed.create("first")
+        async with asyncio.timeout(TIMEOUT_S):
+            await on_disk.wait()
+        changed.changes.when_done("first", lambda _: changed.create("asked again"))
+        changed.create("queued")
+        changed.changes.give_up(error)
+        changed.delete("old")
+        await changed.settled(4)
+
+        assert changed.confirmed == [(name, error) for name in ("first", "queued", "asked again", "old")]
+        assert changed.changes.pending == {}
+        assert changed.table.get("old") is not None
+        assert changed.table.get("asked again") is None
+        changed.changes.close()
+
+    asyncio.run(run())
+
+
 def test_a_failing_write_fails_exactly_the_changes_that_share_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -147,7 +147,8 @@ class ReplicaMember:
             if step is self.stepped_down and self.switch(target, HAND_OVER_S) is not None:
                 return
             try:
-                await asyncio.wait_for(step.wait(), HAND_OVER_S)
+                async with asyncio.timeout(HAND_OVER_S):
+                    await step.wait()
             except TimeoutError:
                 log.warning("%s has not taken over within %g s", target, HAND_OVER_S)
 

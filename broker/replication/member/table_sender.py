@@ -83,8 +83,10 @@ class TableSender:
 
     async def _run(self) -> None:
         while True:
+            # Not wait_for, which loses a cancellation that arrives together with the kick (before Python 3.12).
             with contextlib.suppress(TimeoutError):  # then it is time to look
-                await asyncio.wait_for(self._kick.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await self._kick.wait()
             self._kick.clear()
             callers, self._unsent = self._unsent, deque()
             try:

@@ -132,7 +132,8 @@ class _Tail:
         while not console.ending.is_set() and not session.is_over:
             quiet = time.monotonic() - arrived > 5 * QUIET_TICK_SECONDS
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(console.ending.wait(), tick_seconds(sum(console.streams.values()), quiet))
+                async with asyncio.timeout(tick_seconds(sum(console.streams.values()), quiet)):
+                    await console.ending.wait()
             now = time.monotonic()
             if now - began > LIFE_SECONDS:
                 yield "event: rest\ndata: {}\n\n"

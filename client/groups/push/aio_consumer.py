@@ -145,14 +145,16 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
         self._engine.leave()
         late: ListenerTimeout | None = None
         try:
-            await asyncio.wait_for(asyncio.shield(self._end), check_timeout("timeout", timeout))
+            async with asyncio.timeout(check_timeout("timeout", timeout)):
+                await asyncio.shield(self._end)
         except TimeoutError:
             late = self._not_returned(timeout)
         finally:
             self._engine.abandon()
             for task in self._tasks:
                 task.cancel()
-        await asyncio.wait_for(asyncio.shield(self._end), self._timeout)
+        async with asyncio.timeout(self._timeout):
+            await asyncio.shield(self._end)
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=self._timeout)
         self._engine.check()
@@ -182,7 +184,8 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
         self._engine.commit(lambda error: self._post(settle, error))
         seconds = self._timeout if timeout is None else check_timeout("timeout", timeout)
         try:
-            error = await asyncio.wait_for(told, seconds)
+            async with asyncio.timeout(seconds):
+                error = await told
         except TimeoutError:
             raise self._not_confirmed() from None
         if error is not None:
