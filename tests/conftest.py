@@ -304,9 +304,12 @@ class RawConnection:
         return frame
 
     def receive_for(self, request_id: int) -> Answer:
-        """Return the next response, which must be that of ``request_id``."""
+        """Return the next response, which must be that of ``request_id``. Raises the error of a connection that the
+        broker turns away."""
         answer = self.receive()
-        assert answer.request_id == request_id
+        if not answer.request_id:
+            answer.raise_for_error()
+        assert answer.request_id == request_id, f"the answer to request {request_id} expected, got {answer}"
         return answer
 
     def call(self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"") -> Answer:

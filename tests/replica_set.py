@@ -117,7 +117,7 @@ class ReplicaSet:
 
     def call(self, member: str, command: Command, fields: dict[str, Any] | None = None) -> Answer:
         """Return a running member's response to one request. Raises ``OSError`` or ``EOFError`` while it opens its
-        store again, or the error of the response."""
+        store again, or the error of the response or of the connection."""
         running = self.running[member]
         sock = socket.create_connection((running.host, running.port), timeout=10)
         if self.tls is not None:
@@ -148,7 +148,7 @@ class ReplicaSet:
         status: dict[str, Any] = {}
         while time.monotonic() < end:
             leader = self.leader()
-            with suppress(OSError, EOFError):
+            with suppress(OSError, EOFError, NotPrimary):
                 status = self.status(leader)
             rows = status["rows"]
             synced = {each for each, row in rows.items() if row["in_sync"]}

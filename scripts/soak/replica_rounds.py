@@ -68,7 +68,7 @@ class ReplicaRun:
                 asyncio.run(campaign.run(faults, self.tallies, self._show))
             except Exception as failure:  # noqa: BLE001 - any error is reported and counted; the run continues
                 self.failed += 1
-                if not isinstance(failure, PromiseBroken):
+                if not isinstance(failure, PromiseBroken) or failure.__cause__ is not None:
                     traceback.print_exc()
                 print(f"FAILED: campaign {number}: {failure}\n  its stores and logs: {folder}", file=sys.stderr)
                 for member in disks:

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("broker", "client", "protocol")
-NOUNS = {"escaping", "grouping", "missing", "routing"}
+NOUNS = {"escaping", "grouping", "missing", "remoting", "routing"}
 """Last words of module names that end in -ing and are nouns of the field, or adjectives."""
 PLAIN = (
     "README.md",
