@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,11 +48,13 @@ ROCKETMQ_SETTINGS = {
 
 @dataclass(frozen=True)
 class Target:
-    """The addresses that RocketMQ's clients need. ``native``: the address of FlintMQ's protocol, or empty."""
+    """The addresses that RocketMQ's clients need. ``native``: the address of FlintMQ's protocol, or empty; ``pid``:
+    process of the broker, or 0."""
 
     name_server: str
     address: str
     native: str = ""
+    pid: int = 0
 
 
 @contextlib.contextmanager
@@ -78,30 +80,32 @@ def encrypted_flintmq(work: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def rocketmq(work: Path, classes: str) -> Iterator[Target]:
-    """Start a name server and a broker of Apache RocketMQ."""
+def rocketmq(
+    work: Path, classes: str, settings: Mapping[str, object] = ROCKETMQ_SETTINGS, options: Sequence[str] = ("-Xmx1g",)
+) -> Iterator[Target]:
+    """Start a name server and a broker of Apache RocketMQ. ``options``: of the Java process."""
     name_server, address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     store = work / "rocketmq-store"
-    settings = {**ROCKETMQ_SETTINGS, "namesrvAddr": name_server, "storePathRootDir": store}
+    settings = {**settings, "namesrvAddr": name_server, "storePathRootDir": store}
     settings |= {"storePathCommitLog": store / "commitlog"}
     write_properties(work / "name-server.properties", {"listenPort": port_of(name_server)})
     settings |= {"listenPort": port_of(address), "haListenPort": free_port()}
     write_properties(work / "broker.properties", settings)
     with (
-        _started(work, classes, "org.apache.rocketmq.namesrv.NamesrvStartup", "name-server"),
-        _started(work, classes, "org.apache.rocketmq.broker.BrokerStartup", "broker"),
+        _started(work, classes, "org.apache.rocketmq.namesrv.NamesrvStartup", "name-server", options),
+        _started(work, classes, "org.apache.rocketmq.broker.BrokerStartup", "broker", options) as broker,
     ):
         wait_listening(name_server)
         wait_listening(address)
-        yield Target(name_server, address)
+        yield Target(name_server, address, pid=broker.pid)
 
 
 @contextlib.contextmanager
-def _started(work: Path, classes: str, main: str, name: str) -> Iterator[None]:
-    options = [f"-Drocketmq.home.dir={work}", "-Xmx1g", "-Dtls.test.mode.enable=true"]
+def _started(work: Path, classes: str, main: str, name: str, options: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    options = [f"-Drocketmq.home.dir={work}", "-Dtls.test.mode.enable=true", *options]
     command = java_command(classes, work / f"{name}-home", main, ["-c", str(work / f"{name}.properties")], options)
-    with (work / f"{name}.log").open("w") as log, process(command, log):
-        yield
+    with (work / f"{name}.log").open("w") as log, process(command, log) as running:
+        yield running
 
 
 @contextlib.contextmanager
