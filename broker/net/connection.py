@@ -40,7 +40,7 @@ from ..handlers.rules import Handler
 from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient
 from ..requests.deferred_requests import DeferredRequests
-from ..requests.request import Request
+from ..requests.request import KeptHeaders, Request
 from ..requests.response_queue import ResponseQueue, encode_error
 from ..security.authenticator import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
 from ..security.authenticator import not_authenticated
@@ -78,11 +78,13 @@ class ClientConnection(asyncio.BufferedProtocol):
     """An accepted connection: its bytes, its frames, and why it is stopped. Who sent the frames, what waits and what
     goes out is in its ``peer``, ``deferred`` and ``responses``. ``on_lost`` is called once, after it is closed.
 
-    A subclass that speaks another protocol replaces ``CLIENT``, ``PARSER``, ``encode_error`` and ``handle``.
+    A subclass that speaks another protocol replaces ``CLIENT``, ``PARSER``, ``REPEATED``, ``encode_error`` and
+    ``handle``.
     """
 
     CLIENT: ClassVar[type[ConnectedClient]] = ConnectedClient
     PARSER: ClassVar[type[SharingParser]] = SharingParser
+    REPEATED: ClassVar[type[KeptHeaders]] = RepeatedProduces
 
     __slots__ = tuple(
         (
@@ -107,7 +109,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.parser.frame_bytes_max = UNKNOWN_FRAME_BYTES_MAX
             self.authenticate_by = broker.loop.time() + broker.settings.security.auth_timeout_ms / 1000
         self.handlers = HANDLERS_BEFORE_HELLO
-        self.repeated = RepeatedProduces()
+        self.repeated: KeptHeaders = self.REPEATED()
         self.frame_bytes = 0
         """Size of the frame that is being handled, including its length field."""
         self.stops = 0

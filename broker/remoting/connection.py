@@ -22,10 +22,12 @@ from ...protocol.remoting.versions import client_name
 from ..budgets.receive_buffers import ReceiveBudget, SharingParser
 from ..net.connection import ClientConnection
 from ..requests.broker import Broker
+from ..requests.request import KeptHeaders
 from ..requests.response_queue import encode_error as encode_native_error
 from ..security.users import User
 from .client import RemotingClient
 from .registry import ROUTE_CODES, handlers_for
+from .repeated_sends import RepeatedSends
 from .request import RemotingRequest
 from .results import code_of, remark_of
 from .signatures import SignatureCheck
@@ -94,6 +96,7 @@ class RemotingConnection(ClientConnection):
 
     CLIENT: ClassVar[type[RemotingClient]] = RemotingClient
     PARSER: ClassVar[type[RemotingParser]] = RemotingParser
+    REPEATED: ClassVar[type[KeptHeaders]] = RepeatedSends
 
     def __init__(
         self,

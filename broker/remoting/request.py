@@ -18,14 +18,21 @@ from ...protocol.errors import (
 from ...protocol.frames import REQUEST, RESPONSE, Frame
 from ...protocol.names import is_system_topic
 from ...protocol.remoting import codes
-from ...protocol.remoting.command import RemotingFrame, encode_head
-from ...protocol.storage.ids import offset_id
+from ...protocol.remoting.command import (
+    JSON_HEADER,
+    REGION,
+    RemotingFrame,
+    encode_head,
+    encode_json,
+    encode_send_answer,
+)
+from ...protocol.storage.ids import offset_ids
 from ..requests.request import RESPONSE_HEAD_BYTES_MAX, Request
 from ..requests.response_queue import Bytes
 from ..store import LAYOUT_BATCH, ProduceBatch, PullResult, TopicConfig
 from .ext_fields import ExtFields
 from .results import code_of, remark_of
-from .sends import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, PROPERTY_REGION, PROPERTY_TRACE, REGION
+from .sends import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, PROPERTY_REGION, PROPERTY_TRACE
 
 if TYPE_CHECKING:
     from .connection import RemotingConnection
@@ -127,13 +134,11 @@ class RemotingRequest(Request):
 
     def encode_stored(self, queue: int, queue_offset: int, store_ms: int, physical_offsets: bytes | bytearray) -> bytes:
         """Return the encoded answer to a send: the offset ids of the messages, separated by commas."""
-        host = self.broker.store.commitlog.store_host
-        ids = [
-            offset_id(host, int.from_bytes(physical_offsets[at : at + 8], "big"))
-            for at in range(0, len(physical_offsets), 8)
-        ]
+        ids = offset_ids(self.broker.store.commitlog.store_host, physical_offsets)
+        if self.received.header_type == JSON_HEADER and not self.recall_handle:
+            return encode_send_answer(self.received.request_id, ids, queue, queue_offset, encode_json(self.unique_key))
         fields = {
-            "msgId": ",".join(ids),
+            "msgId": ids,
             "queueId": str(queue),
             "queueOffset": str(queue_offset),
             "transactionId": self.unique_key,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ...protocol.errors import DelayIllegal
 from ...protocol.remoting import codes
+from ...protocol.remoting.command import REGION
 from ...protocol.storage.delivery import (
     PROPERTY_HALF,
     PROPERTY_PRODUCER_GROUP,
@@ -34,7 +35,6 @@ PROPERTY_REGION = "MSG_REGION"
 PROPERTY_TRACE = "TRACE_ON"
 PROPERTY_CLUSTER = "CLUSTER"
 PROPERTY_CORRELATION_ID = "CORRELATION_ID"
-REGION = "DefaultRegion"
 
 _FIELDS = (
     "producerGroup topic defaultTopic defaultTopicQueueNums queueId sysFlag bornTimestamp flag properties "

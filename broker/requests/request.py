@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest, PullRequest
@@ -37,6 +37,16 @@ RESPONSE_HEAD_BYTES_MAX = 4096
 
 class KeptHeaders(Protocol):
     """The headers of a connection's PRODUCE frames that later frames may repeat."""
+
+    @property
+    def headers(self) -> Sized:
+        """Kept headers; if there is none, ``handle`` need not be called."""
+
+    def handle(self, connection: FrameSource, began: float) -> bool:
+        """Append and acknowledge the frame at the start of the connection's parser; return False if it did nothing."""
+
+    def clear(self, broker: Broker) -> None:
+        """Forget all headers; the connection is closed."""
 
     def keep(self, request: Request, params: ProduceRequest, config: TopicConfig) -> None:
         """Keep the header of a frame whose messages have just been appended to their own topic."""

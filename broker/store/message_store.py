@@ -319,13 +319,15 @@ class MessageStore:
         self.append_offsets.advance(topic.name, queue_id, queue_offset + batch.count)
         return appended
 
-    def append_repeated(self, topic: str, queue_id: int, repeated: RepeatedBatch, frame: FrameBody) -> Appended | None:
+    def append_repeated(
+        self, topic: str, queue_id: int, repeated: RepeatedBatch, frame: FrameBody, common: bytes = b""
+    ) -> Appended | None:
         """Append a batch as ``CommitLog.append_repeated`` does; None: nothing was written, and ``append`` must try."""
         queue_offset = self.append_offsets.known(topic, queue_id)
         if queue_offset < 0 or self.failed is not None or self.refusal is not None or self.set_refusal is not None:
             return None
         try:
-            appended = self.commitlog.append_repeated(repeated, frame, queue_id, queue_offset)
+            appended = self.commitlog.append_repeated(repeated, frame, queue_id, queue_offset, common)
         except StoreFailed as failure:
             self._stop_writing(failure)
             return None

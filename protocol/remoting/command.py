@@ -24,6 +24,8 @@ BINARY_HEADER = 1
 VERSION = 479
 """``MQVersion`` of RocketMQ 5.3.3, whose answers these are: clients ask for some features only from a version on."""
 LANGUAGE = "OTHER"
+REGION = "DefaultRegion"
+"""Region of every message: FlintMQ has no others."""
 LANGUAGES = (
     "JAVA",
     "CPP",
@@ -57,7 +59,7 @@ _I16_RANGE = range(-(2**15), 2**15)
 _FIXARRAY_4 = 0x94
 """First byte of every header of FlintMQ's own protocol: a msgpack array of four items."""
 _BLANKS = " \t\r\n"
-_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _refuse_constant(name: str) -> None:
@@ -292,11 +294,25 @@ def encode_head(
         header = _encode_binary_header(code, opaque, flag, remark, fields or {})
     else:
         header = (
-            f'{{"code":{code},"extFields":{"null" if fields is None else _encode_json(fields)},"flag":{flag},'
-            f'"language":"{LANGUAGE}","opaque":{opaque},"remark":{_encode_json(remark)},'
+            f'{{"code":{code},"extFields":{"null" if fields is None else encode_json(fields)},"flag":{flag},'
+            f'"language":"{LANGUAGE}","opaque":{opaque},"remark":{encode_json(remark)},'
             f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         ).encode("utf-8", "replace")
     return LENGTHS.pack(4 + len(header) + body_bytes, header_type << 24 | len(header)) + header
+
+
+def encode_send_answer(opaque: int, message_ids: str, queue: int, queue_offset: int, transaction_id: str) -> bytes:
+    """Return the answer to a send that was stored, with a JSON header: as ``encode_head``, at a tenth of its cost.
+
+    ``message_ids``: offset ids, separated by commas; ``transaction_id``: the message's unique key as JSON.
+    """
+    header = (
+        f'{{"code":0,"extFields":{{"msgId":"{message_ids}","queueId":"{queue}","queueOffset":"{queue_offset}",'
+        f'"transactionId":{transaction_id},"MSG_REGION":"{REGION}","TRACE_ON":"true"}},"flag":{_RESPONSE_FLAG},'
+        f'"language":"{LANGUAGE}","opaque":{opaque},"remark":null,"serializeTypeCurrentRPC":"JSON",'
+        f'"version":{VERSION}}}'
+    ).encode("utf-8", "replace")
+    return LENGTHS.pack(4 + len(header), len(header)) + header
 
 
 def _encode_binary_header(code: int, opaque: int, flag: int, remark: str | None, fields: Mapping[str, str]) -> bytes:

@@ -49,6 +49,14 @@ def offset_id(store_host: bytes, physical_offset: int) -> str:
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
+def offset_ids(store_host: bytes, physical_offsets: bytes | bytearray) -> str:
+    """The ids of the records at ``physical_offsets`` (count × i64), separated by commas."""
+    size = len(store_host) + _OFFSET.size
+    offsets = range(0, len(physical_offsets), _OFFSET.size)
+    blob = b"".join([store_host + physical_offsets[at : at + _OFFSET.size] for at in offsets])
+    return blob.hex(",", size).upper()
+
+
 def parse_offset_id(message_id: str) -> tuple[tuple[str, int], int] | None:
     """Return ``((host, port), physical_offset)`` of an offset id, or None if the text cannot be one.
 

@@ -2,158 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from flintmq.broker.app.lifecycle import Lifecycle
-from flintmq.broker.config import Settings
-from flintmq.broker.handlers.repeated_produce import HEADERS_MAX
 from flintmq.broker.net.connection import ClientConnection
-from flintmq.broker.requests.broker import Broker
-from flintmq.broker.store.tables.clock import StoreClock
 from flintmq.protocol.commands import DELETE_TOPIC_IN_BROKER, HELLO, PROTOCOL_VERSION, UPDATE_AND_CREATE_TOPIC, Command
 from flintmq.protocol.frames import REQUEST, FrameParser, encode_head
 from flintmq.protocol.produce_frame import ProduceHead
+from tests.paired_brokers import Pair, Side, pair_of, split_evenly
 
 TOPICS = ("orders", "payments", "returns")
 PREFIXES = ("", "AB" * 10, "CD" * 10)
-QUIET_S = 60.0
 
 
-class ManualClock(StoreClock):
-    """A clock that only the test moves; it begins now, because the delivery of delayed messages has its own clock."""
+class ProduceSide(Side):
+    """A broker whose client speaks FlintMQ's protocol."""
 
-    def __init__(self, at_ms: int) -> None:
-        self.at_ms = at_ms
+    def make_connection(self) -> ClientConnection:
+        """Return a new connection to the broker."""
+        return ClientConnection(self.broker, ("127.0.0.1", 4000), lambda connection: None)
 
-    def now_ms(self) -> int:
-        """Return the time that the test has set."""
-        return self.at_ms
-
-
-@dataclass
-class Wire:
-    """A transport that keeps what the broker sends; the client reads at once."""
-
-    sent: bytearray = field(default_factory=bytearray)
-
-    def write(self, data: bytes) -> None:
-        """Keep the data."""
-        self.sent += data
-
-    def writelines(self, parts: list[bytes]) -> None:
-        """Keep the data."""
-        for part in parts:
-            self.sent += part
-
-    def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that the client has not read."""
-        return 0
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        """Do nothing: the buffer is always empty."""
-
-    def is_closing(self) -> bool:
-        """Return whether the connection is being closed."""
-        return False
-
-    def pause_reading(self) -> None:
-        """Do nothing: the test feeds bytes only to a connection that reads."""
-
-    def resume_reading(self) -> None:
-        """Do nothing, as ``pause_reading``."""
-
-
-class Side:
-    """One of the two brokers, with one connection."""
-
-    def __init__(self, folder: Path, policy: str, now_ms: int) -> None:
-        self._settings = _settings(folder, policy)
-        self.clock = ManualClock(now_ms)
-
-    async def start(self, *, short_way: bool) -> None:
-        """Start the broker and say HELLO."""
-        self.lifecycle = Lifecycle(self._settings, _fail)
-        await self.lifecycle.start(lambda stage, done, total: None)
-        assert self.lifecycle._broker is not None
-        self.broker: Broker = self.lifecycle._broker
-        self.broker.store.commitlog.clock = self.clock
-        if not short_way:
-            self.broker.kept_headers = HEADERS_MAX  # so that no connection keeps one
-        self.connect()
+    async def prepare(self) -> None:
+        """Say HELLO, and create the topics."""
         await self.feed([_request(HELLO, 1, {"protocol": PROTOCOL_VERSION, "client": "test"})], 1)
         for number, topic in enumerate(TOPICS, 2):
             await self.feed([_request(UPDATE_AND_CREATE_TOPIC, number, {"topic": topic, **_queues(2)})], number)
-        self.wire.sent.clear()
 
-    def connect(self) -> None:
-        """Open the connection that ``feed`` uses."""
-        self.wire = Wire()
-        self.connection = ClientConnection(self.broker, ("127.0.0.1", 4000), lambda connection: None)
-        self.connection.connection_made(cast(asyncio.Transport, self.wire))
-
-    async def feed(self, chunks: list[bytes], requests: int) -> None:
-        """Let the bytes arrive in these chunks, each once the broker reads on, and wait for all responses."""
-        connection = self.connection
-        for chunk in chunks:
-            rest = memoryview(chunk)
-            while rest:
-                await self._until(lambda: connection.reading)
-                room = connection.get_buffer(len(rest))
-                part = rest[: len(room)]
-                room[: len(part)] = part
-                rest = rest[len(part) :]
-                connection.buffer_updated(len(part))
-        await self._until(lambda: len(_frames(self.wire.sent)) >= requests)
-
-    async def _until(self, holds: Any) -> None:
-        deadline = time.monotonic() + QUIET_S
-        while not holds():
-            assert time.monotonic() < deadline, "the broker does not finish"
-            await asyncio.sleep(0)
-
-    def state(self) -> dict[str, Any]:
-        """Return everything that both brokers must agree on."""
-        broker, log = self.broker, self.broker.store.commitlog
-        blob = bytearray(log.write_offset - log.start_offset)
-        if blob:
-            log.queue.read(log.start_offset, memoryview(blob), hot=False)
-        produced = broker.counters.produced.by_topic
-        return {
-            "answers": _frames(self.wire.sent),
-            "log": bytes(blob),
-            "produced": {name: (each.frames, each.messages, each.bytes) for name, each in produced.items()},
-            "errors": dict(broker.counters.errors),
-            "duplicates": broker.counters.duplicates,
-            "runs": broker.sequences.runs,
-            "answered": sum(broker.counters.produce_latencies.counts),
-            "next queues": dict(broker.next_queue),
-        }
-
-
-def _settings(folder: Path, policy: str) -> Settings:
-    return Settings.model_validate(
-        {
-            "store": {"path": str(folder), "commitlog_file_bytes": 64 << 20},
-            "server": {"listen": "127.0.0.1:0", "advertise": "127.0.0.1:10911"},
-            "flush": {"policy": policy},
-            "metrics": {"listen": "off"},
-        }
-    )
-
-
-def _fail(name: str, error: BaseException) -> None:
-    raise AssertionError(f"{name} failed: {error}")
+    def answers(self) -> list[Any]:
+        """Return the responses."""
+        return _frames(self.wire.sent)
 
 
 def _request(command: Command, request_id: int, fields: dict[str, Any]) -> bytes:
@@ -176,26 +58,10 @@ def _frames(sent: bytearray) -> list[tuple[int, int, dict[str, Any], bytes]]:
     return frames
 
 
-@dataclass
-class Pair:
-    """Two brokers with the same history."""
-
-    runner: asyncio.Runner
-    short: Side
-    general: Side
-    next_id: int = 100
-
-
 @pytest.fixture(scope="module", params=["async", "sync"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
-        now_ms = time.time_ns() // 1_000_000
-        sides = [Side(Path(folder, name), request.param, now_ms) for name in ("short", "general")]
-        for side in sides:
-            runner.run(side.start(short_way=side is sides[0]))
-        yield Pair(runner, sides[0], sides[1])
-        for side in sides:
-            runner.run(side.lifecycle.stop())
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair[ProduceSide]]:
+    with pair_of(ProduceSide, request.param) as made:
+        yield made
 
 
 properties = st.dictionaries(st.sampled_from(["KEYS", "TAGS", "colour"]), st.text("ab\x01", max_size=3), max_size=2)
@@ -251,7 +117,9 @@ def _change(topic: str, change: str, request_id: int) -> bytes:
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_both_ways_store_answer_and_count_the_same(pair: Pair, steps: list[Any], repeats: int, advance_ms: int) -> None:
+def test_both_ways_store_answer_and_count_the_same(
+    pair: Pair[ProduceSide], steps: list[Any], repeats: int, advance_ms: int
+) -> None:
     sides = (pair.short, pair.general)
     for frames, pieces, change in steps * repeats:
         stream = bytearray()
@@ -261,18 +129,13 @@ def test_both_ways_store_answer_and_count_the_same(pair: Pair, steps: list[Any],
                 pair.next_id, numbers["count"], numbers["first"], numbers["born_ms"], len(numbers["body"])
             )
             stream += numbers["body"]
-        size = -(-len(stream) // pieces)
-        chunks = [bytes(stream[at : at + size]) for at in range(0, len(stream), size)]
+        chunks = split_evenly(bytes(stream), pieces)
         pair.next_id += 1
         for side in sides:
             side.clock.at_ms += advance_ms
             pair.runner.run(side.feed(chunks, len(frames)))
             if change is not None:
                 pair.runner.run(side.feed([_change(change[0], change[1], pair.next_id)], len(frames) + 1))
-        short, general = (side.state() for side in sides)
-        for name, value in general.items():
-            assert short[name] == value, name
-        for side in sides:
-            side.wire.sent.clear()
+        pair.check_equal()
     assert not pair.general.connection.repeated.headers
     event(f"kept headers: {min(len(pair.short.connection.repeated.headers), 4)}")

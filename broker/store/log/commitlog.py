@@ -141,14 +141,15 @@ class CommitLog:
         self.write_offset = end_offset = writer.finish()
         return Appended(queue_offset, store_ms, bytes(memoryview(self._offsets_blob)[: 8 * count]), end_offset)
 
-    def repeated_batch(self) -> RepeatedBatch:
-        """Return the prepared form of batches like the one that ``append`` wrote last."""
-        return RepeatedBatch(self._numbers, self._texts, _RECORD_OVERHEAD_BYTES)
+    def repeated_batch(self, common_bytes_max: int = 0) -> RepeatedBatch:
+        """Return the prepared form of batches like the one that ``append`` wrote last; see ``RepeatedBatch``."""
+        return RepeatedBatch(self._numbers, self._texts, _RECORD_OVERHEAD_BYTES, common_bytes_max)
 
     def append_repeated(
-        self, repeated: RepeatedBatch, frame: FrameBody, queue_id: int, queue_offset: int
+        self, repeated: RepeatedBatch, frame: FrameBody, queue_id: int, queue_offset: int, common: bytes = b""
     ) -> Appended | None:
-        """Append a batch like an earlier one as ``append`` does, with the same result.
+        """Append a batch like an earlier one as ``append`` does, with the same result. ``common``: its common
+        properties if they are not those of the earlier one.
 
         Returns None, and writes nothing, if the batch needs more than one kernel call: ``append`` then finds out why.
         Raises ``StoreFailed`` as ``append`` does.
@@ -167,6 +168,8 @@ class CommitLog:
             self._frame = np.frombuffer(buffer, np.uint8)
         store_ms = self.clock.store_ms(self.last_store_ms)
         values = repeated.values
+        if common:
+            repeated.set_common(common)
         values[produce_plan.N_BODY_AT] = body_at
         values[produce_plan.N_BODY_END] = body_end
         values[produce_plan.N_COUNT] = count
