@@ -156,8 +156,3 @@ def test_a_fork_does_not_take_deliveries_along(address: str, topic: str) -> None
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
         delivery.ack()
     assert committed(address, topic) == 1
-
-
-def test_an_orderly_group_is_refused_with_the_way_out(address: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"use PushConsumer\(orderly=True\)"):
-        GroupConsumer(address, "g", "t", orderly=True)  # type: ignore[call-arg]  # the wrong argument is the test

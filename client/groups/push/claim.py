@@ -15,7 +15,7 @@ from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
 
 MERGE_WORKS_MIN = 64
-"""Minimum number of works of a queue before settled ones are merged."""
+"""Minimum number of settled works of a queue to merge at a time."""
 QueueKey = tuple[str, int]
 """A topic and the number of one of its queues."""
 
@@ -92,8 +92,8 @@ class Claim:
     handed_bytes: int = 0
     blocked: bool = False
     """True while the queue waits because too many messages are not below the commit offset."""
-    _merge_at: int = MERGE_WORKS_MIN
-    """Number of works at which the settled ones are merged."""
+    _unmerged: int = 0
+    """Number of works that were done since the settled ones were merged."""
 
     @property
     def key(self) -> QueueKey:
@@ -121,8 +121,10 @@ class Claim:
             self.bytes -= first.size
             if first.handed_out:
                 self.handed_messages -= first.done_count
-        if work.handed_out and len(self.works) >= self._merge_at:
-            self._merge()
+        if work.handed_out:
+            self._unmerged += 1
+            if self._unmerged >= MERGE_WORKS_MIN + len(self.works) // 2:
+                self._merge()
 
     def _merge(self) -> None:
         """Merge adjacent settled works, so that the memory for them depends on the number of open ones only."""
@@ -135,7 +137,7 @@ class Claim:
             else:
                 merged.append(work)
         self.works = merged
-        self._merge_at = 2 * len(merged) + MERGE_WORKS_MIN
+        self._unmerged = 0
 
     def hand_out(self, work: WorkItem) -> None:
         """Note that an application received the message of ``work``."""

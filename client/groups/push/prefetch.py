@@ -56,14 +56,17 @@ class Prefetch:
         if not self._membership.epoch or self._membership.leaving:
             return []
         for claim in self._claims.newly_blocked():
+            if (left_out := self._options.log_rate.admit()) is None:
+                continue
             log.warning(
                 "group %s: queue %d of topic %s waits: the message at offset %d is not settled, and %d messages behind "
-                "it are (max_uncommitted)",
+                "it are (max_uncommitted)%s",
                 self._options.group,
                 claim.queue,
                 claim.topic,
                 claim.commit_offset,
                 claim.ahead,
+                left_out,
             )
         return [self._request(claim) for claim in self._claims.to_pull(now, self.paused)]
 
