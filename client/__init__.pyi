@@ -83,6 +83,7 @@ from .errors import ClientFailed as ClientFailed
 from .errors import CompressionUnavailable as CompressionUnavailable
 from .errors import CorruptMessage as CorruptMessage
 from .errors import DeliveryFailed as DeliveryFailed
+from .errors import DeliveryLost as DeliveryLost
 from .errors import ForkedClient as ForkedClient
 from .errors import InvalidAddress as InvalidAddress
 from .errors import InvalidArgument as InvalidArgument
@@ -93,10 +94,12 @@ from .errors import ListenerTimeout as ListenerTimeout
 from .errors import TlsFailed as TlsFailed
 from .errors import WrongLoop as WrongLoop
 from .groups.push.consumer import PushConsumer as PushConsumer
+from .groups.push.deliveries import Delivery as Delivery
 from .groups.push.health import Health as Health
 from .groups.push.options import Subscription as Subscription
 from .groups.push.outcome import GiveUp as GiveUp
 from .groups.push.outcome import TryLater as TryLater
+from .groups.push.receiver import GroupConsumer as GroupConsumer
 from .groups.transactions.health import TransactionHealth as TransactionHealth
 from .groups.transactions.outcome import Outcome as Outcome
 from .groups.transactions.producer import Transaction as Transaction

@@ -61,8 +61,13 @@ class TlsFailed(ConnectionFailed):
 
 
 class ListenerTimeout(FlintError):
-    """A consumer was closed before all listeners had returned; the broker redelivers their messages to other
-    members."""
+    """A consumer was closed before all listeners had returned, or before all its deliveries were settled; the broker
+    redelivers their messages to other members."""
+
+
+class DeliveryLost(FlintError):
+    """A delivery cannot be settled any more: its queue went to another member, it was open for longer than
+    ``listener_timeout``, or its consumer has ended. The message is handled again, by this or another member."""
 
 
 class ClientFailed(FlintError):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from flintmq.client import Admin, Consumer, Producer, PushConsumer, Receipt, StoredMessage, aio
+from flintmq.client import Admin, Consumer, Delivery, GroupConsumer, Producer, PushConsumer, Receipt, StoredMessage, aio
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class Clients:
     Consumer: type[Consumer]
     Admin: type[Admin]
     PushConsumer: type[PushConsumer]
+    GroupConsumer: type[GroupConsumer]
 
 
-SYNC = Clients("sync", Producer, Consumer, Admin, PushConsumer)
+SYNC = Clients("sync", Producer, Consumer, Admin, PushConsumer, GroupConsumer)
 
 
 @contextlib.contextmanager
@@ -46,7 +47,10 @@ def aio_clients() -> Iterator[Clients]:
 
     try:
         push = type("PushConsumer", (PushFacade,), {"loop": loop, "kind": aio.PushConsumer})
-        yield Clients("aio", facade(aio.Producer), facade(aio.Consumer), facade(aio.Admin), cast(Any, push))
+        receiver = type("GroupConsumer", (ReceiverFacade,), {"loop": loop, "kind": aio.GroupConsumer})
+        yield Clients(
+            "aio", facade(aio.Producer), facade(aio.Consumer), facade(aio.Admin), cast(Any, push), cast(Any, receiver)
+        )
     finally:
         asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
         left = asyncio.run_coroutine_threadsafe(_other_tasks(), loop).result()
@@ -160,6 +164,18 @@ class PushFacade(Facade):
             super().__exit__(*raised)
         finally:
             self._threads.shutdown(wait=False)
+
+
+class ReceiverFacade(Facade):
+    """An asyncio group consumer; deliveries are settled from the threads of the tests."""
+
+    def start(self) -> ReceiverFacade:
+        """Start the consumer."""
+        self._run(self._client.start)
+        return self
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return cast(Iterator[Delivery], self._drain(self._client.__aiter__()))
 
 
 class ThreadedSendFuture(concurrent.futures.Future[Receipt]):

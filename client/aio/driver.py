@@ -1,4 +1,4 @@
-"""Drives a ``Delivery`` over one connection, within the event loop.
+"""Drives an ``Outbox`` over one connection, within the event loop.
 
 Messages added in one iteration of the loop are sent together at its end. Responses are settled where they are read;
 what their receivers send in turn also goes out together. Only making a connection needs a task.

@@ -44,6 +44,11 @@ class ClientRuntime:
         return self._loop
 
     @property
+    def guard(self) -> Guard:
+        """The check whether the client may still be used, for its parts that other threads call."""
+        return self._guard
+
+    @property
     def closed(self) -> bool:
         """True after ``close`` was called. Messages handed over before may still be in progress."""
         return self._guard.closed

@@ -24,10 +24,14 @@ class Guard:
 
     def check(self) -> None:
         """Raise ``ClientClosed`` or ``ForkedClient`` if the client cannot be used."""
+        self.check_fork()
+        if self.closed:
+            raise ClientClosed(f"this {self._name} was closed; create a new one")
+
+    def check_fork(self) -> None:
+        """Raise ``ForkedClient`` in a child process of the one that created the client."""
         if os.getpid() != self._pid:
             raise ForkedClient(
                 f"this {self._name} was created in process {self._pid} and is used in its child {os.getpid()}, where "
                 f"its connections belong to the parent; create a new {self._name} after the fork"
             )
-        if self.closed:
-            raise ClientClosed(f"this {self._name} was closed; create a new one")

@@ -1,4 +1,4 @@
-"""Drives a ``Delivery`` over one connection from the threads that wait for it.
+"""Drives an ``Outbox`` over one connection from the threads that wait for it.
 
 At most one thread at a time does the I/O: the first that has to wait. It sends everything that any thread has added and
 settles the broker's responses for all of them, until its own messages are settled; then it hands over to another thread
@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from ..core.produce.accumulator import SentSingle, Single
-from ..core.produce.delivery import Delivery
+from ..core.produce.delivery import Outbox
 from ..core.rpc.connection_errors import silent
 from ..core.rpc.retry import is_retriable
 from ..core.rpc.session import Answer
@@ -76,7 +76,7 @@ class DeliveryDriver:
 
     def __init__(
         self,
-        delivery: Delivery,
+        delivery: Outbox,
         dialer: Dialer,
         connected: Callable[[Connection], None],
         settle: Callable[[Single], None],

@@ -15,7 +15,7 @@ import pytest
 
 from flintmq.client import ClientClosed, ClientFailed, DeliveryFailed, ForkedClient, Message, MessageIllegal, WrongLoop
 from flintmq.client.aio import Admin, Consumer, Producer
-from flintmq.client.core.produce.delivery import Delivery
+from flintmq.client.core.produce.delivery import Outbox
 
 if TYPE_CHECKING:
     from tests.aio_tools import RunInLoop
@@ -39,7 +39,7 @@ class TestDeath:
                 many = asyncio.create_task(producer.send_many([Message(topic, b"x")] * 3))
                 if where != "next_request":
                     await turns(3)
-                monkeypatch.setattr(Delivery, where, die)
+                monkeypatch.setattr(Outbox, where, die)
                 if where == "expire":
                     await asyncio.wait([*waiting, many])
             await asyncio.wait([*waiting, many])

@@ -28,7 +28,7 @@ from flintmq.client import (
     TransactionGroupWrong,
     aio,
 )
-from flintmq.client.core.produce.delivery import Delivery
+from flintmq.client.core.produce.delivery import Outbox
 from tests.conftest import BrokerFactory, Brokers, RunningBroker
 
 NEVER_MS = 3_600_000
@@ -176,15 +176,15 @@ class TestSync:
         self, asking: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         checked = Checked(Outcome.ROLLBACK)
-        answered = Delivery.answered
+        answered = Outbox.answered
 
-        def late(delivery: Delivery, answer: Any, now: float) -> None:
+        def late(delivery: Outbox, answer: Any, now: float) -> None:
             while not producer.health().checked:  # the broker asks before it handles the client's outcome
                 pass
             answered(delivery, answer, now)
 
         with flintmq.client.TransactionProducer(asking.address, topic, checked) as producer:
-            monkeypatch.setattr(Delivery, "answered", late)
+            monkeypatch.setattr(Outbox, "answered", late)
             producer.send_half(Message(topic, b"paid")).commit()
         assert checked.asked == []
         assert bodies(asking, topic) == [b"paid"]

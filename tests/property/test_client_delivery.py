@@ -29,7 +29,7 @@ from flintmq.client import (
 )
 from flintmq.client.core.compression import Compressor
 from flintmq.client.core.produce.accumulator import BatchGroup, Bulk, Single
-from flintmq.client.core.produce.delivery import Delivery
+from flintmq.client.core.produce.delivery import Outbox
 from flintmq.client.core.produce.packer import RowSource
 from flintmq.client.core.produce.receipts import Acknowledged
 from flintmq.client.core.rpc.session import Answer
@@ -54,12 +54,12 @@ class Sent:
 
 
 class DeliveryMachine(RuleBasedStateMachine):
-    """A ``Delivery``, and a broker that stores, refuses, loses connections and loses responses."""
+    """An ``Outbox``, and a broker that stores, refuses, loses connections and loses responses."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.delivery = Delivery(10.0, BOUND, PREFIX, 0)
+        self.delivery = Outbox(10.0, BOUND, PREFIX, 0)
         self.delivery.connected(LIMITS)
         self.next_number = 0
         self.next_id = 1

@@ -1,4 +1,4 @@
-"""A broker for ``Delivery`` that takes its frames and responds when the test says so, by the test's clock."""
+"""A broker for ``Outbox`` that takes its frames and responds when the test says so, by the test's clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from flintmq.client import ConnectionFailed, DeliveryFailed, Message
 from flintmq.client.core.compression import Compressor
 from flintmq.client.core.produce.accumulator import BatchGroup, Bulk, ProduceFrame, Single
-from flintmq.client.core.produce.delivery import Delivery
+from flintmq.client.core.produce.delivery import Outbox
 from flintmq.client.core.produce.packer import RowSource
 from flintmq.client.core.produce.receipts import settle
 from flintmq.client.core.rpc.session import Answer
@@ -29,7 +29,7 @@ class AnsweringBroker:
     """Responds to the frames of ``delivery`` with ``store`` and ``refuse``; ``now`` is its clock."""
 
     def __init__(self, *, in_flight_bytes_max: int = 1 << 25, produce_frame_bytes_max: int = 1 << 20) -> None:
-        self.delivery = Delivery(10.0, in_flight_bytes_max, PREFIX, 1000)
+        self.delivery = Outbox(10.0, in_flight_bytes_max, PREFIX, 1000)
         self.limits = HelloAnswer(1, "fake", "0", "async", 1 << 24, produce_frame_bytes_max, 1 << 19)
         self.delivery.connected(self.limits)
         self.now = 1000.0

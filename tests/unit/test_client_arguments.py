@@ -109,6 +109,8 @@ CLIENTS: list[Callable[..., object]] = [
     aio.Consumer,
     aio.Admin,
     lambda **options: client.PushConsumer(group="g", topics="t", listener=print, **options),
+    lambda **options: client.GroupConsumer(group="g", topics="t", **options),
+    lambda **options: aio.GroupConsumer(group="g", topics="t", **options),
     lambda **options: client.TransactionProducer(group="g", check=lambda message: client.Outcome.COMMIT, **options),
 ]
 

@@ -1,4 +1,4 @@
-"""``Delivery``: bulks, their windows and deadlines, and abandoned messages."""
+"""``Outbox``: bulks, their windows and deadlines, and abandoned messages."""
 
 from __future__ import annotations
 

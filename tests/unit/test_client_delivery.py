@@ -1,4 +1,4 @@
-"""``Delivery``: the order of sending, retries, and the effect of an illegal message on others."""
+"""``Outbox``: the order of sending, retries, and the effect of an illegal message on others."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client.core.consume.batch import Batch
-from flintmq.client.groups.push.assignments import Claim, Claims, WorkItem
+from flintmq.client.groups.push.assignments import Claims
+from flintmq.client.groups.push.claim import Claim, WorkItem
 from flintmq.protocol.storage.record import Record
 
 
@@ -196,21 +197,40 @@ class TestAssignment:
         assert (only(claims) is before) == kept
         assert only(claims).position == (15 if kept else 12)
 
-    def test_a_queue_reassigned_before_its_release_restarts_at_its_progress(self) -> None:
-        claims = make()
+    def test_an_orderly_queue_reassigned_before_its_release_restarts_at_its_progress(self) -> None:
+        claims = make(orderly=True)
         claims.assign([("t", 0, 0, 1)], rejoined=False)
         before = only(claims)
-        works = arrive(claims, before, 0, 2)
+        (work,) = arrive(claims, before, 0, 1)
         claims.assign([], rejoined=False)
         claims.assign([("t", 0, 0, 1)], rejoined=False)
         assert only(claims) is before, "something of it still runs"
-        for work in works:
-            before.running -= 1
-            before.complete(work)
+        before.running -= 1
+        before.complete(work)
         claims.assign([("t", 0, 0, 1)], rejoined=False)
         assert only(claims) is not before
-        assert only(claims).position == 2
-        assert claims.commits() == {"t": {0: 2}}, "the broker does not know it yet"
+        assert only(claims).position == 1
+        assert claims.commits() == {"t": {0: 1}}, "the broker does not know it yet"
+
+    def test_a_queue_reassigned_before_its_release_continues_although_a_message_of_it_is_open(self) -> None:
+        claims = make(chunk_max=1)
+        claims.assign([("t", 0, 0, 1)], rejoined=False)
+        claim = only(claims)
+        still_open, waiting = arrive(claims, claim, 0, 2)
+        claims.assign([], rejoined=False)
+        assert claims.recalls
+        claim.running -= 1
+        waiting.dropped = True
+        assert not claims.release(commit_first=True)
+        claims.assign([("t", 0, 0, 1)], rejoined=False)
+        assert only(claims) is claim
+        assert claims.take_resumed() == [waiting]
+        assert claims.take_resumed() == []
+        assert (claim.running, claims.to_pull(0.0, frozenset())) == (2, [claim])
+        claim.complete(waiting)
+        assert claim.commit_offset == 0
+        claim.complete(still_open)
+        assert claim.commit_offset == 2
 
     def test_a_leaving_member_does_not_take_a_released_queue_again(self) -> None:
         claims = make()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from flintmq.client import GiveUp, InvalidArgument, PushConsumer, Subscription, TryLater, aio
+from flintmq.client import GiveUp, GroupConsumer, InvalidArgument, PushConsumer, Subscription, TryLater, aio
 from flintmq.client.core.consume.positions import End
-from flintmq.client.groups.push.options import check_options
+from flintmq.client.groups.push.options import check_options, check_receive_options
 from flintmq.protocol.storage.delivery import DEAD_LETTER_LEVEL
 
 FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
@@ -86,3 +87,30 @@ def test_exceptions_for_listeners_check_their_arguments() -> None:
     for level in (-1, 19, "1"):
         with pytest.raises(InvalidArgument):
             TryLater(level)  # type: ignore[arg-type]  # the wrong argument is the test
+
+
+@pytest.mark.parametrize("kind", [GroupConsumer, aio.GroupConsumer])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"group": ""}, "the group name is empty"),
+        ({"topics": ()}, "topics names no topic"),
+        ({"max_open": 0}, "max_open is 0; it must be 1 to 1,000,000"),
+        ({"max_open": 1.5}, "max_open must be an int"),
+        ({"max_uncommitted": 0}, "max_uncommitted is 0; it must be 1 to 10,000,000"),
+        ({"listener_timeout": 0}, "listener_timeout is 0"),
+        ({"orderly": True}, r"use PushConsumer\(orderly=True\)"),
+        ({"listener": print}, "has no argument 'listener'"),
+        ({"batch": 5}, "has no argument 'batch'"),
+        ({"mode": "broadcasting"}, "has no argument 'mode'"),
+    ],
+)
+def test_an_invalid_option_of_a_group_consumer_is_named(kind: type[Any], options: dict[str, Any], said: str) -> None:
+    with pytest.raises((InvalidArgument, TypeError), match=said):
+        kind(**{"group": "g", "topics": "t", **options})
+
+
+def test_a_group_consumers_messages_may_stay_open_for_ever() -> None:
+    options = check_receive_options("g", "t", {"max_open": 7})
+    assert (options.open_max, options.uncommitted_max, options.listener_seconds) == (7, 10_000, math.inf)
+    assert (options.receives, options.orderly) == (True, False)

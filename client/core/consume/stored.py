@@ -140,6 +140,15 @@ class StoredMessage:
             self._topic = self._decode(check_crc=False).topic.decode("utf-8", "replace")
         return self._topic
 
+    def detached(self) -> StoredMessage:
+        """Return the same message with bytes of its own, so that it does not keep those of its whole batch."""
+        return StoredMessage(self._size, 0, bytes(self.record), self._topic)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its record."""
+        return self._size
+
     def shown_in(self, topic: str) -> None:
         """Present the message as one of this topic: a redelivered message is stored in another than it was sent to."""
         self._topic = topic

@@ -73,7 +73,7 @@ class Single:
 
 
 class SentSingle(NamedTuple):
-    """A single message that was sent before a ``Delivery`` knew of it. ``deadline``: monotonic seconds."""
+    """A single message that was sent before an ``Outbox`` knew of it. ``deadline``: monotonic seconds."""
 
     topic: str
     row: Row

@@ -53,7 +53,7 @@ IN_FLIGHT_FRAMES_MAX = 256
 _LANES_KEPT = 1024
 
 
-class Delivery:
+class Outbox:
     """All messages that a producer has accepted and not yet settled.
 
     ``delivery_seconds``: how long to try a message; ``in_flight_bytes_max``: maximum number of bytes to accept before

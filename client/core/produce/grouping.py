@@ -1,4 +1,4 @@
-"""Conversion of a caller's messages to what ``Delivery`` takes: checked, grouped by topic and queue, in order."""
+"""Conversion of a caller's messages to what ``Outbox`` takes: checked, grouped by topic and queue, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common part of all producers: from the arguments of a call to what ``Delivery`` takes, and back to receipts.
+"""The common part of all producers: from the arguments of a call to what ``Outbox`` takes, and back to receipts.
 
 No sockets, no waiting: if the broker must be asked first, the result is a plan (see ``operations``).
 """
@@ -20,7 +20,7 @@ from ..compression import Compressor
 from ..rpc.operation import Plan
 from ..rpc.timeouts import check_timeout
 from .accumulator import NEVER, BatchGroup, Bulk
-from .delivery import Delivery
+from .delivery import Outbox
 from .grouping import (
     BulkProperties,
     check_bodies,
@@ -43,7 +43,7 @@ ASK = -2
 Prepared: TypeAlias = tuple[int, Row, str, float]
 """One message's queue (or ``ANY_QUEUE``, or ``ASK``), row, flush mode and deadline."""
 Groups: TypeAlias = list[tuple[str, int, BatchGroup]]
-"""A bulk's topics, queues and messages, as ``Delivery.add_bulk`` takes them."""
+"""A bulk's topics, queues and messages, as ``Outbox.add_bulk`` takes them."""
 
 
 class BulkTerms(NamedTuple):
@@ -82,7 +82,7 @@ class ProducerCore:
         self.compress_over = NEVER if compress_over is None else compress_over
         self._queue_counts = QueueCounts()
         counter = ids.unique_counter_start(time.time())
-        self.delivery = Delivery(self.delivery_seconds, in_flight_bytes_max, "", counter)
+        self.delivery = Outbox(self.delivery_seconds, in_flight_bytes_max, "", counter)
 
     def connected(self, local_address: bytes) -> None:
         """Handle a new connection; the local address (4 or 16 bytes) of the first one goes into the unique keys."""

@@ -15,7 +15,8 @@ from ...core.consume.stored import StoredMessage
 from ...core.rpc.operation import Request
 from ...core.rpc.retry import backoff_seconds, is_retriable
 from . import requests
-from .assignments import Claim, Claims, WorkItem
+from .assignments import Claims
+from .claim import Claim, WorkItem
 from .health import Counts
 from .membership import Membership
 from .options import Options
@@ -57,6 +58,8 @@ class AckTracker:
         """Messages to send back: their work, the failures, and their common delay level."""
         self._back_at = 0.0
         self._sending_back = False
+        self._look_at = 0.0
+        """When to look for listeners that take too long: it takes a look at every work."""
 
     # ---- results of listeners
 
@@ -96,8 +99,12 @@ class AckTracker:
 
     def give_back(self, work: WorkItem) -> None:
         """Return a work that was not begun, because its queue is being released."""
-        if not work.given_up:
+        if work.given_up:
+            return
+        if work.claim.stopped:
             self._drop(work)
+        else:  # the queue was assigned again in the meantime
+            self.to_begin.append(work)
 
     def _retry_times_max(self) -> int:
         asked = self._options.retry_times_max
@@ -111,6 +118,7 @@ class AckTracker:
 
     def _drop(self, work: WorkItem) -> None:
         """Drop the rest of a work, which another member will get."""
+        work.dropped = True
         work.claim.running -= 1
         self._after(work.claim)
 
@@ -150,6 +158,9 @@ class AckTracker:
                 self._drop(work)
             else:
                 self.to_begin.append(work)
+        if now < self._look_at:
+            return
+        self._look_at = now + min(self._options.listener_seconds / 10, 1.0)
         for claim in self._claims:
             for work in list(claim.works):
                 if not work.done and now - work.begun_at >= self._options.listener_seconds:
@@ -157,11 +168,14 @@ class AckTracker:
 
     def _give_up(self, work: WorkItem, now: float) -> None:
         claim = work.claim
+        receives = self._options.receives
         log.error(
-            "group %s: the listener has not returned from %d messages of topic %s, queue %d, from offset %d, for %.0f "
-            "s (listener_timeout): they will be redelivered to this or another member",
+            "group %s: %s of topic %s, queue %d, from offset %d, for %.0f s (listener_timeout): they will "
+            "be redelivered to this or another member",
             self._options.group,
-            len(work.messages),
+            "the application has not settled a message"
+            if receives
+            else f"the listener has not returned from {len(work.messages)} messages",
             claim.topic,
             claim.queue,
             work.messages[0].queue_offset,
@@ -170,7 +184,8 @@ class AckTracker:
         self.counts.stuck += 1
         work.given_up = True
         claim.running -= 1
-        late = f"the listener did not return within {self._options.listener_seconds:g} s"
+        late = f"{'it was not settled' if receives else 'the listener did not return'} within"
+        late = f"{late} {self._options.listener_seconds:g} s"
         reason = late if self._options.retry_reason else ""
         self._send_back(work, [Failure(message, 0, reason) for message in work.messages])
         self._stuck(work)

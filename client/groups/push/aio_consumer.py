@@ -11,20 +11,19 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
-from ....protocol.errors import FlintError
-from ...aio.runtime import ClientRuntime
 from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
 from ...core.rpc.timeouts import check_timeout
-from ...errors import ClientFailed, InvalidArgument, ListenerTimeout
+from ...errors import ClientFailed, ListenerTimeout
 from ...sync.pool import Dialer
 from ..callables import is_coroutine_function
-from .assignments import WorkItem
+from .claim import WorkItem
 from .group_client import Engine
 from .listeners import check_listener, check_returned
 from .outcome import Failed, failed_with
 from .shell import ConsumerShell
 from .signals import StopSignals
+from .task_member import TaskMember
 from .workers import Workers
 
 MessageListener = Callable[[StoredMessage], Awaitable[object] | None]
@@ -33,7 +32,7 @@ BatchListener = Callable[[Batch], Awaitable[object] | None]
 log = logging.getLogger(__name__)
 
 
-class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
+class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
     """A member of a consumer group; it awaits its listener, a coroutine function, with each message or batch.
 
     It works like ``flintmq.client.PushConsumer``, except that listeners run as tasks, at most ``workers`` at a time, in
@@ -48,11 +47,9 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
 
     _check_listener = staticmethod(check_listener)
 
-    def _new_engine(self, dialer: Dialer) -> Engine:
-        self._life = ClientRuntime(type(self).__name__)
+    def _engine_for(self, dialer: Dialer) -> Engine:
         self._ready: deque[WorkItem] = deque()
         self._tasks: dict[asyncio.Task[None], WorkItem] = {}
-        self._end: asyncio.Future[None] | None = None
         self._workers: Workers | None = None
         """Threads for a listener that is a plain function; a coroutine function runs in tasks instead."""
         if is_coroutine_function(self._listener):
@@ -61,29 +58,15 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
         workers.engine = Engine(self._options, dialer, workers.begin, workers.recall, workers.replace, self._post_end)
         return workers.engine
 
-    # ---- its lifetime
-
-    async def start(self) -> Self:
-        """Join the group; returns when the broker has accepted the member. Raises its refusal, or that it is
-        unreachable."""
-        loop = self._life.enter()
-        if self._started:
-            raise InvalidArgument("this consumer was already started; create a new one to start again")
-        self._started = True
-        self._end = loop.create_future()
+    def _begin_handling(self) -> None:
         if self._workers is not None:
             self._workers.start()
-        self._engine.start()
-        joined = await loop.run_in_executor(None, self._engine.joined.wait, self._timeout)
-        if not joined:
-            reason = self._not_joined()
-            self._life.closing()
-            self._engine.abandon()
-            raise reason
-        if self._engine.failure is not None:
-            self._life.closing()
-            raise self._engine.failure
-        return self
+
+    def _end_handling(self) -> None:
+        if self._workers is not None:
+            self._workers.stop()
+
+    # ---- its lifetime
 
     async def run(self, timeout: float = 30.0) -> None:
         """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has shut down
@@ -117,17 +100,6 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
                     log.info("group %s: %s: shutting down", self.group, signals.received.name)
                 await self.close(seconds)
         await self.wait()
-
-    async def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most ``timeout`` seconds until the consumer is closed; returns whether it is.
-
-        Raises ``ClientFailed``, with the reason as its cause, if the consumer cannot continue. Cancelling the wait does
-        not affect the consumer.
-        """
-        assert self._end is not None, "start() comes first"
-        await asyncio.wait([self._end], timeout=timeout)
-        self._engine.check()
-        return self._end.done()
 
     async def close(self, timeout: float = 30.0) -> None:
         """Begin no more messages, let the listeners finish, commit, and leave the group. Idempotent.
@@ -169,39 +141,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
     ) -> None:
         await self.close()
 
-    # ---- progress
-
-    async def commit(self, timeout: float | None = None) -> None:
-        """Commit the listeners' progress and wait for the broker's confirmation. Raises the error if that fails."""
-        self._check()
-        loop = self._life.loop
-        told: asyncio.Future[FlintError | None] = loop.create_future()
-
-        def settle(error: FlintError | None) -> None:
-            if not told.done():
-                told.set_result(error)
-
-        self._engine.commit(lambda error: self._post(settle, error))
-        seconds = self._timeout if timeout is None else check_timeout("timeout", timeout)
-        try:
-            async with asyncio.timeout(seconds):
-                error = await told
-        except TimeoutError:
-            raise self._not_confirmed() from None
-        if error is not None:
-            raise error
-
-    def _check(self) -> None:
-        self._life.enter()
-        self._engine.check()
-
     # ---- from the engine's thread to the loop
-
-    def _post(self, call: Callable[..., object], *arguments: Any) -> None:
-        try:
-            self._life.loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:  # the loop was closed, so no listener can run
-            self._engine.abandon()
 
     def _post_works(self, works: list[WorkItem]) -> None:
         self._post(self._begin, works)
@@ -211,16 +151,6 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
 
     def _post_stuck(self, work: WorkItem) -> None:
         self._post(self._cancel, work)
-
-    def _post_end(self, error: FlintError | None) -> None:
-        if self._workers is not None:
-            self._workers.stop()
-        self._post(self._ended)
-
-    def _ended(self) -> None:
-        assert self._end is not None
-        if not self._end.done():
-            self._end.set_result(None)
 
     # ---- in a thread of the workers
 

@@ -1,4 +1,4 @@
-"""A member's state of each queue that it holds: pulled messages, works with a listener, and progress.
+"""All queues that a member holds: the assignment, the bounds of what is pulled, and what is to be committed.
 
 No sockets, threads or clock. Nothing here is thread-safe: the engine calls it under its lock. All times are monotonic
 seconds that the engine passes in.
@@ -6,14 +6,13 @@ seconds that the engine passes in.
 
 from __future__ import annotations
 
-from collections import deque
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from math import inf
 
-from ....protocol.errors import FlintError
 from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
+from .claim import Claim, QueueKey, WorkItem
 from .options import Options
 
 _CHUNK_MAX = 32
@@ -22,108 +21,30 @@ _PULL_BYTES_MAX = 1 << 20
 CHUNK_SECONDS = 0.1
 """How long a listener should be busy with messages that are handed out together: a member that leaves, or gives up a
 queue, first finishes what it has begun."""
-QueueKey = tuple[str, int]
-"""A topic and the number of one of its queues."""
 Row = tuple[str, int, int, int]
 """A row of an assignment: topic, queue, next offset, and the epoch since which the member has the queue."""
 
 
-@dataclass(slots=True, eq=False)
-class WorkItem:
-    """Messages of one queue that are handled together, in order.
-
-    ``next_offset``: what can be committed when they and all before them are done; ``tries``: number of failed
-    attempts of the first message, which stays in its place; ``taken_at``: when a listener got the work; ``begun_at``:
-    when the listener got its current message.
-    """
-
-    claim: Claim
-    messages: Sequence[StoredMessage]
-    batch: Batch
-    next_offset: int
-    size: int
-    tries: int = 0
-    taken_at: float = inf
-    begun_at: float = inf
-    done: bool = False
-    given_up: bool = False
-    """True if it took too long: its messages were sent back, and the result of its listener is ignored."""
-
-    @property
-    def whole(self) -> Batch:
-        """The batch for a listener of batches: the messages that are still to be handled."""
-        return self.batch if len(self.messages) == len(self.batch) else self.batch.part(self.messages)
-
-
-@dataclass(slots=True, eq=False)
-class Claim:
-    """One queue that this member holds. ``position``: offset of the next pull.
-
-    ``revoked``: it is to go to another member, so no more of its works begin; ``lost``: it already belongs to another
-    member, and the results of running works are ignored.
-    """
-
-    topic: str
-    queue: int
-    granted: int
-    position: int
-    commit_offset: int = 0
-    """All messages below this offset are done."""
-    committed: int = 0
-    """The commit offset that the broker knows."""
-    asked: bool = False
-    revoked: bool = False
-    lost: bool = False
-    retry_at: float = 0.0
-    """When to pull again after the broker refused a pull."""
-    refused: FlintError | None = None
-    """The refusal, until a pull succeeds."""
-    works: deque[WorkItem] = field(default_factory=deque)
-    """All works that are not committed yet, in the order of the queue."""
-    waiting: deque[WorkItem] = field(default_factory=deque)
-    """In orderly mode: the works after the one that runs."""
-    running: int = 0
-    """Number of ``works`` that are with a listener, or sent back without confirmation."""
-    messages: int = 0
-    bytes: int = 0
-
-    @property
-    def key(self) -> QueueKey:
-        """Topic and queue."""
-        return self.topic, self.queue
-
-    @property
-    def stopped(self) -> bool:
-        """True if no more works begin."""
-        return self.revoked or self.lost
-
-    def complete(self, work: WorkItem) -> None:
-        """Mark ``work`` as done: its messages are handled, sent back, or no longer wanted."""
-        work.done = True
-        # An offset covers all messages below it, so a work that is done early waits for the ones before it.
-        while self.works and self.works[0].done:
-            first = self.works.popleft()
-            self.commit_offset = first.next_offset
-            self.messages -= len(first.messages)
-            self.bytes -= first.size
-
-    def stop(self) -> None:
-        """Begin no more works; the waiting ones will be another member's."""
-        self.waiting.clear()
-
-    @property
-    def drained(self) -> bool:
-        """True if no work is running."""
-        return not self.running
-
-
 class Claims:
     """All queues of a member. The bounds, in messages and bytes, apply to all of them together; ``orderly``: one work
-    of a queue at a time; ``chunk_max``: maximum number of messages of a work, None: a batch stays whole."""
+    of a queue at a time; ``chunk_max``: maximum number of messages of a work, None: a batch stays whole, 1: each
+    message has its own bytes; ``uncommitted_max``: maximum number of messages of a queue from its oldest open one on.
+    """
 
     def __init__(
-        self, *, messages_max: int, bytes_max: int, batch_max: int, orderly: bool, chunk_max: int | None, workers: int
+        self,
+        *,
+        messages_max: int,
+        bytes_max: int,
+        batch_max: int,
+        orderly: bool,
+        chunk_max: int | None,
+        workers: int,
+        uncommitted_max: int = sys.maxsize,
     ) -> None:
+        self._uncommitted_max = uncommitted_max
+        self._resumed: list[WorkItem] = []
+        """Works that begin again, because their queue is assigned again before it went to another member."""
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._batch_max = batch_max
@@ -134,7 +55,7 @@ class Claims:
         self._by_key: dict[QueueKey, Claim] = {}
         self._closing = False
         self.recalls = False
-        """True if works of a revoked queue wait for a listener: they must be given back now."""
+        """True if works of a revoked or lost queue may wait for a listener: they must be given back now."""
         self.taken = 0
         """Number of queues that were taken from this member before it had finished with them."""
 
@@ -183,7 +104,7 @@ class Claims:
                 continue
             next_offset, granted = present[key]
             if claim.granted == granted and not claim.lost:
-                continue  # if it was revoked and is assigned again, ``_begin`` restarts it
+                continue  # if it was revoked and is assigned again, ``_begin`` continues it
             known = 0 if forgetful else claim.committed
             if rejoined and not claim.lost and known <= next_offset <= claim.commit_offset:
                 claim.granted = granted
@@ -200,12 +121,31 @@ class Claims:
         held = self._by_key.get(key)
         position = next_offset
         if held is not None:
-            if not held.revoked or not held.drained or held.asked:
+            if not held.revoked:
+                return
+            if not self._orderly:
+                self._resume(held)
+                return
+            if not held.drained or held.asked:
                 return
             # Restart where no more works were begun; progress that the broker does not know yet remains to be
             # committed.
             position = max(next_offset, held.commit_offset)
         self._by_key[key] = Claim(*key, granted, position, position, next_offset)
+
+    def take_resumed(self) -> list[WorkItem]:
+        """Return and remove the works that begin again."""
+        resumed, self._resumed = self._resumed, []
+        return resumed
+
+    def _resume(self, claim: Claim) -> None:
+        """Continue a revoked queue, of which works may still be open: no other member has had it."""
+        claim.revoked = False
+        for work in claim.works:
+            if work.dropped:
+                work.dropped = False
+                claim.running += 1
+                self._resumed.append(work)
 
     def refuse(self, topic: str, epoch: int, queues: Iterable[int] | None = None) -> list[int]:
         """Drop queues of a topic (None: all) that, according to the broker, this member does not hold in ``epoch``.
@@ -225,6 +165,7 @@ class Claims:
 
     def lose(self, claim: Claim) -> None:
         """Ignore the running works of a queue that belongs to another member or whose offset was reset."""
+        self.recalls |= not claim.drained
         claim.lost = True
         claim.stop()
         if self._by_key.get(claim.key) is claim:
@@ -262,14 +203,31 @@ class Claims:
         Each has an equal share of the bounds and is pulled when half of it is free. So all together stay within the
         bounds, except for a message that is larger than a share.
         """
-        messages_max, bytes_max = self._share()
         return [
             claim
             for claim in self._by_key.values()
             if not (claim.asked or claim.stopped or claim.retry_at > now or claim.topic in paused)
-            and claim.messages <= messages_max - self.pull_count
-            and claim.bytes <= bytes_max - min(self.pull_bytes, bytes_max)
+            and self.has_room(claim)
         ]
+
+    def has_room(self, claim: Claim) -> bool:
+        """Return whether the next messages of a queue fit the bounds."""
+        messages_max, bytes_max = self._share()
+        return (
+            claim.messages <= self._uncommitted_max - self.pull_count
+            and claim.messages - claim.handed_messages <= messages_max - self.pull_count
+            and claim.bytes - claim.handed_bytes <= bytes_max - min(self.pull_bytes, bytes_max)
+        )
+
+    def newly_blocked(self) -> list[Claim]:
+        """Return the queues that have begun to wait for their oldest open message, each once."""
+        most = self._uncommitted_max - self.pull_count
+        found = []
+        for claim in self._by_key.values():
+            if claim.messages > most and not claim.blocked:
+                found.append(claim)
+            claim.blocked = claim.messages > most
+        return found
 
     def _share(self) -> tuple[int, int]:
         """Return how many messages and bytes of one queue may be here."""
@@ -279,7 +237,7 @@ class Claims:
     @property
     def pull_count(self) -> int:
         """Number of messages to request at a time."""
-        return min(self._batch_max, max(self._share()[0] // 2, 1))
+        return min(self._batch_max, max(min(self._share()[0], self._uncommitted_max) // 2, 1))
 
     @property
     def pull_bytes(self) -> int:
@@ -322,6 +280,13 @@ class Claims:
         size = len(batch.raw)
         if self._chunk_max is None:
             return [WorkItem(claim, messages, batch, batch.next_offset, size)]
+        if self._chunk_max == 1:
+            # An open message may stay for hours. The others of its batch must not stay with it.
+            ends = [*(message.queue_offset for message in messages[1:]), batch.next_offset]
+            return [
+                WorkItem(claim, [message.detached()], None, end, message.size)
+                for message, end in zip(messages, ends, strict=True)
+            ]
         # Spread few messages over all workers. Put many into chunks, which cost less, unless the listener is slow.
         chunk = len(messages) if self._orderly else -(-len(messages) // (4 * self._workers))
         chunk = max(1, min(chunk, self._chunk_max, int(CHUNK_SECONDS / self._message_seconds)))
@@ -373,6 +338,7 @@ def claims_for(options: Options) -> Claims:
         bytes_max=options.prefetch_bytes,
         batch_max=options.batch_max,
         orderly=options.orderly,
-        chunk_max=None if options.whole_batches else _CHUNK_MAX,
+        chunk_max=1 if options.receives else None if options.whole_batches else _CHUNK_MAX,
         workers=options.workers,
+        uncommitted_max=options.uncommitted_max,
     )

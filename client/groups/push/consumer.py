@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from ....protocol.errors import FlintError
-from ...core.client_guard import Guard
 from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
 from ...core.rpc.timeouts import check_timeout
-from ...errors import InvalidArgument, ListenerTimeout
+from ...errors import ListenerTimeout
 from ...sync.pool import Dialer
 from .group_client import Engine
 from .listeners import check_plain_listener, check_returned
 from .shell import ConsumerShell
 from .signals import StopSignals
+from .thread_member import ThreadMember
 from .workers import Workers
 
 MessageListener = Callable[[StoredMessage], None]
@@ -35,7 +33,7 @@ _LOOK_SECONDS = 0.05
 """Interval at which a consumer that has not joined yet checks for a signal."""
 
 
-class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
+class PushConsumer(ConsumerShell[MessageListener, BatchListener], ThreadMember):
     """A member of a consumer group; it calls its listener with each message, or with each batch, as they arrive.
 
     Each message goes to one member of the group. If the listener raises an exception, the message is redelivered later
@@ -70,9 +68,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
 
     _check_listener = staticmethod(check_plain_listener)
 
-    def _new_engine(self, dialer: Dialer) -> Engine:
-        self._guard = Guard(type(self).__name__)
-        self._ended = threading.Event()
+    def _engine_for(self, dialer: Dialer) -> Engine:
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Wakes ``run``; a SimpleQueue, because a signal handler may put into it."""
         workers = self._workers = Workers(self._options, self._call)
@@ -81,14 +77,14 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
         )
         return workers.engine
 
-    # ---- its lifetime
+    def _begin_handling(self) -> None:
+        self._workers.start()
 
-    def start(self) -> Self:
-        """Join the group; returns when the broker has accepted the member. Raises its refusal, or that it is
-        unreachable."""
-        self._launch()
-        self._check_joined(self._engine.joined.wait(self._timeout))
-        return self
+    def _end_handling(self) -> None:
+        self._workers.stop()
+        self._wakeups.put(None)
+
+    # ---- its lifetime
 
     def run(self, timeout: float = 30.0) -> None:
         """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has shut down
@@ -118,38 +114,6 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
                 self._engine.abandon()
                 raise
         self._engine.check()
-
-    def _launch(self) -> None:
-        self._guard.check()
-        if self._started:
-            raise InvalidArgument("this consumer was already started; create a new one to start again")
-        self._started = True
-        self._workers.start()
-        self._engine.start()
-
-    def _check_joined(self, joined: bool) -> None:
-        """Raise the error that kept the consumer from joining its group, if any."""
-        if not joined:
-            reason = self._not_joined()
-            self._guard.closed = True
-            self._engine.abandon()  # it may hang in a connection attempt; report why it could not join
-            self._ended.wait(self._timeout)
-            self._workers.stop()
-            raise reason
-        if self._engine.failure is not None:
-            failure = self._engine.failure
-            self._workers.stop()
-            self._guard.closed = True
-            raise failure
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most ``timeout`` seconds until the consumer is closed; returns whether it is.
-
-        Raises ``ClientFailed``, with the reason as its cause, if the consumer cannot continue.
-        """
-        ended = self._ended.wait(timeout)
-        self._engine.check()
-        return ended
 
     def close(self, timeout: float = 30.0) -> None:
         """Begin no more messages, let the listeners finish, commit, and leave the group. Idempotent.
@@ -186,34 +150,5 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener]):
     ) -> None:
         self.close()
 
-    # ---- progress
-
-    def commit(self, timeout: float | None = None) -> None:
-        """Commit the listeners' progress and wait for the broker's confirmation. Raises the error if that fails."""
-        self._check()
-        told = threading.Event()
-        failures: list[FlintError] = []
-
-        def tell(error: FlintError | None) -> None:
-            if error is not None:
-                failures.append(error)
-            told.set()
-
-        self._engine.commit(tell)
-        if not told.wait(self._timeout if timeout is None else check_timeout("timeout", timeout)):
-            raise self._not_confirmed()
-        if failures:
-            raise failures[0]
-
-    def _check(self) -> None:
-        self._guard.check()
-        self._engine.check()
-
     def _call(self, handed: Any) -> None:
         check_returned(self._listener(handed))
-
-    def _engine_ended(self, error: FlintError | None) -> None:
-        """End the workers and all waits; called on the engine's thread."""
-        self._workers.stop()
-        self._ended.set()
-        self._wakeups.put(None)

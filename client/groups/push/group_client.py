@@ -19,7 +19,8 @@ from ...sync.connection import Connection
 from ...sync.pool import Dialer
 from ..connection_thread import ConnectionThread
 from .ack_tracker import AckTracker
-from .assignments import Claim, WorkItem, claims_for
+from .assignments import claims_for
+from .claim import Claim, WorkItem
 from .health import Health
 from .membership import Membership
 from .options import Options
@@ -36,8 +37,8 @@ class Engine(ConnectionThread):
     """The connection thread of one member.
 
     Callbacks, on the engine's thread: ``begin`` gets the works that a listener is to handle; ``recall`` asks for the
-    works of revoked queues that no listener has begun; ``stuck`` gets a work whose listener does not return; ``ended``
-    is called once, with the fatal error, if there was one.
+    works of revoked and lost queues that no listener has begun; ``stuck`` gets a work that takes longer than
+    ``listener_timeout``; ``ended`` is called once, with the fatal error, if there was one.
     """
 
     def __init__(
@@ -88,7 +89,32 @@ class Engine(ConnectionThread):
             self._acks.abandon()
         self._waiter.wake()
 
-    # ---- results of listeners
+    # ---- results of listeners and of deliveries
+
+    def hand_out(self, works: list[WorkItem]) -> list[WorkItem]:
+        """Note that the application receives these works, and return them without those that are to be another
+        member's."""
+        with self._lock:
+            begun = [work for work in works if not work.claim.stopped]
+            for work in works:
+                if work.claim.stopped:
+                    self._acks.give_back(work)
+            now = time.monotonic()
+            for work in begun:
+                work.taken_at = work.begun_at = now
+                work.claim.hand_out(work)
+            for work in works:
+                self._wake_for(work.claim)
+        return begun
+
+    def settle(self, work: WorkItem, failed: Failed) -> bool:
+        """Record the outcome of a delivery; returns False if the message is not this member's any more."""
+        with self._lock:
+            if work.given_up or work.claim.lost:
+                return False
+            self._acks.finish_work(work, failed, 1 - len(failed))
+            self._wake_for(work.claim)
+            return True
 
     def finish_work(self, work: WorkItem, failed: Failed, handled: int) -> None:
         """Record that a listener is done with a work: ``failed`` are the messages to send back."""
@@ -114,7 +140,8 @@ class Engine(ConnectionThread):
     def _wake_for(self, claim: Claim) -> None:
         """Wake the thread if there is something to do now. Waking it for every finished work would cost too much."""
         acks = self._acks
-        if acks.to_begin or acks.sending_back or claim.stopped or not claim.asked:
+        may_pull = not claim.asked and self._claims.has_room(claim)
+        if acks.to_begin or acks.sending_back or claim.stopped or may_pull:
             self._waiter.wake()
 
     # ---- state and control
@@ -144,6 +171,7 @@ class Engine(ConnectionThread):
         now = time.monotonic()
         with self._lock:
             works = [work for claim in self._claims for work in claim.works if not work.done]
+            ahead = sum(claim.ahead for claim in self._claims)
             oldest = min((work.begun_at for work in works), default=inf)
             counts = self._acks.counts
             return Health(
@@ -155,9 +183,10 @@ class Engine(ConnectionThread):
                 epoch=self._membership.last_epoch,
                 queues=tuple(sorted(claim.key for claim in self._claims)),
                 giving_up=sum(claim.revoked for claim in self._claims),
-                pending_messages=self._claims.messages,
+                pending_messages=self._claims.messages - ahead,
                 pending_bytes=self._claims.bytes,
                 running=sum(work.begun_at != inf for work in works),
+                ahead=ahead,
                 longest_seconds=0.0 if oldest == inf else now - oldest,
                 heard_seconds=self.heard_seconds(),
                 consumed=counts.consumed,
@@ -221,14 +250,15 @@ class Engine(ConnectionThread):
         self._backoff.record_success()
         if rejoined:
             self._progress.moved_anything()
-        if self._claims.recalls:
-            self._claims.recalls = False
-            self._recall()
+        self._acks.to_begin += self._claims.take_resumed()
         self.joined.set()
 
     def _pass_on(self) -> None:
         with self._lock:
             works, self._acks.to_begin = self._acks.to_begin, []
+            recalls, self._claims.recalls = self._claims.recalls, False
+        if recalls:
+            self._recall()
         if works:
             self._begin(works)
 

@@ -1,11 +1,11 @@
-"""The state and counters of a push consumer."""
+"""The state and counters of a group's member."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ....protocol.errors import FlintError
-from .assignments import QueueKey
+from .claim import QueueKey
 
 
 @dataclass(slots=True)
@@ -22,13 +22,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state and counters of a push consumer.
+    """The state and counters of a group's member.
 
     ``alive``: it can continue; ``error``: why it cannot. ``joined``: it is in its group; ``trouble``: the problem with
     its broker, None after a success, or ``TopicNotExist`` while some of its topics are missing. ``queues``: those it
     holds, ``giving_up``: number of those that are being released to another member. ``pending_messages``,
-    ``pending_bytes``: pulled and not done; ``running``: number of works with a listener, ``longest_seconds``: age of
-    the oldest of them; ``heard_seconds``: time since the broker's last response.
+    ``pending_bytes``: pulled and not done; ``running``: number of works with a listener, or of open deliveries,
+    ``longest_seconds``: age of the oldest of them; ``ahead``: number of messages that are done, but behind one of their
+    queue that is not, so that they would come again after a crash; ``heard_seconds``: time since the broker's last
+    response.
 
     Counters since the start, in messages: ``consumed``: handled by the listener, ``failed``: failed in it, ``retried``
     and ``dead``: sent back for redelivery, or as dead letters; ``skipped``: removed by retention before they were read
@@ -53,6 +55,7 @@ class Health:
     pending_messages: int
     pending_bytes: int
     running: int
+    ahead: int
     longest_seconds: float
     heard_seconds: float
     consumed: int

@@ -1,13 +1,15 @@
-"""Options of a push consumer, checked before the first request to a broker."""
+"""Options of a group's member, checked before the first request to a broker."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import inf
 from typing import Any, Final, Literal
 
 from ....protocol.commands import MEMBER_CHARS_MAX
@@ -47,13 +49,10 @@ class Subscription:
     filter: str | None = None
 
 
-class PushOptions(AccessOptions, total=False):
-    """Keyword arguments of both push consumers; ``PushConsumer`` describes them, ``DEFAULTS`` has their defaults."""
+class MemberOptions(AccessOptions, total=False):
+    """Keyword arguments of every member of a group."""
 
-    orderly: bool
-    workers: int
     start: Start
-    mode: Mode
     member: str | None
     prefetch_messages: int
     prefetch_bytes: int
@@ -63,9 +62,24 @@ class PushOptions(AccessOptions, total=False):
     listener_timeout: float
     retry_times_max: int | None
     delay_level: int
-    suspend: float
     retry_reason: bool
     timeout: float
+
+
+class PushOptions(MemberOptions, total=False):
+    """Keyword arguments of both push consumers; ``PushConsumer`` describes them, ``DEFAULTS`` has their defaults."""
+
+    orderly: bool
+    workers: int
+    mode: Mode
+    suspend: float
+
+
+class ReceiveOptions(MemberOptions, total=False):
+    """Keyword arguments of both group consumers; ``GroupConsumer`` describes them."""
+
+    max_open: int
+    max_uncommitted: int
 
 
 DEFAULTS = PushOptions(
@@ -90,7 +104,7 @@ DEFAULTS = PushOptions(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The checked arguments of a push consumer. Times are in seconds."""
+    """The checked arguments of a member. Times are in seconds."""
 
     group: str
     subscriptions: dict[str, tuple[TagFilter, str]]
@@ -115,6 +129,9 @@ class Options:
     suspend_seconds: float
     retry_reason: bool
     timeout_seconds: float
+    open_max: int = 0
+    """Maximum number of open deliveries; 0: a listener handles the messages."""
+    uncommitted_max: int = sys.maxsize
     log_rate: LogRate = field(default_factory=LogRate, compare=False, repr=False)
     """Rate limit of log lines about messages that a listener wants to be retried."""
 
@@ -122,6 +139,11 @@ class Options:
     def broadcasting(self) -> bool:
         """True if every member gets all messages."""
         return self.mode == BROADCASTING
+
+    @property
+    def receives(self) -> bool:
+        """True if the application receives messages and settles each of them, instead of a listener."""
+        return self.open_max > 0
 
     @property
     def commits(self) -> bool:
@@ -145,7 +167,7 @@ def check_options(group: Any, topics: Any, batch: Any, options: Mapping[str, Any
     start, start_ms = _check_start(given["start"])
 
     def whole(name: str, low: int, high: int) -> int:
-        return _whole(name, given[name], low, high)
+        return check_whole(name, given[name], low, high)
 
     def seconds(name: str) -> float:
         return check_timeout(name, given[name])
@@ -159,7 +181,7 @@ def check_options(group: Any, topics: Any, batch: Any, options: Mapping[str, Any
         start=start,
         start_ms=start_ms,
         orderly=bool(given["orderly"]),
-        batch_max=_whole("batch", 1024 if batch is None else batch, 1, 65_536),
+        batch_max=check_whole("batch", 1024 if batch is None else batch, 1, 65_536),
         whole_batches=batch is not None,
         workers=whole("workers", 1, 10_000),
         prefetch_messages=whole("prefetch_messages", 1, 10_000_000),
@@ -176,7 +198,20 @@ def check_options(group: Any, topics: Any, batch: Any, options: Mapping[str, Any
     )
 
 
-def _whole(name: str, value: Any, low: int, high: int) -> int:
+def check_receive_options(group: Any, topics: Any, options: Mapping[str, Any]) -> Options:
+    """Return the checked arguments of a group consumer. ``options``: those of ``ReceiveOptions`` that were passed.
+
+    Raises ``InvalidArgument`` or ``InvalidArgumentType`` if one is not valid.
+    """
+    given: dict[str, Any] = {"prefetch_messages": 1000, "listener_timeout": inf, **options}
+    open_max = check_whole("max_open", given.pop("max_open", 1000), 1, 1_000_000)
+    uncommitted_max = check_whole("max_uncommitted", given.pop("max_uncommitted", 10_000), 1, 10_000_000)
+    checked = check_options(group, topics, None, {"workers": 1, **given})
+    return replace(checked, open_max=open_max, uncommitted_max=uncommitted_max)
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> int:
+    """Return ``value``; raise ``InvalidArgument`` or ``InvalidArgumentType`` unless it is an int in this range."""
     if type(value) is not int:
         raise InvalidArgumentType(f"{name} must be an int, not {type(value).__name__}")
     if not low <= value <= high:

@@ -11,7 +11,7 @@ from ....protocol.errors import FlintError
 from ....protocol.storage.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX, retry_note
 from ...core.consume.stored import StoredMessage
 from ...errors import CompressionUnavailable, InvalidArgument, InvalidArgumentType
-from .assignments import WorkItem
+from .claim import WorkItem
 from .options import Options
 
 log = logging.getLogger(__name__)
@@ -66,13 +66,15 @@ def failed_with(error: BaseException, options: Options, messages: Sequence[Store
     """Log the ``error`` that a listener raised when called with ``messages`` of ``work``, and return the messages to
     redeliver."""
     reason = reason_of(error)
-    tries = work.tries if messages[0].queue_offset == work.messages[0].queue_offset else 0
+    first = work.messages[0] if work.messages else None  # none: the work was given up in the meantime
+    tries = work.tries if first is not None and first.queue_offset == messages[0].queue_offset else 0
     delay_level = 0
     if isinstance(error, TryLater):
         messages = error.messages or messages
         delay_level = error.delay_level
         if delay_level == DEAD_LETTER_LEVEL:
-            log.warning("group %s: the listener gave up %s: %s", options.group, describe(messages, tries), reason)
+            who = "the application" if options.receives else "the listener"
+            log.warning("group %s: %s gave up %s: %s", options.group, who, describe(messages, tries), reason)
         elif log.isEnabledFor(logging.INFO) and (left_out := options.log_rate.admit()) is not None:
             log.info(
                 "group %s: redelivered later: %s: %s%s", options.group, describe(messages, tries), reason, left_out

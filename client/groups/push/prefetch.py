@@ -19,7 +19,8 @@ from ...core.consume.batch import Batch
 from ...core.rpc.operation import Request
 from . import requests
 from .ack_tracker import AckTracker
-from .assignments import Claim, Claims
+from .assignments import Claims
+from .claim import Claim
 from .membership import Membership
 from .options import Options
 from .progress import Progress
@@ -54,6 +55,19 @@ class Prefetch:
         """Return the pulls that are due."""
         if not self._membership.epoch or self._membership.leaving:
             return []
+        for claim in self._claims.newly_blocked():
+            if (left_out := self._options.log_rate.admit()) is None:
+                continue
+            log.warning(
+                "group %s: queue %d of topic %s waits: the message at offset %d is not settled, and %d messages behind "
+                "it are (max_uncommitted)%s",
+                self._options.group,
+                claim.queue,
+                claim.topic,
+                claim.commit_offset,
+                claim.ahead,
+                left_out,
+            )
         return [self._request(claim) for claim in self._claims.to_pull(now, self.paused)]
 
     def due_at(self, now: float) -> float:

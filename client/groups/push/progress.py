@@ -17,7 +17,8 @@ from ....protocol.errors import (
 )
 from ...core.rpc.operation import Request
 from . import requests
-from .assignments import Claim, Claims
+from .assignments import Claims
+from .claim import Claim
 from .membership import Membership
 from .options import Options
 

@@ -16,7 +16,8 @@ from ...core.consume.requests import batch_of
 from ...core.consume.tags import EVERYTHING
 from ...core.rpc.operation import Operation, nothing, operation, unpack_body
 from ...core.rpc.session import Answer
-from .assignments import Claim, Row
+from .assignments import Row
+from .claim import Claim
 from .options import Options
 from .outcome import Failed
 

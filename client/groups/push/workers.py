@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.consume.stored import StoredMessage
 from ...errors import ClientFailed
-from .assignments import WorkItem
+from .claim import WorkItem
 from .group_client import Engine
 from .options import Options
 from .outcome import Failed, failed_with

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....protocol.storage.ids import unique_key
-from ...core.produce.delivery import Delivery
+from ...core.produce.delivery import Outbox
 from .outcome import Outcome
 
 UNCONFIRMED_MAX = 10_000
@@ -23,7 +23,7 @@ class Decisions:
     if the broker could not be told.
     """
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: Outbox) -> None:
         self._delivery = delivery
         """Sends the half messages."""
         self._sending: list[int] = []

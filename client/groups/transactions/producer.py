@@ -12,7 +12,7 @@ from typing import Self
 
 from ....protocol.errors import FlintError
 from ...core.consume.stored import StoredMessage
-from ...core.produce.delivery import Delivery
+from ...core.produce.delivery import Outbox
 from ...core.produce.grouping import Flush
 from ...core.produce.receipts import Receipt
 from ...message import Message
@@ -30,7 +30,7 @@ class _Halves(Producer):
     """Sends half messages and ends their transactions."""
 
     @property
-    def delivery(self) -> Delivery:
+    def delivery(self) -> Outbox:
         """The delivery that sends them."""
         return self._delivery
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from ...connection_log import ConnectionLog
 from ...core.compression import Compression
-from ...core.produce.delivery import Delivery
+from ...core.produce.delivery import Outbox
 from ...core.produce.grouping import Flush
 from ...core.produce.receipts import Receipt
 from ...core.rpc.access import AccessOptions, access_for
@@ -40,7 +40,7 @@ class Halves(Protocol):
     """The producer that sends half messages."""
 
     @property
-    def delivery(self) -> Delivery:
+    def delivery(self) -> Outbox:
         """The delivery that sends them."""
 
     @property

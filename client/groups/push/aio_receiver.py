@@ -1,0 +1,130 @@
+"""The group consumer for asyncio: the application receives messages, and settles each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from ...errors import ClientClosed, ListenerTimeout
+from ...sync.pool import Dialer
+from .deliveries import Deliveries, Delivery
+from .group_client import Engine
+from .receiver_shell import ReceiverShell, wait_seconds
+from .task_member import TaskMember
+
+
+class GroupConsumer(ReceiverShell, TaskMember):
+    """A member of a consumer group whose application receives messages, and settles each of them when and where it
+    likes.
+
+    It works like ``flintmq.client.GroupConsumer``; ``receive`` and ``close`` are coroutines. The methods of a
+    ``Delivery`` are plain functions, which do not block and may be called in the loop and in other threads. A thread
+    talks to the broker, so a loop that is blocked for a while neither leaves the group nor loses a delivery.
+    """
+
+    def _engine_for(self, dialer: Dialer) -> Engine:
+        self._changed = asyncio.Event()
+        deliveries = self._deliveries = Deliveries(self._options, self._life.guard, self._post_changed)
+        deliveries.engine = Engine(
+            self._options, dialer, deliveries.add, deliveries.recall, deliveries.give_up, self._post_end
+        )
+        return deliveries.engine
+
+    def _begin_handling(self) -> None:
+        return
+
+    def _end_handling(self) -> None:
+        self._deliveries.end(abandon=True)
+
+    def _post_changed(self) -> None:
+        self._post(self._changed.set)
+
+    # ---- deliveries
+
+    async def receive(self, max_count: int = 1, timeout: float | None = None) -> list[Delivery]:
+        """Wait for a message, and return it with others that are there already: at most ``max_count`` deliveries.
+
+        Returns an empty list after ``timeout`` seconds; 0: does not wait. Raises ``ClientClosed`` if the consumer is
+        closed, also while this waits, and ``ClientFailed`` if it cannot continue. If it is cancelled, no message is
+        lost.
+        """
+        loop = self._life.enter()
+        deadline = loop.time() + self._check_receive(max_count, timeout)
+        while True:
+            self._changed.clear()
+            if self._deliveries.ended:
+                self._check()
+                raise ClientClosed("this GroupConsumer was closed; create a new one")
+            found = self._deliveries.take(max_count)
+            left = deadline - loop.time()
+            if found or left <= 0:
+                return found
+            await self._wait_for_change(left)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        """Wait for the next change, at most so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if seconds == float("inf") else seconds):
+                await self._changed.wait()
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        while not self._life.closed:
+            try:
+                found = await self.receive()
+            except ClientClosed:
+                return
+            for delivery in found:
+                yield delivery
+
+    # ---- its end
+
+    async def close(self, timeout: float = 30.0) -> None:
+        """Hand out no more messages, let the open deliveries be settled, commit, and leave the group. Idempotent.
+
+        Other tasks may settle meanwhile. Raises ``ListenerTimeout`` if some deliveries are still open after ``timeout``
+        seconds (0: does not wait for them); the consumer leaves nevertheless, and their messages are redelivered to
+        other members. Raises ``ClientFailed`` if the consumer failed before. In a forked child it does nothing.
+        """
+        seconds = wait_seconds(timeout)
+        if self._life.forked or self._life.closed or not self._started:
+            self._life.closing()
+            return
+        self._life.check_loop()
+        self._life.closing()
+        assert self._end is not None
+        deliveries, loop = self._deliveries, self._life.loop
+        self._engine.leave()
+        deliveries.end(abandon=False)
+        deadline = loop.time() + seconds
+        try:
+            while deliveries.open_count and (left := deadline - loop.time()) > 0:
+                self._changed.clear()
+                if deliveries.open_count:
+                    await self._wait_for_change(left)
+        finally:
+            open_count = deliveries.open_count
+            if open_count:
+                deliveries.end(abandon=True)
+                self._engine.abandon()
+        done, _ = await asyncio.wait([self._end], timeout=self._timeout)
+        self._engine.abandon()
+        self._engine.check()
+        if open_count:
+            raise self._not_settled(open_count, seconds)
+        if not done:
+            raise self._not_confirmed()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if raised is None:
+            await self.close()
+        else:  # the block's exception counts, and does not wait for deliveries that it may have left open
+            with contextlib.suppress(ListenerTimeout):
+                await self.close(0)

@@ -1,0 +1,216 @@
+"""Deliveries: messages that an application receives, and settles when and where it likes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ...core.client_guard import Guard
+from ...core.consume.stored import StoredMessage
+from ...errors import DeliveryLost, InvalidArgumentType
+from .claim import WorkItem
+from .group_client import Engine
+from .options import Options
+from .outcome import GiveUp, TryLater, failed_with
+
+
+class Delivery:
+    """A message that a ``GroupConsumer`` handed out, until it is settled: by ``ack``, ``retry`` or ``dead``.
+
+    Deliveries are settled in any order, from any thread (those of an asyncio consumer too); no call blocks. The first
+    outcome counts: later calls change nothing. All three raise ``DeliveryLost`` if the message is no longer this
+    member's, so that it is handled again whatever the caller did: its queue was given to another member because the
+    broker had not heard from this one for ``session_timeout``, ``listener_timeout`` has passed, or the consumer has
+    ended. They raise ``ForkedClient`` in a forked child.
+    """
+
+    __slots__ = ("_deliveries", "_settled", "_work", "message")
+
+    message: StoredMessage
+    """The message. It does not keep the bytes of other messages."""
+
+    def __init__(self, deliveries: Deliveries, work: WorkItem) -> None:
+        self.message = work.messages[0]
+        self._deliveries = deliveries
+        self._work = work
+        self._settled = False
+
+    def ack(self) -> None:
+        """Settle the message as handled. Its progress is committed with the next commit."""
+        self._deliveries.settle(self, None)
+
+    def retry(self, delay_level: int = 0, reason: str | None = None) -> None:
+        """Have the message redelivered later, to any member.
+
+        ``delay_level``: 1 to 18 (1 s to 2 h), 0: the group's delay, which increases with every attempt. ``reason`` is
+        stored with the message (``StoredMessage.retry_reason``); by default it is the exception that is being handled,
+        if any.
+        """
+        self._deliveries.settle(self, TryLater(delay_level, reason=_checked(reason)))
+
+    def dead(self, reason: str | None = None) -> None:
+        """Make the message a dead letter, without redelivery. ``reason``: as for ``retry``."""
+        self._deliveries.settle(self, GiveUp(reason=_checked(reason)))
+
+    @property
+    def settled(self) -> bool:
+        """True after ``ack``, ``retry`` or ``dead`` has succeeded."""
+        return self._settled
+
+    def __repr__(self) -> str:
+        return f"<Delivery {'settled' if self._settled else 'open'} {self.message!r}>"
+
+
+class Deliveries:
+    """The messages of one member that wait to be received, and its open deliveries. Thread-safe.
+
+    ``changed``: called, by any thread, after a change that a receiver, or the end of the consumer, may wait for.
+
+    The engine holds its lock when it calls ``give_up``, so nothing here calls the engine while it holds ``condition``.
+    """
+
+    def __init__(self, options: Options, guard: Guard, changed: Callable[[], None]) -> None:
+        self.engine: Engine
+        """Set by the creator of both."""
+        self.condition = threading.Condition(threading.Lock())
+        """Notified with every change."""
+        self.ended = False
+        """True if nothing more is handed out."""
+        self._options = options
+        self._guard = guard
+        self._changed = changed
+        self._waiting: deque[WorkItem] = deque()
+        self._open: dict[WorkItem, Delivery] = {}
+
+    # ---- for receivers
+
+    @property
+    def available(self) -> bool:
+        """True if a receiver need not wait; read it under ``condition``."""
+        return self.ended or (bool(self._waiting) and len(self._open) < self._options.open_max)
+
+    @property
+    def open_count(self) -> int:
+        """Number of open deliveries."""
+        return len(self._open)
+
+    def take(self, max_count: int) -> list[Delivery]:
+        """Open up to ``max_count`` deliveries; returns none if none is available."""
+        with self.condition:
+            count = min(max_count, len(self._waiting), self._options.open_max - len(self._open))
+            works = [self._waiting.popleft() for _ in range(count)]
+            deliveries = [Delivery(self, work) for work in works]
+            self._open.update(zip(works, deliveries, strict=True))
+        if not works:
+            return []
+        begun = self.engine.hand_out(works)
+        if len(begun) == len(works):
+            return deliveries
+        with self.condition:
+            for work in set(works).difference(begun):
+                self._open.pop(work, None)
+            self.condition.notify_all()
+        self._changed()
+        kept = set(begun)
+        return [delivery for work, delivery in zip(works, deliveries, strict=True) if work in kept]
+
+    def settle(self, delivery: Delivery, told: TryLater | None) -> None:
+        """Settle a delivery: as handled, or with what a listener would have raised."""
+        self._guard.check_fork()  # first, because the parent's threads may have held the lock
+        work = delivery._work
+        message = delivery.message
+        with self.condition:
+            if delivery._settled:
+                return
+            is_open = self._open.get(work) is delivery
+            if is_open:
+                tell = self.ended or len(self._open) >= self._options.open_max
+                del self._open[work]
+                delivery._settled = True
+                self.condition.notify()
+        if is_open:
+            failed = []
+            if told is not None:
+                told.__context__ = sys.exception()
+                failed = failed_with(told, self._options, (message,), work)
+                if not told.reason and told.__context__ is None:
+                    failed = [failure._replace(reason="") for failure in failed]
+            if tell:
+                self._changed()
+            if self.engine.settle(work, failed):
+                return
+            delivery._settled = False
+        raise self._lost(message, work)
+
+    def _lost(self, message: StoredMessage, work: WorkItem) -> DeliveryLost:
+        failure = self.engine.failure
+        if failure is not None:
+            why = f"its consumer ended: {failure}"
+        elif self.ended:
+            why = "its consumer was closed before"
+        elif work.claim.lost:
+            why = "its queue was taken from this member"
+        else:
+            why = f"it was open for more than {self._options.listener_seconds:g} s (listener_timeout)"
+        lost = DeliveryLost(
+            f"the message at offset {message.queue_offset} of queue {message.queue} of topic {message.topic} cannot be "
+            f"settled, because {why}: it is handled again, by this or another member of group {self._options.group}"
+        )
+        lost.__cause__ = failure
+        return lost
+
+    # ---- for the engine, on its thread
+
+    def add(self, works: list[WorkItem]) -> None:
+        """Offer works to receivers."""
+        with self.condition:
+            ended = self.ended
+            if not ended:
+                self._waiting.extend(works)
+                self.condition.notify(len(works))
+        if ended:
+            self._give_back(works)
+        else:
+            self._changed()
+
+    def recall(self) -> None:
+        """Give back the messages of revoked and lost queues that no receiver has got, and forget the open
+        deliveries of lost queues."""
+        with self.condition:
+            back = [work for work in self._waiting if work.claim.stopped]
+            self._waiting = deque(work for work in self._waiting if not work.claim.stopped)
+            for work in [work for work in self._open if work.claim.lost]:
+                del self._open[work]
+            self.condition.notify_all()
+        self._give_back(back)
+        self._changed()
+
+    def give_up(self, work: WorkItem) -> None:
+        """Forget a delivery that was open for too long."""
+        with self.condition:
+            self._open.pop(work, None)
+            self.condition.notify_all()
+        self._changed()
+
+    def end(self, *, abandon: bool) -> None:
+        """Hand out nothing more, and give back the waiting messages. ``abandon``: forget the open deliveries."""
+        with self.condition:
+            self.ended = True
+            back, self._waiting = list(self._waiting), deque()
+            if abandon:
+                self._open.clear()
+            self.condition.notify_all()
+        self._give_back(back)
+        self._changed()
+
+    def _give_back(self, works: list[WorkItem]) -> None:
+        for work in works:
+            self.engine.give_back(work)
+
+
+def _checked(reason: str | None) -> str:
+    if not isinstance(reason, str | None):
+        raise InvalidArgumentType(f"reason must be a str or None, not {type(reason).__name__}")
+    return reason or ""

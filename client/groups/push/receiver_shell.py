@@ -1,0 +1,64 @@
+"""The common part of both group consumers: arguments and errors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack
+
+from ...core.rpc.access import AccessOptions
+from ...core.rpc.timeouts import check_timeout
+from ...errors import InvalidArgument, ListenerTimeout
+from .deliveries import Deliveries
+from .options import Addresses, ReceiveOptions, Subscriptions, check_receive_options, check_whole
+from .shell import MemberShell, split_options
+
+_OWN_OPTIONS = ReceiveOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
+RECEIVE_MAX = 1_000_000
+"""Maximum number of deliveries to ask for at a time."""
+
+
+class ReceiverShell(MemberShell):
+    """A group consumer without its threads or tasks."""
+
+    _deliveries: Deliveries
+
+    def __init__(
+        self,
+        addresses: Addresses | None = None,
+        group: str = "",
+        topics: Subscriptions = (),
+        **options: Unpack[ReceiveOptions],
+    ) -> None:
+        if options.get("orderly"):
+            raise InvalidArgument(
+                "orderly is for PushConsumer: a GroupConsumer's messages are settled in any order; use "
+                "PushConsumer(orderly=True), which handles the messages of a queue one after the other"
+            )
+        own, access = split_options(self, options, _OWN_OPTIONS)
+        self._options = check_receive_options(group, topics, own)
+        self._prepare(addresses, access)
+
+    def _check_receive(self, max_count: Any, timeout: Any) -> float:
+        """Return how many seconds to wait; raise if ``receive`` cannot be called, or not with these arguments."""
+        check_whole("max_count", max_count, 1, RECEIVE_MAX)
+        seconds = math.inf if timeout is None else wait_seconds(timeout)
+        self._check_started()
+        return seconds
+
+    def _check_started(self) -> None:
+        self._check()
+        if not self._started:
+            raise InvalidArgument("this consumer was not started; call start(), or use it in a with block")
+
+    def _not_settled(self, count: int, seconds: float) -> ListenerTimeout:
+        return ListenerTimeout(
+            f"{count} deliveries of group {self.group} were not settled within {seconds:g} s after close(); their "
+            "messages are redelivered to other members"
+        )
+
+
+def wait_seconds(timeout: Any) -> float:
+    """Return a ``timeout`` that may be 0, which means not to wait; raises if it is not valid."""
+    if type(timeout) in (int, float) and timeout == 0:
+        return 0.0
+    return check_timeout("timeout", timeout)
