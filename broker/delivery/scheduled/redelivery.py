@@ -243,7 +243,7 @@ class Redeliverer:
             return f"they are for {topic}, which is a system topic"
         if config is None:
             return f"they are for topic {topic!r:.200}, which does not exist"
-        if queue_id >= config.queues:
+        if not self.store.queue_reads.is_there(config, queue_id):
             return f"they are for queue {queue_id} of topic {topic}, which has only {config.queues} queues"
         return ""
 
