@@ -47,15 +47,18 @@ def test_a_second_with_more_messages_than_a_step_leaves_out_all_that_are_recalle
     assert delayed.bodies("t") == [b"%d" % number for number in range(1, 2_500, 2)]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 def test_no_message_is_delivered_before_the_index_has_what_was_in_the_log_when_its_second_began(
-    delayed: DelayedStore,
+    delayed: DelayedStore, restarted: bool
 ) -> None:
     delayed.send("t", [b"a"], TIMER_DELIVER_MS=DUE_MS, UNIQ_KEY="a")
     delayed.run(DUE_MS - 1_000)
+    if restarted:
+        delayed.restart()
     delayed.recall("t", "a", DUE_MS)
     delayed.now_ms = DUE_MS
     assert not delayed.step(), "the recall is not dispatched yet"
-    assert delayed.delays.timers.next_due_ms() == DUE_MS
+    assert delayed.delays.timers.next_due_ms() == 0, "nothing else may wake the worker"
     delayed.run()
     assert delayed.bodies("t") == []
 

@@ -87,6 +87,10 @@ class Timers:
         return await self._deliver(now, now_ms) or await self._index() or await self._roll()
 
     def next_due_ms(self) -> int | None:
+        """Return when there is something to do: 0 while the log's dispatch is awaited, None if no message waits."""
+        return 0 if self._log_end >= 0 else self.first_due_ms()
+
+    def first_due_ms(self) -> int | None:
         """Return when the next message is due; None if none waits."""
         state = self.state
         due = [second for second in self._seconds if second > state.second]
