@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flintmq.broker.background.flush import FlushService
-from flintmq.broker.delivery.routing import delay_of, route
+from flintmq.broker.delivery.routing import delay_of, route, route_recall
 from flintmq.broker.delivery.scheduled.worker import Delays
 from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.delivery.writer import RecordWriter
@@ -102,6 +102,12 @@ class DelayedStore:
             return self.store.append(config, queue, make_batch(messages, common=common_properties(rest))).queue_offset
         waiting = make_topic(self.store, to.config.name, to.config.write_queues)
         return self.store.append(waiting, to.queue, make_batch(messages, common=to.common)).queue_offset
+
+    def recall(self, topic: str, unique_key: str, deliver_ms: int) -> None:
+        """Append the recall of a timed message."""
+        to = route_recall(topic, unique_key, deliver_ms)
+        waiting = make_topic(self.store, to.config.name, to.config.write_queues)
+        self.store.append(waiting, to.queue, make_batch([Message(b"0")], common=to.common))
 
     def append(self, records: Sequence[Record]) -> None:
         """Append complete records, as another broker may have left them."""

@@ -18,10 +18,12 @@ from ...protocol.storage.delivery import (
     PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TIMER_RECALLED,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
+    recalled_key,
 )
-from ...protocol.storage.record import PROPERTY_DELAY, encode_properties
+from ...protocol.storage.record import PROPERTY_DELAY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, encode_properties
 from ..memo import remembered
 from ..store import TopicConfig, common_properties
 
@@ -31,6 +33,8 @@ older delivery time is a mistake."""
 DAY_MS = 86_400_000
 SECOND_MS = 1_000
 DIGITS_MAX = 15
+RECALL_TAG = "_RECALL_TAG_"
+"""Tag of the records that recall a timed message."""
 
 SCHEDULE_CONFIG = TopicConfig(SCHEDULE_TOPIC, read_queues=DELAY_LEVEL_MAX, write_queues=DELAY_LEVEL_MAX)
 TIMER_CONFIG = TopicConfig(TIMER_TOPIC, read_queues=1, write_queues=1)
@@ -107,10 +111,30 @@ def route(delay: Delay, topic: str, queue: int, now_ms: int, max_days: int) -> R
         )
     if deliver_ms <= now_ms:
         return None
-    # The last full second before it. RocketMQ delivers when that second is over: never early, up to a second late.
-    out_ms = (deliver_ms - 1) // SECOND_MS * SECOND_MS
-    own = {delay.name: str(delay.value), **bookkeeping, PROPERTY_TIMER_OUT_MS: str(out_ms)}
+    own = {delay.name: str(delay.value), **bookkeeping, PROPERTY_TIMER_OUT_MS: str(_out_ms(deliver_ms))}
     return Route(TIMER_CONFIG, 0, common_properties(delay.others) + encode_properties(own))
+
+
+def route_recall(topic: str, unique_key: str, deliver_ms: int) -> Route:
+    """Return where the recall of a timed message waits, with its properties: as RocketMQ writes it."""
+    own = {
+        PROPERTY_TAGS: RECALL_TAG,
+        PROPERTY_UNIQ_KEY: unique_key,
+        PROPERTY_TIMER_RECALLED: recalled_key(topic, unique_key),
+        PROPERTY_TIMER_DELIVER_MS: str(deliver_ms),
+        PROPERTY_REAL_TOPIC: topic,
+        PROPERTY_REAL_QUEUE: "0",
+        PROPERTY_TIMER_OUT_MS: str(_out_ms(deliver_ms)),
+    }
+    return Route(TIMER_CONFIG, 0, encode_properties(own))
+
+
+def _out_ms(deliver_ms: int) -> int:
+    """Return the last full second before a delivery time.
+
+    RocketMQ delivers when that second is over: never early, up to a second late.
+    """
+    return (deliver_ms - 1) // SECOND_MS * SECOND_MS
 
 
 def _time(ms: int) -> str:

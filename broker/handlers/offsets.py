@@ -135,7 +135,7 @@ def update_consumer_offset(request: Request) -> None:
 
     _check_queues(request.broker, params.topic, entries)
     # A larger offset may follow a message that is acknowledged and not dispatched yet.
-    if all(offset <= request.broker.store.queue_reads.max_offset(params.topic, queue) for queue, offset in entries):
+    if all(offset <= request.broker.store.queue_reads.end_offset(params.topic, queue) for queue, offset in entries):
         commit()
     else:
         request.after_dispatch(commit)
@@ -176,7 +176,7 @@ def _check_queues(broker: Broker, name: str, entries: list[tuple[int, int]]) -> 
     topic = broker.store.topics.get(name)
     assert topic is not None, "checked before"
     for queue, _ in entries:
-        if not 0 <= queue < topic.queues:
+        if not broker.store.queue_reads.is_there(topic, queue):
             raise QueueNotExist(f"topic {name} has no queue {queue}; it has {topic.queues}", queues=topic.queues)
 
 
@@ -184,7 +184,7 @@ def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) ->
     for queue, offset in entries:
         if offset < 0:
             raise InvalidParameter(f"offset {offset} of topic {topic}, queue {queue} must not be negative")
-        max_offset = broker.store.queue_reads.max_offset(topic, queue)
+        max_offset = broker.store.queue_reads.end_offset(topic, queue)
         if offset > max_offset:
             raise CommitIllegal(
                 f"offset {offset} cannot be committed for topic {topic}, queue {queue}: "

@@ -19,7 +19,7 @@ from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import Route, delay_of, route
 from ..delivery.transactions.frames import half_request
 from ..requests.audit import topic_values
-from ..requests.broker import FRAME_LENGTH_BYTES, Broker
+from ..requests.broker import FRAME_LENGTH_BYTES
 from ..requests.request import Request
 from ..store import TopicConfig, common_properties
 from .acknowledgement import acknowledge
@@ -37,8 +37,7 @@ def append_frame(request: Request, params: ProduceRequest) -> None:
     """Append the messages in the body of the request's frame; ``params``: its decoded header."""
     broker = request.broker
     name = params.topic
-    if request.source.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
-        raise _too_much(request)
+    check_load(request)
     if params.count > PRODUCE_MESSAGES_MAX:
         raise MessageIllegal(
             f"the PRODUCE frame has {params.count} messages, but the maximum is {PRODUCE_MESSAGES_MAX}; split it",
@@ -80,27 +79,31 @@ def append_frame(request: Request, params: ProduceRequest) -> None:
     waits = None
     if params.common and (delay := delay_of(params.common)) is not None:
         waits = route(delay, name, queue, broker.delays.now_ms(), broker.settings.delivery.delay_max_days)
-        if waits is None:
-            params.common = delay.others
-        elif not _is_there(broker, waits.config.name):
-            request.suspend()
-            broker.writer.with_topics([waits.config], lambda error: request.resume(error))
+        if waits is not None:
+            append_waiting(request, params, queue, waits)
             return
-    _append(request, params, topic, queue, waits)
+        params.common = delay.others
+    appended = broker.store.append(topic, queue, request.produce_batch(params, common_properties(params.common)))
+    request.source.repeated.keep(request, params, topic)
+    acknowledge(request, params, queue, name, queue, appended)
 
 
-def _is_there(broker: Broker, name: str) -> bool:
-    return broker.store.topics.get(name) is not None and name not in broker.topic_changes.pending
+def check_load(request: Request) -> None:
+    """Raise if the request's frame is too large, or if too many bytes wait to be stored."""
+    broker = request.broker
+    if request.source.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
+        raise _too_much(request)
 
 
-def _append(request: Request, params: ProduceRequest, topic: TopicConfig, queue: int, waits: Route | None) -> None:
-    """Append the messages to their queue, or to the queue for scheduled records, and acknowledge them."""
-    into, into_queue = (topic, queue) if waits is None else (waits.config, waits.queue)
-    common = common_properties(params.common) if waits is None else waits.common
-    appended = request.broker.store.append(into, into_queue, request.produce_batch(params, common))
-    if waits is None:
-        request.source.repeated.keep(request, params, topic)
-    acknowledge(request, params, queue, into.name, into_queue, appended)
+def append_waiting(request: Request, params: ProduceRequest, queue: int, waits: Route) -> None:
+    """Append the messages to the queue for scheduled records, whose topic is created if necessary; acknowledge them."""
+    broker, into = request.broker, waits.config.name
+    if broker.store.topics.get(into) is None or into in broker.topic_changes.pending:
+        request.suspend()
+        broker.writer.with_topics([waits.config], lambda error: request.resume(error))
+        return
+    appended = broker.store.append(waits.config, waits.queue, request.produce_batch(params, waits.common))
+    acknowledge(request, params, queue, into, waits.queue, appended)
 
 
 def _too_much(request: Request) -> BrokerError:

@@ -65,26 +65,24 @@ def change_topic(
     params: UpdateAndCreateTopicRequest,
     extra: Mapping[str, Any],
     done: Callable[[], None],
+    *,
+    may_shrink: bool = False,
 ) -> None:
     """Create or change a topic; call ``done`` once the table is on disk, or respond with the error.
 
-    ``extra``: new values of RocketMQ's other fields; an attribute that is None is removed.
+    ``extra``: new values of RocketMQ's other fields; an attribute that is None is removed. ``may_shrink``: the topic
+    may get fewer queues. Those above the new number keep their messages, out of reach until it grows again.
     """
     _check_own(check_name("topic", params.topic))
     _check_retention(params)
     topic_changes = parts.topic_changes
     if params.topic in topic_changes.pending:
-        again = partial(change_topic, request, parts, params, extra, done)
+        again = partial(change_topic, request, parts, params, extra, done, may_shrink=may_shrink)
         topic_changes.when_done(params.topic, lambda _: request.attempt(again))
         return
     old = parts.store.topics.get(params.topic)
-    if old is not None and (params.read_queues < old.read_queues or params.write_queues < old.write_queues):
-        raise TopicExistsAlready(
-            f"topic {old.name} has {old.read_queues} read queues and {old.write_queues} write queues; "
-            "queues can be added, but not removed",
-            read_queues=old.read_queues,
-            write_queues=old.write_queues,
-        )
+    if old is not None and not may_shrink:
+        _check_not_fewer(params, old)
     new = dataclasses.replace(
         old or TopicConfig(params.topic),
         read_queues=params.read_queues,
@@ -101,6 +99,18 @@ def change_topic(
         done()
     else:
         topic_changes.put(new, partial(_changed, request, parts, commands.UPDATE_AND_CREATE_TOPIC, old, new, done))
+
+
+def _check_not_fewer(params: UpdateAndCreateTopicRequest, old: TopicConfig) -> None:
+    """Raise if the topic would lose queues: what its groups have not read of them would be out of reach, and messages
+    of one key would change their queue."""
+    if params.read_queues < old.read_queues or params.write_queues < old.write_queues:
+        raise TopicExistsAlready(
+            f"topic {old.name} has {old.read_queues} read queues and {old.write_queues} write queues; "
+            "queues can be added, but not removed: their messages would be out of reach",
+            read_queues=old.read_queues,
+            write_queues=old.write_queues,
+        )
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

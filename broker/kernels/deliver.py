@@ -1,11 +1,11 @@
 """Redelivery: messages that wait in one of the broker's topics become messages of their target topic.
 
-``find_targets`` examines many stored records: it finds the target of each, grouped by topic and queue, and the time at
-which a timed one is due. The caller gives each group the queue offset of its first message; ``deliver`` then makes
-the new records for the CommitLog. A new record has another topic, queue, queue offset, physical offset, store time
-and store host; body, flag, compression, born time and host, reconsume times and properties stay. ``__CRC32#`` is left
-out because it covers the old record. With ``N_CHECKSUM_BYTES`` the new record gets its own, if its properties leave
-room for it.
+``find_targets`` examines many stored records: it finds the target of each, grouped by topic and queue, the time at
+which a timed one is due, its unique key, and the message that it recalls. The caller gives each group the queue offset
+of its first message; ``deliver`` then makes the new records for the CommitLog. A new record has another topic, queue,
+queue offset, physical offset, store time and store host; body, flag, compression, born time and host, reconsume times
+and properties stay. ``__CRC32#`` is left out because it covers the old record. With ``N_CHECKSUM_BYTES`` the new record
+gets its own, if its properties leave room for it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ...protocol.storage.delivery import (
     PROPERTY_REAL_TOPIC,
     PROPERTY_RECORD_CRC,
     PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TIMER_RECALLED,
 )
 from ...protocol.storage.layout import (
     BLANK_BYTES_MIN,
@@ -45,6 +46,7 @@ from ...protocol.storage.layout import (
     TOPIC_LENGTH_BYTES_V2,
     SysFlag,
 )
+from ...protocol.storage.record import PROPERTY_UNIQ_KEY
 from ...protocol.storage.record_crc import PROPERTIES_WITH_CRC_MAX
 from .dispatch import _queue_hash
 from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
@@ -66,7 +68,13 @@ P_UNENDED = 8
 """1 if the remaining properties do not end with a separator; else 0."""
 P_BODY_CRC = 9
 """CRC-32 of the body, all 32 bits."""
-PLAN_ROW = 10
+P_KEY_AT = 10
+"""Position of the unique key, of which the next column has the end; equal: it has none."""
+P_KEY_END = 11
+P_RECALLED_AT = 12
+"""Position of TIMER_DEL_UNIQKEY, of which the next column has the end; equal: the record is no recall."""
+P_RECALLED_END = 13
+PLAN_ROW = 14
 
 # Columns of a group.
 G_TOPIC_AT = 0
@@ -104,13 +112,17 @@ N_LENGTH = 6
 _TOPIC = 0
 _QUEUE = 2
 _DUE = 4
-_DROPPED = 6
-_UNENDED = 7
-FOUND = 8
+_KEY = 6
+_RECALLED = 8
+_DROPPED = 10
+_UNENDED = 11
+FOUND = 12
 
 _REAL_TOPIC = text_array(PROPERTY_REAL_TOPIC)
 _REAL_QUEUE = text_array(PROPERTY_REAL_QUEUE)
 _TIMER_OUT = text_array(PROPERTY_TIMER_OUT_MS)
+_UNIQUE_KEY = text_array(PROPERTY_UNIQ_KEY)
+_TIMER_RECALLED = text_array(PROPERTY_TIMER_RECALLED)
 _RECORD_CRC = text_array(PROPERTY_RECORD_CRC)
 _RECORD_CRC_BYTES = len(_RECORD_CRC)
 _QUEUE_DIGITS_MAX = 9
@@ -157,6 +169,10 @@ def _find_values(records: np.ndarray, at: int, end: int, found: np.ndarray) -> N
             slot = _QUEUE
         elif is_name(records, at, name_bytes, _TIMER_OUT):
             slot = _DUE
+        elif is_name(records, at, name_bytes, _UNIQUE_KEY):
+            slot = _KEY
+        elif is_name(records, at, name_bytes, _TIMER_RECALLED):
+            slot = _RECALLED
         is_dropped = slot < 0 and _is_checksum(records, at, stop)
         if is_dropped:
             found[_DROPPED] += min(stop + 1, end) - at
@@ -256,6 +272,7 @@ def find_targets(
         plan[row + P_AT] = at
         plan[row + P_GROUP] = UNSOUND
         plan[row + P_DUE_MS] = -1
+        plan[row + P_RECALLED_AT] = plan[row + P_RECALLED_END] = 0
         if status == DONE and scratch[R_SIZE] == size and _plan_body(records, at, scratch, plan, row, is_checksummed):
             plan[row + P_BODY_AT] = scratch[R_BODY_AT]
             plan[row + P_BODY_END] = scratch[R_BODY_END]
@@ -265,6 +282,9 @@ def find_targets(
             plan[row + P_DROPPED_BYTES] = found[_DROPPED]
             plan[row + P_UNENDED] = found[_UNENDED]
             plan[row + P_DUE_MS] = _read_digits(records, found[_DUE], found[_DUE + 1], _MS_DIGITS_MAX)
+            for part in range(2):
+                plan[row + P_KEY_AT + part] = found[_KEY + part]
+                plan[row + P_RECALLED_AT + part] = found[_RECALLED + part]
             queue_id = _read_digits(records, found[_QUEUE], found[_QUEUE + 1], _QUEUE_DIGITS_MAX)
             topic_at = found[_TOPIC]
             topic_bytes = found[_TOPIC + 1] - topic_at

@@ -67,6 +67,8 @@ def _lags(broker: Broker) -> tuple[Figures, Figures]:
             continue
         lag = unknown_queues = 0
         for queue_id, queue in list(store.queues.by_topic.get(topic, {}).items()):
+            if queue_id >= config.queues:
+                continue  # out of reach until the topic has as many queues again
             next_offset = offsets.get(queue_id)
             is_read = queue_id < config.read_queues
             if next_offset is not None or (from_first and is_read):

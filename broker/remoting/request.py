@@ -56,7 +56,8 @@ class RemotingRequest(Request):
     of the log's end when its connection was opened.
 
     Of a send: ``flag`` and ``reconsume_times`` of its message; ``unique_key`` and ``recall_handle`` that the answer
-    tells; ``default_topic`` and ``default_queues`` for creating its topic.
+    tells; ``default_topic`` and ``default_queues`` for creating its topic. ``recalled``: unique key of the message that
+    the request recalls.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class RemotingRequest(Request):
         "group",
         "log_begin",
         "recall_handle",
+        "recalled",
         "received",
         "reconsume_times",
         "unique_key",
@@ -81,7 +83,7 @@ class RemotingRequest(Request):
         self.ext = ExtFields(frame.fields)
         self.log_begin = source.log_begin
         self.asked = self.flag = self.reconsume_times = self.default_queues = 0
-        self.group = self.unique_key = self.recall_handle = self.default_topic = ""
+        self.group = self.unique_key = self.recall_handle = self.recalled = self.default_topic = ""
 
     def translate(self, buffer: bytearray) -> None:
         """Let the handlers of FlintMQ see ``buffer`` as the body of the request's frame."""
@@ -133,7 +135,10 @@ class RemotingRequest(Request):
         self.reply()
 
     def encode_stored(self, queue: int, queue_offset: int, store_ms: int, physical_offsets: bytes | bytearray) -> bytes:
-        """Return the encoded answer to a send: the offset ids of the messages, separated by commas."""
+        """Return the encoded answer to a send, with the offset ids of the messages separated by commas, or to a
+        recall."""
+        if self.recalled:
+            return self._head(codes.SUCCESS, {"msgId": self.recalled, PROPERTY_REGION: REGION}, 0)
         ids = offset_ids(self.broker.store.commitlog.store_host, physical_offsets)
         if self.received.header_type == JSON_HEADER and not self.recall_handle:
             return encode_send_answer(self.received.request_id, ids, queue, queue_offset, encode_json(self.unique_key))

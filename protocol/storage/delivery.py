@@ -59,6 +59,8 @@ PROPERTY_TIMER_DELAY_MS = "TIMER_DELAY_MS"
 PROPERTY_TIMER_DELAY_SECONDS = "TIMER_DELAY_SEC"
 PROPERTY_TIMER_OUT_MS = "TIMER_OUT_MS"
 """Time at which a timed message is due, in ms, at a whole second."""
+PROPERTY_TIMER_RECALLED = "TIMER_DEL_UNIQKEY"
+"""Makes a timed record the recall of another one that is due in the same second: topic, ``+`` and unique key of it."""
 PROPERTY_HALF = "TRAN_MSG"
 """``true`` if the producer sends a half message."""
 PROPERTY_PRODUCER_GROUP = "PGROUP"
@@ -93,6 +95,11 @@ assert TIMER_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 assert PARKED_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 assert PREPARED_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 assert OP_PREPARED_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def recalled_key(topic: str, unique_key: str) -> str:
+    """Return the name of a timed message in its recall."""
+    return f"{topic}+{unique_key}"
 
 
 def retry_topic(group: str) -> str:

@@ -57,6 +57,7 @@ FORBIDDEN_PROPERTIES = (
     "REAL_QID",
     "__CRC32#",
     "TIMER_OUT_MS",
+    "TIMER_DEL_UNIQKEY",
     "TRANSACTION_CHECK_TIMES",
 )
 """Properties that only a broker may set: set by a producer, they would make a reader of the log fail or misroute."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,24 @@ def test_after_a_switch_the_new_primary_serves_what_the_old_one_stored(replicas:
             return client.produce("orders").code == codes.SERVICE_NOT_AVAILABLE
 
     soon(refused)
+
+
+def test_what_was_recalled_at_one_primary_does_not_come_from_the_next(replicas: RemotingSet) -> None:
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    first = replicas.leader()
+    deliver_ms = int(time.time() * 1000) + 6_000
+    with replicas.connect(first) as client:
+        for body in (b"kept", b"recalled"):
+            answer = client.produce("orders", body, {"TIMER_DELIVER_MS": str(deliver_ms)})
+            assert answer.code == codes.SUCCESS, answer.remark
+        handle = answer.fields["recallHandle"]
+        recall = client.call(codes.RECALL_MESSAGE, {"topic": "orders", "recallHandle": handle})
+        assert recall.code == codes.SUCCESS, recall.remark
+    replicas.kill(first)
+    with replicas.connect(replicas.leader()) as client:
+        client.produce("orders", b"last", {"TIMER_DELIVER_MS": str(deliver_ms + 1_000)})
+        bodies: list[bytes] = []
+        while b"last" not in bodies:
+            bodies += [record.body for record in client.pull("orders", offset=len(bodies), wait_ms=20_000)]
+    assert bodies == [b"kept", b"last"]

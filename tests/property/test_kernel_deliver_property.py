@@ -23,6 +23,7 @@ FILE_BASE = 1 << 30
 STORE_MS = 1_795_275_188_276
 
 NAMES = ["REAL_TOPIC", "REAL_QID", "TIMER_OUT_MS", "__CRC32#", "UNIQ_KEY", "__CRC32#x", "REAL_TOPI", "REAL_QIX"]
+NAMES += ["TIMER_DEL_UNIQKEY", "TIMER_DEL_UNIQKEX"]
 VALUES = ["orders", "é" * 100, "0", "7", "123456789", "1234567890", "-1", "+1", "1x", "1795275188000", "9" * 16]
 SYS_FLAGS = [0, 1, 0x101, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_PREPARED, 0xC, 2**31 - 1]
 HOST_BITS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
@@ -122,9 +123,12 @@ def test_records_are_grouped_by_target_like_the_twin(seed: int, count: int, sent
         assert row[kernel.P_AT] == sum(map(len, blobs[:k]))
         if planned is None:
             assert row[kernel.P_GROUP] == kernel.UNSOUND
+            assert row[kernel.P_RECALLED_AT] == row[kernel.P_RECALLED_END]
             continue
         assert named[row[kernel.P_GROUP]] == planned.target
         assert row[kernel.P_DUE_MS] == planned.due_ms
+        assert records.bytes()[row[kernel.P_KEY_AT] : row[kernel.P_KEY_END]] == planned.key
+        assert records.bytes()[row[kernel.P_RECALLED_AT] : row[kernel.P_RECALLED_END]] == planned.recalled
         seen[row[kernel.P_GROUP]] += 1
     assert len(set(named)) == found
     assert seen == [row_of(groups, number, kernel.GROUP_ROW)[kernel.G_COUNT] for number in range(found)]

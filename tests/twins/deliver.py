@@ -17,11 +17,14 @@ Target = tuple[bytes, int]
 
 @dataclass
 class Planned:
-    """A sound record: its target (None: not given), and its due time (-1: not given)."""
+    """A sound record: its target (None: not given), its due time (-1: not given), its unique key, and what it recalls
+    (empty: not given)."""
 
     record: Record
     target: Target | None
     due_ms: int
+    key: bytes
+    recalled: bytes
 
 
 def _pairs(properties: bytes) -> list[bytes]:
@@ -63,7 +66,8 @@ def plan(
             continue
         topic, queue_id = (_value(record.properties, b"REAL_TOPIC"), _digits(_value(record.properties, b"REAL_QID"), 9))
         due_ms = _digits(_value(record.properties, b"TIMER_OUT_MS"), 15)
-        planned.append(Planned(record, (topic, queue_id) if topic and queue_id >= 0 else None, due_ms))
+        key, recalled = _value(record.properties, b"UNIQ_KEY"), _value(record.properties, b"TIMER_DEL_UNIQKEY")
+        planned.append(Planned(record, (topic, queue_id) if topic and queue_id >= 0 else None, due_ms, key, recalled))
     return planned
 
 

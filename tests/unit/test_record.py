@@ -239,6 +239,7 @@ def test_properties_that_only_a_broker_sets_are_forbidden() -> None:
         "REAL_QID",
         "__CRC32#",
         "TIMER_OUT_MS",
+        "TIMER_DEL_UNIQKEY",
         "TRANSACTION_CHECK_TIMES",
     }
     assert FORBIDDEN_PROPERTY_PREFIX == "INNER_MULTI_"

@@ -45,12 +45,12 @@ def delayed_counts(delays: Delays, *, hot: bool) -> DelayedCounts:
     store, timers = delays.redeliverer.store, delays.timers
     ahead_ms = timers.state.shift * SECOND_MS
     by_hour = [
-        (number * HOUR_SECONDS * SECOND_MS - ahead_ms, hour.count, hour.first_due_second * SECOND_MS - ahead_ms)
+        (number * HOUR_SECONDS * SECOND_MS - ahead_ms, hour.messages, hour.first_due_second * SECOND_MS - ahead_ms)
         for number, hour in sorted(timers.state.hours.copy().items())
-        if hour.count > 0
+        if hour.messages > 0
     ]
     if by_hour and by_hour[0][0] == timers.state.hour * HOUR_SECONDS * SECOND_MS - ahead_ms:
-        due_ms = timers.next_due_ms()
+        due_ms = timers.first_due_ms()
         by_hour[0] = (by_hour[0][0], by_hour[0][1], due_ms if due_ms is not None else by_hour[0][2])
     timed = sum(row[1] for row in by_hour)
     levels = _levels(delays, store, hot=hot)

@@ -55,6 +55,18 @@ def choose(units: np.ndarray, first_queue_offset: int) -> tuple[np.ndarray, int]
     return chosen[chosen[:, C_SIZE] > 0].reshape(-1), count
 
 
+PLACES = np.dtype([("physical_offset", "i8"), ("size", "i4")])
+"""Type of the places of waiting records; the size of a recall of a timed message is negative."""
+
+
+def chosen_places(places: np.ndarray) -> np.ndarray:
+    """Return ``PLACES`` as rows for ``RecordCopier.read``."""
+    chosen = np.zeros((len(places), CHOSEN_ROW), np.int64)
+    chosen[:, C_PHYSICAL_OFFSET] = places["physical_offset"]
+    chosen[:, C_SIZE] = np.abs(places["size"])
+    return chosen.reshape(-1)
+
+
 class UnflushedEvents(Generic[T]):
     """Events in their order, each held back until the log is on disk up to it: none may be recorded as done before."""
 
@@ -231,7 +243,7 @@ class Redeliverer:
             return f"they are for {topic}, which is a system topic"
         if config is None:
             return f"they are for topic {topic!r:.200}, which does not exist"
-        if queue_id >= config.queues:
+        if not self.store.queue_reads.is_there(config, queue_id):
             return f"they are for queue {queue_id} of topic {topic}, which has only {config.queues} queues"
         return ""
 

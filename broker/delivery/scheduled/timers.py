@@ -28,15 +28,23 @@ from ...store.timers.timer_state import (
     Shifted,
     TimerState,
     by_hour,
+    count_recalls,
 )
 from .delivered_copies import CopyFinder
-from .redelivery import BYTES_A_STEP, RECORDS_A_STEP, DeliveryFigures, Redeliverer, choose, topics_of
+from .recalls import RecallsOfSecond
+from .redelivery import (
+    BYTES_A_STEP,
+    PLACES,
+    RECORDS_A_STEP,
+    DeliveryFigures,
+    Redeliverer,
+    choose,
+    chosen_places,
+    topics_of,
+)
 
 SECOND_MS = 1_000
 _QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
-
-_PLACES = np.dtype([("physical_offset", "i8"), ("size", "i4")])
-"""Type of the entries in memory: a message of the hour being delivered."""
 
 
 class Timers:
@@ -59,6 +67,10 @@ class Timers:
         """By second: the hour's undelivered messages, and all messages of the second being delivered."""
         self._roll_below = 0
         self._copies = CopyFinder(redeliverer.store)
+        self._recalls = RecallsOfSecond(redeliverer)
+        self._complete_at, self._log_end, self._queue_end = -1, -1, -1
+        """Second at which the index last had everything that was in the log when it began; ends of log and queue that
+        this takes in the present second, -1 if they are not known yet."""
         self._crashed_end, self._crashed_ms = 0, 0
         """Messages below this physical offset that were due before this time may have been delivered before a crash."""
 
@@ -68,9 +80,17 @@ class Timers:
         if not self.opened:
             await self._open(now, now_ms)
         self._stay_ahead(now)
+        if not self._is_complete(now):
+            if not self.state.records and self.state.second < now + self.state.shift:
+                self._move_to(now + self.state.shift)
+            return await self._index()
         return await self._deliver(now, now_ms) or await self._index() or await self._roll()
 
     def next_due_ms(self) -> int | None:
+        """Return when there is something to do: 0 while the log's dispatch is awaited, None if no message waits."""
+        return 0 if self._log_end >= 0 else self.first_due_ms()
+
+    def first_due_ms(self) -> int | None:
         """Return when the next message is due; None if none waits."""
         state = self.state
         due = [second for second in self._seconds if second > state.second]
@@ -105,6 +125,23 @@ class Timers:
             hours = -(-missing // HOUR_SECONDS)
             self._happened(0, Shifted(self.state.shift + hours * HOUR_SECONDS))
 
+    def _is_complete(self, now: int) -> bool:
+        """Return whether the index has everything that was in the log when the present second began.
+
+        Recalls are accepted only before their second, so no message is delivered whose recall was acknowledged.
+        """
+        if now == self._complete_at:
+            return True
+        if self._log_end < 0:
+            self._log_end = self._store.write_offset
+        if self._queue_end < 0 and self._store.reput_offset >= self._log_end:
+            queue = self._store.queues.get(TIMER_TOPIC, 0)
+            self._queue_end = queue.max_offset if queue is not None else 0
+        if self._queue_end < 0 or self.state.indexed < self._queue_end:
+            return False
+        self._complete_at, self._log_end, self._queue_end = now, -1, -1
+        return True
+
     def _happened(self, end_offset: int, event: Event) -> None:
         event.apply(self.state)
         self.timer_files.add(end_offset, event)
@@ -116,16 +153,19 @@ class Timers:
         while True:
             await self._load()
             rows = self._seconds.get(state.second)
-            count = len(rows) // _PLACES.itemsize if rows is not None else 0
+            count = len(rows) // PLACES.itemsize if rows is not None else 0
             if rows is not None and state.position < count:
-                at = state.position * _PLACES.itemsize
-                part = bytes(rows[at : at + RECORDS_A_STEP * _PLACES.itemsize])
-                await self._deliver_part(np.frombuffer(part, _PLACES), now_ms)
+                at = state.position * PLACES.itemsize
+                part = bytes(rows[at : at + RECORDS_A_STEP * PLACES.itemsize])
+                await self._deliver_part(np.frombuffer(part, PLACES), now_ms)
                 return True
             if state.second >= now + state.shift:
                 return False
-            self._seconds.pop(state.second, None)
-            state.move_to(self._next_second(now + state.shift), 0)
+            self._move_to(self._next_second(now + state.shift))
+
+    def _move_to(self, second: int) -> None:
+        self._seconds.pop(self.state.second, None)
+        self.state.move_to(second, 0)
 
     def _next_second(self, now: int) -> int:
         """Return the next second, at most ``now``, in which a message is due, or ``now``."""
@@ -139,39 +179,47 @@ class Timers:
     async def _deliver_part(self, rows: np.ndarray, now_ms: int) -> None:
         state = self.state
         number = state.hour
-        count = min(int(np.searchsorted(np.cumsum(rows["size"]), BYTES_A_STEP)) + 1, len(rows))
+        count = min(int(np.searchsorted(np.cumsum(np.abs(rows["size"])), BYTES_A_STEP)) + 1, len(rows))
         rolled_below = state.hours[number].rolled_below
         rows = rows[:count]
         rows = rows[rows["physical_offset"] >= rolled_below]
-        waiting = await self._redeliverer.read_records(_chosen(rows))
-        early = waiting.due_ms // SECOND_MS + 1 > now_ms // SECOND_MS
+        waiting = await self._redeliverer.read_records(chosen_places(rows))
+        # Even if they are due by the clock meanwhile: a message and its recall must come up in the same second.
+        early = waiting.due_ms // SECOND_MS + 1 + state.shift > state.second
         early &= (waiting.due_ms >= 0) & (waiting.group_of != UNSOUND)
+        asked = len(rows)
         if early.any():
             await self._put_off(waiting, early)
-            due = ~np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
-            waiting = await self._redeliverer.read_records(_chosen(rows[due]))
-        else:
-            due = np.ones(len(rows), bool)
-        topics = topics_of(waiting, -1)
-        waiting, passed_over = await self._without_delivered(waiting)
-        end_offset = await self._redeliverer.deliver_records(waiting, int(due.sum()) - passed_over, timed=True)
+            put_off = np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
+            asked -= int(put_off.sum())
+            waiting = await self._redeliverer.read_records(chosen_places(rows[~put_off]))
+        topics = topics_of(waiting, -1, ~waiting.is_recall)
+        await self._recalls.read(state.second, self._seconds[state.second])
+        waiting, recalled = await self._without(waiting, self._recalls.of(waiting))
+        waiting, delivered = await self._without(waiting, await self._delivered_before(waiting))
+        asked -= recalled + delivered
+        end_offset = await self._redeliverer.deliver_records(waiting, asked, timed=True)
         due_ms = (state.second - state.shift) * SECOND_MS
-        self._happened(end_offset, Reached(state.second, state.position + count, number, len(rows), topics))
+        reached = Reached(state.second, state.position + count, number, len(rows), count_recalls(rows), topics)
+        self._happened(end_offset, reached)
         self.figures.count(waiting.count, now_ms - due_ms)
 
-    async def _without_delivered(self, waiting: WaitingRecords) -> tuple[WaitingRecords, int]:
-        """Leave out the messages that were delivered before a crash; return the others, and the number of these."""
+    async def _without(self, waiting: WaitingRecords, which: np.ndarray) -> tuple[WaitingRecords, int]:
+        """Leave out some records; return the others, and the number of those."""
+        if not which.any():
+            return waiting, 0
+        others = waiting.chosen.reshape(-1, CHOSEN_ROW)[~which]
+        return await self._redeliverer.read_records(others.reshape(-1)), int(which.sum())
+
+    async def _delivered_before(self, waiting: WaitingRecords) -> np.ndarray:
+        """Return the mask of the messages that were delivered before a crash."""
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
         suspect = (chosen[:, C_PHYSICAL_OFFSET] < self._crashed_end) & (waiting.due_ms < self._crashed_ms)
-        if not suspect.any():
-            return waiting, 0
-        places = chosen[suspect][:, [C_PHYSICAL_OFFSET, C_SIZE]].tolist()
         delivered = np.zeros(len(chosen), bool)
-        delivered[suspect] = await self._redeliverer.in_reader(lambda: self._copies.delivered(places))
-        if not delivered.any():
-            return waiting, 0
-        others = await self._redeliverer.read_records(chosen[~delivered].reshape(-1))
-        return others, int(delivered.sum())
+        if suspect.any():
+            places = chosen[suspect][:, [C_PHYSICAL_OFFSET, C_SIZE]].tolist()
+            delivered[suspect] = await self._redeliverer.in_reader(lambda: self._copies.delivered(places))
+        return delivered
 
     async def _put_off(self, waiting: WaitingRecords, early: np.ndarray) -> None:
         """Index again the messages that came up too early: the clock was set back after they had been indexed."""
@@ -182,7 +230,7 @@ class Timers:
         rows["due_second"] = waiting.due_ms[early] // SECOND_MS + 1 + self.state.shift
         rows["queue_offset"] = np.ascontiguousarray(waiting.records[at]).view(">i8")[:, 0]
         rows["physical_offset"] = chosen[early, C_PHYSICAL_OFFSET]
-        rows["size"] = chosen[early, C_SIZE]
+        rows["size"] = np.where(waiting.is_recall, -chosen[:, C_SIZE], chosen[:, C_SIZE])[early]
         hours = self.state.hours
         rolled = [
             hours[number].rolled_below if number in hours else 0
@@ -193,9 +241,9 @@ class Timers:
         if below_rolled.any():
             # In their new hour, messages below ``rolled_below`` count as already appended again, so they would be lost:
             # append them again now, for a new physical offset.
-            appended = await self._redeliverer.read_records(_chosen(rows[below_rolled]))
+            appended = await self._redeliverer.read_records(chosen_places(rows[below_rolled]))
             await self._redeliverer.append_copies(appended, [(TIMER_TOPIC, 0)] * len(appended.counts))
-            rows, topics = rows[~below_rolled], topics_of(appended, -1)
+            rows, topics = rows[~below_rolled], topics_of(appended, -1, ~appended.is_recall)
         self._keep(self._store.write_offset, Indexed(self.state.indexed, rows, topics))
 
     async def _load(self) -> None:
@@ -223,7 +271,7 @@ class Timers:
         waiting = await self._redeliverer.read_records(chosen)
         rows, end_offset, wanted = self._rows(waiting)
         self._redeliverer.count_unreadable(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
-        self._keep(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted)))
+        self._keep(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted & ~waiting.is_recall)))
         return True
 
     def _keep(self, end_offset: int, indexed: Indexed) -> None:
@@ -247,7 +295,7 @@ class Timers:
         rows["due_second"] = np.maximum(due_second[wanted] + state.shift, state.second)
         rows["queue_offset"] = chosen[wanted, C_QUEUE_OFFSET]
         rows["physical_offset"] = chosen[wanted, C_PHYSICAL_OFFSET]
-        rows["size"] = chosen[wanted, C_SIZE]
+        rows["size"] = np.where(waiting.is_recall, -chosen[:, C_SIZE], chosen[:, C_SIZE])[wanted]
         end_offset = int((chosen[:, C_PHYSICAL_OFFSET] + chosen[:, C_SIZE]).max(initial=0))
         return rows, end_offset, wanted
 
@@ -275,43 +323,36 @@ class Timers:
         at = 0
         while at < len(rows):
             part = rows[at : at + RECORDS_A_STEP]
-            part = part[: int(np.searchsorted(np.cumsum(part["size"]), BYTES_A_STEP)) + 1]
-            waiting = await self._redeliverer.read_records(_chosen(part))
+            part = part[: int(np.searchsorted(np.cumsum(np.abs(part["size"])), BYTES_A_STEP)) + 1]
+            waiting = await self._redeliverer.read_records(chosen_places(part))
             end_offset = await self._redeliverer.append_copies(waiting, [(TIMER_TOPIC, 0)] * len(waiting.counts))
             self._redeliverer.count_unreadable(len(part) - waiting.count + waiting.unsound)
             at += len(part)
             rolled_below = int(part["physical_offset"][-1]) + 1
-            self._happened(end_offset, Rolled(number, rolled_below, len(part), topics_of(waiting, -1)))
+            topics = topics_of(waiting, -1, ~waiting.is_recall)
+            self._happened(end_offset, Rolled(number, rolled_below, len(part), count_recalls(part), topics))
             await asyncio.sleep(0)
         # The hour's bound rises to ``below`` in any case: otherwise the next step would find the hour again.
-        self._happened(self._store.write_offset, Rolled(number, below, 0, Counter()))
+        self._happened(self._store.write_offset, Rolled(number, below, 0, 0, Counter()))
         return True
 
     async def _waiting_rows(self, number: int) -> np.ndarray:
         """Return physical offset and size of an hour's undelivered messages."""
         state = self.state
         if number == self._loaded_hour:
-            skipped = state.position * _PLACES.itemsize
+            skipped = state.position * PLACES.itemsize
             blobs = [
                 bytes(blob[skipped:] if second == state.second else blob) for second, blob in self._seconds.items()
             ]
-            return np.frombuffer(b"".join(blobs), _PLACES)
+            return np.frombuffer(b"".join(blobs), PLACES)
         rows = await self._redeliverer.in_reader(lambda: self.timer_files.rows(number))
-        return rows[["physical_offset", "size"]].astype(_PLACES)
-
-
-def _chosen(rows: np.ndarray) -> np.ndarray:
-    """Return the rows in the form that ``RecordCopier.read`` takes."""
-    chosen = np.zeros((len(rows), CHOSEN_ROW), np.int64)
-    chosen[:, C_PHYSICAL_OFFSET] = rows["physical_offset"]
-    chosen[:, C_SIZE] = rows["size"]
-    return chosen.reshape(-1)
+        return rows[["physical_offset", "size"]].astype(PLACES)
 
 
 def _by_second(rows: np.ndarray, first_second: int) -> dict[int, bytearray]:
     """Return, for each second from ``first_second`` on, its messages' places in their order."""
     seconds = rows["due_second"]
-    places = np.empty(len(rows), _PLACES)
+    places = np.empty(len(rows), PLACES)
     places["physical_offset"] = rows["physical_offset"]
     places["size"] = rows["size"]
     if len(rows) and not (seconds == seconds[0]).all():

@@ -124,7 +124,7 @@ class EndWriter:
             self._topic_changes.when_done(half.topic, lambda _: self.add_end(ending))
             return False
         try:
-            check_destination(half, self._store.topics.get(half.topic))
+            check_destination(half, self._store)
         except BrokerError as error:
             ending.report_failure(error)
             return False

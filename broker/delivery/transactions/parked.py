@@ -27,7 +27,7 @@ class ParkedMessages:
         transaction_id = half.transaction_id
         if transaction_id in self._writing:
             raise SystemBusy(f"transaction {transaction_id} is being committed already", retry_after_ms=RETRY_AFTER_MS)
-        check_destination(half, self._writer.store.topics.get(half.topic))
+        check_destination(half, self._writer.store)
         end_offset = self._writer.append_records([committed(half, record)])
         # While this request waits for its flush, another one for the same message must not append it again.
         self._writing.add(transaction_id)

@@ -23,7 +23,7 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_TAGS, PROPERTY_UNIQ_KEY, Record, encode_properties
-from ...store import TopicConfig
+from ...store import MessageStore, TopicConfig
 
 TOPICS = tuple(
     TopicConfig(name, read_queues=1, write_queues=1) for name in (HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_PARKED_TOPIC)
@@ -76,14 +76,15 @@ class Half:
         )
 
 
-def check_destination(half: Half, topic: TopicConfig | None) -> None:
-    """Raise if the message's topic or queue no longer exists. ``topic``: the one that it was sent to, if it exists."""
+def check_destination(half: Half, store: MessageStore) -> None:
+    """Raise if the message's topic or queue no longer exists."""
+    topic = store.topics.get(half.topic)
     if topic is None:
         raise TopicNotExist(
             f"transaction {half.transaction_id} cannot be committed: topic {half.topic} was deleted; create it again "
             "and commit again, or roll back"
         )
-    if half.queue >= topic.queues:
+    if not store.queue_reads.is_there(topic, half.queue):
         raise QueueNotExist(
             f"transaction {half.transaction_id} cannot be committed: topic {half.topic} no longer has a queue "
             f"{half.queue}; add queues and commit again, or roll back",

@@ -121,7 +121,9 @@ def update_consumer_offset(
     if not store.groups.has(group):
         raise GroupNotExist(f"Group {group} not exist! Its clients send heartbeats first, which create it")
     topic, queue = _queue(request)
-    store.queue_reads.max_offset(topic, queue)  # raises if the topic has no such queue
+    config = store.topics.get(topic)
+    if config is None or not store.queue_reads.is_there(config, queue):
+        store.queue_reads.max_offset(topic, queue)  # raises
     ignored = gateway.consumers.was_reset(group, (topic, queue))
     gateway.commit(group, topic, queue, offset)
     request.reply(remark="Offset has been previously reset" if ignored else None)

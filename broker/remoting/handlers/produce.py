@@ -8,7 +8,7 @@ from ....protocol.commands import LAYOUT_ROWS, ProduceRequest
 from ....protocol.errors import GroupNotExist, MessageIllegal
 from ....protocol.frames import REQUEST
 from ....protocol.names import check_name
-from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX, dead_letter_topic
+from ....protocol.storage.delivery import PROPERTY_TIMER_RECALLED, RETRY_TOPIC_PREFIX, dead_letter_topic
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY
 from ...delivery.groups.retry import topics_for
@@ -35,6 +35,11 @@ def send_message(request: RemotingRequest, gateway: RemotingGateway) -> None:
 
 
 def _send_one(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> None:
+    if f"{PROPERTY_TIMER_RECALLED}\x01" in send.properties:
+        raise MessageIllegal(
+            f"{PROPERTY_TIMER_RECALLED} is set by brokers only; to take a timed message back, call recallMessage with "
+            "the handle of its send"
+        )
     properties = split_properties(send.properties)
     is_half = settle_half(properties, send.group, send.reconsume_times)
     params = _params(request, gateway, send, properties)

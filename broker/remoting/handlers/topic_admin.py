@@ -62,12 +62,13 @@ _Change = tuple[UpdateAndCreateTopicRequest, dict[str, Any]]
 
 
 def _change_all(request: RemotingRequest, parts: TopicParts, changes: list[_Change]) -> None:
-    """Make the changes in their order, then respond with SUCCESS."""
+    """Make the changes in their order, then respond with SUCCESS. As with RocketMQ, a topic may get fewer queues."""
     if not changes:
         request.reply()
         return
     params, extra = changes[0]
-    change_topic(request, parts, params, extra, partial(_change_all, request, parts, changes[1:]))
+    done = partial(_change_all, request, parts, changes[1:])
+    change_topic(request, parts, params, extra, done, may_shrink=True)
 
 
 def _split_attributes(text: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from ..errors import WouldBlock
 from ..log.commitlog import CommitLog
 from ..queue.consume_queue import ConsumeQueue, QueueTotals
 from ..queue.queue_table import ConsumeQueueTable
-from ..tables.config_files import TopicTable
+from ..tables.config_files import TopicConfig, TopicTable
 from ..tables.store_state import StoreState
 from .log_reads import LogReads
 
@@ -41,6 +41,14 @@ class QueueReads:
         if queue_id < 0 or (queue_id >= config.read_queues and queue_id >= config.write_queues):
             raise QueueNotExist(f"topic {topic!r} has queues 0 to {config.queues - 1}, not {queue_id}")
         return self._with_messages(topic, queue_id)
+
+    def is_there(self, config: TopicConfig, queue_id: int) -> bool:
+        """Return whether the topic has the queue, or once had it and the queue still has messages.
+
+        The number of a topic's queues may be reduced; messages that belong to the others then join those that are there
+        and wait until the number grows again.
+        """
+        return 0 <= queue_id < config.queues or self._with_messages(config.name, queue_id) is not None
 
     def _with_messages(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         queue = self._queues.get(topic, queue_id)

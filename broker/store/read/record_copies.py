@@ -66,6 +66,25 @@ class WaitingRecords:
         """Group of each record; -1: the record is not sound."""
         return self.plan[kernel.P_GROUP :: kernel.PLAN_ROW]
 
+    @property
+    def is_recall(self) -> np.ndarray:
+        """Mask of the records that recall another one."""
+        return self.plan[kernel.P_RECALLED_END :: kernel.PLAN_ROW] > self.plan[kernel.P_RECALLED_AT :: kernel.PLAN_ROW]
+
+    def recalled_keys(self) -> list[bytes]:
+        """Return the names of the messages that these records, all of them recalls, recall."""
+        ends = self.plan.reshape(-1, kernel.PLAN_ROW)[:, [kernel.P_RECALLED_AT, kernel.P_RECALLED_END]]
+        return [self.records[at:end].tobytes() for at, end in ends.tolist()]
+
+    def names(self) -> list[bytes]:
+        """Return the name that a recall of each record would have; empty if nothing can recall it."""
+        topics = [target[0].encode() + b"+" if target is not None else b"" for target in self.targets]
+        keys = self.plan.reshape(-1, kernel.PLAN_ROW)[:, [kernel.P_GROUP, kernel.P_KEY_AT, kernel.P_KEY_END]]
+        return [
+            topics[group] + self.records[at:end].tobytes() if group > kernel.NOWHERE and end > at else b""
+            for group, at, end in keys.tolist()
+        ]
+
     def counts_of(self, wanted: np.ndarray) -> list[int]:
         """Return how many of the ``wanted`` records each group has."""
         groups = self.group_of[wanted]

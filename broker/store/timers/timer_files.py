@@ -83,7 +83,7 @@ class TimerFiles:
             self._dirty = True
             state = TimerState(first_offset, taken.second, 0, taken.skip_until, taken.second)
         state.indexed = max(state.indexed, first_offset)
-        if state.shift and not state.pending and state.indexed == max_offset:
+        if state.shift and not state.records and state.indexed == max_offset:
             remove_content(self._files, self.folder)
             self._dirty = True
             state = TimerState(max_offset, now_second)
@@ -305,7 +305,7 @@ class TimerFiles:
         # The cautious offset first: if anything below fails, RocketMQ repeats messages, but loses none.
         remove_timer_log(self._files, self._store_path)
         self._write_timercheck(check, read_ms, queue_offset)
-        if state.shift or state.indexed <= queue.start_offset or state.pending * TIMER_LOG_UNITS.itemsize > file_bytes:
+        if state.shift or state.indexed <= queue.start_offset or state.records * TIMER_LOG_UNITS.itemsize > file_bytes:
             return
         try:
             rows = self._waiting_rows()

@@ -33,7 +33,7 @@ TIMER_LOG_UNITS = np.dtype(
     ]
 )
 _ENDING_BYTES = 16
-_DEFAULT, _ROLL = 1, 2
+_DEFAULT, _ROLL, _DELETE = 1, 2, 4
 
 
 def timer_log_file_bytes(store_path: Path) -> int:
@@ -70,10 +70,10 @@ def write_timer_log(
     rolled = slots_ms - read_ms >= ROLL_MS
     slots_ms = np.where(rolled, read_ms + ROLL_MS, slots_ms)
     units["magic"] = _DEFAULT
-    units["magic"][:-1] |= np.where(rolled, _ROLL, 0)
+    units["magic"][:-1] |= np.where(rolled, _ROLL, 0) | np.where(rows["size"] < 0, _DELETE, 0)
     units["delay_ms"][:-1] = slots_ms - read_ms
     units["physical_offset"][:-1] = rows["physical_offset"]
-    units["message_bytes"][:-1] = rows["size"]
+    units["message_bytes"][:-1] = np.abs(rows["size"])
     units["previous"] = -1
     order = np.argsort(slots_ms, kind="stable")
     follows = np.flatnonzero(slots_ms[order][1:] == slots_ms[order][:-1]) + 1

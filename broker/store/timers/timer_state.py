@@ -15,16 +15,25 @@ import numpy as np
 HOUR_SECONDS = 3600
 
 ROWS = np.dtype([("due_second", "i8"), ("queue_offset", "i8"), ("physical_offset", "i8"), ("size", "i4")])
-"""A timed message in the index: its due time in seconds since 1970 UTC, its queue offset, and its record."""
+"""A timed message in the index: its due time in seconds since 1970 UTC, its queue offset, and its record.
+
+The size of a recall is negative: what delivers a second must read its recalls before its messages.
+"""
+
+
+def count_recalls(rows: np.ndarray) -> int:
+    """Return how many of the rows are recalls."""
+    return int(np.count_nonzero(rows["size"] < 0))
 
 
 @dataclass(slots=True)
 class TimerHour:
     """Messages that are due within one hour.
 
-    ``count``: number of waiting messages; ``first_due_second``, ``first_queue_offset`` and ``first_physical_offset``:
-    lower bounds of theirs; ``rolled_below``: messages below this physical offset have been appended again and do not
-    count; ``rows``: number of rows in the hour's file; ``checksum``: their CRC32.
+    ``count``: number of waiting records, ``recalls`` of which are recalls and not messages; ``first_due_second``,
+    ``first_queue_offset`` and ``first_physical_offset``: lower bounds of theirs; ``rolled_below``: records below this
+    physical offset have been appended again and do not count; ``rows``: number of rows in the hour's file;
+    ``checksum``: their CRC32.
     """
 
     count: int = 0
@@ -34,6 +43,12 @@ class TimerHour:
     rolled_below: int = 0
     rows: int = 0
     checksum: int = 0
+    recalls: int = 0
+
+    @property
+    def messages(self) -> int:
+        """Number of waiting messages. A recalled one counts until its second comes."""
+        return self.count - self.recalls
 
 
 @dataclass(slots=True)
@@ -68,6 +83,11 @@ class TimerState:
     @property
     def pending(self) -> int:
         """Number of waiting messages."""
+        return sum(hour.messages for hour in list(self.hours.values()))
+
+    @property
+    def records(self) -> int:
+        """Number of waiting messages and recalls."""
         return sum(hour.count for hour in list(self.hours.values()))
 
     def move_to(self, second: int, position: int) -> None:
@@ -154,16 +174,18 @@ class Indexed:
                 hour.first_queue_offset = first_queue_offset
                 hour.first_physical_offset = first_physical_offset
             hour.count += len(rows)
+            hour.recalls += count_recalls(rows)
 
 
 @dataclass(slots=True)
 class Reached:
-    """Event: delivery advanced to ``second`` and ``position``, past ``count`` messages of ``hour``."""
+    """Event: delivery advanced to ``second`` and ``position``, past ``count`` records of ``hour``."""
 
     second: int
     position: int
     hour: int
     count: int
+    recalls: int
     topics: Counter[str]
 
     def apply(self, state: TimerState) -> None:
@@ -171,16 +193,18 @@ class Reached:
         add_counts(state.topics, self.topics)
         if self.hour in state.hours:
             state.hours[self.hour].count -= self.count
+            state.hours[self.hour].recalls -= self.recalls
         state.move_to(self.second, self.position)
 
 
 @dataclass(slots=True)
 class Rolled:
-    """Event: all ``count`` messages of ``hour`` that waited below the physical offset ``below`` were appended again."""
+    """Event: all ``count`` records of ``hour`` that waited below the physical offset ``below`` were appended again."""
 
     hour: int
     below: int
     count: int
+    recalls: int
     topics: Counter[str]
 
     def apply(self, state: TimerState) -> None:
@@ -188,6 +212,7 @@ class Rolled:
         add_counts(state.topics, self.topics)
         hour = state.hours[self.hour]
         hour.count -= self.count
+        hour.recalls -= self.recalls
         hour.rolled_below = hour.first_physical_offset = self.below
 
 
