@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,8 @@ def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Pat
     assert re.search(r"already exists: choose another folder", again.output)
     assert (folder / "alerts.yml").read_text() == "mine"
     assert not (folder / "broker.toml").exists()
+
+
+def test_pytest_finds_the_plug_in() -> None:
+    (found,) = entry_points(group="pytest11", name="flintmq")
+    assert found.value == "flintmq.testing.plugin"
