@@ -105,6 +105,8 @@ from .groups.transactions.outcome import Outcome as Outcome
 from .groups.transactions.producer import Transaction as Transaction
 from .groups.transactions.producer import TransactionProducer as TransactionProducer
 from .message import Message as Message
+from .names import decode_name as decode_name
+from .names import encode_name as encode_name
 from .sync.admin import Admin as Admin
 from .sync.consumer import Consumer as Consumer
 from .sync.producer import Producer as Producer

@@ -55,18 +55,24 @@ def check_name(kind: str, name: str) -> str:
         raise InvalidParameter(f"the {kind} name is empty; give it a name of 1 to {longest} characters")
     if len(name) > longest:
         raise InvalidParameter(f"{kind} {name[:40]!r}… has {len(name)} characters; at most {longest} are allowed")
-    if not _NAME.match(name):
+    if not is_valid_name(name):
         raise InvalidParameter(f"{kind} {name!r} has characters that are not allowed; {_use_instead(name)}")
     return name
 
 
+def is_valid_name(name: str) -> bool:
+    """Return whether ``name`` has only characters that RocketMQ's rule allows, and at least one."""
+    return _NAME.match(name) is not None
+
+
 def _use_instead(name: str) -> str:
-    """Return the allowed characters and two suggestions made of ``name``. Names with dots are common elsewhere."""
+    """Return the allowed characters and three suggestions for ``name``. Names with dots are common elsewhere."""
     rule = "use % | a-z A-Z 0-9 _ -"
+    encode = "encode_name of flintmq.client makes a valid name of any"
     with_dashes, with_underscores = (_FOREIGN.sub(sign, name).strip("-_") for sign in "-_")
     if not with_dashes:
-        return rule
-    return f"{rule}: {with_dashes!r} or {with_underscores!r}, for instance"
+        return f"{rule}; {encode}"
+    return f"{rule}: {with_dashes!r} or {with_underscores!r}, for instance; {encode}"
 
 
 def is_folder_name(name: str) -> bool:

@@ -25,10 +25,14 @@ from hypothesis.internal.constants_ast import Constants
 from flintmq.protocol.commands import GET_BROKER_RUNTIME_INFO, HELLO, PRODUCE, PULL, Command
 from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, error_from_answer
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_frame
+from flintmq.testing import SMALL_FILES
+from flintmq.testing.started_broker import DAEMON, LISTENING, broker_environment, serve_arguments
 from tests.client_drivers import SYNC, Clients
 from tests.client_drivers import aio_clients as clients_of_aio
-from tests.forked import FORKS, ForkedProcess, ForkServer, broker_environment
+from tests.forked import FORKS, ForkedProcess, ForkServer
 from tests.processes import free_port, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
+
+pytest_plugins = ["pytester"]  # runs pytest with the plug-in of flintmq.testing
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # If the tests run in the background, as by `nohup`, SIGINT is ignored and inherited: no tested process could be
@@ -51,15 +55,6 @@ if not IS_FUZZING:
 
 START_TIMEOUT_S = 100.0
 STOP_TIMEOUT_S = 60.0
-
-SMALL_FILES = {
-    "store.commitlog_file_bytes": 4 * 1024 * 1024,
-    "store.consumequeue_file_bytes": 20_000,
-    "store.index_slots": 5_000,
-    "store.index_entries": 20_000,
-    "store.allocate_step_bytes": 1024 * 1024,
-}
-"""Settings of a store whose files roll after a few messages."""
 
 
 @dataclass
@@ -113,27 +108,6 @@ class RunningBroker:
 BrokerFactory = Callable[..., RunningBroker]
 
 
-DAEMON = ("-m", "flintmq.broker.app.daemon")
-
-
-def broker_command(
-    store: Path, *options: str, settings: dict[str, Any] | None = None, program: Sequence[str] = DAEMON
-) -> list[str]:
-    """Return a command line that serves ``store`` with small files on a free port; ``settings`` by their names.
-
-    ``program``: Python arguments in place of the daemon itself, for a daemon with a fault in it.
-    """
-    return [sys.executable, *program, *serve_arguments(store, *options, settings=settings)]
-
-
-def serve_arguments(store: Path, *options: str, settings: dict[str, Any] | None = None) -> list[str]:
-    """Return the arguments of ``broker_command``."""
-    command = ["serve", "--store", str(store), "--listen", f"127.0.0.1:{free_port()}"]
-    for name, value in {**SMALL_FILES, **(settings or {})}.items():
-        command += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-    return [*command, *options]
-
-
 class Brokers:
     """Starts brokers, and stops all of them at the end. ``forks``: the fork server that starts them."""
 
@@ -150,7 +124,10 @@ class Brokers:
         environment: dict[str, str] | None = None,
         program: Sequence[str] | None = None,
     ) -> RunningBroker:
-        """Start a broker and wait for its port. Without ``store`` each has its own; otherwise see ``broker_command``.
+        """Start a broker with small files on a free port, and wait for it. Without ``store`` each has its own.
+
+        ``settings``: values by their names. ``program``: Python arguments in place of the daemon itself, for a daemon
+        with a fault in it.
 
         The broker is forked from a process that has loaded the daemon (``tests/forked.py``); with an ``environment`` or
         a ``program`` it is started as users start it, which takes a second more.
@@ -158,13 +135,15 @@ class Brokers:
         number = len(self._started)
         store = store or self._folder / f"store-{number}"
         log_path = self._folder / f"broker-{number}.log"
+        listen = f"127.0.0.1:{free_port()}"
+        arguments = serve_arguments(store, listen, *options, settings={**SMALL_FILES, **(settings or {})})
         process: subprocess.Popen[str] | ForkedProcess
         with log_path.open("w") as log:
             if program is None and environment is None:
-                process = self._forks.start(serve_arguments(store, *options, settings=settings), log.fileno())
+                process = self._forks.start(arguments, log.fileno())
             else:
                 process = subprocess.Popen(
-                    broker_command(store, *options, settings=settings, program=program or DAEMON),
+                    [sys.executable, *(program or DAEMON), *arguments],
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
@@ -226,8 +205,8 @@ def _wait_for_port(process: subprocess.Popen[str] | ForkedProcess, store: Path, 
     try:
         for line in process.stdout:
             output.append(line.rstrip("\n"))
-            if "listening on " in line:
-                host, _, port = line.split("listening on ")[1].split()[0].rpartition(":")
+            if match := LISTENING.search(line):
+                host, _, port = match[1].rpartition(":")
                 return RunningBroker(process, store, host.strip("[]"), int(port), output, log_path)
     finally:
         watchdog.cancel()

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from flintmq.testing.started_broker import broker_environment
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -137,12 +139,6 @@ class ForkServer:
             self._orders.close()
             self._process.wait()
             self._process = None
-
-
-def broker_environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment without settings of a broker, plus ``variables``."""
-    clean = {name: value for name, value in os.environ.items() if not (name.startswith("FLINTMQ_") and "__" in name)}
-    return {**clean, **variables}
 
 
 FORKS = ForkServer()

@@ -13,8 +13,8 @@ import pytest
 
 from flintmq.broker.migration.follower import MasterFollower, opened_follower
 from flintmq.broker.store import MessageStore
+from flintmq.testing.started_broker import broker_environment
 from tests.fake_master import FakeMaster
-from tests.forked import broker_environment
 from tests.group_tools import until
 from tests.store_tools import Sent, append, dispatch, open_store, plain
 from tests.tools_runs import TIMEOUT_S, command

@@ -25,7 +25,8 @@ from flintmq.protocol.commands import (
 )
 from flintmq.protocol.errors import NotPrimary
 from flintmq.protocol.fields import decode_fields
-from tests.conftest import SMALL_FILES, Answer, Brokers, RawConnection, RunningBroker
+from flintmq.testing import SMALL_FILES
+from tests.conftest import Answer, Brokers, RawConnection, RunningBroker
 from tests.etcd_server import EtcdServer
 from tests.processes import free_port
 from tests.security_tools import authenticate

@@ -51,7 +51,7 @@ SERVED = StoreSettings(
     index_entries=20_000,
     allocate_step_bytes=MIB,
 )
-"""Settings of the brokers that tests start (``conftest.SMALL_FILES``): they can serve stores created with these."""
+"""Settings of the brokers that tests start (``SMALL_FILES``): they can serve stores created with these."""
 
 
 class UnsyncedFiles(Files):

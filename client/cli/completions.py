@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from click import Context
 from click.shell_completion import CompletionItem
 
 from ...protocol.errors import FlintError
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
+from ..operator.names import shown_name
 from .command import COMMON
 from .settings import BrokerChoice
 
+_PLAIN = re.compile(r"[a-zA-Z0-9_.@:/%+-]+")
+"""Decoded names that a shell takes literally: it does not quote completions."""
 COMPLETION_SECONDS = 0.5
 """Seconds to wait for the broker; without a response, nothing is completed."""
 
@@ -27,6 +33,15 @@ def _settings(ctx: Context) -> BrokerChoice:
     return settings
 
 
+def _beginning(incomplete: str, *names: str) -> Iterator[str]:
+    """Yield the names that begin with ``incomplete``: real ones, or else as people see them."""
+    for name in names:
+        if name.startswith(incomplete):
+            yield name
+        elif (shown := shown_name(name)).startswith(incomplete) and _PLAIN.fullmatch(shown):
+            yield shown
+
+
 def complete_topics(ctx: Context, incomplete: str) -> list[CompletionItem]:
     """Return the topics that begin with ``incomplete``; the broker's own topics only if something has been typed."""
     try:
@@ -34,11 +49,8 @@ def complete_topics(ctx: Context, incomplete: str) -> list[CompletionItem]:
             topics = admin.topics(system=True)
     except (FlintError, OSError):
         return []
-    return [
-        CompletionItem(name)
-        for name, info in topics.items()
-        if name.startswith(incomplete) and (incomplete or not info.system)
-    ]
+    visible = [name for name, info in topics.items() if incomplete or not info.system]
+    return [CompletionItem(name) for name in _beginning(incomplete, *visible)]
 
 
 def complete_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
@@ -48,7 +60,7 @@ def complete_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
             groups = admin.groups()
     except (FlintError, OSError):
         return []
-    return [CompletionItem(info.group, help=info.state) for info in groups if info.group.startswith(incomplete)]
+    return [CompletionItem(name, help=info.state) for info in groups for name in _beginning(incomplete, info.group)]
 
 
 def complete_dead_letter_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
@@ -58,12 +70,9 @@ def complete_dead_letter_groups(ctx: Context, incomplete: str) -> list[Completio
             topics = admin.topics()
     except (FlintError, OSError):
         return []
-    wanted = DEAD_LETTER_TOPIC_PREFIX + incomplete
-    return [
-        CompletionItem(topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX))
-        for topic in sorted(topics)
-        if topic.startswith(wanted)
-    ]
+    prefix = DEAD_LETTER_TOPIC_PREFIX
+    groups = [topic.removeprefix(prefix) for topic in sorted(topics) if topic.startswith(prefix)]
+    return [CompletionItem(name) for name in _beginning(incomplete, *groups)]
 
 
 def complete_settings(ctx: Context, incomplete: str, *, to_set: bool) -> list[CompletionItem]:

@@ -9,6 +9,7 @@ from ...protocol.escaping import escape_bytes
 from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from ..core.consume.stored import StoredMessage
 from ..core.rpc.address import Address
+from ..operator.names import shown_name
 from ..operator.units import show_moment
 from .messages import message_row
 from .output import Output, TableColumn
@@ -22,7 +23,7 @@ def _pairs(pairs: dict[str, str]) -> str:
 
 RECORD_COLUMNS = (
     TableColumn("message_id", "id", style="bold"),
-    TableColumn("topic", "topic"),
+    TableColumn("topic", "topic", shown_name),
     TableColumn("place", "queue, offset"),
     TableColumn("tag", "tag"),
     TableColumn("shown_keys", "keys"),

@@ -10,6 +10,7 @@ from ...protocol.display import JSON, PLAIN, TABLE, to_json
 from ...protocol.escaping import escape, escape_bytes
 from ..core.consume.stored import StoredMessage
 from ..core.produce.receipts import Receipt
+from ..operator.names import shown_name
 from ..operator.units import show_moment, show_second, show_seconds
 from .formats import Format
 from .output import Output, TableColumn
@@ -68,11 +69,11 @@ def receipt_line(receipt: Receipt) -> str:
     delivered = receipt.deliver_at
     if delivered is None:
         place = f"{receipt.queue}:{receipt.queue_offset}  id={receipt.message_id}"
-        return f"sent to {receipt.topic}  {place}  {show_moment(receipt.stored_at)[CLOCK_AT:]}"
+        return f"sent to {shown_name(receipt.topic)}  {place}  {show_moment(receipt.stored_at)[CLOCK_AT:]}"
     left = show_seconds((delivered - receipt.stored_at).total_seconds())
     same_day = delivered.astimezone().date() == receipt.stored_at.astimezone().date()
     moment = show_second(delivered)[CLOCK_AT if same_day else 0 :]
-    return f"sent to {receipt.topic}  id={receipt.message_id}  delivery {moment}, in {left}"
+    return f"sent to {shown_name(receipt.topic)}  id={receipt.message_id}  delivery {moment}, in {left}"
 
 
 def show_receipts(output: Output, receipts: Iterable[Receipt]) -> None:

@@ -10,7 +10,7 @@ import click
 
 from ..operator.positions import OFFSET_FORMS, Typed, check_queues, offsets_to_commit
 from .command import note
-from .output import TableColumn, number
+from .output import name_column, number
 from .params import GROUP, POSITION, QUEUE, TOPIC
 from .settings import BrokerChoice
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 RESET_FORMS = f"earliest, latest, {OFFSET_FORMS}"
 RESET_COLUMNS = (
-    TableColumn("group", "GROUP", fold=True),
-    TableColumn("topic", "TOPIC", fold=True),
+    name_column("group", "GROUP"),
+    name_column("topic", "TOPIC"),
     number("queue", "QUEUE"),
     number("before", "BEFORE"),
     number("after", "AFTER"),

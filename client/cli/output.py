@@ -1,6 +1,7 @@
 """Rows and records on standard output: as a table, as JSON lines, or plain.
 
-- ``table``: for people; drawn by rich, or as blocks of lines if the terminal is too narrow for a table.
+- ``table``: for people; drawn by rich, or as blocks of lines if the terminal is too narrow for a table. Names of topics
+  and groups are decoded (``operator/names.py``); the other modes have the real ones.
 - ``json``: one object per line. Names are stable; times are ISO 8601 in UTC, sizes in bytes, durations in seconds.
 - ``plain``: the same values separated by tabs, one row per line without a heading, for ``cut`` and ``awk``.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ...protocol.display import JSON, PLAIN, TABLE, to_json, to_plain
 from ...protocol.escaping import escape
+from ..operator.names import shown_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,6 +50,11 @@ class TableColumn:
 def number(name: str, heading: str, show: Callable[[Any], str] = "{:,}".format) -> TableColumn:
     """Return a column of figures."""
     return TableColumn(name, heading, show, number=True)
+
+
+def name_column(name: str, heading: str) -> TableColumn:
+    """Return a column of names of topics or groups, which a table shows decoded; JSON and plain have the real ones."""
+    return TableColumn(name, heading, shown_name, fold=True)
 
 
 def use_colour(stream: TextIO) -> bool:

@@ -191,10 +191,16 @@ class RetentionBytesType(SizeType):
         return 0 if text.strip().lower() == "none" else super().parse(text)
 
 
-class TopicType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A topic's name; completed from the broker."""
+class TopicType(_Checked):
+    """A topic's name, real or as people see it; completed from the broker."""
 
     name = "topic"
+
+    def parse(self, text: str) -> str:
+        """Return the real name."""
+        from ..operator.names import real_name
+
+        return real_name(text)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the topics that begin with ``incomplete``."""
@@ -203,16 +209,38 @@ class TopicType(click.ParamType):  # type: ignore[type-arg] # generic since clic
         return complete_topics(ctx, incomplete)
 
 
-class GroupType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A consumer group's name; completed from the broker."""
+class TopicPatternType(TopicType):
+    """A pattern for names of topics, real or as people see them; completed from the broker."""
+
+    def parse(self, text: str) -> str:
+        """Return the pattern unchanged."""
+        return text
+
+
+class GroupType(_Checked):
+    """A consumer group's name, real or as people see it; completed from the broker."""
 
     name = "group"
+
+    def parse(self, text: str) -> str:
+        """Return the real name."""
+        from ..operator.names import real_name
+
+        return real_name(text, "group")
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the groups that begin with ``incomplete``."""
         from .completions import complete_groups
 
         return complete_groups(ctx, incomplete)
+
+
+class GroupPatternType(GroupType):
+    """A pattern for names of groups, real or as people see them; completed from the broker."""
+
+    def parse(self, text: str) -> str:
+        """Return the pattern unchanged."""
+        return text
 
 
 class DeadLetterGroupType(GroupType):
@@ -274,6 +302,7 @@ def show_permission(perm: int) -> str:
 POSITION, TIME, FORMAT, SIZE, SPAN = PositionType(), TimeType(), FormatType(), SizeType(), SpanType()
 PROPERTY, PERMISSION, TOPIC, GROUP, CONTEXT = PropertyType(), PermissionType(), TopicType(), GroupType(), ContextType()
 RETENTION, RETENTION_BYTES = RetentionType(), RetentionBytesType()
+TOPIC_PATTERN, GROUP_PATTERN = TopicPatternType(), GroupPatternType()
 DEAD_LETTER_GROUP, OFFSETS = DeadLetterGroupType(), OffsetsType()
 QUEUE = NumberType(0, 65_535)
 COUNT = NumberType(1)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ...protocol.display import show_bytes
 from ...protocol.escaping import escape
+from ..operator.names import shown_name
 from ..operator.units import show_count, show_rate, show_seconds
 from .sampler import GroupRate, Rates, TopicRate
 from .top_view import GROUPS, TOPICS, View
@@ -178,7 +179,7 @@ def _table(names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence
 
 
 def _name(text: str) -> Text:
-    return Text(escape(text), overflow="ellipsis", no_wrap=True)
+    return Text(escape(shown_name(text)), overflow="ellipsis", no_wrap=True)
 
 
 def _topics(rates: Rates, topics: Sequence[TopicRate], width: int) -> Table:
@@ -197,7 +198,7 @@ def _groups(groups: Sequence[GroupRate], width: int) -> Table:
     narrow = width < NARROW
     rows = []
     for row in groups:
-        names = [f"{row.group} {row.topic}"] if narrow else [row.group, row.topic]
+        names = [f"{shown_name(row.group)} {shown_name(row.topic)}"] if narrow else [row.group, row.topic]
         lag = Text(show_count(row.lag), style="" if row.lag == 0 else "yellow")
         rows.append([*map(_name, names), Text(show_rate(row.committed_per_second)), lag])
     return _table(["GROUP, TOPIC"] if narrow else ["GROUP", "IN TOPIC"], ["COMMITS", "LAG"], rows, width)

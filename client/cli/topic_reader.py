@@ -15,6 +15,7 @@ from ...protocol.errors import FilterIllegal
 from ...protocol.escaping import escape
 from ..core.consume.stored import StoredMessage
 from ..errors import CorruptMessage
+from ..operator.names import shown_name
 from ..operator.units import plural, show_rate, show_seconds
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
@@ -85,7 +86,7 @@ class MessageFilter:
         """Return a line for the user: the requested part of a topic has no message, or none that matches."""
         asked = [f"with the tag {self.tag}"] if self.tag else []
         asked += [f"matching the filter {self.condition}"] if self.condition else []
-        return escape(f"found no message of topic {topic} there{' ' if asked else ''}{' and '.join(asked)}")
+        return escape(f"found no message of topic {shown_name(topic)} there{' ' if asked else ''}{' and '.join(asked)}")
 
 
 def show_messages(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ...protocol.commands import TOPICS_STATS_MAX
 from ...protocol.names import is_system_topic
 from ...protocol.storage.delivery import GROUP_TOPIC_PREFIXES
+from ..operator.names import shown_name
 
 if TYPE_CHECKING:
     from ..core.topics import TopicTotals
@@ -21,6 +23,11 @@ def is_group_topic(name: str) -> bool:
 def is_own(name: str) -> bool:
     """Return whether the broker created the topic, for itself or for a group."""
     return is_system_topic(name) or is_group_topic(name)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether the name of a topic or group, real or as people see it, matches a pattern such as ``orders.*``."""
+    return fnmatchcase(name, pattern) or fnmatchcase(shown_name(name), pattern)
 
 
 def all_topics_stats(admin: Admin) -> dict[str, TopicTotals]:

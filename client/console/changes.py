@@ -15,6 +15,7 @@ from ..core.admin.groups import GroupInfo
 from ..core.admin.settings import Setting
 from ..core.topics import ConsumeStats, TopicInfo
 from ..operator.condition import Condition
+from ..operator.names import shown_name
 from ..operator.units import plural
 
 CHANGES_MAX = 100
@@ -119,7 +120,7 @@ class ChangeLog:
             if messages > 0:
                 back[group, topic] = back.get((group, topic), 0) + messages
         for (group, topic), messages in back.items():
-            text = f"was set back by {plural(messages, 'message')} in topic {topic}"
+            text = f"was set back by {plural(messages, 'message')} in topic {shown_name(topic)}"
             self.changes.append(Change(after, now, "group", group, text))
 
     def _exchange(self, kind: str, found: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], datetime, datetime]:

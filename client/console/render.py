@@ -12,6 +12,7 @@ from markupsafe import Markup
 from ...protocol.display import iso, show_bytes
 from ...protocol.escaping import escape
 from ..core.times import from_millis
+from ..operator.names import shown_name
 from ..operator.units import plural, show_count, show_rate, show_seconds
 
 FOLDER = Path(__file__).parent
@@ -40,6 +41,7 @@ def environment() -> Environment:
         part=lambda text: quote(str(text), safe=""),
         parts=line_parts,
         visible=lambda text: escape(str(text)),
+        named=lambda name: escape(shown_name(name)),
     )
     made.globals.update(plural=plural, query=query)
     return made

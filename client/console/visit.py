@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from ...protocol.auth.permissions import BROKER
 from ...protocol.errors import FlintError
 from ..errors import InvalidArgument
+from ..operator.names import shown_name
 from .policy import NONCE
 from .sessions import ConsoleSession
 
@@ -148,8 +149,8 @@ def whole_number(name: str, text: str, default: int, low: int, high: int) -> int
 
 def check_typed(form: Mapping[str, str], name: str, what: str) -> None:
     """Raise ``InvalidArgument`` unless the person typed the name of the object that is lost. ``what``: its kind."""
-    if form.get("name", "").strip() != name:
-        raise InvalidArgument(f"nothing was changed: to confirm it, type the name of {what}, {name}")
+    if form.get("name", "").strip() not in (name, shown_name(name)):
+        raise InvalidArgument(f"nothing was changed: to confirm it, type the name of {what}, {shown_name(name)}")
 
 
 def chosen(options: Mapping[str, str], value: str) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
-from lib.local_broker import LocalBroker
+from flintmq.testing import StartedBroker
 
 from .measure import BenchFailed
 from .raw import RawClient
@@ -23,45 +21,27 @@ _POLL_SECONDS = 0.001
 CAUGHT_UP_SECONDS_MAX = 120.0
 
 
-class Broker(LocalBroker):
+class Broker(StartedBroker):
     """A context manager for a broker that can also be killed. ``start_seconds``: time from the process's start until
     its port is open."""
 
     def __init__(self, store: Path, flush: str, *options: str) -> None:
         super().__init__(store, "--flush", flush, *options)
         self.start_seconds = 0.0
-        self._killed = False
 
-    def __enter__(self) -> Broker:
+    def start(self) -> None:
+        """Start the broker and measure how long it takes."""
         began = time.perf_counter()
-        super().__enter__()
+        super().start()
         self.start_seconds = time.perf_counter() - began
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not self._killed:
-            super().__exit__(kind, error, traceback)
-
-    @property
-    def pid(self) -> int:
-        """Process id of the broker."""
-        return self._process.pid
 
     @property
     def recovery_seconds(self) -> float:
         """Seconds that opening the store took, according to the broker's banner."""
-        match = _RECOVERY.search("\n".join(self._output))
+        match = _RECOVERY.search(self.output)
         if not match:
             raise BenchFailed("the broker's banner does not mention its recovery")
         return float(match[1])
-
-    def kill(self) -> None:
-        """End the process with SIGKILL."""
-        self._killed = True
-        os.kill(self.pid, signal.SIGKILL)
-        self._process.wait()
 
     def wait_until_caught_up(self) -> None:
         """Wait until every record of the log has been dispatched to queues and index."""

@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from types import FrameType
 
 from flintmq.protocol.errors import FlintError
-from lib.local_broker import BrokerFailed
 
 from .bench import Bench
 from .measure import BenchFailed, Case, Result, Sample, Skipped
@@ -34,7 +33,7 @@ def run_case(case: Case, bench: Bench, seconds_max: float) -> Result:
     except Skipped as reason:
         result.skipped = str(reason)
         say(f"  skipped: {result.skipped}")
-    except (BenchFailed, BrokerFailed, FlintError, OSError, TimeoutError) as failure:
+    except (BenchFailed, FlintError, OSError, TimeoutError) as failure:
         result.failure = str(failure) or type(failure).__name__
         say(f"  failed: {result.failure}")
     say(f"  ({time.monotonic() - began:.0f} s)")

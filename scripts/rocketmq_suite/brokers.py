@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..lib.local_broker import LocalBroker
+from flintmq.testing import StartedBroker
+
 from .java import java_command, need_programs
 
 CLUSTER = "DefaultCluster"
@@ -63,7 +64,7 @@ def flintmq(work: Path, options: Sequence[str] = ()) -> Iterator[Target]:
     address = f"127.0.0.1:{free_port()}"
     settings = [*FLINTMQ_SETTINGS, f"remoting.listen={address}", *options]
     arguments = ["--flush", "async", *(part for setting in settings for part in ("--set", setting))]
-    with LocalBroker(work / "store", *arguments) as broker:
+    with StartedBroker(work / "store", *arguments) as broker:
         yield Target(address, address, broker.address)
 
 

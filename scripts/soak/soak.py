@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flintmq.client import Admin
-from lib.local_broker import LocalBroker
+from flintmq.testing import StartedBroker
 
 TOPIC = "soak"
 QUEUES = 8
@@ -45,7 +44,7 @@ class Plan:
     seed: int
 
 
-class Broker(LocalBroker):
+class Broker(StartedBroker):
     """Broker on a port that stays the same over restarts."""
 
     def __init__(self, store: Path, port: int, flush: str) -> None:
@@ -54,13 +53,8 @@ class Broker(LocalBroker):
     @property
     def memory_bytes(self) -> int:
         """Return the resident memory, without the mapped files, which share it with the page cache."""
-        fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
+        fields = Path(f"/proc/{self.pid}/statm").read_text().split()
         return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
-
-    def kill(self) -> None:
-        """Kill the process with SIGKILL."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
 
 
 class Client:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
 from flintmq.protocol.storage.record import check_record_crc
+from flintmq.testing.started_broker import broker_environment
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.dead_letter_tools import send_back
-from tests.forked import broker_environment
 from tests.tools_runs import command, tool
 from tests.transaction_tools import end, send_half
 

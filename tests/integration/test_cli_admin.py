@@ -89,7 +89,7 @@ class TestTopic:
     @pytest.mark.parametrize(
         ("arguments", "code", "said"),
         [
-            (["create", "a.b"], EXIT_ERROR, "INVALID_PARAMETER (29): topic 'a.b' has characters"),
+            (["create", "a b"], EXIT_ERROR, "INVALID_PARAMETER (29): topic 'a b' has characters"),
             (["create", "TBW102"], EXIT_ERROR, "NO_PERMISSION (16)"),
             (["update", "{topic}", "--queues", "1"], EXIT_USAGE, "because queues hold messages"),
             (["update", "{topic}-not", "--queues", "1"], EXIT_NOT_FOUND, "TOPIC_NOT_EXIST (17)"),

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from flintmq.client import Admin, ConnectionFailed, Message, Producer, PushConsumer, aio
+from flintmq.testing.started_broker import broker_environment
 from tests.client_drivers import Clients
 from tests.conftest import RunningBroker
-from tests.forked import broker_environment
 from tests.group_tools import Seen, until
 
 COMMON = """

@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Consumer, TopicNotExist
+from flintmq.testing.started_broker import broker_environment
 from tests.cli_tools import Cli
 from tests.conftest import STOP_TIMEOUT_S, BrokerFactory
-from tests.forked import broker_environment
 from tests.group_tools import until
 from tests.processes import free_port
 from tests.security_tools import PASSWORD, SCRAM, set_user
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+TESTING = ROOT / "docs" / "testing.md"
 DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "client" / "README.md"]
 COMMAND_TIMEOUT_S = 100.0
 ELSEWHERE = ("./scripts/", "pip ", "git clone")
@@ -160,8 +161,17 @@ PROGRAMS = [
     pytest.param(program, id=f"{document.stem} {number}")
     for document in DOCUMENTS
     for number, program in enumerate(blocks(document, "python"))
-    if not (document is README and number)  # the listener runs until a signal: see the test above
+    # The README's listener runs until a signal, and the first block of the page on tests is for pytest: see below.
+    if not (document is README and number) and not (document == TESTING and not number)
 ]
+
+
+def test_the_tests_of_the_page_on_tests_pass(tmp_path: Path) -> None:
+    path = tmp_path / "test_orders.py"
+    path.write_text(blocks(TESTING, "python")[0], encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=broker_environment())
+    assert done.stdout.splitlines()[-1].startswith("3 passed"), done.stdout
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer
+from flintmq.testing.started_broker import broker_environment
 from tests.conftest import BrokerFactory
-from tests.forked import broker_environment
 from tests.group_tools import Seen, until
 
 QUEUES = 4

@@ -20,8 +20,8 @@ from flintmq.client import (
     Subscription,
     SubscriptionIllegal,
 )
+from flintmq.testing.started_broker import broker_environment
 from tests.client_drivers import Clients
-from tests.forked import broker_environment
 from tests.group_tools import Seen, numbered, until
 
 

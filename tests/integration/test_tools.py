@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.protocol.storage.layout import RECORD_HEAD_BYTES
+from flintmq.testing.started_broker import broker_environment
 from tests.conftest import BrokerFactory, ConnectionFactory
-from tests.forked import broker_environment
 from tests.store_tools import open_store, overwrite, plain, put
 from tests.tools_runs import TIMEOUT_S, command, everything, tool
 

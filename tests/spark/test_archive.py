@@ -19,7 +19,8 @@ import pytest
 from flintmq.client import Admin, Consumer, Message, Producer
 from flintmq.client.spark.columns import COLUMNS
 from flintmq.protocol.store_files import checkpoint_mark
-from tests.conftest import SMALL_FILES, BrokerFactory, Brokers, RunningBroker
+from flintmq.testing import SMALL_FILES
+from tests.conftest import BrokerFactory, Brokers, RunningBroker
 from tests.store_tools import copy_store
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"

@@ -27,6 +27,7 @@ from flintmq.broker.kernels import (
     text,
 )
 from flintmq.protocol.storage.arrays import crc32, jit
+from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
 
 PACKAGE = Path(kernels.__file__).parent
 pytestmark = pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled")
@@ -133,7 +134,7 @@ def test_compiled_code_is_kept_in_a_folder_of_the_users_own_that_is_named_by_the
 def test_a_folder_that_others_could_have_filled_is_not_used(
     tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     folder = tmp_path / jit._digest(PACKAGE)
     folder.mkdir()
     folder.chmod(mode)
@@ -144,14 +145,14 @@ def test_a_folder_that_others_could_have_filled_is_not_used(
 
 
 def test_a_folder_of_another_user_or_a_link_to_one_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path / "linked"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "linked"))
     (tmp_path / "linked").mkdir()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (tmp_path / "linked" / jit._digest(PACKAGE)).symlink_to(elsewhere)
     assert jit._usable_folder(PACKAGE) is None
 
-    monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path / "others"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "others"))
     (tmp_path / "others" / jit._digest(PACKAGE)).mkdir(parents=True, mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert jit._is_trusted(tmp_path / "others" / jit._digest(PACKAGE), {os.geteuid()}) is False
@@ -164,7 +165,7 @@ def test_the_cache_is_in_the_environments_folder_and_closed_to_others(tmp_path: 
     script = (
         "from flintmq.protocol.storage.arrays import crc32, jit; print(jit.cache_folder(jit.Path(jit.__file__).parent))"
     )
-    environment = {jit.CACHE_VARIABLE: str(parent), "HOME": str(tmp_path), "PATH": ""}
+    environment = {CACHE_VARIABLE: str(parent), "HOME": str(tmp_path), "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=100
     )

@@ -100,3 +100,9 @@ def test_a_producer_may_not_write_broker_topics(topic: str) -> None:
 def test_a_name_with_dots_is_refused_with_a_suggestion(kind: str) -> None:
     with pytest.raises(InvalidParameter, match=r"use % \| a-z A-Z 0-9 _ -: 'orders-eu-v1' or 'orders_eu_v1', for inst"):
         check_name(kind, "orders.eu.v1")
+
+
+@pytest.mark.parametrize("name", ["orders.v1", "\u043a\u043b\u044e\u0447"])
+def test_the_error_for_a_forbidden_character_names_the_function_that_encodes_it(name: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"; encode_name of flintmq\.client makes a valid name of any$"):
+        check_name("topic", name)

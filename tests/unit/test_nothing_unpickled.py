@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("broker", "client", "protocol", "conf")
+PACKAGES = ("broker", "client", "protocol", "conf", "testing")
 LOADERS = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle"}
 """Modules that turn bytes into code or objects of any class. Numba has a cache of its own: see ``arrays/jit.py``."""
 RUNNERS = {"eval", "exec", "compile", "__import__", "execfile"}

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from flintmq.broker.app.daemon import main
 from flintmq.broker.tools.commands import OPERATOR_FILES
 
 ROOT = Path(__file__).parents[2]
+ROOMS = ("broker", "client", "protocol", "testing")
+"""Folders with the packages; `conf` has only files for operators."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -59,3 +62,14 @@ def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Pat
     assert re.search(r"already exists: choose another folder", again.output)
     assert (folder / "alerts.yml").read_text() == "mine"
     assert not (folder / "broker.toml").exists()
+
+
+def test_pytest_finds_the_plug_in() -> None:
+    (found,) = entry_points(group="pytest11", name="flintmq")
+    assert found.value == "flintmq.testing.plugin"
+
+
+def test_the_wheel_has_every_package_that_the_clone_has() -> None:
+    initials = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")]
+    there = {"flintmq", "flintmq.conf", *(".".join(["flintmq", *path.parent.parts]) for path in initials)}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == there

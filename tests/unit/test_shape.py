@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("broker", "client", "protocol", "conf")
+PRODUCT = ("broker", "client", "protocol", "conf", "testing")
 ALL = (*PRODUCT, "scripts", "tests")
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 70

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("broker", "client", "protocol")
+PACKAGES = ("broker", "client", "protocol", "testing")
 NOUNS = {"escaping", "grouping", "missing", "remoting", "routing"}
 """Last words of module names that end in -ing and are nouns of the field, or adjectives."""
 PLAIN = (
@@ -43,6 +43,7 @@ PLAIN = (
     "client/groups",
     "client/sync",
     "scripts",
+    "testing",
     "tests",
 )
 STUMBLES = {

@@ -13,6 +13,7 @@ from ....protocol.display import JSON, show_bytes, to_json
 from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ...operator.condition import Condition
 from ...operator.lags import Lag, lag_by_group
+from ...operator.names import shown_name
 from ...operator.units import show_count, show_seconds
 from ..command import CliCommand, pass_settings
 from ..failures import describe
@@ -124,10 +125,10 @@ def check(settings: BrokerChoice, group: str, topic: str, **limits: float | None
         states.append(UNKNOWN)
     reasons = [condition.withheld] if condition.withheld else []
     if lag is not None and lag.known is None:
-        reasons.append(f"the lag of group {name} is not known: {lag.why_unknown}")
+        reasons.append(f"the lag of group {shown_name(name)} is not known: {lag.why_unknown}")
     if wants_lag and lag is None:
-        where = f" of topic {topic}" if topic else ""
-        who = f"group {group} has consumed nothing" if group else "no group has consumed anything"
+        where = f" of topic {shown_name(topic)}" if topic else ""
+        who = f"group {shown_name(group)} has consumed nothing" if group else "no group has consumed anything"
         reasons.append(f"{who}{where}, or the user may not see it (flintmq group list)")
     return _say(settings, max(states, key=_SEVERITY.index, default=OK), "; ".join(reasons), findings)
 

@@ -9,6 +9,7 @@ import click
 
 from ....protocol.errors import FlintError
 from ...message import Message
+from ...operator.names import shown_name
 from ..command import command, note
 from ..params import TOPIC
 from ..settings import BrokerChoice
@@ -72,6 +73,6 @@ def _target_queues(settings: BrokerChoice, admin: Admin, topic: str, target: str
     if target not in topics:
         like = len(admin.topic_stats(topic))
         admin.create_topic(target, like)
-        note(settings, f"created topic {target} with {like} queues, like {topic}")
+        note(settings, f"created topic {shown_name(target)} with {like} queues, like {shown_name(topic)}")
         return like
     return topics[target].write_queues

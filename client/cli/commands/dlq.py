@@ -25,11 +25,12 @@ from ...operator.dead_letters import (
     original_topic,
     own_properties,
 )
+from ...operator.names import shown_name
 from ...operator.units import plural, show_moment, show_second
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from ..messages import message_row
-from ..output import TableColumn, number
+from ..output import TableColumn, name_column, number
 from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC, NumberType
 from ..settings import BrokerChoice
 
@@ -46,7 +47,7 @@ def _preview(text: str) -> str:
 
 
 LIST_COLUMNS = (
-    TableColumn("group", "GROUP", fold=True),
+    name_column("group", "GROUP"),
     number("waiting", "WAITING"),
     number("messages", "KEPT"),
     TableColumn("oldest_at", "OLDEST", show_second, spare=True),
@@ -57,18 +58,14 @@ SHOW_COLUMNS = (
     TableColumn("stored_at", "FAILED", show_moment),
     number("queue_offset", "OFFSET"),
     TableColumn("message_id", "MESSAGE ID"),
-    TableColumn("original_topic", "TOPIC"),
+    TableColumn("original_topic", "TOPIC", shown_name),
     TableColumn("keys", "KEYS", " ".join),
     number("reconsume_times", "TRIES"),
     TableColumn("body", "BODY", _preview),
     TableColumn("retry_reason", "REASON"),
     TableColumn("retry_member", "MEMBER"),
 )
-RESEND_COLUMNS = (
-    TableColumn("group", "GROUP", fold=True),
-    TableColumn("topic", "TOPIC", fold=True),
-    number("messages", "MESSAGES"),
-)
+RESEND_COLUMNS = (name_column("group", "GROUP"), name_column("topic", "TOPIC"), number("messages", "MESSAGES"))
 
 
 @click.group(cls=CliGroup)
@@ -118,7 +115,7 @@ def _queues(settings: BrokerChoice, admin: Admin, consumer: Consumer, group: str
     check_group(admin, group)
     found = dead_queues(consumer, group)
     if not sum(each.end - each.min_offset for each in found):
-        note(settings, f"group {escape(group)} has no dead letters")
+        note(settings, f"group {escape(shown_name(group))} has no dead letters")
     return found
 
 
@@ -321,8 +318,8 @@ def purge(settings: BrokerChoice, group: str, before: int | None, yes: bool) -> 
             queue.end = queue.end if before is None else max(min(before, queue.end), queue.next_offset)
         waiting = plural(sum(queue.waiting for queue in queues), "dead letter")
         if not yes and any(queue.waiting for queue in queues):
-            confirm(f"purge {waiting} of group {escape(group)}?", "purges", "purged")
+            confirm(f"purge {waiting} of group {escape(shown_name(group))}?", "purges", "purged")
         for queue in queues:
             if queue.waiting:
                 consumer.commit(group, dead_letter_topic(group), {queue.queue: queue.end})
-        note(settings, f"purged {waiting} of group {escape(group)}")
+        note(settings, f"purged {waiting} of group {escape(shown_name(group))}")

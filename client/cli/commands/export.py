@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ....protocol.display import to_json
+from ...operator.names import shown_name
 from ...operator.units import plural, show_seconds
 from ..command import command, note
 from ..messages import message_row
@@ -50,5 +51,6 @@ def export(
         with contextlib.closing(selection.messages(consumer, consumer.topic_stats(topic))) as messages:
             code = for_each_sound(messages, show, condition)
     settings.output.flush()
-    note(settings, f"exported {plural(count, 'message')} from {topic} in {show_seconds(time.monotonic() - began)}")
+    took = show_seconds(time.monotonic() - began)
+    note(settings, f"exported {plural(count, 'message')} from {shown_name(topic)} in {took}")
     return code

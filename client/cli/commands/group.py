@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,14 +13,16 @@ from ....protocol.errors import TopicNotExist
 from ....protocol.escaping import escape
 from ....protocol.storage.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
 from ...operator.lags import Lag, lag_by_group, lag_in, lag_of
+from ...operator.names import shown_name
 from ...operator.positions import TIME_FORMS
 from ...operator.units import plural, show_moment, show_seconds
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
 from ..offset_reset import reset_group, reset_options
-from ..output import TableColumn, number
-from ..params import GROUP, TIME
+from ..output import TableColumn, name_column, number
+from ..params import GROUP, GROUP_PATTERN, TIME
 from ..settings import BrokerChoice
+from ..topics import matches
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -37,7 +38,7 @@ WIDE = 100
 def _first_names(names: list[str]) -> str:
     """Return the first names, and the number of the others: ``a, b, c +2``."""
     more = len(names) - TOPICS_SHOWN
-    return ", ".join(names[:TOPICS_SHOWN]) + (f" +{more}" if more > 0 else "")
+    return ", ".join(map(shown_name, names[:TOPICS_SHOWN])) + (f" +{more}" if more > 0 else "")
 
 
 def _age(stored_at: datetime | None) -> str:
@@ -48,7 +49,7 @@ def _age(stored_at: datetime | None) -> str:
 
 
 LIST_COLUMNS = (
-    TableColumn("group", "GROUP", fold=True),
+    name_column("group", "GROUP"),
     TableColumn("kind", "KIND", spare=True),
     TableColumn("mode", "MODE", spare=True),
     TableColumn("state", "STATE"),
@@ -57,7 +58,7 @@ LIST_COLUMNS = (
     TableColumn("topics", "TOPICS", _first_names, fold=True),
 )
 GROUP_COLUMNS = (
-    TableColumn("group", "group", style="bold"),
+    TableColumn("group", "group", shown_name, style="bold"),
     TableColumn("kind", "kind"),
     TableColumn("mode", "mode"),
     TableColumn("state", "state"),
@@ -74,7 +75,7 @@ MEMBER_COLUMNS = (
     TableColumn("shown_subscriptions", "SUBSCRIPTIONS", fold=True),
 )
 QUEUE_COLUMNS = (
-    TableColumn("topic", "TOPIC", fold=True),
+    name_column("topic", "TOPIC"),
     number("queue", "QUEUE", str),
     TableColumn("number", "MEMBER"),
     number("committed", "COMMITTED"),
@@ -94,8 +95,8 @@ PLAIN_COLUMNS = tuple(
 )
 MOVED_COLUMNS = (
     TableColumn("time", "TIME", show_moment),
-    TableColumn("group", "GROUP", fold=True),
-    TableColumn("topic", "TOPIC", fold=True),
+    name_column("group", "GROUP"),
+    name_column("topic", "TOPIC"),
     number("queue", "QUEUE"),
     number("asked", "ASKED FOR"),
     number("moved_to", "MOVED TO"),
@@ -110,7 +111,7 @@ def group() -> None:
 
 @group.command("list")
 @pass_settings
-@click.argument("pattern", type=GROUP, default="*")
+@click.argument("pattern", type=GROUP_PATTERN, default="*")
 def list_groups(settings: BrokerChoice, pattern: str) -> None:
     """List the consumer groups, or those that match PATTERN, such as 'billing*'."""
     with settings.admin() as admin:
@@ -126,7 +127,7 @@ def list_groups(settings: BrokerChoice, pattern: str) -> None:
                 "topics": list(info.topics),
             }
             for info in admin.groups()
-            if fnmatchcase(info.group, pattern)
+            if matches(info.group, pattern)
         ]
     what = (
         f"no group matches {pattern}" if pattern != "*" else "there are no groups; the first member creates its group"
@@ -193,7 +194,9 @@ def _member_row(member: GroupMember, numbers: dict[str, int]) -> dict[str, Any]:
         "orderly": member.orderly,
         "queues": member.queues,
         "subscriptions": subscriptions,
-        "shown_subscriptions": ", ".join(" ".join(filter(None, row.values())) for row in wanted)
+        "shown_subscriptions": ", ".join(
+            " ".join(filter(None, (row | {"topic": shown_name(row["topic"])}).values())) for row in wanted
+        )
         + (" (orderly)" if member.orderly else ""),
     }
 
@@ -274,9 +277,9 @@ def delete(settings: BrokerChoice, names: tuple[str, ...], yes: bool) -> None:
             )
             lost = f", which has {plural(tries, 'message')} waiting for another attempt" if tries else ""
             if not yes and not found.members:  # the broker refuses a group with members anyway
-                confirm(f"delete group {escape(name)}{lost}?")
+                confirm(f"delete group {escape(shown_name(name))}{lost}?")
             admin.delete_group(name)
-            note(settings, f"deleted group {escape(name)}{lost}")
+            note(settings, f"deleted group {escape(shown_name(name))}{lost}")
 
 
 # ---- messages that retention deleted too early
@@ -298,7 +301,7 @@ def moved(settings: BrokerChoice, group: str, since: datetime | None) -> int:
             rows = list(_events(events, unreadable))
         except TopicNotExist:  # the first event creates the topic
             rows = []
-    nothing = f"group {group} has missed no messages" if group else "no group has missed messages"
+    nothing = f"group {shown_name(group)} has missed no messages" if group else "no group has missed messages"
     settings.output.rows(MOVED_COLUMNS, rows, empty=f"{nothing}{' since then' if since else ''}")
     if unreadable:
         note(settings, f"{plural(len(unreadable), 'message')} of {OFFSET_MOVED_TOPIC} cannot be parsed as events")

@@ -11,11 +11,12 @@ import click
 from ....protocol.display import to_json
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
+from ...operator.names import shown_name
 from ...operator.positions import check_committable, check_queues
 from ...operator.units import plural
 from ..command import CliGroup, note, pass_settings
 from ..offset_reset import reset_group, reset_options
-from ..output import TableColumn, number
+from ..output import TableColumn, name_column, number
 from ..params import GROUP, TOPIC
 from ..settings import BrokerChoice
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 STDIN = "<stdin>"
 STATS_COLUMNS = (
-    TableColumn("group", "GROUP", fold=True),
-    TableColumn("topic", "TOPIC", fold=True),
+    name_column("group", "GROUP"),
+    name_column("topic", "TOPIC"),
     number("queue", "QUEUE"),
     number("committed", "COMMITTED"),
     TableColumn("min_offset", "FIRST OFFSET", "{:,}".format, number=True, spare=True),
@@ -47,8 +48,10 @@ def show(settings: BrokerChoice, group: str, topic: str) -> None:
     """Show the committed offsets of groups, the offsets that each queue holds, and the lag."""
     with settings.admin() as admin:
         stats = admin.consume_stats(group or None, topic or None, uncommitted=True)
-    empty = f"group {group} has committed nothing" if group else "no group has committed anything"
-    settings.output.rows(STATS_COLUMNS, map(_row, stats), empty=f"{empty}{f' in topic {topic}' if topic else ''}")
+    empty = f"group {shown_name(group)} has committed nothing" if group else "no group has committed anything"
+    settings.output.rows(
+        STATS_COLUMNS, map(_row, stats), empty=f"{empty}{f' in topic {shown_name(topic)}' if topic else ''}"
+    )
 
 
 def _row(stats: ConsumeStats) -> dict[str, Any]:

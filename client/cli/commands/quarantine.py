@@ -9,6 +9,7 @@ import click
 
 from ....protocol.commands import QUARANTINE_MAX
 from ....protocol.display import JSON, TABLE, show_bytes
+from ...operator.names import shown_name
 from ...operator.units import plural, show_second
 from ..command import CliCommand, note, pass_settings
 from ..output import TableColumn, number
@@ -83,7 +84,7 @@ def _text(each: QuarantineEntry, *, table: bool) -> str:
     """Return the lost messages as a line of text."""
     shown = each.lost[:TABLE_LOST_MAX] if table else each.lost
     texts = [
-        f"{lost.topic} queue {lost.queue}: {lost.queue_offset:,}"
+        f"{shown_name(lost.topic) if table else lost.topic} queue {lost.queue}: {lost.queue_offset:,}"
         + (f" to {lost.queue_offset + lost.messages - 1:,}" if lost.messages > 1 else "")
         for lost in shown
     ]

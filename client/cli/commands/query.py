@@ -13,12 +13,13 @@ from ....protocol.display import PLAIN
 from ....protocol.errors import MessageNotFound
 from ....protocol.escaping import escape
 from ....protocol.storage.ids import ID_DIGITS
+from ...operator.names import shown_name
 from ...operator.positions import TIME_FORMS, is_before_now
 from ...operator.units import plural, show_moment
 from ..command import CliCommand, CliGroup, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
 from ..message_record import show_record
-from ..output import TableColumn, number
+from ..output import TableColumn, name_column, number
 from ..params import COUNT, TIME, TOPIC
 from ..settings import BrokerChoice
 from ..topic_reader import DEFAULT_STYLE, MessageStyle, format_options, show_messages
@@ -31,7 +32,7 @@ PAGE_COUNT = 64
 TIME_COUNT = 10
 
 OFFSET_COLUMNS = (
-    TableColumn("topic", "TOPIC", fold=True),
+    name_column("topic", "TOPIC"),
     number("queue", "QUEUE"),
     number("queue_offset", "OFFSET"),
     number("messages", "MESSAGES FROM THERE"),
@@ -70,13 +71,13 @@ def by_key(
     if pages.damaged:
         records = plural(pages.damaged, "record")
         click.echo(
-            f"flintmq: MESSAGE_DAMAGED: {records} of topic {escape(topic)} with the key {escape(key)} cannot be read "
-            "because the log is damaged; flintmq-broker verify says how to repair it",
+            f"flintmq: MESSAGE_DAMAGED: {records} of topic {escape(shown_name(topic))} with the key {escape(key)} "
+            "cannot be read because the log is damaged; flintmq-broker verify says how to repair it",
             err=True,
         )
         return EXIT_ERROR
     if not pages.found:
-        note(settings, f"topic {topic} has no message with the key {key}{_when(since, until)}")
+        note(settings, f"topic {shown_name(topic)} has no message with the key {key}{_when(since, until)}")
         return EXIT_NOT_FOUND
     if pages.index_behind_bytes:
         note(settings, f"the index is {pages.index_behind_bytes:,} bytes behind: the newest messages may be missing")
@@ -174,7 +175,7 @@ def by_time(
         found = _oldest(consumer, topic, moment, count)
         code = show_messages(settings, found, style.printer(settings))
     if not found:
-        note(settings, f"topic {topic} has no message stored at {show_moment(moment)} or later")
+        note(settings, f"topic {shown_name(topic)} has no message stored at {show_moment(moment)} or later")
         return EXIT_NOT_FOUND
     return code
 

@@ -15,6 +15,7 @@ import click
 
 from ....protocol.display import show_bytes
 from ...errors import DeliveryFailed
+from ...operator.names import shown_name
 from ...operator.units import plural, show_rate, show_seconds
 from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
@@ -93,7 +94,8 @@ class SendRun:
         seconds = time.monotonic() - self.started
         rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
         count = plural(self.messages, "message")
-        return f"sent {count} ({show_bytes(self.body_bytes)}) to {self.topic} in {show_seconds(seconds)}{rate}"
+        topic = shown_name(self.topic)
+        return f"sent {count} ({show_bytes(self.body_bytes)}) to {topic} in {show_seconds(seconds)}{rate}"
 
 
 def _split(line: bytes, separator: bytes) -> tuple[bytes, bytes]:

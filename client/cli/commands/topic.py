@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
@@ -11,12 +10,13 @@ from ....protocol.display import TABLE, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ....protocol.escaping import escape
 from ...errors import InvalidArgument
+from ...operator.names import shown_name
 from ...operator.units import plural, show_second
 from ..command import CliGroup, confirm, note, pass_settings
-from ..output import TableColumn, number
-from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, NumberType, show_permission
+from ..output import TableColumn, name_column, number
+from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, show_permission
 from ..settings import BrokerChoice
-from ..topics import all_topics_stats, is_own
+from ..topics import all_topics_stats, is_own, matches
 
 if TYPE_CHECKING:
     from ...core.topics import QueueStats, TopicInfo
@@ -26,7 +26,7 @@ DEFAULT_QUEUES = 4
 QUEUES = NumberType(1, 65_536)
 
 TOPIC_COLUMNS = (
-    TableColumn("topic", "TOPIC", fold=True),
+    name_column("topic", "TOPIC"),
     number("read_queues", "READ QUEUES"),
     number("write_queues", "WRITE QUEUES"),
     TableColumn("permission", "ALLOWS"),
@@ -42,7 +42,7 @@ MESSAGE_COLUMNS = (
     TableColumn("last_stored_at", "LAST STORED", show_second, spare=True),
 )
 QUEUE_COLUMNS = (
-    TableColumn("topic", "TOPIC", fold=True),
+    name_column("topic", "TOPIC"),
     TableColumn("queue", "QUEUE"),
     number("min_offset", "FIRST OFFSET"),
     number("max_offset", "NEXT OFFSET"),
@@ -138,7 +138,7 @@ def _found(admin: Admin, name: str) -> TopicInfo:
 
 @topic.command("list")
 @pass_settings
-@click.argument("pattern", type=TOPIC, default="*")
+@click.argument("pattern", type=TOPIC_PATTERN, default="*")
 @click.option("-m", "--messages", is_flag=True, help="Count the messages of each topic.")
 @click.option("--system", is_flag=True, help="Include the topics of the broker and of groups.")
 def list_topics(settings: BrokerChoice, pattern: str, messages: bool, system: bool) -> None:
@@ -151,7 +151,7 @@ def list_topics(settings: BrokerChoice, pattern: str, messages: bool, system: bo
         rows = [
             _row(info)
             for name, info in admin.topics(system=system).items()
-            if fnmatchcase(name, pattern) and (system or pattern.startswith("%") or not is_own(name))
+            if matches(name, pattern) and (system or pattern.startswith("%") or not is_own(name))
         ]
         stats = all_topics_stats(admin) if messages and rows else {}
     for row in rows:
@@ -197,7 +197,7 @@ def status(settings: BrokerChoice, name: str) -> None:
 
 @topic.command("create")
 @pass_settings
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", type=TOPIC)
 @click.option("--queues", type=QUEUES, default=DEFAULT_QUEUES, show_default=True, help="Number of queues.")
 @click.option("--read-queues", type=QUEUES, help="Number of read queues, if more than --queues.")
 @click.option("--write-queues", type=QUEUES, help="Number of write queues, if fewer than --queues.")
@@ -209,7 +209,10 @@ def status(settings: BrokerChoice, name: str) -> None:
 def create(
     settings: BrokerChoice, name: str, queues: int, if_not_exists: bool, **properties: Unpack[TopicProperties]
 ) -> None:
-    """Create a topic."""
+    """Create a topic.
+
+    A name that RocketMQ forbids, such as orders.v1, is encoded; programs get the real name by encode_name.
+    """
     with settings.admin() as admin:
         there = admin.topics(system=True).get(name)
         if there is not None:
@@ -218,11 +221,13 @@ def create(
                     f"topic {name} already exists, with {plural(there.queues, 'queue')}; "
                     f"flintmq topic update {name} changes it"
                 )
-            note(settings, f"topic {name} already exists")
+            note(settings, f"topic {escape(shown_name(name))} already exists")
             return
         admin.create_topic(name, queues, **properties)
         rows = [_row(_found(admin, name))]
         settings.output.rows(_columns(settings, rows), rows)
+        if shown_name(name) != name:
+            note(settings, f"the topic's real name is {name}, for clients that do not call encode_name")
 
 
 @topic.command("update")
@@ -286,6 +291,6 @@ def delete(settings: BrokerChoice, names: tuple[str, ...], yes: bool) -> None:
         for name in names:
             held = _held(admin.topic_stats(name))["messages"]
             if not yes:
-                confirm(f"delete topic {escape(name)} with {plural(held, 'message')}?")
+                confirm(f"delete topic {escape(shown_name(name))} with {plural(held, 'message')}?")
             admin.delete_topic(name)
-            note(settings, f"deleted topic {escape(name)} with {plural(held, 'message')}")
+            note(settings, f"deleted topic {escape(shown_name(name))} with {plural(held, 'message')}")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...operator.names import shown_name
 from ...operator.units import plural, show_moment, show_seconds
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_NOT_FOUND
-from ..output import TableColumn, number
-from ..params import COUNT
+from ..output import TableColumn, name_column, number
+from ..params import COUNT, GROUP
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 PAGE_COUNT = 1_000
 LIST_COLUMNS = (
     TableColumn("id", "ID"),
-    TableColumn("topic", "TOPIC", fold=True),
-    TableColumn("group", "GROUP", fold=True),
+    name_column("topic", "TOPIC"),
+    name_column("group", "GROUP"),
     TableColumn("state", "STATE"),
     number("age_seconds", "AGE", show_seconds),
     number("checks", "CHECKS"),
@@ -32,7 +33,7 @@ LIST_COLUMNS = (
 
 PREPARED_COLUMNS = (
     TableColumn("attempt", "ATTEMPT"),
-    TableColumn("topics", "TOPICS"),
+    TableColumn("topics", "TOPICS", lambda topics: " ".join(map(shown_name, topics.split()))),
     number("messages", "MESSAGES"),
     number("idle_seconds", "IDLE", show_seconds),
 )
@@ -45,7 +46,7 @@ def tx() -> None:
 
 @tx.command("list")
 @pass_settings
-@click.option("--group", metavar="GROUP", default="", help="Only transactions of this producer group.")
+@click.option("--group", type=GROUP, default="", help="Only transactions of this producer group.")
 @click.option("--parked", is_flag=True, help="Only parked transactions.")
 @click.option("-n", "--count", type=COUNT, help="Maximum number to show.  [default: all]")
 def list_(settings: BrokerChoice, group: str, parked: bool, count: int | None) -> None:
@@ -60,7 +61,7 @@ def list_(settings: BrokerChoice, group: str, parked: bool, count: int | None) -
                 rows.append(_row(info, state))
                 if len(rows) == count:
                     break
-    of_group = f" of producer group {group}" if group else ""
+    of_group = f" of producer group {shown_name(group)}" if group else ""
     settings.output.rows(LIST_COLUMNS, rows, empty=f"no transaction{of_group} is {'' if parked else 'open or '}parked")
 
 

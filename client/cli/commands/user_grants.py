@@ -23,6 +23,7 @@ from ....protocol.auth.users import check_user_name
 from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
+from ...operator.names import real_name, shown_name
 from ..command import CliCommand, note, pass_settings
 from ..failures import nearest
 from ..output import TableColumn
@@ -123,7 +124,7 @@ def show_grants(settings: BrokerChoice, name: str, store: str) -> None:
 def grant_row(each: Grant, *, table: bool) -> dict[str, Any]:
     """Return the row of a grant; ``table``: for a person to read."""
     actions = [action for action in ACTIONS if action in each.actions]
-    name = f"{each.name}…" if table and each.prefix else each.name
+    name = f"{shown_name(each.name)}{'…' if each.prefix else ''}" if table else each.name
     return {"actions": actions, "on": each.kind, "name": name, "prefix": each.prefix}
 
 
@@ -131,7 +132,7 @@ def _grants(given: dict[str, Any]) -> list[Grant]:
     """Return the grants for the options. Raises ``ConfigurationError`` for an invalid name."""
     prefix = given["prefix"]
     found = [
-        make_grant((action,), kind, name, prefix, f"--{option.replace('_', '-')} {escape(name)}")
+        make_grant((action,), kind, _real(kind, name), prefix, f"--{option.replace('_', '-')} {escape(name)}")
         for option, (action, kind, _) in _OPTIONS.items()
         for name in given[option]
     ]
@@ -144,6 +145,11 @@ def _grants(given: dict[str, Any]) -> list[Grant]:
             "pass what to grant or revoke: --publish, --consume, --group, … or --admin", click.get_current_context()
         )
     return found
+
+
+def _real(kind: str, name: str) -> str:
+    """Return the real name, or prefix of names, for one that a person typed. A pattern stays, to be refused."""
+    return name if "*" in name else real_name(name, "topic" if kind == TOPIC else "group")
 
 
 def _tell(settings: BrokerChoice, users: UserStore, name: str, when: str) -> None:

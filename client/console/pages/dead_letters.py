@@ -24,6 +24,7 @@ from ...core.consume.pages import MessageSummary
 from ...core.consume.stored import StoredMessage
 from ...errors import CorruptMessage, InvalidArgument
 from ...operator.dead_letters import Target, own_properties, waiting_by_group
+from ...operator.names import real_name, shown_name
 from ..bodies import preview
 from ..resend_job import ResendJob, plan_resend
 from ..sampler import all_topics
@@ -110,7 +111,9 @@ def _target(form: dict[str, str], group: str) -> Target:
     where = form.get("where", "")
     if where == "topic" and not form.get("topic", "").strip():
         raise InvalidArgument("type the topic to send them to")
-    return Target(form.get("topic", "").strip() if where == "topic" else "", group if where == "group" else "")
+    return Target(
+        real_name(form.get("topic", "").strip()) if where == "topic" else "", group if where == "group" else ""
+    )
 
 
 def _places(fields: list[tuple[str, str]]) -> list[tuple[int, int]]:
@@ -164,7 +167,7 @@ async def purge(visit: Visit) -> Response:
     topic = dead_letter_topic(group)
     stats = await visit.admin.topic_stats(topic)
     await visit.consumer.commit(group, topic, {row.queue: row.max_offset for row in stats})
-    return visit.done(f"the dead letters of group {group} are marked as settled", _page_of(group))
+    return visit.done(f"the dead letters of group {shown_name(group)} are marked as settled", _page_of(group))
 
 
 def _page_of(group: str) -> str:

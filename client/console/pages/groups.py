@@ -14,6 +14,7 @@ from ...core.admin.groups import GroupInfo, GroupQueue
 from ...core.topics import ConsumeStats
 from ...errors import InvalidArgument
 from ...operator.lags import Lag, lag_by_group, lag_in, lag_of, read_rows
+from ...operator.names import is_called, shown_name
 from ...operator.positions import offsets_to_commit, parse_position
 from ..visit import Refused, Visit, check_typed, chosen, whole_number
 
@@ -33,10 +34,10 @@ class GroupRow:
 
 async def group_list(visit: Visit) -> Response:
     """Return the groups: two requests, however many there are."""
-    wanted, order = visit.text("q").lower(), chosen(ORDERS, visit.text("sort"))
+    wanted, order = visit.text("q"), chosen(ORDERS, visit.text("sort"))
     infos = await visit.admin.groups()
     lags = lag_by_group(await visit.admin.consume_stats(uncommitted=True))
-    rows = [GroupRow(info, lag_of(info, lags)) for info in infos if wanted in info.group.lower()]
+    rows = [GroupRow(info, lag_of(info, lags)) for info in infos if is_called(info.group, wanted)]
     rows.sort(key=lambda row: row.info.group)
     if order == "lag":
         rows.sort(key=lambda row: row.lag.messages, reverse=True)
@@ -49,7 +50,7 @@ async def group_list(visit: Visit) -> Response:
         total=len(rows),
         first=first,
         rows_max=ROWS_MAX,
-        wanted=visit.text("q"),
+        wanted=wanted,
         order=order,
     )
 
@@ -115,7 +116,10 @@ async def reset(visit: Visit) -> Response:
     if not offsets:
         raise InvalidArgument("the form has no offsets; begin again with the position")
     await visit.admin.reset_offsets(group, topic, offsets, force=bool(form.get("force")))
-    return visit.done(f"group {group} continues topic {topic} at the new offsets", f"/groups/{quote(group, safe='')}")
+    return visit.done(
+        f"group {shown_name(group)} continues topic {shown_name(topic)} at the new offsets",
+        f"/groups/{quote(group, safe='')}",
+    )
 
 
 async def delete(visit: Visit) -> Response:
@@ -124,7 +128,7 @@ async def delete(visit: Visit) -> Response:
     group, form = visit.path("group"), await visit.form()
     check_typed(form, group, "the group")
     await visit.admin.delete_group(group)
-    return visit.done(f"group {group} is deleted", "/groups")
+    return visit.done(f"group {shown_name(group)} is deleted", "/groups")
 
 
 async def topic_readers(visit: Visit) -> Response:

@@ -6,6 +6,7 @@ A list is one request for a page of the topic, or one query by key; nothing is f
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from ....protocol.storage.layout import SysFlag
 from ...core.consume.pages import MessageSummary, TopicPage
 from ...core.consume.stored import StoredMessage
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
+from ...operator.names import is_called, real_name, shown_name
 from ...operator.positions import EveryQueue, parse_position
 from ..bodies import preview, view_body
 from ..render import query
@@ -297,26 +299,30 @@ async def search(visit: Visit) -> Response:
     words = visit.text("q").split()
     if len(words) > 1:
         key = quote(" ".join(words[1:]), safe="")
-        return RedirectResponse(f"/topics/{quote(words[0], safe='')}?key={key}", 303)
+        return RedirectResponse(f"/topics/{quote(real_name(words[0]), safe='')}?key={key}", 303)
     if not words:
         return RedirectResponse("/topics", 303)
     wanted = words[0]
     topics = await visit.admin.topics(system=True)
-    if wanted in topics:
-        return RedirectResponse(f"/topics/{quote(wanted, safe='')}", 303)
+    if (topic := _named(wanted, topics)) is not None:
+        return RedirectResponse(f"/topics/{quote(topic, safe='')}", 303)
     groups = [info.group for info in await visit.admin.groups()]
-    if wanted in groups:
-        return RedirectResponse(f"/groups/{quote(wanted, safe='')}", 303)
+    if (group := _named(wanted, groups)) is not None:
+        return RedirectResponse(f"/groups/{quote(group, safe='')}", 303)
     try:
         message = await visit.consumer.message(wanted)
     except MessageNotFound:
         pass
     else:
         return RedirectResponse(f"/topics/{quote(message.topic, safe='')}/{message.queue}/{message.queue_offset}", 303)
-    lower = wanted.lower()
     return await visit.page(
         "search.html",
         wanted=wanted,
-        topics=[name for name in topics if lower in name.lower()][:50],
-        groups=[name for name in groups if lower in name.lower()][:50],
+        topics=[name for name in topics if is_called(name, wanted)][:50],
+        groups=[name for name in groups if is_called(name, wanted)][:50],
     )
+
+
+def _named(wanted: str, names: Iterable[str]) -> str | None:
+    """Return the real name among ``names`` that a person means by ``wanted``, None if there is none."""
+    return next((name for name in names if wanted in (name, shown_name(name))), None)

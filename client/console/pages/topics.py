@@ -12,6 +12,7 @@ from ....protocol.auth.permissions import ADMIN, TOPIC
 from ....protocol.commands import QUEUES_MAX
 from ....protocol.errors import TopicNotExist
 from ...core.topics import TopicInfo, TopicTotals
+from ...operator.names import is_called, real_name, shown_name
 from ..sampler import all_topics
 from ..sparkline import sparkline_points
 from ..visit import Visit, check_typed, chosen, whole_number
@@ -33,7 +34,7 @@ class TopicRow:
 
 async def topic_list(visit: Visit) -> Response:
     """Return the list of topics: two requests for up to a thousand topics."""
-    wanted, show_system = visit.text("q").lower(), visit.text("system") == "1"
+    wanted, show_system = visit.text("q"), visit.text("system") == "1"
     order = chosen(ORDERS, visit.text("sort"))
     sampler = visit.console.sampler(visit.session)
     totals, configs = await asyncio.gather(all_topics(visit.session), sampler.topic_configs(visit.session))
@@ -45,7 +46,7 @@ async def topic_list(visit: Visit) -> Response:
         for row in totals
         if row.topic in configs
         and (show_system or not configs[row.topic].system)
-        and (not wanted or wanted in row.topic.lower())
+        and (not wanted or is_called(row.topic, wanted))
     ]
     shown.sort(key=lambda row: row.topic)
     if order == "rate":
@@ -66,11 +67,11 @@ async def topic_list(visit: Visit) -> Response:
         hidden=sum(1 for row in totals if row.topic in configs and configs[row.topic].system),
         first=first,
         rows_max=ROWS_MAX,
-        wanted=visit.text("q"),
+        wanted=wanted,
         show_system=show_system,
         order=order,
         orders=ORDERS,
-        may_create=visit.may(ADMIN, TOPIC, visit.text("q")) or visit.may(ADMIN),
+        may_create=visit.may(ADMIN, TOPIC, wanted) or visit.may(ADMIN),
     )
 
 
@@ -78,10 +79,10 @@ async def create(visit: Visit) -> Response:
     """Create a topic from the form."""
     visit.check_writable()
     form = await visit.form()
-    name = form.get("topic", "").strip()
+    name = real_name(form.get("topic", "").strip())
     await visit.admin.create_topic(name, whole_number("queues", form.get("queues", ""), 4, 1, QUEUES_MAX))
     visit.console.sampler(visit.session).forget_configs()
-    return visit.done(f"topic {name} exists", f"/topics/{quote(name, safe='')}")
+    return visit.done(f"topic {shown_name(name)} exists", f"/topics/{quote(name, safe='')}")
 
 
 # ---- one topic
@@ -120,7 +121,7 @@ async def change(visit: Visit) -> Response:
         retention_bytes=whole_number("bytes", form.get("bytes", ""), before.retention_bytes, 0, 2**62),
     )
     visit.console.sampler(visit.session).forget_configs()
-    return visit.done(f"topic {topic} is changed", f"/topics/{quote(topic, safe='')}/config")
+    return visit.done(f"topic {shown_name(topic)} is changed", f"/topics/{quote(topic, safe='')}/config")
 
 
 async def delete(visit: Visit) -> Response:
@@ -130,4 +131,4 @@ async def delete(visit: Visit) -> Response:
     check_typed(form, topic, "the topic")
     await visit.admin.delete_topic(topic)
     visit.console.sampler(visit.session).forget_configs()
-    return visit.done(f"topic {topic} is deleted", "/topics")
+    return visit.done(f"topic {shown_name(topic)} is deleted", "/topics")

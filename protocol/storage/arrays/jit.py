@@ -22,10 +22,10 @@ import numba
 from numba import types
 from numba.core import config
 
+from .kernel_caches import CACHE_VARIABLE, cache_folders
+
 INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined] # Numba sets it at run time
 """Kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
-
-CACHE_VARIABLE = "FLINTMQ_KERNEL_CACHE"
 
 i64 = types.int64
 void = types.void
@@ -73,13 +73,9 @@ def _is_trusted(path: Path, owners: Set[int]) -> bool:
 
 
 def _usable_folder(package: Path) -> Path | None:
-    """Return the folder for the kernels in ``package``: in ``FLINTMQ_KERNEL_CACHE``, else beside this module, else in
-    the XDG cache; None if none is usable. Its name is the digest.
-    """
-    xdg = os.environ.get("XDG_CACHE_HOME")
-    user = Path(xdg) if xdg else Path("~/.cache").expanduser()
-    chosen = os.environ.get(CACHE_VARIABLE)
-    parents = [Path(chosen)] if chosen else [Path(__file__).parent / "__kernelcache__", user / "flintmq" / "kernels"]
+    """Return the folder for the kernels in ``package``, in one of ``cache_folders()``; None if none is usable. Its name
+    is the digest."""
+    parents = cache_folders()
     name = _digest(package)
     # Prefer a folder that is already filled, even if it is read-only (a container image run by another user).
     for parent in parents:

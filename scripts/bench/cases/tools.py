@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from lib.local_broker import EXECUTABLE, settings_free_environment
+from flintmq.testing.started_broker import broker_environment
 
 from ..bench import Bench
 from ..broker import Broker
@@ -76,11 +77,11 @@ def back_up(store: Path, folder: Path, count: int) -> dict[str, float]:
 
 def _run(*arguments: object) -> str:
     done = subprocess.run(
-        [EXECUTABLE, *map(str, arguments)],
+        [Path(sys.executable).with_name("flintmq-broker"), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
-        env=settings_free_environment(),
+        env=broker_environment(),
         check=False,
     )
     if done.returncode:

@@ -65,19 +65,17 @@ def main() -> None:
 @option("--output", type=FOLDER, metavar="DIR", help="Keep the results in DIR, which must be empty or new.")
 def demo(output: Path | None) -> None:
     """Run all steps with a temporary broker and check the results."""
-    from ...lib.local_broker import BrokerFailed, LocalBroker
+    from flintmq.testing import StartedBroker
+
     from ...lib.step_report import console, report
     from .demo import run_demo, seconds_since
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flintmq-flights-")))
         started = time.perf_counter()
-        try:
-            broker = stack.enter_context(LocalBroker(folder / "store"))
-            report("started", f"a broker on {broker.address}", seconds_since(started))
-            run_demo(broker.address, output or folder / "parquet", folder / SPARK_LOG)
-        except BrokerFailed as failure:
-            raise FlintError(str(failure)) from failure
+        broker = stack.enter_context(StartedBroker(folder / "store"))
+        report("started", f"a broker on {broker.address}", seconds_since(started))
+        run_demo(broker.address, output or folder / "parquet", folder / SPARK_LOG)
     if output is not None:
         console.print(f"The results are kept as Parquet: spark.read.parquet({str(output)!r})")
 

@@ -25,9 +25,9 @@ from pathlib import Path
 from rich.table import Table
 
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
+from flintmq.testing import StartedBroker
 
 from ...lib import environment
-from ...lib.local_broker import BrokerFailed, LocalBroker
 from ...lib.step_report import console, rate_of, report, show_failure
 from ..flights.flight import packaged_csv, read_rows
 from .group import GroupFailed, consume_as_group
@@ -249,7 +249,7 @@ def run(store: Path) -> None:
     """Run all steps without Spark."""
     refuse_flights(store)
     started = time.perf_counter()
-    with LocalBroker(store) as broker:
+    with StartedBroker(store) as broker:
         report("started", f"a broker on {broker.address}", f"{time.perf_counter() - started:>11.1f} s")
         with Admin(broker.address) as admin, Consumer(broker.address) as consumer:
             admin.create_topic(TOPIC, queues=QUEUES)
@@ -279,7 +279,7 @@ def run_with_spark(store: Path, folder: Path) -> None:
         return
     from ..flights.demo import run_demo
 
-    with LocalBroker(store) as broker:
+    with StartedBroker(store) as broker:
         run_demo(broker.address, folder / "parquet", folder / "spark.log")
 
 
@@ -311,7 +311,7 @@ def main() -> int:
             store = folder / "store" if chosen is None else chosen.absolute()
             run(store)
             run_with_spark(store, folder)
-    except (QuickstartFailed, BrokerFailed, GroupFailed, FlintError) as failure:
+    except (QuickstartFailed, GroupFailed, FlintError) as failure:
         show_failure("quickstart", failure)
         return 1
     except KeyboardInterrupt:
