@@ -23,9 +23,9 @@ from typing import NamedTuple
 import pytest
 
 from flintmq.client import Admin, Producer
+from flintmq.testing.started_broker import broker_environment
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.fault.settling_member import GROUP, TOPIC
-from tests.forked import broker_environment
 from tests.group_tools import numbered, until
 
 SEED = int(os.environ.get("FLINTMQ_SEED", "1"))
