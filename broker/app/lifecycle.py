@@ -109,7 +109,7 @@ class Lifecycle:
 
     @property
     def metrics_address(self) -> str:
-        """HOST:PORT of the metrics endpoint; empty if there is none."""
+        """HOST:PORT of the metrics endpoint, or an empty string."""
         address = self._endpoint.address
         return format_address(*address) if address is not None else ""
 

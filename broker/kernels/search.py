@@ -16,7 +16,7 @@ _AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
 @kernel(i64, bytes_array, i64, i64, i64, i64, i64_array)
 def find_record(log: np.ndarray, at: int, end: int, file_base: int, store_ms_min: int, parts: np.ndarray) -> int:
     """Return the first position in ``[at, end)`` of a sound record with the right physical offset, stored at
-    ``store_ms_min`` or later; ``end`` if there is none.
+    ``store_ms_min`` or later, else ``end``.
 
     ``file_base``: physical offset of the array's first byte; ``parts`` (``PARTS`` integers) gets the record's parts.
     The record ends within the array, not necessarily before ``end``.

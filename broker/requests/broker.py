@@ -78,7 +78,7 @@ class BrokerProcess:
 
     ``readers``: threads that read from the disk; ``fatal`` ends the process after a failure that the broker cannot
     survive: its arguments are the name of the part that failed and the exception; ``recovery_seconds``: duration of the
-    store's recovery; ``metrics_address``: HOST:PORT of the metrics endpoint, empty if there is none.
+    store's recovery; ``metrics_address``: HOST:PORT of the metrics endpoint, or an empty string.
     """
 
     loop: asyncio.AbstractEventLoop

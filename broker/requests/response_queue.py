@@ -71,7 +71,7 @@ class ResponseQueue:
         self.unflushed: deque[tuple[int, bytes, int, int, float]] = deque()
         self.unflushed_bytes = 0
         self.flush_offset = 0
-        """End offset of this turn's last message that must be flushed; 0 if there is none."""
+        """End offset of this turn's last message that must be flushed, or 0."""
 
     def send(self, head: bytes, body: Bytes = b"") -> None:
         """Send one encoded response, at the end of the turn at the latest."""

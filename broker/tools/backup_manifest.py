@@ -69,7 +69,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
-        """Return the manifest of ``folder``, or None if there is none. Raises ``BackupError`` if it is unreadable."""
+        """Return the manifest of ``folder``, or None. Raises ``BackupError`` if it is unreadable."""
         table = _read(folder / MANIFEST)
         if table is None:
             return None

@@ -116,7 +116,7 @@ def _check_mark(store: OfflineStore, path: Path, blob: bytes, end: LogEnd) -> No
 
 
 def _last_store_ms(store: OfflineStore, end: LogEnd) -> int:
-    """Return the store time of the last message that a queue knows; 0 if there is none."""
+    """Return the store time of the last message that a queue knows, or 0."""
     last = (-1, 0)
     for queue in store.queues:
         unit = last_record_unit(queue, count_units(queue, end.offset))

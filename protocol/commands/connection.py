@@ -45,7 +45,7 @@ class HelloAnswer:
     auth: str = text("mechanisms of AUTH, separated by spaces; empty: the broker does not serve AUTH", 256, default="")
     role: str = text("`primary` or `follower` in a replica set, empty for a broker on its own", 16, default="")
     primary: str = text(
-        "HOST:PORT of the set's primary; empty: there is none, or the broker is no member", 300, default=""
+        "HOST:PORT of the set's primary; empty outside of a set, or while no member leads", 300, default=""
     )
 
 

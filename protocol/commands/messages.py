@@ -114,7 +114,7 @@ class QueryByKeyAnswer:
     """Found records. Body: count × u32 sizes, then the records."""
 
     count: int = integer("number of records in the body")
-    cursor: str = text("cursor of the next page; empty: there is none", 256, default="")
+    cursor: str = text("cursor of the next page, or empty", 256, default="")
     index_behind_bytes: int = integer("CommitLog bytes that the index does not cover yet", default=0)
     damaged: int = integer("records that the index has for the key but that are damaged in the log", default=0)
 
@@ -166,10 +166,10 @@ class BrowseMessagesAnswer:
     stored body, `body` its beginning and `properties` all properties (both binary, as stored)."""
 
     count: int = integer("number of messages in the body; the broker sends fewer than asked for rather than over 1 MiB")
-    next_physical: int = integer("`physical` of the next page in this direction; -1: there is none", -1, I64_MAX)
+    next_physical: int = integer("`physical` of the next page in this direction, or -1", -1, I64_MAX)
     examined: int = integer("number of messages looked at")
-    reached_ms: int = integer("store time of the last one, ms since 1970 UTC; -1: there is none", -1, I64_MAX)
-    reached_physical: int = integer("physical offset of the last one; -1: there is none", -1, I64_MAX)
+    reached_ms: int = integer("store time of the last one, ms since 1970 UTC, or -1", -1, I64_MAX)
+    reached_physical: int = integer("physical offset of the last one, or -1", -1, I64_MAX)
     lost: int = integer("number of messages on the way that are damaged or in quarantine")
     messages: int = integer("number of messages in the queues")
     max_offsets: int = integer("sum of the queues' max offsets, which grows by one with each message")

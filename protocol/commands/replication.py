@@ -82,7 +82,7 @@ class ReplicaStatusAnswer:
     member: str = text("id of this member", MEMBER_MAX, default="")
     role: str = text("`primary`, `elected`, `follower` or `stopped`; empty: the broker is on its own", 16, default="")
     epoch: int = integer("number of the leadership", 0, I64_MAX, 0)
-    primary: str = text("id of the primary; empty: there is none", MEMBER_MAX, default="")
+    primary: str = text("id of the primary, or empty", MEMBER_MAX, default="")
     min_in_sync: int = integer("members that must have a message on disk to acknowledge it", 0, I64_MAX, 0)
     end: int = integer("physical offset at which this member's log ends", 0, I64_MAX, 0)
     confirmed: int = integer("physical offset below which it is confirmed", 0, I64_MAX, 0)

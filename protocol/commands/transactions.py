@@ -63,7 +63,7 @@ class TransactionsAnswer:
     TRANS_CHECK_MAX_TIME_TOPIC, and `delivered` says whether it was committed later."""
 
     count: int = integer("number of maps in the body")
-    next_offset: int = integer("from_offset of the next page; -1: there is none", -1)
+    next_offset: int = integer("from_offset of the next page, or -1", -1)
     open: int = integer("total number of open transactions", default=0)
     parked: int = integer("total number of parked messages", default=0)
 

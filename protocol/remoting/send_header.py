@@ -24,7 +24,7 @@ _EXT_FIELDS = re.compile(rb'"extFields":\{([^{}]*)\}')
 
 
 def send_pattern(header: bytes, code: int, unique_key_name: str) -> re.Pattern[bytes] | None:
-    """Return the pattern of the headers like an accepted one; None if there is none.
+    """Return the pattern of the headers like an accepted one, or None.
 
     ``unique_key_name``: name of the property that must have 32 hexadecimal digits. The pattern's groups are ``queue``,
     ``born``, ``properties`` (with the separators still escaped), ``key`` and ``opaque``.

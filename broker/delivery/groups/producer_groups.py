@@ -62,7 +62,7 @@ class ProducerGroups:
         return members[self._turn % len(members)]
 
     def find(self, member: str) -> ClientHandle | None:
-        """Return the connection of the producer with a name, in whichever group it is; None if there is none."""
+        """Return the connection of the producer with a name, in any group, or None."""
         for members in self._groups.values():
             producer = members.get(member)
             if producer is not None and not producer.remote.lost and producer.until >= self._clock():

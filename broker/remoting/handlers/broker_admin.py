@@ -33,7 +33,7 @@ def get_broker_runtime_info(request: RemotingRequest, gateway: RemotingGateway, 
 
 
 def _earliest_ms(store: MessageStore, hot: bool) -> int:
-    """Return the store time of the first record in the log in ms, -1 if there is none."""
+    """Return the store time of the first record in the log in ms, or -1."""
     record = store.log_reads.record_at(store.min_physical_offset, hot=hot)
     return record.store_timestamp if record is not None else -1
 

@@ -24,7 +24,7 @@ Epochs = tuple[Epoch, ...]
 
 
 def last_epoch(epochs: Epochs) -> int:
-    """Return the number of the newest epoch, 0 if there is none."""
+    """Return the number of the newest epoch, or 0."""
     return epochs[-1].number if epochs else 0
 
 

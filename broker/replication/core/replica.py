@@ -414,11 +414,9 @@ class Replica:
             return "this member is not the primary"
         if target == self.member:
             return f"{target} is the primary already"
-        config = self.primary.config
-        if target not in config.members:
-            return f"the set has no member {target!r}; its members are {', '.join(sorted(config.members))}"
-        if target not in config.in_sync:
-            return f"{target} is not in sync; `flintmq replica status` shows how far behind it is"
+        if target not in (config := self.primary.config).in_sync:
+            members = ", ".join(sorted(config.members))
+            return f"{target} is not in sync" if target in config.members else f"the set has {members}, not {target!r}"
         self._target, self._target_until, self.accepts = target, now + within, False
         self._advance(now)
         return None

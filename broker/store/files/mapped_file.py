@@ -213,7 +213,7 @@ class MappedFileQueue:
                 raise
 
     def find(self, offset: int) -> MappedFile | None:
-        """Return the file that contains ``offset``; None if there is none."""
+        """Return the file that contains ``offset``, or None."""
         files = self.files
         if not files:
             return None

@@ -31,7 +31,7 @@ class TableJournal:
         self._files = files
         self.path = table.with_name(table.name + JOURNAL_SUFFIX)
         self.bytes = 0
-        """Length of the file; 0 if there is none to append to."""
+        """Length of the file, or 0 without a file."""
         self.problem = ""
         """Description of the lines that could not be read; empty if all could."""
 

@@ -50,7 +50,7 @@ class LogReads:
         )
 
     def record_at(self, physical_offset: int, size: int = 0, *, hot: bool = False) -> Record | None:
-        """Return the record at an offset, checked; None if there is none, or a tombstone. ``size``: 0 if unknown."""
+        """Return the record at an offset, checked; None for a tombstone or an empty place. ``size``: 0 if unknown."""
         return self._decoded(self.bytes_of(physical_offset, size, hot=hot), physical_offset)
 
     def stored_ms(self, physical_offset: int, size: int, *, hot: bool = False) -> int | None:
@@ -60,7 +60,7 @@ class LogReads:
         return record.store_timestamp if record is not None else None
 
     def bytes_of(self, physical_offset: int, size: int = 0, *, hot: bool) -> bytearray | None:
-        """Return the unchecked bytes of the record at an offset; None if there is none, or a tombstone."""
+        """Return the unchecked bytes of the record at an offset; None for a tombstone or an empty place."""
         if self.quarantine and self.quarantine.covers(physical_offset):
             return None
         return self._bytes_at(physical_offset, size, hot)

@@ -192,7 +192,7 @@ class Queries:
         visible_below: int,
         may_show: Callable[[str], bool] | None = None,
     ) -> bytearray | None:
-        """Return the record at a physical offset if clients may see it; None if there is none, or it is damaged.
+        """Return the record at a physical offset if it is sound and clients may see it, else None.
 
         ``topic``, ``may_show``: as for ``view``. Raises ``WouldBlock`` with ``hot``.
         """

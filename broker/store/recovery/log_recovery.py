@@ -370,7 +370,7 @@ class LogRecovery:
         return self.record_is_sound(physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
 
     def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
-        """Return (topic, queue, queue offset) from the sound record of this size there; None if there is none."""
+        """Return (topic, queue, queue offset) from the sound record of this size there, or None."""
         file = self._files.find(physical_offset)
         if file is None:
             return None

@@ -28,7 +28,7 @@ class RecoveryReport:
 
 
 def damage_line(kept: Quarantine, new: int) -> str:
-    """Return one line about the damage of the log; empty if there is none. ``new``: holes that this start found."""
+    """Return one line about the damage of the log, or an empty string. ``new``: holes that this start found."""
     if not kept:
         return ""
     holes = len(kept.ranges)

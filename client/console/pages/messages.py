@@ -169,7 +169,7 @@ def _position(visit: Visit, queue: int) -> Position:
 
 
 def _links(visit: Visit, page: TopicPage | None, rows: list[MessageRow], position: Position) -> dict[str, str]:
-    """Return the links to the pages above and below, in the order shown; empty if there is none."""
+    """Return the links to the pages above and below, in the order shown, or an empty string."""
     links = {"older": "", "newer": ""}
     if page is None:
         return links
@@ -215,7 +215,7 @@ def _stored_row(visit: Visit, message: StoredMessage, field: str) -> MessageRow:
 
 
 def _field_of(body: bytes, path: str) -> str:
-    """Return a field of a JSON body by a path such as ``user.id`` or ``$.items.0``; empty if there is none."""
+    """Return a field of a JSON body by a path such as ``user.id`` or ``$.items.0``, or an empty string."""
     try:
         value = json.loads(body, parse_int=str, parse_float=str)  # digits stay as they were sent
     except (ValueError, RecursionError):
@@ -324,5 +324,5 @@ async def search(visit: Visit) -> Response:
 
 
 def _named(wanted: str, names: Iterable[str]) -> str | None:
-    """Return the real name among ``names`` that a person means by ``wanted``, None if there is none."""
+    """Return the real name among ``names`` that a person means by ``wanted``, or None."""
     return next((name for name in names if wanted in (name, shown_name(name))), None)

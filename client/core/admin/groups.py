@@ -55,7 +55,7 @@ class GroupQueue:
     """A group's progress in one queue. ``member``: the one that the queue is assigned to, or empty; ``committed``: the
     committed offset, -1: none; ``pulled``: the offset after the last message that a member received, -1: none;
     ``known``: False if no offset is committed and the group's first member will set the start rule;
-    ``next_stored_ms``: store time of the next message to read, ms since 1970 UTC, -1: there is none."""
+    ``next_stored_ms``: store time of the next message to read, ms since 1970 UTC, or -1."""
 
     topic: str
     queue: int

@@ -31,7 +31,7 @@ class ReplicaSetStatus:
     """A replica set, as the ``member`` that answered sees it; ``replica_set`` is empty if the broker is on its own.
 
     ``role``: ``primary``, ``elected`` (it does not serve yet), ``follower`` or ``stopped``; ``epoch``: number of the
-    leadership; ``primary``: id of the primary, empty if there is none; ``min_in_sync``: members that must have a
+    leadership; ``primary``: id of the primary, or an empty string; ``min_in_sync``: members that must have a
     message on disk before it is acknowledged; ``end`` and ``confirmed``: physical offsets at which the member's log
     ends, and below which it is confirmed; ``reason``: why the member takes no part, or why the primary refuses it.
     """

@@ -84,7 +84,7 @@ class TopicPage(Sequence[MessageSummary]):
 
     ``next_physical``: pass it as ``physical`` for the next page in the same direction; None on the last page.
     ``examined``: number of messages that the broker looked at; ``reached_ms``, ``reached_physical``: store time and
-    physical offset of the last one, -1 if there is none; ``lost``: number of messages on the way that are damaged or in
+    physical offset of the last one, or -1; ``lost``: number of messages on the way that are damaged or in
     quarantine; ``messages``: number of messages that the queues hold; ``max_offsets``: sum of their max offsets, which
     grows by one with each message.
     """

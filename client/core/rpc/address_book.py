@@ -76,7 +76,7 @@ class AddressBook:
 
 
 def _primary_named_by(error: BaseException) -> Address | None:
-    """Return the primary that an error, or its cause, names; None if there is none, or it is no address."""
+    """Return the primary that an error, or its cause, names; None without a valid address."""
     refusal = error if isinstance(error, NotPrimary) else error.__cause__
     named = refusal.primary if isinstance(refusal, NotPrimary) else ""
     if not 0 < len(named) <= _HOST_CHARS_MAX + len("[]:65535"):

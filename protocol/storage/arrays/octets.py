@@ -20,7 +20,7 @@ def text_array(text: str) -> np.ndarray:
 
 @inlined
 def find_byte(array: np.ndarray, at: int, end: int, wanted: int) -> int:
-    """Return the position of the first byte of that value (0 to 127) in ``array[at:end]``; ``end`` if there is none."""
+    """Return the position of the first byte of that value (0 to 127) in ``array[at:end]``, or ``end``."""
     pattern = wanted * ONES
     while at + 8 <= end:
         word = load_le64(array, at) ^ pattern
