@@ -414,9 +414,8 @@ class Replica:
             return "this member is not the primary"
         if target == self.member:
             return f"{target} is the primary already"
-        if target not in (config := self.primary.config).in_sync:
-            members = ", ".join(sorted(config.members))
-            return f"{target} is not in sync" if target in config.members else f"the set has {members}, not {target!r}"
+        if target not in (in_sync := self.primary.config.in_sync):
+            return f"{target!r} is not one of the members in sync: {', '.join(sorted(in_sync))}"
         self._target, self._target_until, self.accepts = target, now + within, False
         self._advance(now)
         return None
