@@ -81,9 +81,9 @@ class PageSelection:
 class MessagePage:
     """The messages of a page. ``rows``: as in the response to BROWSE_MESSAGES; ``next_physical``: the position at which
     the next page in this direction begins, or -1; ``examined``: number of messages looked at; ``reached_ms``,
-    ``reached_physical``: store time of the last one, in ms since 1970 UTC, and its physical offset, or -1; ``lost``:
-    number of messages on the way that are damaged or in quarantine; ``messages``: number of messages in the queues; ``max_offsets``: sum of
-    the queues' max offsets."""
+    ``reached_physical``: store time of the last one, in ms since 1970 UTC, and its physical offset, or -1;
+    ``lost``: number of messages on the way that are damaged or in quarantine; ``messages``: number of messages in
+    the queues; ``max_offsets``: sum of the queues' max offsets."""
 
     rows: list[tuple[object, ...]] = field(default_factory=list)
     next_physical: int = -1
