@@ -90,6 +90,10 @@ HELD_SELECTIONS = _gauge(
 )
 REMOTING_CONNECTIONS = _gauge("flintmq_remoting_connections", "open connections of RocketMQ's clients")
 REMOTING_HELD_PULLS = _gauge("flintmq_remoting_held_pulls", "pulls of these connections that wait for messages")
+REMOTING_NAME_SERVERS = _gauge("flintmq_remoting_name_servers", "name servers of RocketMQ's in remoting.name_servers")
+REMOTING_NAME_SERVERS_MISSING = _gauge(
+    "flintmq_remoting_name_servers_missing", "those of them that have no registration of this broker, the primary"
+)
 REMOTING_CONSUMERS = _gauge(
     "flintmq_remoting_consumers",
     "RocketMQ clients in consumer groups: `sharing` the queues, or `waiting` because their group has members of "

@@ -6,7 +6,7 @@ import asyncio
 
 from ..addresses import format_address
 from ..net.connection import ClientConnection
-from ..requests.broker import Broker
+from ..requests.broker import Broker, RemotingFigures
 from .figures import SAMPLE_S, TrafficFigures
 from .name_server import NameServerRole
 from .registration import NameServerRegistrations, parse_name_servers
@@ -37,10 +37,10 @@ class RemotingGateway:
         self.connections: set[ClientConnection] = set()
         broker.remoting_figures = self._figures
 
-    def _figures(self) -> tuple[int, int]:
-        """Return the number of open connections, and of their held pulls. Any thread."""
+    def _figures(self) -> RemotingFigures:
         connections = self.connections.copy()
-        return len(connections), sum(len(each.deferred.held_pulls) for each in connections)
+        held_pulls = sum(len(each.deferred.held_pulls) for each in connections)
+        return RemotingFigures(len(connections), held_pulls, *self._registrations.count())
 
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Set the committed offset of a group, also backwards; ignore it if it is older than a reset by an operator.

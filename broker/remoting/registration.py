@@ -76,6 +76,11 @@ class _Registration:
         self._is_out = False
         """An outage has been logged, and not its end."""
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether the name server does not know this broker although it should."""
+        return self._sent is None and self._names.is_primary()
+
     def stop(self) -> None:
         """Let ``keep`` take the registration back and return."""
         self._stopping.set()
@@ -187,6 +192,10 @@ class NameServerRegistrations:
         self._tasks = [self._broker.loop.create_task(each.keep()) for each in self._all]
         for task in self._tasks:
             task.add_done_callback(self._ended)
+
+    def count(self) -> tuple[int, int]:
+        """Return the number of name servers, and of those that do not know this broker although they should."""
+        return len(self._all), sum(each.is_missing for each in self._all)
 
     def _changed(self) -> None:
         for each in self._all:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...protocol.errors import BrokerError
 from ..background.cold_reads import ColdReads
@@ -88,6 +88,16 @@ class BrokerProcess:
     metrics_address: str
 
 
+class RemotingFigures(NamedTuple):
+    """Counts of the gateway for RocketMQ's clients. ``name_servers_missing``: those that have no registration of this
+    broker although it is the primary."""
+
+    connections: int = 0
+    held_pulls: int = 0
+    name_servers: int = 0
+    name_servers_missing: int = 0
+
+
 class Broker:
     """The parts of the broker that handlers use, by name. Belongs to the event loop."""
 
@@ -146,7 +156,7 @@ class Broker:
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
         self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
         """Callback that returns the GET_CONNECTIONS rows of the first ``count`` connections after number ``after``."""
-        self.remoting_figures: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.remoting_figures: Callable[[], RemotingFigures] = RemotingFigures
         """Callback that returns the number of RocketMQ's connections, and of their held pulls. Any thread."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Callbacks that get all settings after each change."""

@@ -15,6 +15,7 @@ from flintmq.protocol.remoting import codes
 from tests.conftest import BrokerFactory
 from tests.group_tools import until
 from tests.integration.rocketmq.harness import class_path
+from tests.metrics_tools import Scrape
 from tests.processes import free_port
 from tests.remoting_tools import RemotingBroker, RemotingSocket
 
@@ -86,6 +87,9 @@ def test_a_broker_is_found_by_a_name_server_while_it_runs(broker: BrokerFactory,
     name_server(up)
     until(lambda: route(up, "made-later") is not None)
     assert gateway.running.log.count("not registered with the name server") == 2, "once for each that was down"
+    scrape = Scrape(gateway.running)
+    assert scrape("flintmq_remoting_name_servers") == 2
+    assert scrape("flintmq_remoting_name_servers_missing") == 1
 
     gateway.running.stop()
     until(lambda: route(up, "made-later") is None)
