@@ -16,11 +16,11 @@ from tests.conftest import Answer, RawConnection
 WAIT_SECONDS = 30.0
 
 
-def until(holds: Callable[[], bool], what: str = "it") -> None:
+def until(holds: Callable[[], bool], what: str = "it", seconds: float = WAIT_SECONDS) -> None:
     """Wait until a condition holds that only polling can show."""
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, f"{what} did not happen within {WAIT_SECONDS:.0f} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:.0f} s"
         time.sleep(0.005)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ import pytest
 from flintmq.client import Admin, PushConsumer
 from flintmq.protocol.errors import GroupKind
 from flintmq.protocol.storage.delivery import dead_letter_topic
+from tests import group_tools
 from tests.conftest import BrokerFactory, Brokers
-from tests.group_tools import Seen, until
+from tests.group_tools import Seen
 from tests.integration.rocketmq.harness import JavaDriver, class_path
 from tests.remoting_tools import RemotingBroker
 
 pytestmark = pytest.mark.slow
 
 QUEUES = [0, 1, 2, 3]
+until = partial(group_tools.until, seconds=90.0)
+"""Java's clients send heartbeats every 30 s, and the first one may lack the subscription."""
 Row = dict[str, Any]
 
 
