@@ -14,12 +14,13 @@ from ...protocol.frames import REQUEST
 from ...protocol.remoting.command import JSON_HEADER, LENGTHS, encode_send_answer
 from ...protocol.remoting.send_header import plain_properties, send_pattern
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ...protocol.storage.ids import UNIQUE_PREFIX_DIGITS, offset_ids
+from ...protocol.storage.ids import offset_ids
 from ...protocol.storage.record import PROPERTY_UNIQ_KEY
 from ..requests.broker import Broker
 from ..requests.request import FrameSource, Request
 from ..store import LAYOUT_BODY, TopicConfig
 from .request import RemotingRequest
+from .sends import sequence_of
 
 HEADERS_PER_CONNECTION_MAX = 8
 """Maximum number of headers that one connection keeps."""
@@ -71,7 +72,7 @@ class RepeatedSends:
         header_at = received.body_end - request.source.frame_bytes + LENGTHS.size
         if len(self.headers) >= HEADERS_PER_CONNECTION_MAX or not 0 < received.body_at - header_at <= HEADER_BYTES_MAX:
             return
-        simple = params.layout == LAYOUT_BODY and params.unique_prefix and not request.recall_handle
+        simple = params.layout == LAYOUT_BODY and not request.recall_handle
         if not simple or received.kind != REQUEST or params.topic.startswith(RETRY_TOPIC_PREFIX):
             return
         if received.header_type != JSON_HEADER:
@@ -111,7 +112,7 @@ class RepeatedSends:
             broker.kept_headers -= 1
             return False
         queue, key = int(found["queue"]), found["key"].decode()
-        prefix, first = key[:UNIQUE_PREFIX_DIGITS], int(key[UNIQUE_PREFIX_DIGITS:], 16)
+        prefix, first = sequence_of(key) or ("", 0)
         common = header.stamps + plain_properties(found["properties"])
         frame_bytes = body_end - start
         if (
@@ -120,7 +121,7 @@ class RepeatedSends:
             or frame_bytes > broker.produce_bytes_max
             or broker.in_flight_bytes > broker.in_flight_bytes_max
             or name in broker.topic_changes.pending
-            or broker.sequences.may_have(prefix, name, first)
+            or (prefix and broker.sequences.may_have(prefix, name, first))
         ):
             return False
         frame = (buffer, body_at, body_end, 1, first, int(found["born"]))
@@ -130,7 +131,8 @@ class RepeatedSends:
         parser.start = body_end
         broker.dispatch.appended_to(name, queue)
         queue_offset = appended.queue_offset
-        broker.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)
+        if prefix:
+            broker.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)
         traffic = header.traffic
         traffic.frames += 1
         traffic.messages += 1

@@ -19,15 +19,17 @@ _VALUE = rb"[ !#-\[\]-~]+"
 _PROPERTIES = re.compile(rb'"(i|properties)":"((?:[ !#-\[\]-~]|\\u000[12])*)"')
 _PAIR = re.compile(rb"([!#-\[\]-~]+)\\u0001([ !#-\[\]-~]+)\Z")
 _OPAQUE = re.compile(rb'"opaque":([0-9]{1,9})(?=[,}])')
-_UNIQUE_KEY = rb"[0-9A-F]{32}"
+_UNIQUE_KEYS = {32: rb"[0-9A-F]{32}", 56: rb"[0-9A-F]{56}"}
+"""Unique keys of clients on hosts with IPv4 and with IPv6 alone, by their number of digits."""
 _EXT_FIELDS = re.compile(rb'"extFields":\{([^{}]*)\}')
 
 
 def send_pattern(header: bytes, code: int, unique_key_name: str) -> re.Pattern[bytes] | None:
     """Return the pattern of the headers like an accepted one, or None.
 
-    ``unique_key_name``: name of the property that must have 32 hexadecimal digits. The pattern's groups are ``queue``,
-    ``born``, ``properties`` (with the separators still escaped), ``key`` and ``opaque``.
+    ``unique_key_name``: name of the property with the unique key, which must have as many hexadecimal digits as that of
+    the accepted header. The pattern's groups are ``queue``, ``born``, ``properties`` (with the separators still
+    escaped), ``key`` and ``opaque``.
     """
     names = NAMES.get(code)
     ext_fields = _EXT_FIELDS.findall(header)
@@ -36,15 +38,16 @@ def send_pattern(header: bytes, code: int, unique_key_name: str) -> re.Pattern[b
         return None
     pairs = [_PAIR.match(pair) for pair in found[0][1].removesuffix(rb"\u0002").split(rb"\u0002")]
     property_names = [pair[1].decode() if pair else "" for pair in pairs]
+    keys = [len(pair[2]) for pair in pairs if pair and pair[1].decode() == unique_key_name]
     whole = _PROPERTIES.search(header)
     opaque = list(_OPAQUE.finditer(header))
     # Without escapes, a quote begins or ends a string, so a member's name is where its bytes are.
     constant = header.replace(found[0][1], b"", 1)
-    if "" in property_names or property_names.count(unique_key_name) != 1 or b"\\" in constant or whole is None:
+    if "" in property_names or len(keys) != 1 or keys[0] not in _UNIQUE_KEYS or b"\\" in constant or whole is None:
         return None
     if header.count(b"{") != 2 or header.count(b"}") != 2 or len(opaque) != 1:
         return None
-    spans = [(whole.start(2), whole.end(2), _properties_pattern(found[0][1], property_names, unique_key_name))]
+    spans = [(whole.start(2), whole.end(2), _properties_pattern(found[0][1], property_names, unique_key_name, keys[0]))]
     for name, group, digits in ((names[0], b"queue", b"9"), (names[1], b"born", b"18")):
         numbers = list(re.finditer(rb'"%b":"([0-9]{1,%b})"' % (name.encode(), digits), header))
         if len(numbers) != 1 or numbers[0][0] not in ext_fields[0]:
@@ -60,11 +63,9 @@ def send_pattern(header: bytes, code: int, unique_key_name: str) -> re.Pattern[b
     return re.compile(pattern + re.escape(header[at:]))
 
 
-def _properties_pattern(text: bytes, names: Sequence[str], unique_key_name: str) -> bytes:
-    parts = [
-        re.escape(name.encode()) + rb"\\u0001" + (rb"(?P<key>%b)" % _UNIQUE_KEY if name == unique_key_name else _VALUE)
-        for name in names
-    ]
+def _properties_pattern(text: bytes, names: Sequence[str], unique_key_name: str, digits: int) -> bytes:
+    values = {unique_key_name: rb"(?P<key>%b)" % _UNIQUE_KEYS[digits]}
+    parts = [re.escape(name.encode()) + rb"\\u0001" + values.get(name, _VALUE) for name in names]
     end = rb"\\u0002" if text.endswith(rb"\u0002") else b""
     return rb"(?P<properties>" + rb"\\u0002".join(parts) + end + rb")"
 

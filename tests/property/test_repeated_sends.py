@@ -23,7 +23,7 @@ from tests import paired_brokers
 from tests.paired_brokers import Pair, Side, pair_of, split_evenly
 
 TOPICS = ("orders", "payments", "%RETRY%payers")
-PREFIXES = ("AB" * 10, "CD" * 10)
+PREFIXES = ("AB" * 10, "CD" * 10, "EF" * 22)
 LONG_NAMES = (
     "producerGroup topic defaultTopic defaultTopicQueueNums queueId sysFlag bornTimestamp flag properties "
     "reconsumeTimes unitMode batch"
