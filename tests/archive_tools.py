@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flintmq.client.spark.archive.log_end import find_end
-from flintmq.client.spark.archive.log_files import find_log
-from flintmq.client.spark.archive.log_reader import PartitionReader
-from flintmq.client.spark.archive.log_scanner import LogRange
-from flintmq.client.spark.archive.options import ArchiveOptions
-from flintmq.client.spark.archive.plan import plan
+from flintmq.client.arrow.archive.log_end import find_end
+from flintmq.client.arrow.archive.log_files import find_log
+from flintmq.client.arrow.archive.log_reader import PartitionReader
+from flintmq.client.arrow.archive.log_scanner import LogRange
+from flintmq.client.arrow.archive.options import ArchiveOptions
+from flintmq.client.arrow.archive.plan import plan
+from flintmq.client.arrow.decoder import Decoder
 from flintmq.client.spark.columns import offered
 from flintmq.protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, RECORD_BYTES_MIN
 from flintmq.protocol.storage.record import Record, decode_record
@@ -100,7 +101,7 @@ def read_rows(path: Path | str, **options: Any) -> list[dict[str, Any]]:
     wanted = ArchiveOptions(str(path), **options)
     rows: list[dict[str, Any]] = []
     for stretches in plan_of(path, **options):
-        for batch in PartitionReader(stretches, COLUMNS, wanted).batches():
+        for batch in PartitionReader(stretches, Decoder(COLUMNS), wanted).batches():
             rows += batch.to_pylist()
     return rows
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from ..arrow.bounds import Bounds
+from ..arrow.columns import Column
 from .brokers import BrokerAddress
-from .columns import Column
-from .filter_pushdown import Bounds, push
+from .filter_pushdown import push, within
 from .gc_freeze import freeze_gc
 from .offsets import Queue, QueueRange, TopicSubscription, split
 from .options import ReadOptions
@@ -68,14 +69,14 @@ class BatchReader(DataSourceReader):
         starts = subscription.starts(stats, "earliest")
         ends = subscription.ends(stats, starts)
         ranges = [QueueRange(queue, starts[queue], ends[queue]) for queue in sorted(stats)]
-        ranges = self.bounds.within(ranges, subscription)
+        ranges = within(self.bounds, ranges, subscription)
         return range_partitions(split(ranges, self.options.min_partitions), subscription)
 
     @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         # Imported here because only tasks need them: planning runs in its own process, for whose start the query waits.
-        from .arrow_decoder import Decoder
+        from ..arrow.decoder import Decoder
         from .partition_reader import read_key, read_range
 
         decoder = Decoder(self.columns)

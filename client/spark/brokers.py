@@ -11,21 +11,18 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
+from ...protocol.errors import ConnectionFailed
 from ..connection_log import ConnectionLog
 from ..core import topics as topic_operations
 from ..core.client_guard import Guard
 from ..core.rpc.access import NO_ACCESS, ClientAccess
 from ..core.rpc.address import parse_addresses
-from ..core.rpc.connection_errors import unanswered
 from ..core.rpc.operation import Operation
-from ..core.rpc.retry import is_retriable
-from ..core.rpc.session import Answer
 from ..core.topics import QueueStats, TopicInfo
 from ..errors import InvalidArgument, TlsFailed
-from ..sync.connection import Connection
+from ..sync.asker import Asker
 from ..sync.pool import Caller, Dialer
 
 T = TypeVar("T")
@@ -92,82 +89,9 @@ def call(broker: BrokerAddress, operation: Operation[T], timeout: float) -> T:
     return caller_of(broker, timeout).call(operation, time.monotonic() + timeout)
 
 
-class Asker(Generic[T]):
-    """Sends one broker one request after another, each before the caller works on the previous response.
-
-    ``ask`` only sends. ``answer`` waits; if the connection is lost or the broker is busy, it asks again until
-    ``timeout`` seconds are over. The caller must close it.
-    """
-
-    def __init__(self, broker: BrokerAddress, timeout: float) -> None:
-        self._caller = caller_of(broker, timeout)
-        self._timeout = timeout
-        self._connection: Connection | None = None
-        self._asked: Operation[T] | None = None
-        self._request_id = 0
-
-    @property
-    def is_asked(self) -> bool:
-        """Return whether a response is outstanding."""
-        return self._asked is not None
-
-    def ask(self, operation: Operation[T]) -> None:
-        """Send a request; the previous one must have been answered."""
-        assert self._asked is None
-        self._asked = operation
-        try:
-            if self._connection is None:
-                self._connection = self._caller.pool.acquire(self._timeout)
-                self._connection.in_use.acquire()
-            self._request_id = self._connection.request(operation.command, operation.fields, operation.body)
-        except ConnectionFailed as error:
-            self._give_up(error)
-
-    def answer(self) -> T:
-        """Return the response to the request. Raises the broker's error, ``ConnectionFailed`` or ``RequestTimeout``."""
-        operation = self._asked
-        assert operation is not None
-        deadline = time.monotonic() + self._timeout
-        try:
-            if self._connection is not None:
-                return operation.result(self._wait(self._connection, operation, deadline))
-        except FlintError as error:
-            if not is_retriable(error) or isinstance(error, RequestTimeout):
-                raise
-        finally:
-            self._asked = None
-        return self._caller.call(operation, deadline)
-
-    def _wait(self, connection: Connection, operation: Operation[T], deadline: float) -> Answer:
-        while (remaining := deadline - time.monotonic()) > 0:
-            try:
-                answers = connection.receive(remaining)
-            except ConnectionFailed as error:
-                self._give_up(error)
-                raise
-            for answer in answers:
-                if answer.request_id == self._request_id:
-                    return answer
-        late = unanswered(connection.address, operation.command.name, self._timeout)
-        self._give_up(late)
-        raise late
-
-    def _give_up(self, error: FlintError) -> None:
-        """Discard the connection, which is no longer usable."""
-        if self._connection is not None:
-            self._connection.in_use.release()
-            self._caller.pool.discard(self._connection, error)
-            self._connection = None
-
-    def close(self) -> None:
-        """Return the connection to the pool, or close it if a response is outstanding."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.in_use.release()
-            if self._asked is None:
-                self._caller.pool.release(connection)
-            else:
-                self._caller.pool.discard(connection)
+def asker_of(broker: BrokerAddress, timeout: float) -> Asker[T]:
+    """Return an asker over this process's connections to a broker; the caller must close it."""
+    return Asker(caller_of(broker, timeout), timeout)
 
 
 def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from ...protocol.errors import ConfigurationError, FlintError
+from ..arrow.errors import DataLoss, InvalidOption
 from ..errors import InvalidArgument
 
-
-class InvalidOption(InvalidArgument):
-    """An option of a source or sink is unknown, malformed or contradicts another; the message names it."""
+__all__ = ["DataLoss", "IncompatibleSchema", "InvalidOption", "JavaNotFound", "SparkUnavailable", "WriteFailed"]
 
 
 class IncompatibleSchema(InvalidArgument):
     """A schema asks for columns, or holds columns, that the source cannot fill or the sink cannot send."""
-
-
-class DataLoss(FlintError):
-    """Messages that a query should read are no longer in the log: retention deleted them, a topic was deleted, or the
-    log is damaged.
-
-    The message names the range. ``option("failOnDataLoss", "false")`` skips the range and continues.
-    """
 
 
 class WriteFailed(FlintError):

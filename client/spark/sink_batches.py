@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ..arrow.scan import Ints
 from ..errors import InvalidMessage
 from ..message import Message
 from ..sync.producer import Producer
-from .scan import Ints
 from .sink_rows import NOTHING, Distinct, SinkRows
 
 T = TypeVar("T")

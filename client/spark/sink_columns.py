@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .columns import COLUMNS, HEADERS, PROPERTIES
+from ..arrow.columns import COLUMNS, HEADERS, PROPERTIES
+from .columns import DDL
 from .errors import IncompatibleSchema
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ WRITE_COLUMNS = (
     WriteColumn("topic", ("string",), "the topic, unless option `topic` names one for all rows"),
     WriteColumn("keys", ("array<string>", "string"), "keys to find the message by: several, or one"),
     WriteColumn("tags", ("string",), "one tag, by which readers filter"),
-    WriteColumn(PROPERTIES.name, (PROPERTIES.ddl,), "your own properties, by name"),
-    WriteColumn(HEADERS.name, (HEADERS.ddl,), "the same in the source's shape; values must be UTF-8"),
+    WriteColumn(PROPERTIES.name, (DDL[PROPERTIES.name],), "your own properties, by name"),
+    WriteColumn(HEADERS.name, (DDL[HEADERS.name],), "the same in the source's shape; values must be UTF-8"),
     WriteColumn("sharding_key", ("string",), "rows with the same one go to the same queue, those of a task in order"),
     WriteColumn("queue", ("int",), "the queue; null: by the sharding key, else the broker chooses"),
 )
 _BY_NAME = {column.name: column for column in WRITE_COLUMNS}
 
-IGNORED_COLUMNS = {column.name: column.ddl for column in COLUMNS if column.name not in _BY_NAME}
+IGNORED_COLUMNS = {column.name: DDL[column.name] for column in COLUMNS if column.name not in _BY_NAME}
 """Source columns whose values the broker assigns again; ignored, so that a DataFrame from the source can be written."""
 
 _KAFKAS = {"value": "body", "key": "keys", "partition": "queue"}

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
+from ..arrow.scan import Ints
 from ..core.produce.grouping import check_queue
 from ..errors import InvalidArgument, InvalidMessage
 from ..message import check_tag, check_text, check_topic, join_keys
-from .scan import Ints
 
 Keys: TypeAlias = list[str | list[str] | None]
 """Keys of each row: one, several, or none."""

@@ -8,8 +8,9 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from ...protocol.errors import FlintError
+from ..arrow.columns import Column
 from .batch import BatchReader, PushingReader
-from .columns import Column, columns_of, ddl, offered
+from .columns import columns_of, ddl, offered
 from .offsets import TopicSubscription
 from .options import ReadOptions, read_options, refuse
 from .plain_errors import hide_traceback

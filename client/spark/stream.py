@@ -12,8 +12,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from ...protocol.errors import FlintError
+from ..arrow.columns import Column
 from .brokers import BrokerAddress
-from .columns import Column
 from .gc_freeze import freeze_gc
 from .offsets import Queue, QueueRange, Stats, TopicSubscription, limited, split, together
 from .options import ReadOptions
@@ -147,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         assert isinstance(partition, RangesPartition)
-        from .arrow_decoder import Decoder
+        from ..arrow.decoder import Decoder
         from .partition_reader import read_range
 
         decoder = Decoder(self.columns)

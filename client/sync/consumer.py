@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ...protocol.commands import QUERY_COUNT_MAX
 from ..core import topics as topic_operations
 from ..core.consume import pages, requests
 from ..core.consume.batch import Batch
-from ..core.consume.positions import EARLIEST, Position
+from ..core.consume.positions import EARLIEST, LATEST, Position
 from ..core.consume.pull import pull_found
 from ..core.consume.stored import StoredMessage
 from ..core.consume.tags import check_filter, parse_tags
@@ -19,6 +19,10 @@ from ..core.rpc.access import AccessOptions, ReadFrom, check_read_from
 from ..core.rpc.timeouts import TIMEOUT_SECONDS
 from .client import Client, blocking_method
 from .iteration import iterate
+
+if TYPE_CHECKING:
+    from ..arrow.options import ArrowOptions
+    from ..arrow.stream import ArrowStream
 
 
 class Consumer(Client):
@@ -87,6 +91,21 @@ class Consumer(Client):
         iterator waits for new messages and never ends. ``timeout``: seconds for which the broker may be away.
         """
         return iterate(self._caller, topic, from_, until, parse_tags(tags), check_filter(filter), timeout)
+
+    def arrow(
+        self, topic: str, from_: Position = EARLIEST, until: Position = LATEST, **options: Unpack[ArrowOptions]
+    ) -> ArrowStream:
+        """Return the messages of a topic as Arrow record batches, for Polars, DuckDB, pandas and whatever else takes
+        the Arrow C stream interface; needs ``flintmq[arrow]``.
+
+        Queue after queue is read, from ``from_`` (as for ``iter``) to ``until``, and never beyond what is stored when a
+        read begins. The stream can be used again, and each use reads again. For the options, such as ``columns`` and
+        ``filter``, see ``ArrowOptions``. Raises ``InvalidArgument``, ``TopicNotExist`` and ``FilterIllegal`` at once;
+        a read raises ``DataLoss`` and ``CorruptMessage``, unless ``on_loss`` is ``"report"``.
+        """
+        from .arrow_reads import topic_stream
+
+        return topic_stream(self._caller, topic, from_, until, options)
 
     browse = blocking_method(pages.browse)
     query = blocking_method(requests.query)

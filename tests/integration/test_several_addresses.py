@@ -26,7 +26,8 @@ from flintmq.client import (
 )
 from flintmq.client.core.consume.requests import max_offset
 from flintmq.client.core.rpc.access import AccessOptions
-from flintmq.client.spark.brokers import Asker, parse_bootstrap
+from flintmq.client.spark.brokers import asker_of, parse_bootstrap
+from flintmq.client.sync.asker import Asker
 from tests.cli_tools import Cli, Done
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, RunningBroker
@@ -226,7 +227,8 @@ class TestReplicaSet:
         with Producer(replicas.addresses) as producer:
             producer.send(Message("t", b"x"), queue=1)
         (broker,) = parse_bootstrap("set=" + replicas.addresses.replace(",", ";"))
-        with contextlib.closing(Asker[int](broker, WAIT_SECONDS)) as asker:
+        asker: Asker[int] = asker_of(broker, WAIT_SECONDS)
+        with contextlib.closing(asker):
             for number in (1, 2):
                 asker.ask(max_offset("t", 1))
                 assert asker.answer() == 1

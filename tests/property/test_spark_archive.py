@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flintmq.client.spark.archive import log_reader, log_scanner, split_points
-from flintmq.client.spark.archive.starts import find_starts_plain
-from flintmq.client.spark.scan_numba import find_starts as find_starts_numba
+from flintmq.client.arrow.archive import log_reader, log_scanner, split_points
+from flintmq.client.arrow.archive.starts import find_starts_plain
+from flintmq.client.arrow.scan_numba import find_starts as find_starts_numba
 from flintmq.protocol.names import is_system_topic
 from flintmq.protocol.storage.layout import RECORD_BYTES_MIN
 from flintmq.protocol.storage.record import Record

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.spark.arrow_decoder import Decoder
+from flintmq.client.arrow.columns import COLUMNS
+from flintmq.client.arrow.decoder import Decoder
 from flintmq.client.spark.brokers import BrokerAddress
-from flintmq.client.spark.columns import COLUMNS
 from flintmq.client.spark.offsets import Queue
 from flintmq.client.spark.options import read_options
 from flintmq.client.spark.partition_reader import read_range

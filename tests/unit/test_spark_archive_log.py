@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.spark.archive.errors import CorruptLog
-from flintmq.client.spark.archive.log_end import find_end
-from flintmq.client.spark.archive.log_files import find_log
+from flintmq.client.arrow.archive.errors import CorruptLog
+from flintmq.client.arrow.archive.log_end import find_end
+from flintmq.client.arrow.archive.log_files import find_log
+from flintmq.client.arrow.archive.plan import plan
+from flintmq.client.arrow.archive.topics import check_topics
 from flintmq.client.spark.archive.options import ARCHIVE_OPTIONS, archive_options
-from flintmq.client.spark.archive.plan import plan
-from flintmq.client.spark.archive.topics import check_topics
 from flintmq.client.spark.errors import DataLoss, InvalidOption
 from flintmq.protocol.storage.record import Record
 from tests.archive_tools import MadeLog, make_log, read_offsets
@@ -60,8 +60,8 @@ def test_the_store_its_commitlog_folder_and_their_uris_are_the_same(store: Path,
         ("nothing-here", "it does not exist"),
         ("store/commitlog/00000000000000004096", "it is a file"),
         ("elsewhere", "contains orders.txt"),
-        ("s3a://bucket/store", "mounted on the driver and on every executor"),
-        ("file://other-host/store", "mounted on the driver"),
+        ("s3a://bucket/store", "on the driver and on every executor"),
+        ("file://other-host/store", "on the driver"),
     ],
 )
 def test_a_folder_without_a_store_is_refused_with_its_kind(

@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from flintmq.client import CompressionUnavailable
+from flintmq.client.arrow import decoder
+from flintmq.client.arrow.archive import log_end, log_scanner, split_points
+from flintmq.client.arrow.archive.errors import AmbiguousBoundary, CorruptLog
+from flintmq.client.arrow.archive.log_files import LogFile, find_log
+from flintmq.client.arrow.archive.log_reader import PartitionReader
+from flintmq.client.arrow.archive.log_scanner import LogRange
+from flintmq.client.arrow.archive.options import ArchiveOptions
+from flintmq.client.arrow.archive.plan import plan
+from flintmq.client.arrow.archive.split_points import find_boundary, next_record
+from flintmq.client.arrow.decoder import Decoder
 from flintmq.client.core.compression import Compressor
-from flintmq.client.spark.archive import log_end, log_reader, log_scanner, split_points
-from flintmq.client.spark.archive.errors import AmbiguousBoundary, CorruptLog
-from flintmq.client.spark.archive.log_files import LogFile, find_log
-from flintmq.client.spark.archive.log_reader import PartitionReader
-from flintmq.client.spark.archive.log_scanner import LogRange
-from flintmq.client.spark.archive.options import ArchiveOptions
-from flintmq.client.spark.archive.plan import plan
-from flintmq.client.spark.archive.split_points import find_boundary, next_record
 from flintmq.protocol.storage.layout import RECORD, RECORD_HEAD_BYTES, SysFlag
 from flintmq.protocol.storage.record import Record
 from tests.archive_tools import COLUMNS, MadeLog, forge, make_log, plan_of, read_offsets, read_rows
@@ -167,7 +169,7 @@ def test_queues_distinguish_records_from_forged_ones(tmp_path: Path) -> None:
 
 def test_a_range_that_ends_past_its_files_records_is_damage(store: Path, log: MadeLog) -> None:
     file = find_log(str(store)).files[0]
-    reader = PartitionReader([LogRange(file, file.start, file.end - 1)], COLUMNS, ArchiveOptions(str(store)))
+    reader = PartitionReader([LogRange(file, file.start, file.end - 1)], Decoder(COLUMNS), ArchiveOptions(str(store)))
     with pytest.raises(CorruptLog, match="records end here"):
         list(reader.batches())
 
@@ -225,7 +227,7 @@ def test_skipped_bytes_are_counted(store: Path, log: MadeLog) -> None:
     overwrite(store, log, places[70], bytes(places[72] - places[70]))
     options = ArchiveOptions(str(store), fail_on_corruption=False)
     (stretches,) = plan_of(store)
-    reader = PartitionReader(stretches, COLUMNS, options)
+    reader = PartitionReader(stretches, Decoder(COLUMNS), options)
     assert sum(batch.num_rows for batch in reader.batches()) == 395
     size = len(log.records[0].encode())
     assert (reader.skipped, reader.skipped_bytes) == (4, 5 * size)
@@ -272,7 +274,7 @@ def test_random_damage_never_gives_a_row_that_was_not_there(tmp_path: Path) -> N
 
 
 def test_compressed_bodies_are_decompressed_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_reader, "COMPRESSED_BYTES_MAX", 1000)
+    monkeypatch.setattr(decoder, "COMPRESSED_BYTES_MAX", 1000)
     bodies = [bytes([n]) * 30_000 for n in range(60)]
     made = []
     for number, body in enumerate(bodies):
@@ -281,7 +283,7 @@ def test_compressed_bodies_are_decompressed_and_bounded(tmp_path: Path, monkeypa
     store = make_log(made, FILE_BYTES).write(tmp_path)
     assert [row["body"] for row in read_rows(store)] == bodies
     (stretches,) = plan_of(store)
-    batches = list(PartitionReader(stretches, COLUMNS, ArchiveOptions(str(store))).batches())
+    batches = list(PartitionReader(stretches, Decoder(COLUMNS), ArchiveOptions(str(store))).batches())
     assert len(batches) > 5
 
 
@@ -340,7 +342,7 @@ def test_few_wanted_records_are_collected_into_one_batch(tmp_path: Path, monkeyp
     store = make_log(made, FILE_BYTES).write(tmp_path)
     options = ArchiveOptions(str(store), topics=("rare",))
     (stretches,) = plan_of(store, topics=("rare",))
-    (batch,) = PartitionReader(stretches, COLUMNS, options).batches()
+    (batch,) = PartitionReader(stretches, Decoder(COLUMNS), options).batches()
     assert [int(body.as_py()) for body in batch["body"]] == list(range(0, 4000, 50))
 
 

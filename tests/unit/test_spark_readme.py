@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.client.spark.columns import COLUMNS, HEADERS, PROPERTIES
+from flintmq.client.arrow.columns import COLUMNS, HEADERS, PROPERTIES
+from flintmq.client.spark.columns import DDL
 from flintmq.client.spark.options import READ_OPTIONS
 from flintmq.client.spark.sink_columns import WRITE_COLUMNS
 from flintmq.client.spark.sink_options import WRITE_OPTIONS
@@ -22,9 +23,9 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 COLUMN_ROWS = [
-    *((f"`{column.name}`", column.ddl, column.meaning) for column in COLUMNS),
-    (f"`{PROPERTIES.name}`", PROPERTIES.ddl, f"{PROPERTIES.meaning}; with `includeProperties`"),
-    (f"`{HEADERS.name}`", HEADERS.ddl, f"{HEADERS.meaning}; with `includeHeaders`"),
+    *((f"`{column.name}`", DDL[column.name], column.meaning) for column in COLUMNS),
+    (f"`{PROPERTIES.name}`", DDL[PROPERTIES.name], f"{PROPERTIES.meaning}; with `includeProperties`"),
+    (f"`{HEADERS.name}`", DDL[HEADERS.name], f"{HEADERS.meaning}; with `includeHeaders`"),
 ]
 GENERATED = {
     "columns": table(("column", "type", "holds"), COLUMN_ROWS),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ....protocol.errors import InvalidParameter
 from ....protocol.fields import I64_MAX
 from ....protocol.names import check_name
+from ...arrow.archive.options import PARTITION_BYTES, ArchiveOptions
 from ..errors import InvalidOption
 from ..options import Option, boolean, moment, not_empty, parse_options, pattern, topics
 
-PARTITION_BYTES = 128 * 1024 * 1024
 PARTITION_BYTES_MIN = 64 * 1024
 
 
@@ -67,24 +65,6 @@ ARCHIVE_OPTIONS = (
     Option("failOnCorruption", boolean, "`true` (default): fail if the log is damaged; `false`: skip the damage"),
 )
 _PATHS = Option("paths", one_path, "several stores: refused")
-
-
-@dataclass(frozen=True)
-class ArchiveOptions:
-    """Options of a read; see ``ARCHIVE_OPTIONS``. Times are ms since 1970 UTC, ranges half-open; None is unbounded."""
-
-    path: str
-    topics: tuple[str, ...] | None = None
-    pattern: re.Pattern[str] | None = None
-    starting_ms: int | None = None
-    ending_ms: int | None = None
-    starting_physical_offset: int | None = None
-    ending_physical_offset: int | None = None
-    partition_bytes: int = PARTITION_BYTES
-    include_properties: bool = False
-    include_headers: bool = False
-    verify_checksums: bool = True
-    fail_on_corruption: bool = True
 
 
 def archive_options(given: Mapping[str, str]) -> ArchiveOptions:

@@ -9,17 +9,19 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 from pyspark.sql.types import StructType
 
-from ..columns import Column, columns_of, ddl, offered
+from ...arrow.archive.log_end import find_end
+from ...arrow.archive.log_files import find_log
+from ...arrow.archive.log_scanner import LogRange
+from ...arrow.archive.options import ArchiveOptions
+from ...arrow.archive.plan import plan
+from ...arrow.archive.topics import check_topics
+from ...arrow.columns import Column
+from ..columns import columns_of, ddl, offered
 from ..errors import InvalidOption
 from ..gc_freeze import freeze_gc
 from ..plain_errors import hide_traceback, hide_traceback_each
 from ..stream import RefusedStream
-from .log_end import find_end
-from .log_files import find_log
-from .log_scanner import LogRange
-from .options import ArchiveOptions, archive_options
-from .plan import plan
-from .topics import check_topics
+from .options import archive_options
 
 
 class ArchiveSource(DataSource):
@@ -92,7 +94,8 @@ class ArchiveReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         if isinstance(partition, LogPartition):  # otherwise it is Spark's placeholder for an empty plan
-            from .log_reader import PartitionReader  # only tasks need it
+            from ...arrow.archive.log_reader import PartitionReader  # only tasks need these
+            from ...arrow.decoder import Decoder
 
             with freeze_gc():
-                yield from PartitionReader(partition.stretches, self._columns, self._options).batches()
+                yield from PartitionReader(partition.stretches, Decoder(self._columns), self._options).batches()

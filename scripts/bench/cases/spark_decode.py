@@ -16,7 +16,7 @@ from ..raw import RawClient
 from ..spark.driver import spark_version
 
 if TYPE_CHECKING:
-    from flintmq.client.spark.partition_reader import PulledRows
+    from flintmq.client.arrow.pulled import PulledRows
 
 MESSAGES = 1_000_000
 PULL_TIMEOUT_SECONDS = 30.0
@@ -25,7 +25,7 @@ PULL_TIMEOUT_SECONDS = 30.0
 def samples(bench: Bench) -> Samples:
     """Yield one sample per run. The responses are in memory; only the work of a Spark task is measured."""
     spark_version()  # the extra installs Arrow as well
-    from flintmq.client.spark import scan_numba, scan_numpy
+    from flintmq.client.arrow import scan_numba, scan_numpy
 
     count = bench.count(MESSAGES)
     with bench.broker() as broker:
@@ -48,9 +48,8 @@ def samples(bench: Bench) -> Samples:
 
 def pull_all(address: str) -> Iterator[PulledRows]:
     """Return the responses to pulls of all messages, of the size that a task requests."""
+    from flintmq.client.arrow.pulled import PULL_COUNT, pull
     from flintmq.client.spark.brokers import call, parse_bootstrap
-    from flintmq.client.spark.offsets import Queue
-    from flintmq.client.spark.partition_reader import PULL_COUNT, pull
 
     (broker,) = parse_bootstrap(address)
     with RawClient(address) as client:
@@ -58,7 +57,7 @@ def pull_all(address: str) -> Iterator[PulledRows]:
     for number, length in lengths.items():
         offset = 0
         while offset < length:
-            asked = pull(Queue(TOPIC, number, broker.name), offset, PULL_COUNT, EVERYTHING)
+            asked = pull(TOPIC, number, offset, PULL_COUNT, EVERYTHING)
             pulled = call(broker, asked, PULL_TIMEOUT_SECONDS)
             offset = pulled.next_offset
             yield pulled
@@ -66,9 +65,9 @@ def pull_all(address: str) -> Iterator[PulledRows]:
 
 def decode(answers: list[PulledRows], scan: Callable[..., Any]) -> int:
     """Convert each response to a record batch with all columns, using ``scan`` to locate fields; return the rows."""
-    from flintmq.client.spark import records
-    from flintmq.client.spark.arrow_decoder import Decoder
-    from flintmq.client.spark.columns import COLUMNS
+    from flintmq.client.arrow import records
+    from flintmq.client.arrow.columns import COLUMNS
+    from flintmq.client.arrow.decoder import Decoder
 
     decoder = Decoder(COLUMNS)
     rows = 0

@@ -1,17 +1,15 @@
-"""The work of a Spark task: read its stretches of the log and turn the selected records into record batches."""
+"""Reads stretches of the log, and turns the selected records into record batches."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from ....protocol.storage.layout import SysFlag
 from ...errors import CorruptMessage
-from ..arrow_decoder import Decoder
-from ..columns import Column
+from ..decoder import Decoder
 from ..records import RecordBlock
 from ..scan import Part, Rows
 from .errors import SKIP_HINT, CorruptLog
@@ -23,25 +21,30 @@ from .topics import TopicFilter
 BATCH_ROWS_MIN = 16_384
 BATCH_BYTES_MIN = 4 * 1024 * 1024
 """Smaller blocks are collected into a batch of this size: a small batch costs Spark as much as a large one."""
-COMPRESSED_BYTES_MAX = 1024 * 1024
-"""Compressed bytes to decompress for one batch; the bodies may become many times longer."""
 _LOGGED_MAX = 20
 _HELP = f"Restore the file from a backup, or {SKIP_HINT}"
 logger = logging.getLogger(__name__)
 
 
 class PartitionReader:
-    """Reads one partition; iterate ``batches()`` once.
+    """Reads one partition; iterate ``batches()`` once. ``on_skip`` is called with each damage that is skipped.
 
     Afterwards ``skipped`` and ``skipped_bytes`` count the damage that was skipped (``failOnCorruption=false``).
     """
 
-    def __init__(self, stretches: Sequence[LogRange], columns: Sequence[Column], options: ArchiveOptions) -> None:
+    def __init__(
+        self,
+        stretches: Sequence[LogRange],
+        decoder: Decoder,
+        options: ArchiveOptions,
+        on_skip: Callable[[CorruptLog], None] | None = None,
+    ) -> None:
         self.skipped = 0
         self.skipped_bytes = 0
         self._stretches = stretches
         self._options = options
-        self._decoder = Decoder(columns)
+        self._decoder = decoder
+        self._on_skip = on_skip
         self._topics = TopicFilter(options.topics, options.pattern)
         self._logged = 0
 
@@ -126,6 +129,8 @@ class PartitionReader:
     def _skip(self, damage: CorruptLog, size: int) -> None:
         if self._options.fail_on_corruption:
             raise damage
+        if self._on_skip is not None:
+            self._on_skip(damage)
         self.skipped += 1
         self.skipped_bytes += size
         self._logged += 1
@@ -135,24 +140,12 @@ class PartitionReader:
     # ---- batches
 
     def _decode(self, block: RecordBlock) -> Iterator[pa.RecordBatch]:
-        compressed = (block.parts[Part.SYS_FLAG] & SysFlag.COMPRESSED) != 0
-        if not compressed.any():
-            yield self._decoder.batch(block)
-            return
-        pieces = np.cumsum(np.where(compressed, block.sizes, 0)) // COMPRESSED_BYTES_MAX
-        for number in np.unique(pieces).tolist():
-            yield from self._decode_compressed(block.select(pieces == number))
+        def damaged(error: CorruptMessage) -> None:
+            file = next(each.file for each in self._stretches if each.begin <= error.physical_offset < each.end)
+            size = int(block.sizes[block.parts[Part.PHYSICAL_OFFSET] == error.physical_offset].sum())
+            self._skip(file.damaged(error.physical_offset, error.reason, _HELP), size)
 
-    def _decode_compressed(self, block: RecordBlock) -> Iterator[pa.RecordBatch]:
-        while len(block):
-            try:
-                yield self._decoder.batch(block)
-                return
-            except CorruptMessage as error:
-                damaged = block.parts[Part.PHYSICAL_OFFSET] == error.physical_offset
-                file = next(each.file for each in self._stretches if each.begin <= error.physical_offset < each.end)
-                self._skip(file.damaged(error.physical_offset, error.reason, _HELP), int(block.sizes[damaged].sum()))
-                block = block.select(~damaged)
+        return self._decoder.batches(block, None, damaged)
 
 
 class _Collected:

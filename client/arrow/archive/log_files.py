@@ -149,8 +149,8 @@ def _locate(path: str) -> tuple[Path, Path | None]:
     else:
         what = f"it is a folder that contains {_some_names(given)}"
     raise InvalidOption(
-        f"load({path!r}): {what}. Pass the folder of a store (it contains the folder `{COMMITLOG}`), or a folder of "
-        f"CommitLog files (their names are physical offsets of 20 digits); every Spark executor must see it too"
+        f"{path!r} is not a store: {what}. Pass the folder of a store (it contains the folder `{COMMITLOG}`), or a "
+        f"folder of CommitLog files (their names are physical offsets of 20 digits), which all Spark executors see"
     )
 
 
@@ -161,8 +161,8 @@ def _local(path: str) -> str:
     uri = urlsplit(path)
     if uri.scheme != "file" or uri.netloc not in ("", "localhost"):
         raise InvalidOption(
-            f"load({path!r}): the archive source reads a file system that is mounted on the driver and on every "
-            "executor; pass its path, or file:///its/path. Copy the store there from elsewhere first"
+            f"{path!r} is not a path: a store is read from a file system that is mounted here (with "
+            "Spark: on the driver and on every executor); pass its path, or file:///its/path. Copy the store there from elsewhere first"
         )
     return unquote(uri.path)
 

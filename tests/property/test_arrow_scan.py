@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client import StoredMessage
-from flintmq.client.spark.arrow_decoder import Decoder
-from flintmq.client.spark.columns import HEADERS, PROPERTIES, offered
-from flintmq.client.spark.records import RecordBlock
-from flintmq.client.spark.scan import SOUND, Part, scanner
-from flintmq.client.spark.scan_numba import scan as scan_numba
-from flintmq.client.spark.scan_numpy import scan as scan_numpy
+from flintmq.client.arrow.columns import HEADERS, PROPERTIES
+from flintmq.client.arrow.decoder import Decoder
+from flintmq.client.arrow.records import RecordBlock
+from flintmq.client.arrow.scan import SOUND, Part, scanner
+from flintmq.client.arrow.scan_numba import scan as scan_numba
+from flintmq.client.arrow.scan_numpy import scan as scan_numpy
+from flintmq.client.spark.columns import offered
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import CorruptRecord, Record, decode_record
 

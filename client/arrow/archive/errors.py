@@ -6,7 +6,10 @@ from pathlib import Path
 
 from ....protocol.storage.record import CorruptRecord
 
-SKIP_HINT = 'option("failOnCorruption", "false") continues with the next sound record and logs what it skips'
+SKIP_HINT = (
+    'on_loss="report" (in Spark: option("failOnCorruption", "false")) continues with the next sound record and logs '
+    "what it skips"
+)
 
 
 class CorruptLog(CorruptRecord):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.storage.delivery import PROPERTY_RECORD_CRC
+from ...protocol.storage.layout import SysFlag
 from ...protocol.storage.record import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
@@ -18,11 +19,15 @@ from ...protocol.storage.record import (
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
 )
-from .columns import Column, arrow_schema
+from ..errors import CorruptMessage
+from .columns import Column, arrow_schema, chosen
+from .options import ArrowOptions
 from .properties import Pairs
 from .records import RecordBlock
 from .scan import Ints, Part
 
+COMPRESSED_BYTES_MAX = 1024 * 1024
+"""Compressed bytes to decompress for one batch; the bodies may become many times longer."""
 _OWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
 _RECORD_CRC = PROPERTY_RECORD_CRC.encode()
 _MICROS_A_MILLI = 1000
@@ -43,6 +48,36 @@ class Decoder:
         """
         values = _Values(block, topic)
         return pa.RecordBatch.from_arrays([_MAKERS[name](values) for name in self._names], schema=self.schema)
+
+    def batches(
+        self, block: RecordBlock, topic: str | None, damaged: Callable[[CorruptMessage], None]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records as batches, none for no records: one, or several if bodies must be decompressed, so that
+        memory stays bounded. ``damaged`` is called with each body that cannot be, and may raise; it is left out."""
+        compressed = (block.parts[Part.SYS_FLAG] & SysFlag.COMPRESSED) != 0
+        if not compressed.any():
+            if len(block):
+                yield self.batch(block, topic)
+            return
+        pieces = np.cumsum(np.where(compressed, block.sizes, 0)) // COMPRESSED_BYTES_MAX
+        for number in np.unique(pieces).tolist():
+            yield from self._decompressed(block.select(pieces == number), topic, damaged)
+
+    def _decompressed(
+        self, block: RecordBlock, topic: str | None, damaged: Callable[[CorruptMessage], None]
+    ) -> Iterator[pa.RecordBatch]:
+        while len(block):
+            try:
+                yield self.batch(block, topic)
+                return
+            except CorruptMessage as error:
+                damaged(error)
+                block = block.select(block.parts[Part.PHYSICAL_OFFSET] != error.physical_offset)
+
+
+def decoder_of(options: ArrowOptions) -> Decoder:
+    """Return the decoder for the columns that the options of a read ask for. Raises ``InvalidArgument``."""
+    return Decoder(chosen(options.get("columns")))
 
 
 class _Values:

@@ -1,0 +1,83 @@
+"""``read_store``: the messages of one topic in a store's files as an Arrow stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import TypedDict, Unpack, get_args
+
+import pyarrow as pa
+
+from ...core.times import to_millis
+from ...errors import InvalidArgument
+from ..bounds import Bounds
+from ..columns import chosen
+from ..decoder import Decoder
+from ..options import OnLoss
+from ..stream import ArrowStream, Losses
+from .log_end import find_end
+from .log_files import find_log
+from .log_reader import PartitionReader
+from .options import ArchiveOptions
+from .plan import plan
+from .topics import check_topics
+
+
+class StoreOptions(TypedDict, total=False):
+    """Options of a read of a store's files; all may be left out.
+
+    ``since``, ``until``: aware datetimes that limit the store time, the second one excluded. ``columns``: names, in the
+    order wanted. ``on_loss``: ``"raise"`` (default) fails at damage of the log; ``"report"`` reads what is sound, logs
+    the damage, and lists it in the stream's ``losses``.
+    """
+
+    since: datetime | None
+    until: datetime | None
+    columns: Iterable[str] | None
+    on_loss: OnLoss
+
+
+def read_store(path: str | os.PathLike[str], topic: str, **options: Unpack[StoreOptions]) -> ArrowStream:
+    """Return the messages of a topic in the files of a store, in the order of the log. Nothing is written, and a broker
+    may have the store open.
+
+    ``path``: the store's folder, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone. The log is read up to
+    what its checkpoint says is on disk when a read begins. Raises ``InvalidOption`` if there is no store or no such
+    topic; a read raises ``CorruptLog`` for damage, unless ``on_loss`` is ``"report"``.
+    """
+    return bounded_stream(path, topic, options, Bounds())
+
+
+def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptions, bounds: Bounds) -> ArrowStream:
+    """Return what ``read_store`` does, narrowed to the topics and store times of ``bounds``."""
+    decoder = Decoder(chosen(options.get("columns")))
+    on_loss = options.get("on_loss", "raise")
+    if on_loss not in get_args(OnLoss):
+        raise InvalidArgument(f"on_loss is {on_loss!r}; it must be 'raise' or 'report'")
+    since, until = options.get("since"), options.get("until")
+    asked = ArchiveOptions(
+        os.fspath(path),
+        topics=(topic,),
+        starting_ms=max((ms for ms in (_millis("since", since), bounds.since_ms) if ms is not None), default=None),
+        ending_ms=min((ms for ms in (_millis("until", until), bounds.until_ms) if ms is not None), default=None),
+        fail_on_corruption=on_loss == "raise",
+    )
+    check_topics((topic,), find_log(asked.path, fail_on_corruption=asked.fail_on_corruption))
+
+    def read(losses: Losses) -> Iterator[pa.RecordBatch]:
+        if bounds.wants_topic(topic):
+            yield from _batches(asked, decoder, losses)
+
+    return ArrowStream(decoder.schema, read)
+
+
+def _batches(asked: ArchiveOptions, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
+    fail = asked.fail_on_corruption
+    log = find_end(find_log(asked.path, fail_on_corruption=fail), fail_on_corruption=fail)
+    for stretches in plan(log, asked):
+        yield from PartitionReader(stretches, decoder, asked, losses.add).batches()
+
+
+def _millis(what: str, moment: datetime | None) -> int | None:
+    return None if moment is None else to_millis(what, moment)

@@ -1,0 +1,268 @@
+"""Reads a topic as Arrow record batches: pulls queue by queue, the next pull in flight while one is decoded."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import FlintError, MessageDamaged, OffsetOutOfRange
+from ...protocol.fields import I64_MAX
+from ..arrow.bounds import Bounds
+from ..arrow.errors import DataLoss
+from ..arrow.options import ArrowOptions, ReadRules, read_rules
+from ..arrow.requirements import check_arrow
+from ..core.consume import requests
+from ..core.consume.positions import ENDS, LATEST, Position, check_position, resolve_span
+from ..core.rpc.operation import Operation, Plan
+from ..core.rpc.timeouts import check_timeout
+from ..core.times import to_millis
+from ..core.topics import QueueStats, topic_stats
+from ..errors import InvalidArgument
+from .asker import Asker
+from .pool import Caller
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ..arrow.decoder import Decoder
+    from ..arrow.pulled import IndexPage, PulledRows
+    from ..arrow.records import RecordBlock
+    from ..arrow.stream import ArrowStream, Losses
+
+logger = logging.getLogger(__name__)
+
+_INDEX_SECONDS = 2.0
+_INDEX_POLL_SECONDS = 0.01
+_HINT = 'on_loss="report" continues after them'
+
+
+@dataclass(frozen=True)
+class TopicRead:
+    """A part of a topic: the messages from ``from_`` to ``until``, within ``bounds``, under the rules."""
+
+    topic: str
+    from_: Position
+    until: Position
+    rules: ReadRules
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+def topic_stream(
+    caller: Caller, topic: str, from_: Position, until: Position, options: ArrowOptions, bounds: Bounds | None = None
+) -> ArrowStream:
+    """Return the stream of ``Consumer.arrow``, after checking its arguments, those that need the broker too."""
+    check_arrow("Consumer.arrow")
+    from ..arrow.decoder import decoder_of
+    from ..arrow.stream import ArrowStream
+
+    read = TopicRead(topic, from_, until, read_rules(options), bounds or Bounds())
+    _check_positions(read)
+    timeout = caller.timeout if read.rules.timeout is None else check_timeout("timeout", read.rules.timeout)
+    decoder = decoder_of(options)
+    caller.run(_asked_in_vain(topic, read.rules.condition), caller.deadline(timeout))
+    return ArrowStream(decoder.schema, lambda losses: _Reading(caller, read, timeout, decoder, losses).batches())
+
+
+def _check_positions(read: TopicRead) -> None:
+    for what, position in (("from_", read.from_), ("until", read.until)):
+        check_position(what, position)
+        if read.rules.key is not None and not isinstance(position, str | datetime):
+            raise InvalidArgument(
+                f"with a key, {what} must be a datetime, 'earliest' or 'latest', not {position!r:.60}"
+            )
+
+
+def _asked_in_vain(topic: str, condition: str) -> Plan[None]:
+    """Ask for nothing, so that a missing topic or an invalid filter is refused before the stream is used."""
+    stats: list[QueueStats] = (yield [topic_stats(topic)])[0]
+    if condition and stats:
+        last = stats[0]
+        yield [requests.pull(topic, last.queue, last.max_offset, 1, 1, 0, condition=condition)]
+
+
+@dataclass(slots=True)
+class _Range:
+    """Offsets ``[position, end)`` of a queue that are still to be read. ``may_move``: an expired start is no loss."""
+
+    queue: int
+    position: int
+    end: int
+    may_move: bool
+
+
+class _Reading:
+    """One read of a ``TopicRead``."""
+
+    def __init__(self, caller: Caller, read: TopicRead, timeout: float, decoder: Decoder, losses: Losses) -> None:
+        self._caller = caller
+        self._read = read
+        self._rules = read.rules
+        self._timeout = timeout
+        self._decoder = decoder
+        self._losses = losses
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        if self._read.bounds.wants_topic(self._read.topic):
+            yield from self._of_queues() if self._rules.key is None else self._of_key(self._rules.key)
+
+    # ---- queues
+
+    def _of_queues(self) -> Iterator[pa.RecordBatch]:
+        from ..arrow.scan import Part
+
+        asker: Asker[PulledRows] = Asker(self._caller, self._timeout)
+        with closing(asker):
+            for pulled, end in self._pulls(asker, self._ranges()):
+                block = self._sound(pulled.body, pulled)
+                # A pull with tags or a filter looks at more messages than it returns, and so may go past the end.
+                yield from self._decoded(block.select(block.parts[Part.QUEUE_OFFSET] < end))
+
+    def _ranges(self) -> deque[_Range]:
+        read, deadline = self._read, self._caller.deadline(self._timeout)
+        span = self._caller.run(resolve_span(read.topic, read.from_, read.until), deadline)
+        if span.ends is None:  # `until` is in the future: what is stored by now is all there is
+            span = replace(span, ends=self._caller.run(resolve_span(read.topic, read.from_, LATEST), deadline).ends)
+        assert span.ends is not None
+        ranges: deque[_Range] = deque()
+        for queue, start in span.starts.items():
+            part = read.bounds.narrowed(queue, start, span.ends.get(queue, start), partial(self._offset_at, queue))
+            if part is not None:
+                ranges.append(_Range(queue, *part, may_move=not span.explicit))
+        return ranges
+
+    def _offset_at(self, queue: int, at_ms: int) -> int:
+        operation = requests.offset_at_ms(self._read.topic, queue, at_ms)
+        return self._caller.call(operation, self._caller.deadline(self._timeout))
+
+    def _pulls(self, asker: Asker[PulledRows], ranges: deque[_Range]) -> Iterator[tuple[PulledRows, int]]:
+        """Yield the broker's responses, with the offset at which to stop in each."""
+        while ranges:
+            current = ranges[0]
+            if not asker.is_asked:
+                asker.ask(self._pull(current))
+            try:
+                pulled = asker.answer()
+            except OffsetOutOfRange as error:
+                self._move(current, error.min_offset, error.max_offset)
+                pulled = None
+            except MessageDamaged as error:
+                self._lose(current, error.queue_offset, error.queue_offset + 1, str(error))
+                current.position = error.queue_offset + 1
+                pulled = None
+            if pulled is not None:
+                if pulled.lost and pulled.lost_from < current.end:
+                    lost_end = pulled.lost_from + pulled.lost
+                    self._lose(current, pulled.lost_from, lost_end, "the broker's log was damaged there")
+                if pulled.next_offset > current.position:
+                    current.position = pulled.next_offset
+                    current.may_move = False
+                else:  # the queue ends here, before the planned end
+                    self._move(current, pulled.min_offset, pulled.max_offset)
+            if current.position >= current.end:
+                ranges.popleft()
+            if ranges:
+                asker.ask(self._pull(ranges[0]))
+            if pulled is not None and len(pulled.starts):
+                yield pulled, current.end
+
+    def _pull(self, each: _Range) -> Operation[PulledRows]:
+        from ..arrow.pulled import pull
+
+        count = min(each.end - each.position, self._rules.batch_rows)
+        return pull(self._read.topic, each.queue, each.position, count, self._rules.tags, self._rules.condition)
+
+    def _move(self, current: _Range, first: int, last: int) -> None:
+        """Continue at the first offset of the queue, which has ``[first, last)``, after the position was found gone."""
+        position = min(current.end, first) if first > current.position else current.end
+        if not (current.may_move and first > current.position):
+            has = f"the queue has [{first}, {last})" if last > first else "the queue is gone or empty"
+            self._lose(
+                current, current.position, position, f"{has}: retention took them, or the topic was created again"
+            )
+        current.position = position
+        current.may_move = False
+
+    # ---- a key
+
+    def _of_key(self, key: str) -> Iterator[pa.RecordBatch]:
+        from ..arrow.scan import Part
+
+        read = self._read
+        begin_ms, end_ms = _times(read.from_, read.until)
+        for page in key_pages(self._caller, read.topic, key, begin_ms, end_ms, self._timeout):
+            if page.damaged:
+                self._add_loss(
+                    DataLoss(f"{page.damaged} messages of topic {read.topic!r} with key {key!r} are damaged. {_HINT}")
+                )
+            if len(page.starts):
+                block = self._sound(page.body, page)
+                yield from self._decoded(
+                    block.select(read.bounds.rows(block.parts[Part.QUEUE], block.parts[Part.QUEUE_OFFSET]))
+                )
+
+    # ---- records
+
+    def _sound(self, body: bytes, found: PulledRows | IndexPage) -> RecordBlock:
+        from ..arrow.pulled import with_tag
+        from ..arrow.records import RecordBlock
+
+        if self._rules.on_loss == "raise":
+            block = RecordBlock(body, found.starts, found.sizes, topic=self._read.topic)
+        else:
+            block, damage = RecordBlock.without_damaged(body, found.starts, found.sizes, topic=self._read.topic)
+            for error in damage:
+                self._add_loss(error)
+        return with_tag(block, self._rules.tags)
+
+    def _decoded(self, block: RecordBlock) -> Iterator[pa.RecordBatch]:
+        return self._decoder.batches(block, self._read.topic, self._add_loss)
+
+    def _lose(self, each: _Range, start: int, end: int, why: str) -> None:
+        what = f"the message {start}" if end == start + 1 else f"the messages [{start}, {end})"
+        where = f"queue {each.queue} of topic {self._read.topic!r}"
+        self._add_loss(DataLoss(f"{what} of {where} cannot be read any more ({why}). {_HINT}"))
+
+    def _add_loss(self, error: FlintError) -> None:
+        if self._rules.on_loss == "raise":
+            raise error
+        logger.warning("left out: %s", error)
+        self._losses.add(error)
+
+
+def _times(from_: Position, until: Position) -> tuple[int, int]:
+    """Return the first and last store time, in ms, of a read by key; the command's end is inclusive."""
+    end_ms = to_millis("until", until) - 1 if isinstance(until, datetime) else I64_MAX
+    if isinstance(from_, datetime):
+        return to_millis("from_", from_), end_ms
+    return (0, end_ms) if ENDS[str(from_)] != LATEST else (I64_MAX, end_ms)
+
+
+def key_pages(caller: Caller, topic: str, key: str, begin_ms: int, end_ms: int, timeout: float) -> Iterator[IndexPage]:
+    """Yield the records of a topic that have a key and were stored in ``[begin_ms, end_ms]``, newest first.
+
+    Waits a moment if the index is behind the log: it follows it after a moment.
+    """
+    from ..arrow.pulled import index_page
+
+    cursor: str | None = None
+    while begin_ms <= end_ms:
+        patience = time.monotonic() + _INDEX_SECONDS
+        while True:
+            page = caller.call(index_page(topic, key, begin_ms, end_ms, cursor), caller.deadline(timeout))
+            if not page.index_behind_bytes:
+                break
+            if time.monotonic() > patience:
+                logger.warning("the index of the broker is %d bytes behind its log", page.index_behind_bytes)
+                break
+            time.sleep(_INDEX_POLL_SECONDS)
+        yield page
+        if not page.cursor:
+            return
+        cursor = page.cursor
