@@ -4,5 +4,6 @@ from .archive.store import read_store as read_store
 from .errors import ArrowUnavailable as ArrowUnavailable
 from .errors import DataLoss as DataLoss
 from .errors import InvalidOption as InvalidOption
+from .errors import RowsNotSent as RowsNotSent
 from .options import ArrowOptions as ArrowOptions
 from .stream import ArrowStream as ArrowStream

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...protocol.errors import ConfigurationError, FlintError
 from ..errors import InvalidArgument
 
@@ -21,3 +23,23 @@ class DataLoss(FlintError):
 
 class ArrowUnavailable(ConfigurationError):
     """PyArrow or NumPy is missing; the message says what to install."""
+
+
+class RowsNotSent(FlintError):
+    """The broker did not acknowledge some rows of a ``send_arrow``; the rows after their batch were not sent.
+
+    ``errors``: each failure, by the number of the row; ``acknowledged``: the number of rows that are stored. A row that
+    failed with a timeout or a lost connection may still be stored: only its acknowledgement is missing.
+    """
+
+    def __init__(self, errors: Mapping[int, FlintError], acknowledged: int) -> None:
+        row, first = min(errors.items())
+        super().__init__(
+            f"{len(errors)} rows were not acknowledged, {acknowledged} others were; the first, row {row}: "
+            f"{type(first).__name__}: {first}"
+        )
+        self.errors = errors
+        self.acknowledged = acknowledged
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RowsNotSent, (self.errors, self.acknowledged)

@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 
 from ...protocol.errors import FlintError
+from ..arrow.message_rows import Place, checked_rows
+from ..arrow.row_sends import Send, sends
 from ..errors import DeliveryFailed
 from ..sync.producer import Producer
 from .errors import WriteFailed
-from .sink_batches import Send, sends
 from .sink_options import WriteOptions
-from .sink_rows import Place, checked_rows
 
 _SHOWN_ROWS = 3
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from ...protocol.errors import FlintError, RequestTimeout
 from .. import unsent
@@ -30,6 +30,9 @@ from .connection import Connection
 from .driver import DeliveryDriver, Role, Until
 from .pool import Caller, Dialer
 from .single_send import SingleSender
+
+if TYPE_CHECKING:
+    from .arrow_sends import ArrowData
 
 _FAILURES_KEPT = 10_000
 """Maximum number of failed futures kept for ``flush`` and ``close`` to report."""
@@ -246,6 +249,32 @@ class Producer:
         terms = BulkTerms(queue, flush, prepare, timeout)
         plan = self._sending.columns(topic, bodies, keys, shared, terms, time.monotonic())
         return self._deliver(plan, timeout)
+
+    def send_arrow(
+        self,
+        topic: str,
+        data: ArrowData,
+        body: str = "body",
+        keys: str | None = None,
+        tags: str | None = None,
+        properties: Sequence[str] = (),
+        *,
+        sharding_key: str | None = None,
+        queue: str | None = None,
+    ) -> int:
+        """Send each row of a data frame or stream to one topic; needs ``flintmq[arrow]``. Returns the number of rows,
+        once all are acknowledged.
+
+        ``data``: anything with the Arrow C stream interface; it is read in pieces. The other arguments name columns:
+        ``body`` has bytes or text, ``keys`` a text or a list of texts, ``tags`` and ``sharding_key`` texts, ``queue``
+        numbers; each of ``properties`` becomes the property of this name, as text (none for null or empty text).
+        Raises ``InvalidMessage`` with the first row that cannot be sent, before its piece is sent, and ``RowsNotSent``
+        with the rows that the broker did not acknowledge.
+        """
+        from .arrow_sends import send_rows
+
+        named = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key, "queue": queue}
+        return send_rows(self, topic, data, named, properties)
 
     def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:
         self._guard.check()

@@ -161,8 +161,8 @@ def _local(path: str) -> str:
     uri = urlsplit(path)
     if uri.scheme != "file" or uri.netloc not in ("", "localhost"):
         raise InvalidOption(
-            f"{path!r} is not a path: a store is read from a file system that is mounted here (with "
-            "Spark: on the driver and on every executor); pass its path, or file:///its/path. Copy the store there from elsewhere first"
+            f"{path!r} is not a path: a store is read from a file system that is mounted here (with Spark: on the "
+            "driver and on every executor); pass its path, or file:///its/path. Copy a store from elsewhere there first"
         )
     return unquote(uri.path)
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from ..arrow.scan import Ints
 from ..errors import InvalidMessage
 from ..message import Message
-from ..sync.producer import Producer
-from .sink_rows import NOTHING, Distinct, SinkRows
+from .message_rows import NOTHING, CheckedRows, Distinct
+from .scan import Ints
+
+if TYPE_CHECKING:
+    from ..sync.producer import Producer
 
 T = TypeVar("T")
 
@@ -75,7 +77,7 @@ class MessageSend:
         producer.send_many(self.messages, queue=self.queue, prepare=prepare)
 
 
-def sends(rows: SinkRows) -> list[Send]:
+def sends(rows: CheckedRows) -> list[Send]:
     """Return the calls that, one after the other, send all rows.
 
     Raises ``InvalidMessage`` for the first row whose properties cannot be sent.
@@ -86,7 +88,7 @@ def sends(rows: SinkRows) -> list[Send]:
     return found
 
 
-def _sends_to_queue(rows: SinkRows, mine: Ints, queue: int | None) -> Iterator[Send]:
+def _sends_to_queue(rows: CheckedRows, mine: Ints, queue: int | None) -> Iterator[Send]:
     """Yield the calls for the rows that go to ``queue``, or to any queue if it is None."""
     if rows.properties is None:
         groups = list(_split(mine, rows.topics, rows.tags, rows.sharding_keys))
@@ -97,7 +99,7 @@ def _sends_to_queue(rows: SinkRows, mine: Ints, queue: int | None) -> Iterator[S
     yield _message_send(rows, mine, queue)
 
 
-def _order_holds(rows: SinkRows, mine: Ints, queue: int | None, groups: int) -> bool:
+def _order_holds(rows: CheckedRows, mine: Ints, queue: int | None, groups: int) -> bool:
     """Return whether each sequence that must stay in order (a topic's queue or sharding key) is in one group."""
     if groups == 1 or (queue is None and rows.sharding_keys is NOTHING):
         return True
@@ -126,7 +128,7 @@ def _combined(first: Ints, second: Ints, second_values: int) -> Ints:
     return codes
 
 
-def _column_send(rows: SinkRows, mine: Ints, queue: int | None) -> ColumnSend:
+def _column_send(rows: CheckedRows, mine: Ints, queue: int | None) -> ColumnSend:
     first = mine[0]
     return ColumnSend(
         rows=mine,
@@ -139,7 +141,7 @@ def _column_send(rows: SinkRows, mine: Ints, queue: int | None) -> ColumnSend:
     )
 
 
-def _message_send(rows: SinkRows, mine: Ints, queue: int | None) -> MessageSend:
+def _message_send(rows: CheckedRows, mine: Ints, queue: int | None) -> MessageSend:
     keys, properties = rows.keys, rows.properties
     topic, tags, sharding_key = rows.topics.value, rows.tags.value, rows.sharding_keys.value
     messages = []

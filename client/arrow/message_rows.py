@@ -6,8 +6,8 @@ row and column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
-from ..arrow.scan import Ints
 from ..core.produce.grouping import check_queue
 from ..errors import InvalidArgument, InvalidMessage
 from ..message import check_tag, check_text, check_topic, join_keys
+from .scan import Ints
 
 Keys: TypeAlias = list[str | list[str] | None]
 """Keys of each row: one, several, or none."""
@@ -27,18 +27,21 @@ Properties: TypeAlias = list[dict[str, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a batch: its Spark partition, and the number of the partition's rows before it."""
+    """The place of a batch: its Spark partition (None: no Spark), the number of the rows before it, and what the caller
+    calls its columns, if not as here."""
 
-    partition: int
+    partition: int | None
     rows_before: int
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def row(self, row: int) -> str:
         """Return the name of a row of the batch for errors."""
-        return f"partition {self.partition}, row {self.rows_before + row}"
+        where = "" if self.partition is None else f"partition {self.partition}, "
+        return f"{where}row {self.rows_before + row}"
 
     def invalid(self, row: int, column: str, why: object) -> InvalidMessage:
         """Return the error for a row that cannot be sent."""
-        return InvalidMessage(f"{self.row(row)}: column {column!r}: {why}")
+        return InvalidMessage(f"{self.row(row)}: column {self.names.get(column, column)!r}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ NOTHING = Distinct((None,), None)
 
 
 @dataclass(frozen=True, slots=True)
-class SinkRows:
+class CheckedRows:
     """A batch, checked except for the content of ``properties``. A column without values is None, or ``NOTHING``."""
 
     bodies: list[bytes]
@@ -84,14 +87,14 @@ class SinkRows:
         return self.place.invalid(row, self.properties_column, why)
 
 
-def checked_rows(batch: pa.RecordBatch, topic: str | None, place: Place) -> SinkRows:
+def checked_rows(batch: pa.RecordBatch, topic: str | None, place: Place) -> CheckedRows:
     """Return the rows of a batch whose schema was checked. ``topic``: the topic of all rows, or None.
 
     Raises ``InvalidMessage`` for the first row that cannot be sent.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     properties_column = "headers" if "headers" in columns else "properties"
-    return SinkRows(
+    return CheckedRows(
         bodies=_bodies(columns["body"], place),
         topics=Distinct((topic,), None) if topic is not None else _topics(columns["topic"], place),
         keys=_keys(columns["keys"], place) if "keys" in columns else None,
@@ -171,7 +174,7 @@ def _keys_of_lists(column: pa.Array, place: Place) -> Keys:
     ends = np.cumsum(counts)
     if flat.null_count:
         row = int(np.searchsorted(ends, _first(flat.is_null()), side="right"))
-        raise place.invalid(row, "keys", "there is a null among the keys; leave it out, as with array_compact(keys)")
+        raise place.invalid(row, "keys", "there is a null among the keys; leave it out (in Spark: array_compact(keys))")
     values = flat.to_pylist()
     if (counts == 1).all():
         keys: Keys = values

@@ -10,8 +10,8 @@ from flintmq.client.errors import InvalidMessage
 
 pa = pytest.importorskip("pyarrow")
 
-from flintmq.client.spark.sink_batches import GROUP_ROWS_MIN, ColumnSend, MessageSend, sends  # noqa: E402
-from flintmq.client.spark.sink_rows import Place, SinkRows, checked_rows  # noqa: E402
+from flintmq.client.arrow.message_rows import CheckedRows, Place, checked_rows  # noqa: E402
+from flintmq.client.arrow.row_sends import GROUP_ROWS_MIN, ColumnSend, MessageSend, sends  # noqa: E402
 
 PLACE = Place(partition=3, rows_before=1000)
 MAP = pa.map_(pa.string(), pa.string())
@@ -19,7 +19,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 LARGE = 4 * GROUP_ROWS_MIN
 
 
-def rows(option: str | None = "orders", **columns: Any) -> SinkRows:
+def rows(option: str | None = "orders", **columns: Any) -> CheckedRows:
     """Return the rows of a batch; ``option`` is the topic of all of them."""
     return checked_rows(pa.RecordBatch.from_pydict(columns), option, PLACE)
 
