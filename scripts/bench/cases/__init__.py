@@ -6,6 +6,7 @@ from ..measure import Case
 from . import (
     aio_consumer,
     aio_sends,
+    arrow,
     broker_alone,
     bulks_sync,
     connections,
@@ -44,6 +45,7 @@ ALL: tuple[Case, ...] = (
     aio_sends.CASE,
     bulks_sync.CASE,
     pull.CASE,
+    arrow.CASE,
     aio_consumer.CASE,
     query.CASE,
     console.CASE,
