@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -47,7 +47,7 @@ HEADERS = Column(
 ALL_COLUMNS = {column.name: column for column in (*COLUMNS, PROPERTIES, HEADERS)}
 
 
-def chosen(names: Iterable[str] | None) -> tuple[Column, ...]:
+def chosen(names: Iterable[str] | None, offered: Mapping[str, Column] = ALL_COLUMNS) -> tuple[Column, ...]:
     """Return the columns with these names, in their order; None: all of ``COLUMNS``. Raises ``InvalidArgument``."""
     if names is None:
         return COLUMNS
@@ -55,13 +55,13 @@ def chosen(names: Iterable[str] | None) -> tuple[Column, ...]:
         raise InvalidArgumentType(f"columns must be several names, not the str {names!r}; use ({names!r},)")
     wanted = list(names)
     for name in wanted:
-        if name not in ALL_COLUMNS:
-            near = difflib.get_close_matches(str(name), ALL_COLUMNS, 1)
+        if name not in offered:
+            near = difflib.get_close_matches(str(name), offered, 1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
-            raise InvalidArgument(f"columns has {name!r}{meant}; messages have {', '.join(ALL_COLUMNS)}")
+            raise InvalidArgument(f"columns has {name!r}{meant}; messages have {', '.join(offered)}")
     if not wanted or len(set(wanted)) < len(wanted):
         raise InvalidArgument(f"columns is {wanted}; it must name at least one column, and none twice")
-    return tuple(ALL_COLUMNS[name] for name in wanted)
+    return tuple(offered[name] for name in wanted)
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:

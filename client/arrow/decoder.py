@@ -20,8 +20,7 @@ from ...protocol.storage.record import (
     PROPERTY_UNIQ_KEY,
 )
 from ..errors import CorruptMessage
-from .columns import Column, arrow_schema, chosen
-from .options import ArrowOptions
+from .columns import Column, arrow_schema
 from .properties import Pairs
 from .records import RecordBlock
 from .scan import Ints, Part
@@ -46,8 +45,11 @@ class Decoder:
 
         Raises ``CorruptMessage`` for the first body that cannot be decompressed.
         """
+        return pa.RecordBatch.from_arrays(self._arrays(block, topic), schema=self.schema)
+
+    def _arrays(self, block: RecordBlock, topic: str | None) -> list[pa.Array]:
         values = _Values(block, topic)
-        return pa.RecordBatch.from_arrays([_MAKERS[name](values) for name in self._names], schema=self.schema)
+        return [_MAKERS[name](values) for name in self._names]
 
     def batches(
         self, block: RecordBlock, topic: str | None, damaged: Callable[[CorruptMessage], None]
@@ -73,11 +75,6 @@ class Decoder:
             except CorruptMessage as error:
                 damaged(error)
                 block = block.select(block.parts[Part.PHYSICAL_OFFSET] != error.physical_offset)
-
-
-def decoder_of(options: ArrowOptions) -> Decoder:
-    """Return the decoder for the columns that the options of a read ask for. Raises ``InvalidArgument``."""
-    return Decoder(chosen(options.get("columns")))
 
 
 class _Values:

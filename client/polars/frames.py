@@ -17,7 +17,7 @@ from ..arrow.options import BATCH_ROWS, ArrowOptions
 from ..core.consume.positions import EARLIEST, LATEST, Position
 from ..core.consume.tags import parse_tags
 from ..core.rpc.access import AccessOptions
-from ..sync.arrow_reads import topic_stream
+from ..sync.arrow_reads import inferred, topic_stream
 from ..sync.consumer import Consumer
 from .predicates import conditions_of
 
@@ -53,6 +53,9 @@ def scan(
             yield from topic_stream(consumer._caller, topic, from_, until, narrowed, bounds)
 
     with Consumer(addresses, **access) as consumer:
+        if options.get("infer") is not None:  # once, so that the columns stay what they are
+            schema = inferred(consumer._caller, topic, from_, until, reading)
+            reading |= {"json_schema": schema, "infer": None}
         schema = consumer.arrow(topic, from_, until, **reading).schema
     return _lazy_frame(schema, read)
 

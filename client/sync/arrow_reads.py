@@ -59,15 +59,31 @@ def topic_stream(
 ) -> ArrowStream:
     """Return the stream of ``Consumer.arrow``, after checking its arguments, those that need the broker too."""
     check_arrow("Consumer.arrow")
-    from ..arrow.decoder import decoder_of
+    from ..arrow.json_bodies import decoder_of
     from ..arrow.stream import ArrowStream
 
     read = TopicRead(topic, from_, until, read_rules(options), bounds or Bounds())
     _check_positions(read)
     timeout = caller.timeout if read.rules.timeout is None else check_timeout("timeout", read.rules.timeout)
-    decoder = decoder_of(options)
-    caller.run(_asked_in_vain(topic, read.rules.condition), caller.deadline(timeout))
+    if options.get("infer") is None:
+        decoder = decoder_of(options.get("columns"), options.get("json_schema"))
+        caller.run(_asked_in_vain(topic, read.rules.condition), caller.deadline(timeout))
+    else:
+        decoder = decoder_of(options.get("columns"), inferred(caller, topic, from_, until, options))
     return ArrowStream(decoder.schema, lambda losses: _Reading(caller, read, timeout, decoder, losses).batches())
+
+
+def inferred(caller: Caller, topic: str, from_: Position, until: Position, options: ArrowOptions) -> pa.Schema:
+    """Return the schema of the first bodies that the options select, as many as ``infer`` says."""
+    from ..arrow.json_bodies import INFER_MAX, infer_schema
+
+    count = options.get("infer")
+    if type(count) is not int or not 1 <= count <= INFER_MAX:
+        raise InvalidArgument(f"infer is {count!r}; it must be a whole number of messages from 1 to {INFER_MAX:,}")
+    if options.get("json_schema") is not None:
+        raise InvalidArgument("json_schema and infer exclude each other: leave one out")
+    plain: ArrowOptions = {**options, "columns": ("body",), "infer": None}
+    return infer_schema(topic_stream(caller, topic, from_, until, plain), count)
 
 
 def _check_positions(read: TopicRead) -> None:

@@ -49,7 +49,9 @@ def arrived(running: RunningBroker, topic: str) -> dict[bytes, Any]:
         pa.table(ROWS),
         pl.DataFrame(ROWS),
         pd.DataFrame(ROWS),
-        pl.DataFrame(ROWS).with_columns(pl.col("tag", "region").cast(pl.Categorical), pl.col("payload").cast(pl.Binary)),
+        pl.DataFrame(ROWS).with_columns(
+            pl.col("tag", "region").cast(pl.Categorical), pl.col("payload").cast(pl.Binary)
+        ),
     ],
     ids=["arrow", "polars", "pandas", "categorical"],
 )

@@ -1,0 +1,221 @@
+"""Bodies that are JSON objects, as columns. A body that is none has nulls there, and a text in the column ``error``.
+
+``pyarrow.json`` reads many objects from one buffer and does not say which text a row came from. So each body is put
+into an object of its own, ``{"b": …}`` on one line: then a body gives at least one row or an error, whatever it holds,
+and as many rows as bodies mean one row each.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from ..errors import InvalidArgument, InvalidArgumentType
+from .columns import ALL_COLUMNS, COLUMNS, Column, chosen
+from .decoder import Decoder
+from .records import RecordBlock
+from .slices import contiguous
+
+ERROR = "error"
+INFER_MAX = 100_000
+_FIELD = "b"
+_BEFORE, _BEHIND = b'{"b":', b"}\n"
+_UNSAFE = ((b"\n", b" "), (b"\r", b" "), (b"\0", b"\1"))
+"""Bytes with a meaning for the reader. In valid JSON, a line's end is only ever white space, and NUL never occurs."""
+_ERROR_CHARS_MAX = 200
+
+
+class JsonDecoder(Decoder):
+    """Converts records to batches of the columns ``names``: the messages' and those of ``schema``, in this order."""
+
+    def __init__(self, names: Sequence[str], schema: pa.Schema) -> None:
+        super().__init__([ALL_COLUMNS[name] for name in names if name in ALL_COLUMNS])
+        fields = list(schema) if ERROR in names else [field for field in schema if field.name in names]
+        self._kind = pa.struct(fields)
+        of_messages = self.schema
+        self.schema = pa.schema([_field(name, of_messages, schema) for name in names])
+
+    def batch(self, block: RecordBlock, topic: str | None = None) -> pa.RecordBatch:
+        """Return a batch with one row per record, as ``Decoder`` does."""
+        columns = dict(zip(self._names, super()._arrays(block, topic), strict=True))
+        found, errors = _parse(block.bodies(), self._kind)
+        columns |= {field.name: pc.struct_field(found, [field.name]) for field in self._kind}
+        columns[ERROR] = errors
+        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+
+
+def _field(name: str, of_messages: pa.Schema, schema: pa.Schema) -> pa.Field:
+    if name == ERROR:
+        return pa.field(ERROR, pa.string())
+    return of_messages.field(name) if name in ALL_COLUMNS else schema.field(name).with_nullable(True)
+
+
+def decoder_of(columns: Iterable[str] | None, schema: pa.Schema | None) -> Decoder:
+    """Return the decoder for these columns, of messages and of the JSON schema; None: all (but ``body`` only without a
+    schema). Raises ``InvalidArgument``."""
+    if schema is None:
+        return Decoder(chosen(columns))
+    _check_schema(schema)
+    of_json = (*schema.names, ERROR)
+    if columns is None:
+        names = [column.name for column in COLUMNS if column.name != "body"] + list(of_json)
+    else:
+        names = list(columns) if not isinstance(columns, str) else []
+        offered = {name: Column(name, pa.null(), "") for name in of_json} | ALL_COLUMNS
+        names = [column.name for column in chosen(names or columns, offered)]
+    if not set(names) & set(of_json):
+        return Decoder(chosen(names))
+    return JsonDecoder(names, schema)
+
+
+def _check_schema(schema: Any) -> None:
+    if not isinstance(schema, pa.Schema):
+        raise InvalidArgumentType(f"json_schema must be a pyarrow.Schema, not {type(schema).__name__}")
+    taken = [name for name in schema.names if name in ALL_COLUMNS or name == ERROR]
+    if taken:
+        raise InvalidArgument(
+            f"the JSON field {taken[0]!r} has the name of a column of messages: leave it out of json_schema, or read "
+            "the column 'body' and parse it yourself"
+        )
+    if not len(schema) or len(set(schema.names)) < len(schema):
+        raise InvalidArgument(f"json_schema has the fields {schema.names}; it must have some, and none twice")
+    try:
+        _read([b"{}"], pa.struct(list(schema)))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidArgument(f"json_schema: JSON cannot be read as this: {error}") from None
+
+
+# ---- parsing
+
+
+def _parse(bodies: pa.BinaryArray, kind: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
+    """Return the objects in the bodies, null for one that is none, and the reasons."""
+    errors: list[str | None] = [None] * len(bodies)
+    pieces = [
+        piece if piece is not None else _nothing(errors, first, bodies[first].as_py(), kind)
+        for first, piece in _pieces(_safe(bodies), 0, kind)
+    ]
+    found = pa.concat_arrays(pieces) if pieces else pa.array([], kind)
+    return found, pa.array(errors, pa.string())
+
+
+def _nothing(errors: list[str | None], row: int, body: bytes, kind: pa.StructType) -> pa.StructArray:
+    errors[row] = _why(body, kind)
+    return pa.nulls(1, kind)
+
+
+def _safe(bodies: pa.BinaryArray) -> pa.BinaryArray:
+    """Return bodies of the same lengths without bytes that have a meaning for the reader."""
+    data, bounds = contiguous(bodies)
+    blob = data.tobytes()
+    if not any(unsafe in blob for unsafe, _ in _UNSAFE):
+        return bodies
+    for unsafe, harmless in _UNSAFE:
+        blob = blob.replace(unsafe, harmless)
+    buffers = [None, pa.py_buffer(bounds.astype("int32")), pa.py_buffer(blob)]
+    return pa.Array.from_buffers(pa.binary(), len(bodies), buffers)
+
+
+def _pieces(bodies: pa.BinaryArray, first: int, kind: pa.StructType | None) -> list[tuple[int, pa.StructArray | None]]:
+    """Return the objects in the bodies, piece by piece, each with its first row; None for one body that is none."""
+    if not len(bodies):
+        return []
+    try:
+        found = _read(bodies, kind)
+    except pa.ArrowInvalid:
+        found = None
+    if found is not None and len(found) == len(bodies) and pa.types.is_struct(found.type) and not found.null_count:
+        return [(first, found)]
+    if len(bodies) == 1:
+        return [(first, None)]
+    middle = len(bodies) // 2
+    return _pieces(bodies[:middle], first, kind) + _pieces(bodies[middle:], first + middle, kind)
+
+
+def _read(bodies: Any, kind: pa.StructType | None) -> pa.Array:
+    """Return the values of the bodies, as many as the reader finds. Raises ``ArrowInvalid`` for what it cannot read."""
+    lines = pc.binary_join_element_wise(_BEFORE, pa.array(bodies, pa.binary()), _BEHIND, b"")
+    blob = contiguous(lines)[0].tobytes()
+    explicit = None if kind is None else pa.schema([pa.field(_FIELD, kind)])
+    table = pj.read_json(
+        io.BytesIO(blob),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(blob) + 1),
+        parse_options=pj.ParseOptions(
+            explicit_schema=explicit, unexpected_field_behavior="infer" if kind is None else "ignore"
+        ),
+    )
+    found = table[_FIELD].combine_chunks()
+    found.validate(full=True)  # texts must be UTF-8, which the reader does not check
+    return found
+
+
+def _why(body: bytes, kind: pa.StructType | None) -> str:
+    """Return the reason why a body is not an object of this type."""
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        return f"not JSON: {error}"[:_ERROR_CHARS_MAX]
+    except RecursionError:
+        return "not JSON that can be read: it is nested too deeply"
+    if not isinstance(value, dict):
+        return f"JSON, but not an object: {type(value).__name__}"
+    try:
+        _read(_safe(pa.array([body], pa.binary())), kind)
+    except pa.ArrowInvalid as error:
+        return (
+            str(error)
+            .removeprefix("JSON parse error: ")
+            .removesuffix(" in row 0")
+            .replace("/b/", "")[:_ERROR_CHARS_MAX]
+        )
+    return "JSON that cannot be read"
+
+
+# ---- inference
+
+
+def infer_schema(batches: Iterable[pa.RecordBatch], count: int) -> pa.Schema:
+    """Return a schema for the fields of the first ``count`` bodies, the first column of the batches. A field has the
+    type of its first values that have one.
+
+    Raises ``InvalidArgument`` if none of the bodies is a JSON object.
+    """
+    schema, left = pa.schema([]), count
+    for batch in batches:
+        bodies = batch.column(0)[:left]
+        for _, piece in _pieces(_safe(bodies), 0, None):
+            for field in piece.type if piece is not None else ():
+                schema = _with_field(schema, field)
+        left -= len(bodies)
+        if not left:
+            break
+    if not len(schema):
+        raise InvalidArgument(
+            f"infer: none of the {count - left} messages that were looked at is a JSON object with a field; pass "
+            "json_schema="
+        )
+    return pa.schema([pa.field(field.name, _readable(field.type)) for field in schema])
+
+
+def _with_field(schema: pa.Schema, field: pa.Field) -> pa.Schema:
+    try:
+        return pa.unify_schemas([schema, pa.schema([field])], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError):  # rows with this type will say so
+        return schema
+
+
+def _readable(kind: pa.DataType) -> pa.DataType:
+    """Return a type with text in place of the type of a field that is always null."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_readable(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _readable(field.type)) for field in kind])
+    return kind
