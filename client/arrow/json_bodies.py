@@ -86,7 +86,7 @@ def _check_schema(schema: Any) -> None:
     if not len(schema) or len(set(schema.names)) < len(schema):
         raise InvalidArgument(f"json_schema has the fields {schema.names}; it must have some, and none twice")
     try:
-        _read([b"{}"], pa.struct(list(schema)))
+        _read(pa.array([b"{}"]), pa.struct(list(schema)))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidArgument(f"json_schema: JSON cannot be read as this: {error}") from None
 
@@ -95,19 +95,24 @@ def _check_schema(schema: Any) -> None:
 
 
 def _parse(bodies: pa.BinaryArray, kind: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
-    """Return the objects in the bodies, null for one that is none, and the reasons."""
-    errors: list[str | None] = [None] * len(bodies)
-    pieces = [
-        piece if piece is not None else _nothing(errors, first, bodies[first].as_py(), kind)
-        for first, piece in _pieces(_safe(bodies), 0, kind)
-    ]
-    found = pa.concat_arrays(pieces) if pieces else pa.array([], kind)
-    return found, pa.array(errors, pa.string())
+    """Return the objects in the bodies, one without fields or null for a body that is none, and the reasons."""
+    safe = _safe(bodies)
+    found = _objects(safe, kind)
+    if found is not None:
+        return found, pa.nulls(len(bodies), pa.string())
+    errors, safe = _without_others(bodies, safe)
+    pieces = []
+    for first, piece in _pieces(safe, 0, kind):
+        if piece is None:
+            errors[first] = _why(safe[first : first + 1], kind)
+        pieces.append(pa.nulls(1, kind) if piece is None else piece)
+    return pa.concat_arrays(pieces), pa.array(errors, pa.string())
 
 
-def _nothing(errors: list[str | None], row: int, body: bytes, kind: pa.StructType) -> pa.StructArray:
-    errors[row] = _why(body, kind)
-    return pa.nulls(1, kind)
+def _without_others(bodies: pa.BinaryArray, safe: pa.BinaryArray) -> tuple[list[str | None], pa.BinaryArray]:
+    """Return why bodies are no objects, None for the others, and ``safe`` with empty objects in place of those."""
+    errors = [_why_no_object(body) for body in bodies.to_pylist()]
+    return errors, pc.if_else(pa.array([error is None for error in errors], pa.bool_()), safe, b"{}")
 
 
 def _safe(bodies: pa.BinaryArray) -> pa.BinaryArray:
@@ -124,23 +129,25 @@ def _safe(bodies: pa.BinaryArray) -> pa.BinaryArray:
 
 def _pieces(bodies: pa.BinaryArray, first: int, kind: pa.StructType | None) -> list[tuple[int, pa.StructArray | None]]:
     """Return the objects in the bodies, piece by piece, each with its first row; None for one body that is none."""
-    if not len(bodies):
-        return []
-    try:
-        found = _read(bodies, kind)
-    except pa.ArrowInvalid:
-        found = None
-    if found is not None and len(found) == len(bodies) and pa.types.is_struct(found.type) and not found.null_count:
+    found = _objects(bodies, kind)
+    if found is not None or len(bodies) <= 1:
         return [(first, found)]
-    if len(bodies) == 1:
-        return [(first, None)]
     middle = len(bodies) // 2
     return _pieces(bodies[:middle], first, kind) + _pieces(bodies[middle:], first + middle, kind)
 
 
-def _read(bodies: Any, kind: pa.StructType | None) -> pa.Array:
+def _objects(bodies: pa.BinaryArray, kind: pa.StructType | None) -> pa.StructArray | None:
+    """Return the objects in the bodies, or None if one of them is none."""
+    try:
+        found = _read(bodies, kind)
+    except pa.ArrowInvalid:
+        return None
+    return found if len(found) == len(bodies) and pa.types.is_struct(found.type) and not found.null_count else None
+
+
+def _read(bodies: pa.BinaryArray, kind: pa.StructType | None) -> pa.Array:
     """Return the values of the bodies, as many as the reader finds. Raises ``ArrowInvalid`` for what it cannot read."""
-    lines = pc.binary_join_element_wise(_BEFORE, pa.array(bodies, pa.binary()), _BEHIND, b"")
+    lines = pc.binary_join_element_wise(_BEFORE, bodies, _BEHIND, b"")
     blob = contiguous(lines)[0].tobytes()
     explicit = None if kind is None else pa.schema([pa.field(_FIELD, kind)])
     table = pj.read_json(
@@ -155,25 +162,24 @@ def _read(bodies: Any, kind: pa.StructType | None) -> pa.Array:
     return found
 
 
-def _why(body: bytes, kind: pa.StructType | None) -> str:
-    """Return the reason why a body is not an object of this type."""
+def _why_no_object(body: bytes) -> str | None:
+    """Return the reason why a body is no JSON object, or None if it is one."""
     try:
         value = json.loads(body)
     except ValueError as error:
         return f"not JSON: {error}"[:_ERROR_CHARS_MAX]
     except RecursionError:
         return "not JSON that can be read: it is nested too deeply"
-    if not isinstance(value, dict):
-        return f"JSON, but not an object: {type(value).__name__}"
+    return None if isinstance(value, dict) else f"JSON, but not an object: {type(value).__name__}"
+
+
+def _why(body: pa.BinaryArray, kind: pa.StructType) -> str:
+    """Return the reason why one object is none of this type."""
     try:
-        _read(_safe(pa.array([body], pa.binary())), kind)
+        _read(body, kind)
     except pa.ArrowInvalid as error:
-        return (
-            str(error)
-            .removeprefix("JSON parse error: ")
-            .removesuffix(" in row 0")
-            .replace("/b/", "")[:_ERROR_CHARS_MAX]
-        )
+        why = str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0").replace(f"/{_FIELD}/", "")
+        return why[:_ERROR_CHARS_MAX]
     return "JSON that cannot be read"
 
 
@@ -189,7 +195,7 @@ def infer_schema(batches: Iterable[pa.RecordBatch], count: int) -> pa.Schema:
     schema, left = pa.schema([]), count
     for batch in batches:
         bodies = batch.column(0)[:left]
-        for _, piece in _pieces(_safe(bodies), 0, None):
+        for _, piece in _pieces(_without_others(bodies, _safe(bodies))[1], 0, None):
             for field in piece.type if piece is not None else ():
                 schema = _with_field(schema, field)
         left -= len(bodies)

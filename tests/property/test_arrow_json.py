@@ -91,7 +91,7 @@ def test_each_row_is_that_of_its_own_body(several: list[bytes]) -> None:
         if is_sound(body):
             assert (row, error) == (expected(body), None)
         elif error is not None:
-            assert row is None
+            assert row is None or not any(value is not None for value in row.values())
 
 
 @pytest.mark.parametrize(
