@@ -275,6 +275,17 @@ def test_a_read_fails_at_damage_or_reports_it_and_reads_the_others(
         with pytest.raises(pa.ArrowInvalid, match=f"{case.error.__name__}: .*{case.said}"):
             pa.table(stream)
         assert isinstance(stream.error, case.error)
+        duckdb = pytest.importorskip("duckdb")
+        with duckdb.connect() as connection, pytest.raises(duckdb.Error, match=f"{case.error.__name__}: .*{case.said}"):
+            connection.sql("SELECT count(*) FROM stream").fetchall()
+        assert isinstance(stream.error, case.error)
+        pl = pytest.importorskip("polars")
+        from flintmq.client.polars import scan
+
+        with pytest.raises(pl.exceptions.PolarsError, match=f"{case.error.__name__}: .*{case.said}"):
+            pl.DataFrame(stream)
+        with pytest.raises(case.error, match=case.said):
+            scan(damaged.address, case.topic).collect()
         lenient = consumer.arrow(case.topic, on_loss="report")
         with caplog.at_level(logging.WARNING, "flintmq.client"):
             for _ in range(2):

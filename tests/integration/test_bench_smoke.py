@@ -20,6 +20,7 @@ CASES = {
     "aio-sends": {"async", "sync"},
     "aio-consumer": {"iter", "body", "bodies"},
     "pull": {"body", "bodies", "raw", "iter"},
+    "arrow": {"all", "all_cpu", "two", "two_cpu"},
     "push-latency": {"async_p50", "async_p99", "async_max", "sync_p50", "sync_p99", "sync_max"},
     "group-consume": {"batch", "message"},
     "delayed": {"async", "sync", "async_beside", "sync_beside"},
