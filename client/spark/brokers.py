@@ -22,7 +22,6 @@ from ..core.rpc.address import parse_addresses
 from ..core.rpc.operation import Operation
 from ..core.topics import QueueStats, TopicInfo
 from ..errors import InvalidArgument, TlsFailed
-from ..sync.asker import Asker
 from ..sync.pool import Caller, Dialer
 
 T = TypeVar("T")
@@ -87,11 +86,6 @@ def caller_of(broker: BrokerAddress, timeout: float) -> Caller:
 def call(broker: BrokerAddress, operation: Operation[T], timeout: float) -> T:
     """Run an operation and return its result within ``timeout`` seconds, waiting if the broker is away meanwhile."""
     return caller_of(broker, timeout).call(operation, time.monotonic() + timeout)
-
-
-def asker_of(broker: BrokerAddress, timeout: float) -> Asker[T]:
-    """Return an asker over this process's connections to a broker; the caller must close it."""
-    return Asker(caller_of(broker, timeout), timeout)
 
 
 def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...protocol.errors import FlintError, MessageDamaged, OffsetOutOfRange
+from ...protocol.errors import FlintError
 from ...protocol.fields import I64_MAX
 from ..arrow.bounds import Bounds
 from ..arrow.errors import DataLoss
@@ -20,12 +18,11 @@ from ..arrow.options import ArrowOptions, ReadRules, read_rules
 from ..arrow.requirements import check_arrow
 from ..core.consume import requests
 from ..core.consume.positions import ENDS, LATEST, Position, check_position, resolve_span
-from ..core.rpc.operation import Operation, Plan
+from ..core.rpc.operation import Plan
 from ..core.rpc.timeouts import check_timeout
 from ..core.times import to_millis
 from ..core.topics import QueueStats, topic_stats
 from ..errors import InvalidArgument
-from .asker import Asker
 from .pool import Caller
 
 if TYPE_CHECKING:
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
     from ..arrow.pulled import IndexPage, PulledRows
     from ..arrow.records import RecordBlock
     from ..arrow.stream import ArrowStream, Losses
+    from .row_pulls import Gap, QueuePart
 
 logger = logging.getLogger(__name__)
 
@@ -103,16 +101,6 @@ def _asked_in_vain(topic: str, condition: str) -> Plan[None]:
         yield [requests.pull(topic, last.queue, last.max_offset, 1, 1, 0, condition=condition)]
 
 
-@dataclass(slots=True)
-class _Range:
-    """Offsets ``[position, end)`` of a queue that are still to be read. ``may_move``: an expired start is no loss."""
-
-    queue: int
-    position: int
-    end: int
-    may_move: bool
-
-
 class _Reading:
     """One read of a ``TopicRead``."""
 
@@ -132,78 +120,33 @@ class _Reading:
 
     def _of_queues(self) -> Iterator[pa.RecordBatch]:
         from ..arrow.scan import Part
+        from .row_pulls import RowPulls
 
-        asker: Asker[PulledRows] = Asker(self._caller, self._timeout)
-        with closing(asker):
-            for pulled, end in self._pulls(asker, self._ranges()):
-                block = self._sound(pulled.body, pulled)
-                # A pull with tags or a filter looks at more messages than it returns, and so may go past the end.
-                yield from self._decoded(block.select(block.parts[Part.QUEUE_OFFSET] < end))
+        rules = self._rules
+        pulls = RowPulls(
+            self._caller, self._read.topic, rules.tags, rules.condition, rules.batch_rows, self._timeout, self._add_gap
+        )
+        for pulled, end in pulls.of(*self._parts()):
+            block = self._sound(pulled.body, pulled)
+            # A pull with tags or a filter looks at more messages than it returns, and so may go past the end.
+            yield from self._decoded(block.select(block.parts[Part.QUEUE_OFFSET] < end))
 
-    def _ranges(self) -> deque[_Range]:
+    def _parts(self) -> Iterator[QueuePart]:
+        from .row_pulls import QueuePart
+
         read, deadline = self._read, self._caller.deadline(self._timeout)
         span = self._caller.run(resolve_span(read.topic, read.from_, read.until), deadline)
-        if span.ends is None:  # `until` is in the future: what is stored by now is all there is
-            span = replace(span, ends=self._caller.run(resolve_span(read.topic, read.from_, LATEST), deadline).ends)
-        assert span.ends is not None
-        ranges: deque[_Range] = deque()
+        stored = {row.queue: row.max_offset for row in self._caller.call(topic_stats(read.topic), deadline)}
+        ends = stored if span.ends is None else span.ends  # without ends, `until` is in the future
         for queue, start in span.starts.items():
-            part = read.bounds.narrowed(queue, start, span.ends.get(queue, start), partial(self._offset_at, queue))
+            end = min(ends.get(queue, start), stored.get(queue, start))
+            part = read.bounds.narrowed(queue, start, end, partial(self._offset_at, queue))
             if part is not None:
-                ranges.append(_Range(queue, *part, may_move=not span.explicit))
-        return ranges
+                yield QueuePart(queue, *part, may_move=not span.explicit)
 
     def _offset_at(self, queue: int, at_ms: int) -> int:
         operation = requests.offset_at_ms(self._read.topic, queue, at_ms)
         return self._caller.call(operation, self._caller.deadline(self._timeout))
-
-    def _pulls(self, asker: Asker[PulledRows], ranges: deque[_Range]) -> Iterator[tuple[PulledRows, int]]:
-        """Yield the broker's responses, with the offset at which to stop in each."""
-        while ranges:
-            current = ranges[0]
-            if not asker.is_asked:
-                asker.ask(self._pull(current))
-            try:
-                pulled = asker.answer()
-            except OffsetOutOfRange as error:
-                self._move(current, error.min_offset, error.max_offset)
-                pulled = None
-            except MessageDamaged as error:
-                self._lose(current, error.queue_offset, error.queue_offset + 1, str(error))
-                current.position = error.queue_offset + 1
-                pulled = None
-            if pulled is not None:
-                if pulled.lost and pulled.lost_from < current.end:
-                    lost_end = pulled.lost_from + pulled.lost
-                    self._lose(current, pulled.lost_from, lost_end, "the broker's log was damaged there")
-                if pulled.next_offset > current.position:
-                    current.position = pulled.next_offset
-                    current.may_move = False
-                else:  # the queue ends here, before the planned end
-                    self._move(current, pulled.min_offset, pulled.max_offset)
-            if current.position >= current.end:
-                ranges.popleft()
-            if ranges:
-                asker.ask(self._pull(ranges[0]))
-            if pulled is not None and len(pulled.starts):
-                yield pulled, current.end
-
-    def _pull(self, each: _Range) -> Operation[PulledRows]:
-        from ..arrow.pulled import pull
-
-        count = min(each.end - each.position, self._rules.batch_rows)
-        return pull(self._read.topic, each.queue, each.position, count, self._rules.tags, self._rules.condition)
-
-    def _move(self, current: _Range, first: int, last: int) -> None:
-        """Continue at the first offset of the queue, which has ``[first, last)``, after the position was found gone."""
-        position = min(current.end, first) if first > current.position else current.end
-        if not (current.may_move and first > current.position):
-            has = f"the queue has [{first}, {last})" if last > first else "the queue is gone or empty"
-            self._lose(
-                current, current.position, position, f"{has}: retention took them, or the topic was created again"
-            )
-        current.position = position
-        current.may_move = False
 
     # ---- a key
 
@@ -240,9 +183,10 @@ class _Reading:
     def _decoded(self, block: RecordBlock) -> Iterator[pa.RecordBatch]:
         return self._decoder.batches(block, self._read.topic, self._add_loss)
 
-    def _lose(self, each: _Range, start: int, end: int, why: str) -> None:
-        what = f"the message {start}" if end == start + 1 else f"the messages [{start}, {end})"
-        where = f"queue {each.queue} of topic {self._read.topic!r}"
+    def _add_gap(self, gap: Gap) -> None:
+        what = f"the message {gap.start}" if gap.end == gap.start + 1 else f"the messages [{gap.start}, {gap.end})"
+        where = f"queue {gap.queue} of topic {self._read.topic!r}"
+        why = gap.why if gap.is_damage else f"{gap.why}: retention took them, or the topic was created again"
         self._add_loss(DataLoss(f"{what} of {where} cannot be read any more ({why}). {_HINT}"))
 
     def _add_loss(self, error: FlintError) -> None:

@@ -151,6 +151,7 @@ def test_positions_are_those_of_the_plain_consumer(filled: Consumer, topic: str)
         expected = sorted(bytes(each.body) for each in filled.iter(topic, from_, until))
         assert bodies(filled.arrow(topic, from_, until)) == expected, (from_, until)
     assert len(bodies(filled.arrow(topic, until=datetime.now(UTC) + timedelta(days=1)))) == COUNT
+    assert len(bodies(filled.arrow(topic, until={0: 1_000_000, 3: 1_000_000}))) == COUNT
 
 
 def test_a_key_reads_the_index_alone(filled: Consumer, shared_broker: RunningBroker, topic: str) -> None:

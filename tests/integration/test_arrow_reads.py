@@ -37,7 +37,7 @@ def test_messages_that_go_away_during_a_read_are_an_error(shared_broker: Running
         assert next(batches).num_rows == 10
         admin.delete_topic(one_queue)
         refill(shared_broker.address, one_queue, 5)
-        gone = rf"\[\d0, {COUNT}\) of queue 0 of topic '{one_queue}' .*the queue has \[{COUNT}, {COUNT + 5}\)"
+        gone = rf"\[\d0, {COUNT}\) of queue 0 of topic '{one_queue}' .*the queue holds \[{COUNT}, {COUNT + 5}\)"
         with pytest.raises(DataLoss, match=gone):
             list(batches)
 

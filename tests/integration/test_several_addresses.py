@@ -26,7 +26,7 @@ from flintmq.client import (
 )
 from flintmq.client.core.consume.requests import max_offset
 from flintmq.client.core.rpc.access import AccessOptions
-from flintmq.client.spark.brokers import asker_of, parse_bootstrap
+from flintmq.client.spark.brokers import caller_of, parse_bootstrap
 from flintmq.client.sync.asker import Asker
 from tests.cli_tools import Cli, Done
 from tests.client_drivers import Clients
@@ -227,7 +227,7 @@ class TestReplicaSet:
         with Producer(replicas.addresses) as producer:
             producer.send(Message("t", b"x"), queue=1)
         (broker,) = parse_bootstrap("set=" + replicas.addresses.replace(",", ";"))
-        asker: Asker[int] = asker_of(broker, WAIT_SECONDS)
+        asker: Asker[int] = Asker(caller_of(broker, WAIT_SECONDS), WAIT_SECONDS)
         with contextlib.closing(asker):
             for number in (1, 2):
                 asker.ask(max_offset("t", 1))
