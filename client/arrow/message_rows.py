@@ -67,7 +67,10 @@ NOTHING = Distinct((None,), None)
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
-    """A batch, checked except for the content of ``properties``. A column without values is None, or ``NOTHING``."""
+    """A batch, checked except for the content of ``properties``. A column without values is None, or ``NOTHING``.
+
+    ``shared``: checked properties in place of ``properties``, as the distinct combinations of them.
+    """
 
     bodies: list[bytes]
     topics: Distinct
@@ -78,6 +81,7 @@ class CheckedRows:
     properties: Properties | None
     place: Place
     properties_column: str
+    shared: Distinct = NOTHING
 
     def __len__(self) -> int:
         return len(self.bodies)

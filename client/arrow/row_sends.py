@@ -50,6 +50,7 @@ class ColumnSend:
     tags: str | None
     sharding_key: str | None
     queue: int | None
+    properties: dict[str, str] | None = None
 
     def run(self, producer: Producer, prepare: str | None) -> None:
         """Send with ``Producer.send_bulk``."""
@@ -58,6 +59,7 @@ class ColumnSend:
             self.bodies,
             keys=self.keys,
             tags=self.tags,
+            properties=self.properties,
             sharding_key=self.sharding_key,
             queue=self.queue,
             prepare=prepare,
@@ -91,7 +93,7 @@ def sends(rows: CheckedRows) -> list[Send]:
 def _sends_to_queue(rows: CheckedRows, mine: Ints, queue: int | None) -> Iterator[Send]:
     """Yield the calls for the rows that go to ``queue``, or to any queue if it is None."""
     if rows.properties is None:
-        groups = list(_split(mine, rows.topics, rows.tags, rows.sharding_keys))
+        groups = list(_split(mine, rows.topics, rows.tags, rows.sharding_keys, rows.shared))
         is_large = len(groups) == 1 or len(groups) * GROUP_ROWS_MIN <= len(mine)
         if is_large and _order_holds(rows, mine, queue, len(groups)):
             yield from (_column_send(rows, group, queue) for group in groups)
@@ -138,11 +140,12 @@ def _column_send(rows: CheckedRows, mine: Ints, queue: int | None) -> ColumnSend
         tags=rows.tags.value(first),
         sharding_key=rows.sharding_keys.value(first),
         queue=queue,
+        properties=rows.shared.value(first),
     )
 
 
 def _message_send(rows: CheckedRows, mine: Ints, queue: int | None) -> MessageSend:
-    keys, properties = rows.keys, rows.properties
+    keys, properties, shared = rows.keys, rows.properties, rows.shared.value
     topic, tags, sharding_key = rows.topics.value, rows.tags.value, rows.sharding_keys.value
     messages = []
     for row in mine.tolist():
@@ -152,7 +155,7 @@ def _message_send(rows: CheckedRows, mine: Ints, queue: int | None) -> MessageSe
                 rows.bodies[row],
                 keys=(keys[row] or ()) if keys is not None else (),
                 tags=tags(row),
-                properties=properties[row] if properties is not None else None,
+                properties=properties[row] if properties is not None else shared(row),
                 sharding_key=sharding_key(row),
             )
         except InvalidMessage as error:

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ..errors import InvalidArgument, InvalidArgumentType
-from .message_rows import CheckedRows, Place, Properties, checked_rows
+from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage
+from ..message import check_properties
+from .message_rows import NOTHING, CheckedRows, Distinct, Place, checked_rows
 
 PIECE_ROWS = 65_536
 """Maximum number of rows that are taken out of Arrow at once."""
@@ -87,9 +90,7 @@ class TableRows:
     def _rows(self, batch: pa.RecordBatch, place: Place) -> CheckedRows:
         columns = {part: self._cast(batch.column(name), part) for part, name in self._named.items()}
         rows = checked_rows(pa.RecordBatch.from_pydict(columns), self._topic, place)
-        if not self._properties:
-            return rows
-        return replace(rows, properties=self._own_properties(batch), properties_column=", ".join(self._properties))
+        return replace(rows, shared=self._shared_properties(batch, place)) if self._properties else rows
 
     def _cast(self, column: pa.Array, part: str) -> pa.Array:
         try:
@@ -97,12 +98,24 @@ class TableRows:
         except pa.ArrowInvalid as error:
             raise InvalidArgument(f"{part}: column {self._named[part]!r}: {error}") from None
 
-    def _own_properties(self, batch: pa.RecordBatch) -> Properties:
-        columns = [_cast(batch.column(name), pa.large_string()).to_pylist() for name in self._properties]
-        return [
-            {name: value for name, value in zip(self._properties, values, strict=True) if value}
-            for values in zip(*columns, strict=True)
-        ]
+    def _shared_properties(self, batch: pa.RecordBatch, place: Place) -> Distinct:
+        """Return the properties of all rows, as their distinct combinations. A null or an empty text is none."""
+        columns = {name: _cast(batch.column(name), pa.large_string()) for name in self._properties}
+        codes = np.zeros(batch.num_rows, np.int64)
+        for column in columns.values():
+            encoded = pc.dictionary_encode(pc.fill_null(column, ""))
+            codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+            codes = np.unique(codes, return_inverse=True)[1]  # renumbered, so that any number of columns can follow
+        _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+        values = zip(*(column.take(pa.array(first)).to_pylist() for column in columns.values()), strict=True)
+        found = []
+        for row, of_row in zip(first.tolist(), values, strict=True):
+            own = {name: value for name, value in zip(columns, of_row, strict=True) if value}
+            try:
+                found.append(check_properties(own) or None)
+            except InvalidMessage as error:
+                raise place.invalid(row, ", ".join(columns), error) from None
+        return Distinct(found, codes.astype(np.int64) if len(found) > 1 else None) if found else NOTHING
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
