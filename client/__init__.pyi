@@ -94,7 +94,7 @@ from .errors import ListenerTimeout as ListenerTimeout
 from .errors import TlsFailed as TlsFailed
 from .errors import WrongLoop as WrongLoop
 from .groups.push.consumer import PushConsumer as PushConsumer
-from .groups.push.deliveries import Delivery as Delivery
+from .groups.push.delivery import Delivery as Delivery
 from .groups.push.health import Health as Health
 from .groups.push.options import Subscription as Subscription
 from .groups.push.outcome import GiveUp as GiveUp

@@ -332,8 +332,9 @@ class LimitReached(BrokerError):
 
 
 class GroupKind(BrokerError):
-    """The group has live consumers of the other kind: RocketMQ's clients, which share the queues among themselves, or
-    FlintMQ's own members, to which the broker assigns them. Stop those first, or use another group."""
+    """The group has live consumers of another kind: RocketMQ's clients, which share the queues among themselves,
+    FlintMQ's own members, to which the broker assigns them, or consumers that pop. Stop those first, or use another
+    group."""
 
     code, name, retriable = 1423, "GROUP_KIND", False
 

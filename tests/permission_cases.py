@@ -11,7 +11,7 @@ from flintmq.protocol import commands
 from flintmq.protocol.auth.permissions import ACTIONS
 from flintmq.protocol.auth.scram import ITERATIONS_MIN, make_verifier
 from flintmq.protocol.auth.users import verifier_row
-from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, Command
+from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, RECEIPT_STRUCT, Command
 from tests.conftest import RawConnection
 from tests.security_tools import PASSWORD
 
@@ -58,6 +58,7 @@ class Case:
         return [self.named(grant) for grant in self.needs]
 
 
+RECEIPT = RECEIPT_STRUCT.pack(0, 0, 0, 1)
 OFFSETS = CONSUMER_OFFSET_STRUCT.pack(0, 1)
 ROW = msgpack.packb([b"x", {}])
 T, G = {"topic": "T"}, {"group": "G"}
@@ -108,6 +109,21 @@ CASES = [
         [on("group", "G", "consume"), on("topic", "T", "consume")],
         {**G, "count": 1},
         b"physical offset",
+    ),
+    Case(
+        commands.CONSUMER_SEND_MSG_BACK,
+        [on("group", "G", "consume"), on("topic", "T", "consume")],
+        {**G, **T, "count": 1},
+        RECEIPT,
+        "popped-sent-back",
+    ),
+    *(
+        Case(command, [on("group", "G", "consume"), on("topic", "T", "consume")], {**G, **T, **fields}, body)
+        for command, fields, body in (
+            (commands.POP_MESSAGE, {"max_count": 0}, b""),
+            (commands.ACK_MESSAGE, {"count": 1}, RECEIPT),
+            (commands.CHANGE_MESSAGE_INVISIBLETIME, {"count": 1}, RECEIPT),
+        )
     ),
     Case(commands.GET_CONSUMER_CONNECTION_LIST, [on("group", "G", "query")], G),
     Case(commands.DELETE_SUBSCRIPTIONGROUP, [on("group", "G", "admin")], G),
@@ -221,7 +237,7 @@ def prepare(admin: RawConnection, case: Case) -> Prepared:
         commands.UPDATE_CONSUMER_OFFSET, {"group": group, "topic": topic, "count": 1}, CONSUMER_OFFSET_STRUCT.pack(0, 0)
     ).raise_for_error()
     fields, body = case.named(case.fields), case.body
-    if case.command is commands.CONSUMER_SEND_MSG_BACK:
+    if case.command is commands.CONSUMER_SEND_MSG_BACK and case.body is not RECEIPT:
         body = answer.body
     if case.command is commands.VIEW_MESSAGE_BY_ID:
         fields["id"] = f"key-of-{topic}"

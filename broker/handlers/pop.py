@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 class PopParams:
     """A consumer's request for messages. ``queue``: -1 for all queues; ``wait_ms``: how long to wait for a message.
 
-    ``tags``, ``filter``: as in a PULL. ``from_first``: where a group without progress begins, which applies if the
-    topic's queue is not young.
+    ``tags``, ``filter``: as in a PULL. ``start``, ``start_ms``: where a group without progress begins, as in a
+    HEART_BEAT; if empty, RocketMQ's rule applies: ``from_first``, which applies if the topic's queue is not young.
     """
 
     group: str
@@ -60,6 +60,9 @@ class PopParams:
     from_first: bool = True
     ordered: bool = False
     attempt: str = ""
+    bytes_max: int = POP_BYTES_MAX
+    start: str = ""
+    start_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,27 @@ class Pop:
         self._popped = Popped()
         self._targets = queues_to_visit(self._store, params)
         self._targets.reverse()
+        if params.start in ("", "first") or self._broker.groups.begins_at_first(params.group, params.topic):
+            self._next()
+        else:
+            self._request.read(self._begins, self._begun)
+
+    def _begins(self, hot: bool) -> dict[int, int]:
+        """Return where the group begins with each queue of a topic that it has not read before. Any thread."""
+        params, reads = self._params, self._store.queue_reads
+        config = self._store.topics.get(params.topic)
+        queues = range(config.read_queues if config is not None else 0)
+        if params.start == "last":
+            return {queue: reads.max_offset(params.topic, queue) for queue in queues}
+        return {queue: reads.offset_by_time(params.topic, queue, params.start_ms, hot=hot) for queue in queues}
+
+    def _begun(self, begins: dict[int, int]) -> None:
+        """Commit where the group begins with all queues: one that is added later is read from its first message."""
+        params, take = self._params, self._take()
+        for queue, begin in begins.items():
+            key = QueueKey(params.group, params.topic, queue)
+            if self._pops.table.start(key) is None:
+                self._pops.take(key, begin, (), begin, take, take.now_ms)
         self._next()
 
     def _next(self) -> None:
@@ -196,7 +220,7 @@ class Pop:
             if self._pops.table.blocked_until(key, take) is not None or start == end:
                 self._targets.pop()
                 continue
-            if room <= 0 or popped.bytes >= POP_BYTES_MAX:
+            if room <= 0 or popped.bytes >= params.bytes_max:
                 popped.rest += end - (start or 0)
                 self._targets.pop()
                 continue
@@ -242,7 +266,7 @@ class Pop:
 
     def _selection(self, key: QueueKey, room: int) -> PullSelection:
         limit = self._broker.limits.frame_bytes_max - HEAD_BYTES_MAX - self._popped.bytes
-        size = min(POP_BYTES_MAX - self._popped.bytes, self._broker.send_memory.answer_bytes(), limit)
+        size = min(self._params.bytes_max - self._popped.bytes, self._broker.send_memory.answer_bytes(), limit)
         # Messages that are delivered again were selected before.
         share = self._share if key.topic == self._params.topic else None
         tags = share.selection.tags if share is not None else None

@@ -33,6 +33,7 @@ from . import (
     topics,
     transactions,
     users,
+    work_queues,
 )
 from .rules import Handler, Rule
 
@@ -41,6 +42,13 @@ ROWS: tuple[tuple[commands.Command, Callable[..., None], Rule], ...] = (
     (commands.AUTH, auth.auth, rules.anybody),
     (commands.PRODUCE, produce.produce, rules.topic(PUBLISH)),
     (commands.PULL, pull.pull, rules.of_group_in_topic(CONSUME, CONSUME)),
+    (commands.POP_MESSAGE, work_queues.pop_message, rules.of_group_in_topic(CONSUME, CONSUME)),
+    (commands.ACK_MESSAGE, work_queues.ack_message, rules.of_group_in_topic(CONSUME, CONSUME)),
+    (
+        commands.CHANGE_MESSAGE_INVISIBLETIME,
+        work_queues.change_message_invisibletime,
+        rules.of_group_in_topic(CONSUME, CONSUME),
+    ),
     (commands.BROWSE_MESSAGES, browse.browse_messages, rules.topic(QUERY)),
     (commands.QUERY_BY_KEY, query.query_by_key, rules.topic(QUERY)),
     (commands.VIEW_MESSAGE_BY_ID, query.view_message_by_id, rules.topic(QUERY)),
@@ -49,7 +57,7 @@ ROWS: tuple[tuple[commands.Command, Callable[..., None], Rule], ...] = (
     (commands.GET_CONSUME_STATS, offsets.get_consume_stats, rules.of_group_in_topic(QUERY, QUERY)),
     (commands.HEART_BEAT, groups.heart_beat, rules.member),
     (commands.UNREGISTER_CLIENT, groups.unregister_client, rules.member),
-    (commands.CONSUMER_SEND_MSG_BACK, send_back.consumer_send_msg_back, rules.group(CONSUME)),
+    (commands.CONSUMER_SEND_MSG_BACK, send_back.consumer_send_msg_back, rules.of_group_in_topic(CONSUME, CONSUME)),
     (commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, group_admin.get_all_groups, rules.anybody),
     (commands.GET_CONSUMER_CONNECTION_LIST, group_admin.get_group_members, rules.group(QUERY)),
     (commands.DELETE_SUBSCRIPTIONGROUP, group_admin.delete_group, rules.group(ADMIN)),

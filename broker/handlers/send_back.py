@@ -13,8 +13,10 @@ from ...protocol.names import check_name
 from ...protocol.storage.delivery import DELAY_LEVEL_MAX
 from ...protocol.storage.record import Record
 from ..delivery.groups.retry import send_back, topics_for
+from ..delivery.pop.redelivery import ReturnRule
 from ..requests.request import Request
 from ..store import MessageStore
+from .work_queues import give_back, receipts_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ def consumer_send_msg_back(request: Request) -> None:
     check_name("group", params.group)
     if params.delay_level > DELAY_LEVEL_MAX:
         raise DelayIllegal(f"delay_level must be at most {DELAY_LEVEL_MAX}, got {params.delay_level}")
+    if params.topic:
+        give_back_popped(request, params)
+        return
     body = bytes(request.frame.body)
     if len(body) != params.count * PHYSICAL_OFFSET_STRUCT.size:
         raise InvalidParameter(
@@ -60,6 +65,17 @@ def consumer_send_msg_back(request: Request) -> None:
             params.epoch,
         ),
     )
+
+
+def give_back_popped(request: Request, params: SendMessageBackRequest) -> None:
+    """Store popped messages again, those whose receipts are valid; respond once that is on disk."""
+    receipts = receipts_in(request, params.group, params.topic, params.count)
+    rule = ReturnRule(params.delay_level, params.retry_times_max, params.member)
+
+    def answer(valid: bytes, retried: int, dead: int) -> None:
+        request.respond(SendMessageBackAnswer(retried=retried, dead=dead), valid)
+
+    give_back(request, receipts, params.reason_of_each(), rule, answer)
 
 
 def store_again(request: Request, messages: SendBack) -> None:

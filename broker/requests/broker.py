@@ -191,10 +191,11 @@ class Broker:
             self.groups,
             loop,
             self.readers,
-            self.counters.count_sent_back,
+            self.counters,
             now_ms=store.clock.now_ms,
             in_flight_max=limits.popped_messages_max,
         )
+        self.groups.clients.popping_of = self.pops.live
         self.dispatch.waits_for = lambda topic, queue: (
             self.holds.has_pulls_of(topic, queue) or self.pops.has_waiting(topic)
         )

@@ -62,7 +62,7 @@ class Counters:
 
     __slots__ = tuple(
         (
-            "connections_accepted connections_refused dead_messages duplicates errors latencies "
+            "connections_accepted connections_refused dead_messages duplicates errors expired_leases latencies "
             "one_way_errors produce_latencies produced pulled retried_messages sent_back tls_failures"
         ).split()
     )
@@ -83,6 +83,8 @@ class Counters:
         """Messages that consumers sent back and that became dead letters."""
         self.sent_back: dict[str, tuple[int, int]] = {}
         """By group: retried messages and dead letters; deleted groups have no row."""
+        self.expired_leases: dict[str, int] = {}
+        """By group: popped messages that their consumer did not settle in time; deleted groups have no row."""
         self.errors: dict[int, int] = {}
         self.latencies = {code: Latencies() for code in COMMANDS}
         self.produce_latencies = self.latencies[PRODUCE.code]
@@ -95,9 +97,14 @@ class Counters:
         before = self.sent_back.get(group, (0, 0))
         self.sent_back[group] = before[0] + retried, before[1] + dead
 
+    def count_expired(self, group: str, count: int) -> None:
+        """Count popped messages that their consumer did not settle in time. The group must exist."""
+        self.expired_leases[group] = self.expired_leases.get(group, 0) + count
+
     def forget_group(self, group: str) -> None:
-        """Remove the row of a deleted group."""
+        """Remove the rows of a deleted group."""
         self.sent_back.pop(group, None)
+        self.expired_leases.pop(group, None)
 
     def forget_topic(self, topic: str) -> None:
         """Remove the rows of a deleted topic."""

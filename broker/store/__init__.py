@@ -34,6 +34,7 @@ from .read.queries import KeySearch, QueryResult
 from .recovery.recovery_report import RecoveryReport
 from .settings import StoreSettings
 from .tables.config_files import TopicConfig
+from .tables.pop_journal import Entry as PopEntry
 from .tables.pop_state import SettledAhead
 from .tables.staged_state import StagedSnapshot
 
@@ -51,6 +52,7 @@ __all__ = [
     "MappedFile",
     "MessageStore",
     "Places",
+    "PopEntry",
     "ProduceBatch",
     "PullResult",
     "PullSelection",

@@ -51,6 +51,7 @@ from .tables.clock import SteadyClock, StoreClock
 from .tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .tables.followed_master import FollowedMaster
 from .tables.group_table import SubscriptionGroupTable
+from .tables.pop_journal import PopJournal
 from .tables.pop_state import PopState
 from .tables.staged_state import StagedState
 from .tables.store_state import DeletedTopic, StoreState
@@ -96,6 +97,7 @@ class MessageStore:
         self.delay_offsets = DelayOffsetTable(files, path / "config" / "delayOffset.json")
         self.staged_state = StagedState(files, own / "prepared.json")
         self.pop_state = PopState(files, own / "pop.json")
+        self.pop_journal = PopJournal(files, own / "pop.json")
         self.state = StoreState(files, own / "state.json")
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below

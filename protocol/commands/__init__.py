@@ -14,6 +14,7 @@ from .connection import *
 from .groups import *
 from .messages import *
 from .offsets import *
+from .pops import *
 from .replication import *
 from .table import *
 from .transactions import *

@@ -73,7 +73,7 @@ class IdsChangedRequest:
 @dataclass(slots=True)
 class SendMessageBackRequest:
     """Return messages that a consumer could not handle. The broker delivers them again later, or makes them dead
-    letters. Body: count × i64, their physical offsets."""
+    letters. Body: count × i64, their physical offsets; with `topic`: count × receipt, as in ACK_MESSAGE."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
     count: int = integer("number of messages in the body", 1, SEND_BACK_MAX)
@@ -83,6 +83,7 @@ class SendMessageBackRequest:
     epoch: int = integer("epoch of the member's assignment", 0, I64_MAX, 0)
     reason: str = text("why they failed, stored as `RETRY_REASON`", RETRY_REASON_CHARS_MAX, default="")
     reasons: str = text("instead of `reason`: one for each message, separated by 0x02", REASONS_CHARS_MAX, default="")
+    topic: str = text("topic that the messages were popped from; empty: they were pulled", 32767, default="")
 
     def reason_of_each(self) -> list[str]:
         """Return one reason per message. Raises ``InvalidParameter``."""
@@ -103,7 +104,8 @@ class SendMessageBackRequest:
 
 @dataclass(slots=True)
 class SendMessageBackAnswer:
-    """The messages are stored for another attempt, or as dead letters."""
+    """The messages are stored for another attempt, or as dead letters. Body if they were popped: count × u8, as in the
+    response to ACK_MESSAGE."""
 
     retried: int = integer("number of messages to be delivered again")
     dead: int = integer("number of new dead letters")

@@ -90,7 +90,12 @@ def check_refused(case: Case, missing: int, user: str, answer: Answer) -> None:
     If that would reveal an object that the user may not know of, the response must be the same as for a missing object.
     """
     grant = case.grants[max(missing, 0)]
-    if missing >= 0 and case.command is commands.CONSUMER_SEND_MSG_BACK and "topic" in grant:
+    if (
+        missing >= 0
+        and case.command is commands.CONSUMER_SEND_MSG_BACK
+        and "topic" in grant
+        and "topic" not in case.fields
+    ):
         assert answer.code == MessageNotFound.code
         return
     if missing >= 0 and case.command is commands.ABORT_PREPARED:

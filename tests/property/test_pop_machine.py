@@ -8,8 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from flintmq.broker.delivery.pop import journal
 from flintmq.broker.delivery.pop.in_flight import Take
 from flintmq.broker.delivery.pop.table import InFlightTable, QueueKey
+from flintmq.broker.store import PopEntry
 
 KEYS = [QueueKey("g", "t", 0), QueueKey("h", "t", 1)]
 TIMES = st.integers(0, 50)
@@ -38,7 +40,10 @@ class Pops(RuleBasedStateMachine):
         super().__init__()
         self.now = 1_000
         self.offsets = Offsets()
-        self.table = InFlightTable(self.offsets, in_flight_max=20)
+        self.entries: list[PopEntry] = []
+        """The journal."""
+        self.kept: set[tuple[QueueKey, int]] = set()
+        self.table = self.new_table()
         self.ends = dict.fromkeys(KEYS, 20)
         """Number of messages in each queue."""
         self.receipts: dict[QueueKey, list[tuple[int, int]]] = defaultdict(list)
@@ -47,6 +52,11 @@ class Pops(RuleBasedStateMachine):
         """By queue and offset: receipt's time and end of the time of what is in flight."""
         self.settled: dict[QueueKey, set[int]] = {key: set() for key in KEYS}
         self.moving: set[tuple[QueueKey, int]] = set()
+
+    def new_table(self) -> InFlightTable:
+        return InFlightTable(
+            self.offsets, in_flight_max=20, forgotten=lambda key: self.entries.append(journal.forgotten(key))
+        )
 
     @rule(key=st.sampled_from(KEYS), count=st.integers(1, 8))
     def store(self, key: QueueKey, count: int) -> None:
@@ -83,6 +93,7 @@ class Pops(RuleBasedStateMachine):
             end += 1
         pop_ms = self.table.pop_ms(key, self.now)
         taken = self.table.take(key, begin, found, end, take, pop_ms)
+        self.entries.append(journal.taken(key, begin, end, taken, take, pop_ms))
         assert set(found) - set(taken) <= self.settled[key]
         if self.ordered:
             for each in [each for each in self.current if each[0] == key]:
@@ -107,23 +118,37 @@ class Pops(RuleBasedStateMachine):
         expected = current is not None and current[0] == pop_ms and (key, offset) not in self.moving
         assert self.table.settle(key, offset, pop_ms) == expected
         if expected:
+            self.entries.append(journal.settled(key, (offset,)))
             del self.current[key, offset]
             self.settled[key].add(offset)
 
     @precondition(lambda self: any(self.receipts.values()))
-    @rule(data=st.data(), invisible_ms=st.integers(0, 40))
-    def renew(self, data: st.DataObject, invisible_ms: int) -> None:
+    @rule(data=st.data(), invisible_ms=st.integers(0, 40), keep=st.booleans())
+    def renew(self, data: st.DataObject, invisible_ms: int, keep: bool) -> None:
         key = data.draw(st.sampled_from([key for key in KEYS if self.receipts[key]]))
         offset, pop_ms = data.draw(st.sampled_from(self.receipts[key]))
         current = self.current.get((key, offset))
         expected = current is not None and current[0] == pop_ms and (key, offset) not in self.moving
-        renewed = self.table.renew(key, offset, pop_ms, self.take_of(invisible_ms))
+        renewed = self.table.renew(key, offset, pop_ms, self.take_of(invisible_ms), keep=keep)
         assert (renewed is not None) == expected
         if renewed is not None:
-            assert (renewed.pop_ms == pop_ms) == self.ordered
+            self.entries.append(journal.renewed(key, offset, renewed))
+            assert (renewed.pop_ms == pop_ms) == (keep or self.ordered)
             self.current[key, offset] = renewed.pop_ms, self.now + invisible_ms
-            if not self.ordered:
+            if not (keep or self.ordered):
                 self.receipts[key].append((offset, renewed.pop_ms))
+
+    @precondition(lambda self: any(self.receipts.values()))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from([key for key in KEYS if self.receipts[key]]))
+        offset, pop_ms = data.draw(st.sampled_from(self.receipts[key]))
+        current = self.current.get((key, offset))
+        expected = current is not None and current[0] == pop_ms and (key, offset) not in self.moving
+        returned = self.table.begin_return(key, offset, pop_ms)
+        assert (returned is not None) == (expected and not self.ordered)
+        if returned is not None:
+            self.moving.add((key, offset))
 
     @rule(count=st.integers(1, 10))
     def expire(self, count: int) -> None:
@@ -143,11 +168,14 @@ class Pops(RuleBasedStateMachine):
         self.moving.discard((key, offset))
         if works:
             self.table.moved(key, offset)
+            self.entries.append(journal.settled(key, (offset,)))
             del self.current[key, offset]
             self.settled[key].add(offset)
         else:
             self.table.keep(key, offset, self.now + 5)
             self.current[key, offset] = self.current[key, offset][0], self.now + 5
+            # The journal has the end of its time as it was: a start lets it move at once.
+            self.kept.add((key, offset))
 
     @rule(key=st.sampled_from(KEYS), data=st.data(), now=RARELY)
     def reset(self, key: QueueKey, data: st.DataObject, now: bool) -> None:
@@ -169,7 +197,8 @@ class Pops(RuleBasedStateMachine):
         if not now:
             return
         rows = list(self.table.settled()) if with_file else []
-        self.table = InFlightTable(self.offsets, in_flight_max=20)
+        self.entries = []
+        self.table = self.new_table()
         self.table.restore(rows)
         self.current.clear()
         self.moving.clear()
@@ -185,6 +214,30 @@ class Pops(RuleBasedStateMachine):
                 for offset in range(first, end)
             }
             self.settled[key] = {offset for offset in settled if offset < committed or offset in known}
+
+    @precondition(lambda self: not self.ordered)
+    @rule(again=st.booleans())
+    def replay(self, again: bool) -> None:
+        """Begin again with the journal, as after a kill: nothing changes. ``again``: the journal begins again first."""
+        if again:
+            self.entries = list(journal.everything(self.table, []))
+        before = {key: (state.next_offset, state.settled()) for key, state in self.table.states()}
+        states = journal.replayed(self.entries)
+        self.table = self.new_table()
+        for key, state in states.items():
+            self.table.adopt(key, state)
+        assert {key: (state.next_offset, state.settled()) for key, state in self.table.states()} == before
+        in_flight = {
+            (key, offset): (delivery.pop_ms, delivery.visible_ms)
+            for key, state in self.table.states()
+            for offset, delivery in state.open.items()
+        }
+        for each in self.kept & in_flight.keys():
+            self.current[each] = in_flight[each]
+        assert in_flight == self.current
+        self.kept.clear()
+        self.moving.clear()
+        self.entries = list(journal.everything(self.table, []))
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -191,4 +191,7 @@ def test_codes_are_rocketmqs_if_it_has_the_command() -> None:
         "AUTH_UPDATE_USER": 3002,
         "AUTH_DELETE_USER": 3003,
         "AUTH_LIST_USER": 3005,
+        "POP_MESSAGE": 200050,
+        "ACK_MESSAGE": 200051,
+        "CHANGE_MESSAGE_INVISIBLETIME": 200053,
     }

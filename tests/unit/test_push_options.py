@@ -102,7 +102,13 @@ def test_exceptions_for_listeners_check_their_arguments() -> None:
         ({"orderly": True}, r"use PushConsumer\(orderly=True\)"),
         ({"listener": print}, "has no argument 'listener'"),
         ({"batch": 5}, "has no argument 'batch'"),
-        ({"mode": "broadcasting"}, "has no argument 'mode'"),
+        ({"mode": "broadcasting"}, "it must be 'clustering' or 'work'"),
+        ({"lease": 5.0}, "lease is for mode='work'"),
+        ({"mode": "work", "lease": 0}, "lease is 0"),
+        ({"mode": "work", "lease": 86_401.0}, "it must be 0.001 to 86,400 seconds"),
+        ({"mode": "work", "max_uncommitted": 5}, "max_uncommitted means nothing with mode='work'"),
+        ({"mode": "work", "session_timeout": 5}, "session_timeout means nothing with mode='work'"),
+        ({"mode": "work", "prefetch_messages": -1}, "prefetch_messages is -1; it must be 0 to 1,000,000"),
     ],
 )
 def test_an_invalid_option_of_a_group_consumer_is_named(kind: type[Any], options: dict[str, Any], said: str) -> None:

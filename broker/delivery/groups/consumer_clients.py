@@ -149,6 +149,8 @@ class ConsumerClients:
         self._call_later = call_later
         self._members_of = members_of
         self._groups_max = groups_max
+        self.popping_of: Callable[[str], int] = lambda name: 0
+        """Number of messages that consumers of a group have popped and not settled, and of consumers that wait."""
         self._sweep_due = False
         self._to_notify: set[str] = set()
         """Large groups with a scheduled notification."""
@@ -294,7 +296,7 @@ class ConsumerClients:
         return group.clients if group is not None and self._members_of(name) else ()
 
     def check_none(self, name: str) -> None:
-        """Raise ``GroupKind`` if RocketMQ's clients share the group's queues."""
+        """Raise ``GroupKind`` if RocketMQ's clients share the group's queues, or if consumers pop."""
         group = self.sharing(name)
         if group is not None:
             raise GroupKind(
@@ -302,6 +304,25 @@ class ConsumerClients:
                 "its queues among themselves; a group has either those or FlintMQ's own members. Stop them first: the "
                 "committed offsets stay; or use another group",
                 members=len(group.clients),
+            )
+
+        if popping := self.popping_of(name):
+            raise GroupKind(
+                f"group {name} is a work group: its consumers pop messages ({popping} are in flight or waited for), "
+                "and hold no queues. Stop them first, and wait until their leases are over; or use another group",
+                members=popping,
+            )
+
+    def check_may_pop(self, name: str) -> None:
+        """Raise ``GroupKind`` if the group has members of FlintMQ's own kind, or clients of RocketMQ that pull."""
+        self.check_may_consume(name)
+        group = self.groups.get(name)
+        if group is not None and group.pulled_by:
+            pulling = set(group.pulled_by.values())
+            raise GroupKind(
+                f"group {name} has {len(pulling)} live RocketMQ clients that pull ({_some(pulling)}), and a work group "
+                "has only consumers that pop. Stop them first: the committed offsets stay; or use another group",
+                members=len(pulling),
             )
 
     def check_may_consume(self, name: str) -> None:

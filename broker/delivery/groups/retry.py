@@ -41,7 +41,7 @@ class SentBack:
 
 
 def send_back(
-    record: Record, group: str, delay_level: int, retry_times_max: int, reason: str = "", member: str = ""
+    record: Record, group: str, delay_level: int, retry_times_max: int, reason: str = "", member: str = "", to: str = ""
 ) -> SentBack:
     """Return the record to append for ``record``, which a consumer of the group could not handle.
 
@@ -50,6 +50,7 @@ def send_back(
 
     ``delay_level``: 1 to 18, 0 for RocketMQ's rule (3, and one more with each attempt), -1 for a dead letter at once.
     ``reason`` and ``member``: why, and at which member; they replace those of the previous attempt, even if empty.
+    ``to``: the retry topic; empty: the group's.
     """
     properties = record.property_map()
     for name in (PROPERTY_RECORD_CRC, PROPERTY_RETRY_REASON, PROPERTY_RETRY_MEMBER):
@@ -69,7 +70,7 @@ def send_back(
         level = min(delay_level or RETRY_LEVEL_FIRST + record.reconsume_times, DELAY_LEVEL_MAX)
         topic, queue_id = SCHEDULE_TOPIC, level - 1
         properties[PROPERTY_DELAY] = str(level)
-        properties[PROPERTY_REAL_TOPIC] = retry_topic(group)
+        properties[PROPERTY_REAL_TOPIC] = to or retry_topic(group)
         properties[PROPERTY_REAL_QUEUE] = "0"
     encoded = encode_properties(properties)
     for name, value in ((PROPERTY_RETRY_MEMBER, member), (PROPERTY_RETRY_REASON, reason)):

@@ -1,7 +1,7 @@
 """The messages of one queue that one group has in flight: a state machine without I/O and without a clock.
 
-    not handed out ──take──▶ in flight ──settle──────────────────────▶ settled
-                              ▲   │  └─ its time is over: moving ──moved──▶ settled
+    not handed out ──take──▶ in flight ──settle───────────────────────────────────────▶ settled
+                              ▲   │  └─ its time is over, or it is returned: moving ──moved──▶ settled
                               └───┘ renew
 
 Offsets below ``next_offset`` have been handed out or passed over; those of them that are not in ``open`` are settled.
@@ -23,7 +23,8 @@ Ranges = Sequence[tuple[int, int]]
 class InFlight:
     """One message in flight. ``pop_ms``: the time that a receipt must name; ``visible_ms``: the end of its time.
 
-    ``moving``: its time is over, and it is being stored again: nothing can settle or renew it any more.
+    ``moving``: it is being stored again, because its time is over or its consumer gave it back: nothing can settle or
+    renew it any more.
     """
 
     pop_ms: int
@@ -150,15 +151,16 @@ class QueueInFlight:
         if not self.open:
             self.counts = {}
 
-    def renew(self, offset: int, pop_ms: int, take: Take) -> InFlight | None:
+    def renew(self, offset: int, pop_ms: int, take: Take, *, keep: bool) -> InFlight | None:
         """Give a message new time from ``take.now_ms`` on; return None if the receipt is not its current delivery's.
 
-        Unless the queue is ordered, the receipt becomes void: the returned delivery has a new ``pop_ms``.
+        ``keep``: the receipt stays valid, as it always does in an ordered queue. Otherwise the returned delivery has a
+        new ``pop_ms``.
         """
         delivery = self.open.get(offset)
         if delivery is None or delivery.pop_ms != pop_ms or delivery.moving:
             return None
-        if not self.ordered:
+        if not (keep or self.ordered):
             delivery.pop_ms = max(take.now_ms, pop_ms + 1)
         delivery.visible_ms = take.now_ms + take.invisible_ms
         return delivery
@@ -170,6 +172,14 @@ class QueueInFlight:
             return False
         delivery.moving = True
         return True
+
+    def begin_return(self, offset: int, pop_ms: int) -> InFlight | None:
+        """Let a message move because its consumer gives it back; return None if the receipt is not its delivery's."""
+        delivery = self.open.get(offset)
+        if delivery is None or delivery.pop_ms != pop_ms or delivery.moving or self.ordered:
+            return None
+        delivery.moving = True
+        return delivery
 
     def moved(self, offset: int) -> None:
         """Settle a message that has been stored again."""
@@ -183,6 +193,12 @@ class QueueInFlight:
             return False
         delivery.moving, delivery.visible_ms = False, visible_ms
         return True
+
+    def clip(self, end: int) -> None:
+        """Forget what is at ``end`` or beyond: after a crash, new messages get these offsets."""
+        self.open = {offset: delivery for offset, delivery in self.open.items() if offset < end}
+        self.next_offset = min(self.next_offset, end)
+        self._ahead = deque((first, min(last, end)) for first, last in self._ahead if first < end)
 
     def settled(self) -> list[tuple[int, int]]:
         """Return the ranges from the committed offset on that are settled."""

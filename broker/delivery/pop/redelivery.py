@@ -1,4 +1,5 @@
-"""Messages whose time at a consumer is over: the broker stores them again for the group, or makes them dead letters.
+"""Messages whose time at a consumer is over, or that it gave back: the broker stores them again for the group, or makes
+them dead letters.
 
 As RocketMQ's ``PopReviveService.reviveRetry``: the new record is in ``%RETRY%group_topic``, with one more attempt.
 Unlike RocketMQ's, a message whose attempts are used up becomes a dead letter even if no consumer counts them.
@@ -8,19 +9,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple, Protocol
 
-from ....protocol.errors import OffsetOutOfRange, QueueNotExist, TopicNotExist
+from ....protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange, QueueNotExist, SystemBusy, TopicNotExist
 from ....protocol.storage.delivery import (
     DEAD_LETTER_LEVEL,
+    DELAY_LEVEL_MAX,
     PROPERTY_FIRST_POP_TIME,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RECORD_CRC,
     PROPERTY_RETRY_TOPIC,
     RETRY_TOPIC_PREFIX,
+    SCHEDULE_TOPIC,
+    dead_letter_topic,
     pop_retry_topic,
 )
 from ....protocol.storage.ids import offset_id
@@ -41,10 +46,81 @@ AGAIN_MS = 1_000
 """Pause after a failed append."""
 SIZE_BYTES = 4
 """Width of the size before a pulled record."""
+RETURNED_MAX = 20_000
+"""Maximum number of messages that were given back and are not stored again yet."""
 
 
-def stored_again(record: Record, key: QueueKey, pop_ms: int) -> Record:
-    """Return the record to append for a message of ``key`` that its consumer did not settle in time."""
+class Tally(Protocol):
+    """Counts what happens to a group's messages."""
+
+    def count_sent_back(self, group: str, retried: int, dead: int) -> None:
+        """Count messages that are delivered again, and new dead letters."""
+
+    def count_expired(self, group: str, count: int) -> None:
+        """Count messages whose time was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnRule:
+    """How messages are stored again that a consumer gives back.
+
+    ``delay_level``, ``times_max`` (negative: the group's) and ``member``: as in ``retry.send_back``. ``counts``: the
+    delivery was an attempt; if not, the message is delivered again at once, and none of the others applies.
+    """
+
+    delay_level: int = 0
+    times_max: int = -1
+    member: str = ""
+    counts: bool = True
+
+
+class ReturnedBatch:
+    """The messages of one request. ``done``: called when all are stored, with the numbers of messages that are
+    delivered again and of dead letters; or with the error that kept some from being stored."""
+
+    def __init__(self, rule: ReturnRule, left: int, done: Callable[[int, int, BrokerError | None], None]) -> None:
+        self.rule = rule
+        self._left = left
+        self._done = done
+        self._retried = 0
+        self._dead = 0
+        self._error: BrokerError | None = None
+
+    def stored(self, *, dead: bool) -> None:
+        """Note that a message is stored."""
+        self._dead += dead
+        self._retried += not dead
+        self._count()
+
+    def gone(self) -> None:
+        """Note that a message does not exist any more."""
+        self._count()
+
+    def failed(self, error: BrokerError) -> None:
+        """Note that a message could not be stored."""
+        self._error = error
+        self._count()
+
+    def _count(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._done(self._retried, self._dead, self._error)
+
+
+class Moving(NamedTuple):
+    """A message to be stored again. ``visible_ms``: the end of its time; ``batch``: None if its time is over."""
+
+    message: Expired
+    visible_ms: int
+    batch: ReturnedBatch | None = None
+    reason: str = ""
+
+
+def stored_again(record: Record, key: QueueKey, pop_ms: int, *, counts: bool = True) -> Record:
+    """Return the record to append for a message of ``key`` that its consumer did not settle in time.
+
+    ``counts``: the delivery was an attempt.
+    """
     properties = record.property_map()
     properties.pop(PROPERTY_RECORD_CRC, None)
     topic = key.topic
@@ -53,21 +129,21 @@ def stored_again(record: Record, key: QueueKey, pop_ms: int) -> Record:
         properties[PROPERTY_RETRY_TOPIC] = topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = offset_id(record.store_host, record.physical_offset)
         properties[PROPERTY_FIRST_POP_TIME] = str(pop_ms)
-        topic = pop_retry_topic(key.group, topic)
+        topic = _retry_topic(key)
     return replace(
         record,
         topic=topic.encode(),
         queue_id=0,
         properties=encode_properties(properties),
         sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK,
-        reconsume_times=record.reconsume_times + 1,
+        reconsume_times=record.reconsume_times + counts,
         prepared_transaction_offset=0,
     )
 
 
 class Redelivery:
-    """The job that stores messages again whose time is over. ``freed``: called with ordered queues that give messages
-    again; ``counted``: called with group, messages stored for a retry, and dead letters."""
+    """The job that stores messages again whose time is over, or that were given back. ``freed``: called with ordered
+    queues that give messages again; ``moved``: called with each message that is stored, or does not exist any more."""
 
     def __init__(
         self,
@@ -75,85 +151,151 @@ class Redelivery:
         writer: RecordWriter,
         readers: Executor,
         freed: Callable[[QueueKey], None],
-        counted: Callable[[str, int, int], None],
+        moved: Callable[[QueueKey, int], None],
+        tally: Tally,
     ) -> None:
         self._table = table
         self._writer = writer
         self._store: MessageStore = writer.store
         self._readers = readers
         self._freed = freed
-        self._counted = counted
+        self._moved = moved
+        self._tally = tally
+        self._returned: deque[Moving] = deque()
+
+    def check_may_return(self, count: int) -> None:
+        """Raise ``SystemBusy`` if too many messages wait to be stored again."""
+        if len(self._returned) + count > RETURNED_MAX:
+            raise SystemBusy(
+                f"{len(self._returned)} messages that were given back wait to be stored again, at most {RETURNED_MAX} "
+                "may; try again later",
+                retry_after_ms=AGAIN_MS,
+            )
+
+    def give_back(self, messages: Iterable[Moving]) -> None:
+        """Store messages again that are moving already."""
+        self._returned.extend(messages)
 
     def next_due_ms(self) -> int | None:
         """Return when the next message's time is over, at the earliest."""
-        return self._table.next_end_ms()
+        return 0 if self._returned else self._table.next_end_ms()
 
     def backlog(self) -> int:
         """Return the number of messages in flight."""
         return self._table.in_flight
 
     async def step(self, now_ms: int) -> bool:
-        """Store the messages again whose time is over; return whether there may be more."""
+        """Store the messages again whose time is over, or that were given back; return whether there may be more."""
         due = self._table.due(now_ms, MOVED_AT_ONCE_MAX)
         for key in due.free:
             self._freed(key)
-        pending = deque(due.expired)
+        pending = deque(Moving(each, now_ms + AGAIN_MS) for each in due.expired)
+        for message, *_ in pending:
+            self._tally.count_expired(message.key.group, 1)
+        while self._returned and len(pending) < MOVED_AT_ONCE_MAX:
+            pending.append(self._returned.popleft())
+        count = len(pending) + len(due.free)
         try:
             while pending:
                 records = await self._read(pending)
-                read = zip(pending, records, strict=False)  # the first ones
-                await self._append([(each, record) for each, record in read if record is not None])
-                for _ in records:
-                    each = pending.popleft()
-                    self._table.moved(each.key, each.offset)
-        finally:
-            # There are some only after an error: they are tried again.
-            for each in pending:
-                self._table.keep(each.key, each.offset, now_ms + AGAIN_MS)
-        return len(due.expired) + len(due.free) >= MOVED_AT_ONCE_MAX
+                await self._append([(pending.popleft(), record) for record in records], pending)
+        except BaseException as error:
+            self._keep(pending, error)
+            raise
+        return count >= MOVED_AT_ONCE_MAX
 
-    async def _read(self, pending: Iterable[Expired]) -> list[Record | None]:
+    def _keep(self, pending: Iterable[Moving], error: BaseException) -> None:
+        """Keep messages in flight that could not be stored."""
+        for message, visible_ms, batch, _ in pending:
+            self._table.keep(message.key, message.offset, visible_ms)
+            if batch is not None:
+                batch.failed(error if isinstance(error, BrokerError) else BrokerFailure(f"it was not stored: {error}"))
+
+    async def _read(self, pending: Iterable[Moving]) -> list[Record | None]:
         """Return the records of the first messages, at least one; None for a message that cannot be read any more."""
         records: list[Record | None] = []
         read_bytes = 0
-        for each in pending:
+        for message, *_ in pending:
             try:
-                record = self._record(each, hot=True)
+                record = self._record(message, hot=True)
             except WouldBlock:
-                record = await self._writer.loop.run_in_executor(self._readers, partial(self._record, each, hot=False))
+                read = partial(self._record, message, hot=False)
+                record = await self._writer.loop.run_in_executor(self._readers, read)
             records.append(record)
             read_bytes += len(record.body) if record is not None else 0
             if read_bytes >= MOVED_BYTES_MAX:
                 break
         return records
 
-    def _record(self, expired: Expired, *, hot: bool) -> Record | None:
-        group, topic, queue = expired.key
+    def _record(self, message: Expired, *, hot: bool) -> Record | None:
+        group, topic, queue = message.key
         try:
-            pulled = self._store.pulls.pull(topic, queue, expired.offset, PullSelection(1, 1), hot=hot)
+            pulled = self._store.pulls.pull(topic, queue, message.offset, PullSelection(1, 1), hot=hot)
         except (CorruptLog, DamagedRecord, OffsetOutOfRange, QueueNotExist, TopicNotExist) as error:
-            log.error("group %s does not get message %d of %s again: %s", group, expired.offset, topic, error)
+            log.error("group %s does not get message %d of %s again: %s", group, message.offset, topic, error)
             return None
         return decode_record(pulled.body, SIZE_BYTES) if pulled.count else None
 
-    async def _append(self, messages: list[tuple[Expired, Record]]) -> None:
-        """Append the messages to the retry or dead letter topics of their groups; return when they are on disk."""
-        records = []
-        counts: dict[str, list[int]] = {}
-        for expired, record in messages:
-            group = expired.key.group
-            is_dead = record.reconsume_times >= self._store.groups.retry_times_max(group)
-            counts.setdefault(group, [0, 0])[is_dead] += 1
-            if is_dead:
-                records.append(send_back(record, group, DEAD_LETTER_LEVEL, 0).record)
-            else:
-                records.append(stored_again(record, expired.key, expired.pop_ms))
-        if not records:
+    async def _append(self, messages: Sequence[tuple[Moving, Record | None]], pending: deque[Moving]) -> None:
+        """Append the messages to the retry or dead letter topics of their groups; return when they are on disk.
+
+        If that fails, they are ``pending`` again.
+        """
+        again = [(moving, *self._new_record(moving, record)) for moving, record in messages if record is not None]
+        try:
+            if again:
+                records = [record for _, record, _ in again]
+                names = dict.fromkeys(name for moving, record, _ in again for name in _topics_for(moving, record))
+                await self._writer.topics_exist([_topic(name) for name in names])
+                # Only now may the committed offset pass them, and with it the file that a start reads.
+                await self._writer.on_disk(self._writer.append_records(records))
+        except BaseException:
+            pending.extendleft(moving for moving, _ in reversed(messages))
+            raise
+        dead_of = {moving.message: dead for moving, _, dead in again}
+        for moving, record in messages:
+            self._moved(moving.message.key, moving.message.offset)
+            self._count(moving, record, dead=dead_of.get(moving.message, False))
+
+    def _count(self, moving: Moving, record: Record | None, *, dead: bool) -> None:
+        batch = moving.batch
+        if record is not None and (batch is None or batch.rule.counts):
+            self._tally.count_sent_back(moving.message.key.group, not dead, dead)
+        if batch is None:
             return
-        names = dict.fromkeys(record.topic.decode() for record in records)
-        await self._writer.topics_exist([TopicConfig(name, read_queues=1, write_queues=1) for name in names])
-        end_offset = self._writer.append_records(records)
-        # Only now may the committed offset pass them, and with it the file that a start reads.
-        await self._writer.on_disk(end_offset)
-        for group, (retried, dead) in counts.items():
-            self._counted(group, retried, dead)
+        if record is None:
+            batch.gone()
+        else:
+            batch.stored(dead=dead)
+
+    def _new_record(self, moving: Moving, record: Record) -> tuple[Record, bool]:
+        """Return the record to append for a message, and whether it is a dead letter."""
+        (key, _, pop_ms), _, batch, reason = moving
+        times_max = self._store.groups.retry_times_max(key.group)
+        if batch is not None and batch.rule.counts:
+            rule = batch.rule
+            times_max = times_max if rule.times_max < 0 else rule.times_max
+            to = _retry_topic(key)
+            sent = send_back(record, key.group, rule.delay_level, times_max, reason, rule.member, to)
+            return sent.record, sent.dead
+        if batch is None and record.reconsume_times >= times_max:
+            return send_back(record, key.group, DEAD_LETTER_LEVEL, 0).record, True
+        return stored_again(record, key, pop_ms, counts=batch is None), False
+
+
+def _retry_topic(key: QueueKey) -> str:
+    return key.topic if key.topic.startswith(RETRY_TOPIC_PREFIX) else pop_retry_topic(key.group, key.topic)
+
+
+def _topics_for(moving: Moving, record: Record) -> tuple[str, ...]:
+    """Return the topics that the record goes through."""
+    topic = record.topic.decode()
+    if topic == dead_letter_topic(moving.message.key.group):
+        return (topic,)
+    return topic, _retry_topic(moving.message.key)
+
+
+def _topic(name: str) -> TopicConfig:
+    """Return the settings for creating a topic."""
+    queues = DELAY_LEVEL_MAX if name == SCHEDULE_TOPIC else 1
+    return TopicConfig(name, read_queues=queues, write_queues=queues)

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 
+from ....protocol.errors import BrokerError
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...background.loop_worker import LoopWorker
 from ...background.service import OnFatal
-from ...store import MessageStore, SettledAhead
+from ...store import MessageStore, PopEntry, SettledAhead
 from ..groups.coordinator import GroupCoordinator
 from ..writer import RecordWriter
-from .in_flight import InFlight, Take
-from .redelivery import Redelivery
-from .table import InFlightTable, QueueKey
+from . import journal
+from .in_flight import InFlight, QueueInFlight, Take
+from .redelivery import Moving, Redelivery, ReturnedBatch, ReturnRule, Tally
+from .table import Expired, InFlightTable, QueueKey
 from .waits import ALL_QUEUES, Waits
 
 log = logging.getLogger(__name__)
 
 OFFER_SECONDS = 0.5
 """Interval at which what is settled is offered to the checkpoint, while it changes."""
+JOURNAL_BYTES_MIN = 8 * 1024 * 1024
+"""A journal that is longer than this, and four times as long as what it began with, begins again."""
+JOURNAL_SECONDS_MIN = 15.0
+"""Minimum time until a journal begins again: by then the file of committed offsets is newer than the last one."""
+
+Receipt = tuple[QueueKey, int, int]
+"""Queue, offset and pop time of a delivery."""
 
 
 class PopService:
     """The messages in flight of all groups. Belongs to the event loop.
 
-    ``now_ms``: the broker's clock; ``counted``: called with group, messages stored for a retry, and dead letters.
+    ``now_ms``: the broker's clock; ``tally`` counts what happens to messages.
     """
 
     def __init__(
@@ -36,12 +45,12 @@ class PopService:
         groups: GroupCoordinator,
         loop: asyncio.AbstractEventLoop,
         readers: Executor,
-        counted: Callable[[str, int, int], None],
+        tally: Tally,
         *,
         now_ms: Callable[[], int],
         in_flight_max: int,
     ) -> None:
-        self.table = InFlightTable(writer.store.consumer_offsets, in_flight_max)
+        self.table = InFlightTable(writer.store.consumer_offsets, in_flight_max, self._forgotten)
         self.waits = Waits(loop.call_at)
         """Consumers that wait for messages."""
         self.watches = Waits(loop.call_at, every=True)
@@ -50,19 +59,51 @@ class PopService:
         self._store: MessageStore = writer.store
         self._groups = groups
         self._loop = loop
-        self._redelivery = Redelivery(self.table, writer, readers, self.freed, counted)
+        self._redelivery = Redelivery(self.table, writer, readers, self.freed, self._moved, tally)
         self._worker: LoopWorker | None = None
         self._offered = 0
         self._offer_due = False
+        self._journal = writer.store.pop_journal
+        self._entries: list[PopEntry] = []
+        """Changes that are not in the journal yet."""
+        self._touched: dict[QueueKey, None] = {}
+        """Queues with changes since the journal began."""
+        self._journal_began = 0.0
 
     # ---- life
 
     def restore(self) -> None:
-        """Take over what the file says."""
+        """Take over what the files say: the journal, and for queues of which it says less than the committed offset,
+        the table. Blocks."""
+        store = self._store
+        found = self._replayed()
+        for key, state in found.items():
+            state.clip(store.queue_reads.end_offset(key.topic, key.queue))
+            self.table.adopt(key, state)
         self.table.restore(
-            (QueueKey(row.group, row.topic, row.queue), row.committed, row.ranges)
-            for row in self._store.pop_state.saved
+            (key, row.committed, row.ranges)
+            for row in store.pop_state.saved
+            if (key := QueueKey(row.group, row.topic, row.queue)) not in found
         )
+        if found:
+            log.info("%d popped messages are still in flight", self.table.in_flight)
+        # The journal must not name offsets that new messages are going to get.
+        self._journal.begin(self._everything())
+        self._journal_began = self._loop.time()
+
+    def _replayed(self) -> dict[QueueKey, QueueInFlight]:
+        """Return the states in the journal that are not older than the committed offsets."""
+        try:
+            states = journal.replayed(self._journal.read())
+        except (TypeError, ValueError) as error:
+            log.error("%s is left out, so what was in flight is delivered again: %s", self._journal.path, error)
+            return {}
+        committed_of, topics = self._store.consumer_offsets.committed_of, self._store.topics
+        return {
+            key: state
+            for key, state in states.items()
+            if topics.get(key.topic) is not None and (committed_of(*key) or 0) <= state.committed
+        }
 
     def start(self, on_fatal: OnFatal) -> None:
         """Store messages again whose time is over, from now on."""
@@ -93,6 +134,8 @@ class PopService:
         if self._worker is not None:
             self._offer()
             self._store.pop_state.persist(last=True)
+            self._write_journal()
+            self._journal.close()
 
     # ---- taking and settling
 
@@ -102,26 +145,86 @@ class PopService:
             self._groups.check_may_commit(key.group, key.topic, (key.queue,))
             self._groups.ensure_group(key.group)
         taken = self.table.take(key, start, offsets, end, take, pop_ms)
-        self._changed()
+        self._note(key, journal.taken(key, start, end, taken, take, pop_ms))
+        self._write_journal()
         if taken and self._worker is not None and self.table.next_end_ms() == pop_ms + take.invisible_ms:
             self._worker.wake()
         return taken
 
     def settle(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
         """Settle a message; return False if the receipt is not that of its current delivery."""
-        settled = self.table.settle(key, offset, pop_ms)
-        if settled:
-            self._changed()
+        return self.settle_all([(key, offset, pop_ms)])[0]
+
+    def settle_all(self, receipts: Iterable[Receipt]) -> list[bool]:
+        """Settle messages; return for each whether the receipt is that of its current delivery."""
+        settled: dict[QueueKey, list[int]] = {}
+        valid = []
+        for key, offset, pop_ms in receipts:
+            is_valid = self.table.settle(key, offset, pop_ms)
+            valid.append(is_valid)
+            if is_valid:
+                settled.setdefault(key, []).append(offset)
+        for key, offsets in settled.items():
+            self._note(key, journal.settled(key, sorted(offsets)))
             if self._waited_for(key) and self.table.is_free(key, self.now_ms()):
                 self.freed(key)
-        return settled
+        self._write_journal()
+        return valid
 
     def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int) -> InFlight | None:
-        """Give a message new time from now on; return None if the receipt is not that of its current delivery."""
-        renewed = self.table.renew(key, offset, pop_ms, Take(self.now_ms(), invisible_ms))
-        if renewed is not None and self._worker is not None:
+        """Give a message new time from now on; return None if the receipt is not that of its current delivery.
+
+        Unless the queue is ordered, the receipt becomes void.
+        """
+        renewed = self._renew(key, offset, pop_ms, invisible_ms, keep=False)
+        self._write_journal()
+        return renewed
+
+    def renew_all(self, receipts: Iterable[Receipt], invisible_ms: int) -> list[bool]:
+        """Give messages new time from now on, with the same receipts; return for each whether its receipt is that of
+        its current delivery."""
+        valid = [self._renew(*receipt, invisible_ms, keep=True) is not None for receipt in receipts]
+        self._write_journal()
+        return valid
+
+    def _renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, keep: bool) -> InFlight | None:
+        renewed = self.table.renew(key, offset, pop_ms, Take(self.now_ms(), invisible_ms), keep=keep)
+        if renewed is None:
+            return None
+        self._note(key, journal.renewed(key, offset, renewed))
+        if self._worker is not None:
             self._worker.wake()
         return renewed
+
+    def give_back(
+        self,
+        receipts: Sequence[Receipt],
+        reasons: Sequence[str],
+        rule: ReturnRule,
+        done: Callable[[int, int, BrokerError | None], None],
+    ) -> list[bool]:
+        """Store messages again, or as dead letters; return for each whether its receipt is that of its current
+        delivery. ``done``: as in ``ReturnedBatch``; not called if no receipt is. Raises ``SystemBusy``."""
+        self._redelivery.check_may_return(len(receipts))
+        found = [self.table.begin_return(*receipt) for receipt in receipts]
+        batch = ReturnedBatch(rule, len(found) - found.count(None), done)
+        self._redelivery.give_back(
+            Moving(Expired(*receipt), delivery.visible_ms, batch, reason)
+            for receipt, delivery, reason in zip(receipts, found, reasons, strict=True)
+            if delivery is not None
+        )
+        if self._worker is not None:
+            self._worker.wake()
+        return [delivery is not None for delivery in found]
+
+    def _moved(self, key: QueueKey, offset: int) -> None:
+        self.table.moved(key, offset)
+        self._note(key, journal.settled(key, (offset,)))
+        self._write_journal()
+
+    def live(self, group: str) -> int:
+        """Return the number of messages of a group that are in flight, and of its consumers that wait for some."""
+        return self.table.in_flight_of(group) + self.waits.count_of(group)
 
     # ---- waking
 
@@ -148,18 +251,49 @@ class PopService:
         self.table.forget_topic(topic)
         self.check_again()
 
-    # ---- the file
+    # ---- the files
 
-    def _changed(self) -> None:
+    def _note(self, key: QueueKey, entry: PopEntry) -> None:
+        self._entries.append(entry)
+        self._touched[key] = None
         if not self._offer_due:
             self._offer_due = True
             self._loop.call_later(OFFER_SECONDS, self._offer)
 
+    def _forgotten(self, key: QueueKey) -> None:
+        self._note(key, journal.forgotten(key))
+
+    def _write_journal(self) -> None:
+        """Write the changes down, before a client hears of them."""
+        entries, self._entries = self._entries, []
+        if entries:
+            self._journal.append(entries)
+
+    def _everything(self) -> Iterable[PopEntry]:
+        committed_of = self._store.consumer_offsets.committed_of
+        touched = ((key, committed) for key in self._touched if (committed := committed_of(*key)) is not None)
+        return journal.everything(self.table, touched)
+
     def _offer(self) -> None:
         self._offer_due = False
+        self._write_journal()
         if self._offered != self.table.changes:
             self._offered = self.table.changes
             self._store.pop_state.offer(
                 SettledAhead(key.group, key.topic, key.queue, committed, tuple(ranges))
                 for key, committed, ranges in self.table.settled()
             )
+        if self._journal.bytes > max(JOURNAL_BYTES_MIN, 4 * self._journal.base_bytes) or not self._journal.is_open:
+            self._begin_journal_again()
+
+    def _begin_journal_again(self) -> None:
+        now = self._loop.time()
+        if now < self._journal_began + JOURNAL_SECONDS_MIN:
+            return
+        self._journal_began = now
+        try:
+            self._journal.begin_again(self._everything())
+        except OSError as error:
+            log.error("%s cannot be written, so a crash would repeat what is in flight: %s", self._journal.path, error)
+        else:
+            self._touched.clear()

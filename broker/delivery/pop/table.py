@@ -6,7 +6,7 @@ Without I/O and without a clock: callers pass the time, and the table of committ
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from .in_flight import InFlight, QueueInFlight, Ranges, Take
@@ -54,13 +54,17 @@ class Due(NamedTuple):
 
 
 class InFlightTable:
-    """The queues with messages in flight. ``in_flight_max``: maximum number of messages in flight, in all queues.
+    """The queues with messages in flight. ``in_flight_max``: maximum number of messages in flight, in all queues;
+    ``forgotten``: called with a queue whose state is forgotten.
 
     A committed offset that differs from the one that this table stored was set by someone else, such as an operator who
     reset the group: then the group continues there, and receipts of what it had in flight are void.
     """
 
-    def __init__(self, offsets: Offsets, in_flight_max: int) -> None:
+    def __init__(
+        self, offsets: Offsets, in_flight_max: int, forgotten: Callable[[QueueKey], None] = lambda key: None
+    ) -> None:
+        self._forgotten = forgotten
         self.in_flight_max = in_flight_max
         self.in_flight = 0
         """Number of messages in flight."""
@@ -83,6 +87,30 @@ class InFlightTable:
             if not state.is_idle:
                 self._queues[key] = state
 
+    def adopt(self, key: QueueKey, state: QueueInFlight) -> None:
+        """Take over the state of a queue from an earlier run, with its messages in flight."""
+        self._offsets.commit(*key, state.committed)
+        state.stored = state.committed
+        if state.is_idle:
+            return
+        self._queues[key] = state
+        self.in_flight += len(state.open)
+        for offset, delivery in state.open.items():
+            self._add_end(delivery, key, offset)
+
+    def states(self) -> Iterator[tuple[QueueKey, QueueInFlight]]:
+        """Yield each queue whose committed offset does not say everything. Any thread."""
+        yield from list(self._queues.items())
+
+    def in_flight_of(self, group: str) -> int:
+        """Return the number of messages that a group has in flight."""
+        return sum(len(state.open) for key, state in self._queues.items() if key.group == group)
+
+    def look_at(self, group: str) -> None:
+        """Notice that someone else set the group's committed offsets."""
+        for key in [key for key in self._queues if key.group == group]:
+            self._find(key)
+
     def _find(self, key: QueueKey) -> QueueInFlight | None:
         """Return the state of a queue, which begins again if its committed offset was set by someone else."""
         state = self._queues.get(key)
@@ -98,6 +126,7 @@ class InFlightTable:
             self._void(state)
             self.in_flight -= len(state.open)
             self.changes += 1
+            self._forgotten(key)
 
     def forget_topic(self, topic: str) -> None:
         """Forget what is in flight in a deleted topic."""
@@ -163,10 +192,10 @@ class InFlightTable:
         self._store(key, state)
         return True
 
-    def renew(self, key: QueueKey, offset: int, pop_ms: int, take: Take) -> InFlight | None:
+    def renew(self, key: QueueKey, offset: int, pop_ms: int, take: Take, *, keep: bool = False) -> InFlight | None:
         """Give a message new time as ``QueueInFlight.renew`` does."""
         state = self._find(key)
-        delivery = state.renew(offset, pop_ms, take) if state is not None else None
+        delivery = state.renew(offset, pop_ms, take, keep=keep) if state is not None else None
         if delivery is not None:
             self._add_end(delivery, key, offset)
         return delivery
@@ -207,6 +236,11 @@ class InFlightTable:
             elif state.begin_move(offset, visible_ms):
                 expired.append(Expired(key, offset, state.open[offset].pop_ms))
         return Due(expired, list(free))
+
+    def begin_return(self, key: QueueKey, offset: int, pop_ms: int) -> InFlight | None:
+        """Let a message move as ``QueueInFlight.begin_return`` does."""
+        state = self._find(key)
+        return state.begin_return(offset, pop_ms) if state is not None else None
 
     def moved(self, key: QueueKey, offset: int) -> None:
         """Settle a message that has been stored again."""

@@ -82,6 +82,10 @@ class Waits:
         """Return how many consumers of a group wait for messages of a topic."""
         return len(self._groups.get((topic, group), ()))
 
+    def count_of(self, group: str) -> int:
+        """Return how many consumers of a group wait, for whatever topic."""
+        return sum(len(waiting) for (_, name), waiting in self._groups.items() if name == group)
+
     def hold(self, group: str, topic: str, queue: int, deadline: float, ended: Callable[[WaitEnd], None]) -> Wait:
         """Let a consumer wait for a queue, or for ``ALL_QUEUES``, and for retries, until ``deadline`` in seconds."""
         wait = Wait(self, group, topic, queue, ended)

@@ -24,6 +24,7 @@ _TABLES = tuple(
 )
 _FILES = (
     *("lock", "abort", "checkpoint", "config/topics.json.journal", "flintmq/following.json", *_TABLES),
+    "flintmq/pop.json.journal",
     *(f"{name}.bak" for name in _TABLES),
 )
 

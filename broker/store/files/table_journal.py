@@ -43,8 +43,8 @@ class TableJournal:
             return None
         base, rows, damaged = None, {}, 0
         for number, line in enumerate(lines):
-            found = _decode(line)
-            if found is None:
+            found = decode_line(line)
+            if not isinstance(found, dict):
                 # A crash may have cut off the last line: that change was never acknowledged, so it is not damage.
                 damaged += number + 1 < len(lines) or line.endswith(b"\n")
             elif "base" in found:
@@ -58,7 +58,7 @@ class TableJournal:
 
     def begin(self, base: Any, rows: Mapping[str, Row]) -> None:
         """Replace the journal with these changes of the table whose ``dataVersion`` is ``base``. Durable; blocks."""
-        blob = b"".join([_encode({"base": base}), *_lines(rows)])
+        blob = b"".join([encode_line({"base": base}), *_lines(rows)])
         replace_file(self._files, self.path, blob)
         self.bytes = len(blob)
 
@@ -82,21 +82,21 @@ class TableJournal:
 
 
 def _lines(rows: Mapping[str, Row]) -> Iterable[bytes]:
-    return (_encode({"name": name, "row": row}) for name, row in rows.items())
+    return (encode_line({"name": name, "row": row}) for name, row in rows.items())
 
 
-def _encode(content: dict[str, Any]) -> bytes:
+def encode_line(content: object) -> bytes:
+    """Return a line of a journal."""
     text = json.dumps(content).encode()
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
-def _decode(line: bytes) -> dict[str, Any] | None:
+def decode_line(line: bytes) -> Any:
     """Return the content of a line; None if it is not whole."""
     crc, text = line[:_CRC_CHARS], line[_CRC_CHARS + 1 : -1]
     if not line.endswith(b"\n") or crc != b"%08x" % zlib.crc32(text):
         return None
     try:
-        content = json.loads(text)
+        return json.loads(text)
     except ValueError:
         return None
-    return content if isinstance(content, dict) else None

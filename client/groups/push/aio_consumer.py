@@ -44,6 +44,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
     """
 
     WORKERS = 64
+    _engine: Engine
 
     _check_listener = staticmethod(check_listener)
 

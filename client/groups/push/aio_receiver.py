@@ -10,8 +10,8 @@ from typing import Self
 
 from ...errors import ClientClosed, ListenerTimeout
 from ...sync.pool import Dialer
-from .deliveries import Deliveries, Delivery
-from .group_client import Engine
+from .delivery import Delivery
+from .member_engine import MemberEngine
 from .receiver_shell import ReceiverShell, wait_seconds
 from .task_member import TaskMember
 
@@ -25,13 +25,9 @@ class GroupConsumer(ReceiverShell, TaskMember):
     talks to the broker, so a loop that is blocked for a while neither leaves the group nor loses a delivery.
     """
 
-    def _engine_for(self, dialer: Dialer) -> Engine:
+    def _engine_for(self, dialer: Dialer) -> MemberEngine:
         self._changed = asyncio.Event()
-        deliveries = self._deliveries = Deliveries(self._options, self._life.guard, self._post_changed)
-        deliveries.engine = Engine(
-            self._options, dialer, deliveries.add, deliveries.recall, deliveries.give_up, self._post_end
-        )
-        return deliveries.engine
+        return self._engine_of(dialer, self._life.guard, self._post_changed, self._post_end)
 
     def _begin_handling(self) -> None:
         return
@@ -53,16 +49,23 @@ class GroupConsumer(ReceiverShell, TaskMember):
         """
         loop = self._life.enter()
         deadline = loop.time() + self._check_receive(max_count, timeout)
-        while True:
-            self._changed.clear()
-            if self._deliveries.ended:
-                self._check()
-                raise ClientClosed("this GroupConsumer was closed; create a new one")
-            found = self._deliveries.take(max_count)
-            left = deadline - loop.time()
-            if found or left <= 0:
-                return found
-            await self._wait_for_change(left)
+        deliveries = self._deliveries
+        if found := deliveries.take(max_count):
+            return found
+        deliveries.expect(max_count)
+        try:
+            while True:
+                self._changed.clear()
+                if deliveries.ended:
+                    self._check()
+                    raise ClientClosed("this GroupConsumer was closed; create a new one")
+                found = deliveries.take(max_count)
+                left = deadline - loop.time()
+                if found or left <= 0:
+                    return found
+                await self._wait_for_change(left)
+        finally:
+            deliveries.expect(-max_count)
 
     async def _wait_for_change(self, seconds: float) -> None:
         """Wait for the next change, at most so many seconds."""

@@ -1,69 +1,22 @@
-"""Deliveries: messages that an application receives, and settles when and where it likes."""
+"""The deliveries of a member to which the broker assigns queues."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 
 from ...core.client_guard import Guard
 from ...core.consume.stored import StoredMessage
-from ...errors import DeliveryLost, InvalidArgumentType
+from ...errors import DeliveryLost
 from .claim import WorkItem
+from .delivery import Delivery, DeliverySource
 from .group_client import Engine
 from .options import Options
-from .outcome import GiveUp, TryLater, failed_with
+from .outcome import TryLater, failed_with
 
 
-class Delivery:
-    """A message that a ``GroupConsumer`` handed out, until it is settled: by ``ack``, ``retry`` or ``dead``.
-
-    Deliveries are settled in any order, from any thread (those of an asyncio consumer too); no call blocks. The first
-    outcome counts: later calls change nothing. All three raise ``DeliveryLost`` if the message is no longer this
-    member's, so that it is handled again whatever the caller did: its queue was given to another member because the
-    broker had not heard from this one for ``session_timeout``, ``listener_timeout`` has passed, or the consumer has
-    ended. They raise ``ForkedClient`` in a forked child.
-    """
-
-    __slots__ = ("_deliveries", "_settled", "_work", "message")
-
-    message: StoredMessage
-    """The message. It does not keep the bytes of other messages."""
-
-    def __init__(self, deliveries: Deliveries, work: WorkItem) -> None:
-        self.message = work.messages[0]
-        self._deliveries = deliveries
-        self._work = work
-        self._settled = False
-
-    def ack(self) -> None:
-        """Settle the message as handled. Its progress is committed with the next commit."""
-        self._deliveries.settle(self, None)
-
-    def retry(self, delay_level: int = 0, reason: str | None = None) -> None:
-        """Have the message redelivered later, to any member.
-
-        ``delay_level``: 1 to 18 (1 s to 2 h), 0: the group's delay, which increases with every attempt. ``reason`` is
-        stored with the message (``StoredMessage.retry_reason``); by default it is the exception that is being handled,
-        if any.
-        """
-        self._deliveries.settle(self, TryLater(delay_level, reason=_checked(reason)))
-
-    def dead(self, reason: str | None = None) -> None:
-        """Make the message a dead letter, without redelivery. ``reason``: as for ``retry``."""
-        self._deliveries.settle(self, GiveUp(reason=_checked(reason)))
-
-    @property
-    def settled(self) -> bool:
-        """True after ``ack``, ``retry`` or ``dead`` has succeeded."""
-        return self._settled
-
-    def __repr__(self) -> str:
-        return f"<Delivery {'settled' if self._settled else 'open'} {self.message!r}>"
-
-
-class Deliveries:
+class Deliveries(DeliverySource):
     """The messages of one member that wait to be received, and its open deliveries. Thread-safe.
 
     ``changed``: called, by any thread, after a change that a receiver, or the end of the consumer, may wait for.
@@ -72,12 +25,9 @@ class Deliveries:
     """
 
     def __init__(self, options: Options, guard: Guard, changed: Callable[[], None]) -> None:
+        super().__init__()
         self.engine: Engine
         """Set by the creator of both."""
-        self.condition = threading.Condition(threading.Lock())
-        """Notified with every change."""
-        self.ended = False
-        """True if nothing more is handed out."""
         self._options = options
         self._guard = guard
         self._changed = changed
@@ -95,6 +45,21 @@ class Deliveries:
     def open_count(self) -> int:
         """Number of open deliveries."""
         return len(self._open)
+
+    def expect(self, count: int) -> None:
+        """Do nothing: the engine pulls ahead of receivers."""
+
+    def renew(self, delivery: Delivery, seconds: float) -> None:
+        """Do nothing, but raise if the message is no longer this member's."""
+        self._guard.check_fork()
+        with self.condition:
+            is_open = self._open.get(delivery._work) is delivery
+        if not (is_open or delivery._settled):
+            raise self._lost(delivery.message, delivery._work)
+
+    def is_lost(self, work: WorkItem) -> bool:
+        """Return whether a message is no longer this member's."""
+        return work.claim.lost or work.given_up
 
     def take(self, max_count: int) -> list[Delivery]:
         """Open up to ``max_count`` deliveries; returns none if none is available."""
@@ -119,7 +84,7 @@ class Deliveries:
     def settle(self, delivery: Delivery, told: TryLater | None) -> None:
         """Settle a delivery: as handled, or with what a listener would have raised."""
         self._guard.check_fork()  # first, because the parent's threads may have held the lock
-        work = delivery._work
+        work: WorkItem = delivery._work
         message = delivery.message
         with self.condition:
             if delivery._settled:
@@ -208,9 +173,3 @@ class Deliveries:
     def _give_back(self, works: list[WorkItem]) -> None:
         for work in works:
             self.engine.give_back(work)
-
-
-def _checked(reason: str | None) -> str:
-    if not isinstance(reason, str | None):
-        raise InvalidArgumentType(f"reason must be a str or None, not {type(reason).__name__}")
-    return reason or ""

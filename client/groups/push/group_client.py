@@ -5,7 +5,6 @@ One lock guards the state that it shares with other threads (claims, membership,
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from math import inf
@@ -13,27 +12,24 @@ from math import inf
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED
 from ....protocol.errors import FlintError, UnknownCommand
 from ...core.rpc.session import Asked
-from ...core.rpc.timeouts import SILENCE_SECONDS_MAX
-from ...errors import ClientClosed, ClientFailed
 from ...sync.connection import Connection
 from ...sync.pool import Dialer
-from ..connection_thread import ConnectionThread
 from .ack_tracker import AckTracker
 from .assignments import claims_for
 from .claim import Claim, WorkItem
 from .health import Health
+from .member_engine import MemberEngine, consumer_closed
 from .membership import Membership
 from .options import Options
 from .outcome import Failed
 from .prefetch import Prefetch
 from .progress import Progress, Told
-from .requests import HOLD_MS
 
 LOOK_SECONDS_MAX = 1.0
 """Maximum interval between two checks of what is due."""
 
 
-class Engine(ConnectionThread):
+class Engine(MemberEngine):
     """The connection thread of one member.
 
     Callbacks, on the engine's thread: ``begin`` gets the works that a listener is to handle; ``recall`` asks for the
@@ -50,14 +46,9 @@ class Engine(ConnectionThread):
         stuck: Callable[[WorkItem], None],
         ended: Callable[[FlintError | None], None],
     ) -> None:
-        silence_seconds = HOLD_MS / 1000 + SILENCE_SECONDS_MAX
-        super().__init__(f"flintmq-group-{options.group}", f"group {options.group}", silence_seconds, dialer)
-        self.joined = threading.Event()
-        """Set after the broker's response to the first heartbeat, or when the engine ends."""
-        self._options = options
+        super().__init__(options, dialer, ended)
         self._begin = begin
         self._recall = recall
-        self._on_end = ended
         clock = time.monotonic
         self._claims = claims_for(options)
         self._membership = Membership(options, self._claims, clock, self._assigned)
@@ -66,13 +57,6 @@ class Engine(ConnectionThread):
         self._prefetch = Prefetch(options, self._claims, self._membership, self._progress, self._acks, clock)
 
     # ---- its lifetime, for other threads
-
-    def check(self) -> None:
-        """Raise if the engine has ended with an error."""
-        if self.failure is not None:
-            raise ClientFailed(
-                f"the consumer of group {self._options.group} ended: {self.failure}; create a new one", self.failure
-            )
 
     def leave(self) -> None:
         """Begin no more works, let the running ones finish, commit, leave the group, and end."""
@@ -161,7 +145,7 @@ class Engine(ConnectionThread):
         """Commit progress now; ``told`` is called with the outcome."""
         with self._lock:
             if self.failure is not None or self._membership.parting:
-                told(self.failure or _closed())
+                told(self.failure or consumer_closed())
                 return
             self._progress.ask(told)
         self._waiter.wake()
@@ -271,10 +255,6 @@ class Engine(ConnectionThread):
             self._claims.lose_all()
             told = self._progress.take_told()
         for tell in told:
-            tell(error or _closed())
+            tell(error or consumer_closed())
         self.joined.set()
         self._on_end(error)
-
-
-def _closed() -> ClientClosed:
-    return ClientClosed("this consumer was closed")

@@ -12,7 +12,7 @@ from datetime import datetime
 from math import inf
 from typing import Any, Final, Literal
 
-from ....protocol.commands import MEMBER_CHARS_MAX
+from ....protocol.commands import LEASE_MS_MAX, MEMBER_CHARS_MAX
 from ....protocol.errors import InvalidParameter
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import DELAY_LEVEL_MAX
@@ -26,6 +26,7 @@ from ...log_rate import LogRate
 
 CLUSTERING: Final = "clustering"
 BROADCASTING: Final = "broadcasting"
+WORK: Final = "work"
 FIRST: Final = "first"
 LAST: Final = "last"
 _STARTS: dict[str, str] = {EARLIEST: FIRST, LATEST: LAST}
@@ -35,6 +36,13 @@ Start = End | datetime
 """Start rule: where a group begins in topics that it has not read before."""
 Mode = Literal["clustering", "broadcasting"]
 """Clustering: the members of a group share the messages; broadcasting: each member gets all."""
+
+ReceiveMode = Literal["clustering", "work"]
+"""Clustering: the broker assigns the queues to the members; work: any number of consumers share them, each message has
+a lease."""
+LEASE_SECONDS_MAX: Final = LEASE_MS_MAX / 1000
+_OF_MEMBERS = ("auto_commit", "commit_interval", "session_timeout", "max_uncommitted")
+"""Options that mean nothing in the mode ``work``."""
 
 Addresses = str | Iterable[str]
 Subscriptions = Mapping[str, "str | Iterable[str] | Subscription | None"] | Iterable[str] | str
@@ -80,6 +88,9 @@ class ReceiveOptions(MemberOptions, total=False):
 
     max_open: int
     max_uncommitted: int
+    mode: ReceiveMode
+    lease: float
+    auto_renew: bool
 
 
 DEFAULTS = PushOptions(
@@ -132,6 +143,9 @@ class Options:
     open_max: int = 0
     """Maximum number of open deliveries; 0: a listener handles the messages."""
     uncommitted_max: int = sys.maxsize
+    lease_ms: int = 0
+    """Length of a message's lease in the mode ``work``."""
+    auto_renew: bool = True
     log_rate: LogRate = field(default_factory=LogRate, compare=False, repr=False)
     """Rate limit of log lines about messages that a listener wants to be retried."""
 
@@ -139,6 +153,11 @@ class Options:
     def broadcasting(self) -> bool:
         """True if every member gets all messages."""
         return self.mode == BROADCASTING
+
+    @property
+    def leases(self) -> bool:
+        """True if each message has a lease, instead of the queues a member."""
+        return self.mode == WORK
 
     @property
     def receives(self) -> bool:
@@ -203,11 +222,33 @@ def check_receive_options(group: Any, topics: Any, options: Mapping[str, Any]) -
 
     Raises ``InvalidArgument`` or ``InvalidArgumentType`` if one is not valid.
     """
-    given: dict[str, Any] = {"prefetch_messages": 1000, "listener_timeout": inf, **options}
+    given = dict(options)
+    mode, lease, auto_renew = given.pop("mode", CLUSTERING), given.pop("lease", None), given.pop("auto_renew", True)
     open_max = check_whole("max_open", given.pop("max_open", 1000), 1, 1_000_000)
+    if mode == WORK:
+        return replace(_check_work_options(group, topics, given, lease), open_max=open_max, auto_renew=bool(auto_renew))
+    if mode != CLUSTERING:
+        raise InvalidArgument(f"mode is {mode!r}; it must be 'clustering' or 'work'")
+    if lease is not None:
+        raise InvalidArgument(
+            "lease is for mode='work'; a member keeps its messages as long as the broker hears from it"
+        )
     uncommitted_max = check_whole("max_uncommitted", given.pop("max_uncommitted", 10_000), 1, 10_000_000)
+    given = {"prefetch_messages": 1000, "listener_timeout": inf, **given}
     checked = check_options(group, topics, None, {"workers": 1, **given})
     return replace(checked, open_max=open_max, uncommitted_max=uncommitted_max)
+
+
+def _check_work_options(group: Any, topics: Any, given: dict[str, Any], lease: Any) -> Options:
+    """Return the checked arguments of a consumer of a work queue. ``given``: those of ``MemberOptions``."""
+    if other := next((name for name in _OF_MEMBERS if name in given), None):
+        raise InvalidArgument(f"{other} means nothing with mode='work': leave it out")
+    lease_seconds = check_timeout("lease", 30.0 if lease is None else lease)
+    if not 0.001 <= lease_seconds <= LEASE_SECONDS_MAX:
+        raise InvalidArgument(f"lease is {lease_seconds}; it must be 0.001 to {LEASE_SECONDS_MAX:,.0f} seconds")
+    prefetch = check_whole("prefetch_messages", given.pop("prefetch_messages", 0), 0, 1_000_000)
+    checked = check_options(group, topics, None, {"workers": 1, "listener_timeout": 3600.0, **given})
+    return replace(checked, mode=WORK, prefetch_messages=prefetch, lease_ms=int(lease_seconds * 1000))
 
 
 def check_whole(name: str, value: Any, low: int, high: int) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ....protocol.errors import FlintError
 from ....protocol.storage.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX, retry_note
 from ...core.consume.stored import StoredMessage
 from ...errors import CompressionUnavailable, InvalidArgument, InvalidArgumentType
-from .claim import WorkItem
 from .options import Options
 
 log = logging.getLogger(__name__)
@@ -29,6 +28,18 @@ class Failure(NamedTuple):
 
 
 Failed = list[Failure]
+
+
+class Tried(Protocol):
+    """A ``WorkItem`` or a ``Lease``: messages that were handed out."""
+
+    @property
+    def messages(self) -> Sequence[StoredMessage]:
+        """The messages."""
+
+    @property
+    def tries(self) -> int:
+        """Number of failed attempts of the first message in its place."""
 
 
 class TryLater(Exception):
@@ -62,7 +73,7 @@ class GiveUp(TryLater):
         self.delay_level = DEAD_LETTER_LEVEL
 
 
-def failed_with(error: BaseException, options: Options, messages: Sequence[StoredMessage], work: WorkItem) -> Failed:
+def failed_with(error: BaseException, options: Options, messages: Sequence[StoredMessage], work: Tried) -> Failed:
     """Log the ``error`` that a listener raised when called with ``messages`` of ``work``, and return the messages to
     redeliver."""
     reason = reason_of(error)

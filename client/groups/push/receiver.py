@@ -10,8 +10,8 @@ from typing import Self
 
 from ...errors import ClientClosed, ListenerTimeout
 from ...sync.pool import Dialer
-from .deliveries import Deliveries, Delivery
-from .group_client import Engine
+from .delivery import Delivery
+from .member_engine import MemberEngine
 from .receiver_shell import ReceiverShell, wait_seconds
 from .thread_member import ThreadMember
 
@@ -42,12 +42,8 @@ class GroupConsumer(ReceiverShell, ThreadMember):
     deliveries, one at a time, until the consumer is closed. Threads may share it.
     """
 
-    def _engine_for(self, dialer: Dialer) -> Engine:
-        deliveries = self._deliveries = Deliveries(self._options, self._guard, lambda: None)
-        deliveries.engine = Engine(
-            self._options, dialer, deliveries.add, deliveries.recall, deliveries.give_up, self._engine_ended
-        )
-        return deliveries.engine
+    def _engine_for(self, dialer: Dialer) -> MemberEngine:
+        return self._engine_of(dialer, self._guard, lambda: None, self._engine_ended)
 
     def _begin_handling(self) -> None:
         return
@@ -65,15 +61,21 @@ class GroupConsumer(ReceiverShell, ThreadMember):
         """
         deadline = time.monotonic() + self._check_receive(max_count, timeout)
         deliveries = self._deliveries
-        while True:
-            with deliveries.condition:
-                while not deliveries.available and (left := deadline - time.monotonic()) > 0:
-                    deliveries.condition.wait(min(left, _WAIT_SECONDS_MAX))
-            if deliveries.ended:
-                self._check()
-                raise ClientClosed("this GroupConsumer was closed; create a new one")
-            if (found := deliveries.take(max_count)) or time.monotonic() >= deadline:
-                return found
+        if found := deliveries.take(max_count):
+            return found
+        deliveries.expect(max_count)
+        try:
+            while True:
+                with deliveries.condition:
+                    while not deliveries.available and (left := deadline - time.monotonic()) > 0:
+                        deliveries.condition.wait(min(left, _WAIT_SECONDS_MAX))
+                if deliveries.ended:
+                    self._check()
+                    raise ClientClosed("this GroupConsumer was closed; create a new one")
+                if (found := deliveries.take(max_count)) or time.monotonic() >= deadline:
+                    return found
+        finally:
+            deliveries.expect(-max_count)
 
     def __iter__(self) -> Iterator[Delivery]:
         while not self._guard.closed:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Unpack
 
+from ....protocol.errors import FlintError
+from ...core.client_guard import Guard
 from ...core.rpc.access import AccessOptions
 from ...core.rpc.timeouts import check_timeout
 from ...errors import InvalidArgument, ListenerTimeout
+from ...sync.pool import Dialer
 from .deliveries import Deliveries
+from .delivery import DeliverySource
+from .group_client import Engine
+from .member_engine import MemberEngine
 from .options import Addresses, ReceiveOptions, Subscriptions, check_receive_options, check_whole
 from .shell import MemberShell, split_options
+from .work_deliveries import WorkDeliveries
+from .work_engine import WorkEngine
 
 _OWN_OPTIONS = ReceiveOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
 RECEIVE_MAX = 1_000_000
@@ -20,7 +29,7 @@ RECEIVE_MAX = 1_000_000
 class ReceiverShell(MemberShell):
     """A group consumer without its threads or tasks."""
 
-    _deliveries: Deliveries
+    _deliveries: DeliverySource
 
     def __init__(
         self,
@@ -37,6 +46,18 @@ class ReceiverShell(MemberShell):
         own, access = split_options(self, options, _OWN_OPTIONS)
         self._options = check_receive_options(group, topics, own)
         self._prepare(addresses, access)
+
+    def _engine_of(
+        self, dialer: Dialer, guard: Guard, changed: Callable[[], None], ended: Callable[[FlintError | None], None]
+    ) -> MemberEngine:
+        """Create the deliveries and their engine. ``changed``, ``ended``: what they call."""
+        options = self._options
+        if options.leases:
+            leased = self._deliveries = WorkDeliveries(options, guard, changed)
+            return WorkEngine(options, dialer, leased, ended)
+        deliveries = self._deliveries = Deliveries(options, guard, changed)
+        deliveries.engine = Engine(options, dialer, deliveries.add, deliveries.recall, deliveries.give_up, ended)
+        return deliveries.engine
 
     def _check_receive(self, max_count: Any, timeout: Any) -> float:
         """Return how many seconds to wait; raise if ``receive`` cannot be called, or not with these arguments."""

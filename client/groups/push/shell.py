@@ -13,8 +13,8 @@ from ...core.rpc.access import AccessOptions, ClientAccess, access_for
 from ...core.rpc.address import parse_addresses
 from ...errors import ListenerTimeout
 from ...sync.pool import Dialer
-from .group_client import Engine
 from .health import Health
+from .member_engine import MemberEngine
 from .options import Addresses, Options, PushOptions, Subscriptions, check_options
 
 MessageListenerT = TypeVar("MessageListenerT")
@@ -42,10 +42,10 @@ class MemberShell(ABC):
         self._timeout = self._options.timeout_seconds
         self._started = False
         connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
-        self._engine: Engine = self._new_engine(Dialer(parse_addresses(addresses), access, connection_log))
+        self._engine: MemberEngine = self._new_engine(Dialer(parse_addresses(addresses), access, connection_log))
 
     @abstractmethod
-    def _new_engine(self, dialer: Dialer) -> Engine:
+    def _new_engine(self, dialer: Dialer) -> MemberEngine:
         """Create the engine with what it calls; called once, after the options are checked."""
 
     @abstractmethod

@@ -12,20 +12,20 @@ from ...aio.runtime import ClientRuntime
 from ...core.rpc.timeouts import check_timeout
 from ...errors import InvalidArgument
 from ...sync.pool import Dialer
-from .group_client import Engine
+from .member_engine import MemberEngine
 from .shell import MemberShell
 
 
 class TaskMember(MemberShell):
     """The start, the waits and the commits of a member; subclasses hand its messages to the application."""
 
-    def _new_engine(self, dialer: Dialer) -> Engine:
+    def _new_engine(self, dialer: Dialer) -> MemberEngine:
         self._life = ClientRuntime(type(self).__name__)
         self._end: asyncio.Future[None] | None = None
         return self._engine_for(dialer)
 
     @abstractmethod
-    def _engine_for(self, dialer: Dialer) -> Engine:
+    def _engine_for(self, dialer: Dialer) -> MemberEngine:
         """Create the engine, whose ``ended`` is ``_post_end``."""
 
     @abstractmethod

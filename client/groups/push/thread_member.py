@@ -11,20 +11,20 @@ from ...core.client_guard import Guard
 from ...core.rpc.timeouts import check_timeout
 from ...errors import InvalidArgument
 from ...sync.pool import Dialer
-from .group_client import Engine
+from .member_engine import MemberEngine
 from .shell import MemberShell
 
 
 class ThreadMember(MemberShell):
     """The start, the waits and the commits of a member; subclasses hand its messages to the application."""
 
-    def _new_engine(self, dialer: Dialer) -> Engine:
+    def _new_engine(self, dialer: Dialer) -> MemberEngine:
         self._guard = Guard(type(self).__name__)
         self._ended = threading.Event()
         return self._engine_for(dialer)
 
     @abstractmethod
-    def _engine_for(self, dialer: Dialer) -> Engine:
+    def _engine_for(self, dialer: Dialer) -> MemberEngine:
         """Create the engine, whose ``ended`` is ``_engine_ended``."""
 
     @abstractmethod

@@ -1,0 +1,99 @@
+"""``flintmq/pop.json.journal``: the messages that consumers have popped, and each change to them.
+
+Every change is written before a client hears of it, but not synced: the journal survives the end of the process, and a
+power cut may take its last lines. Each line is a JSON array with its CRC32. A reader stops at the first line that is
+cut off or damaged: what is in the lines before it was true once, and that is enough to lose nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..files.file_system import Files, replace_file
+from ..files.table_journal import JOURNAL_SUFFIX, decode_line, encode_line
+
+log = logging.getLogger(__name__)
+
+Entry = list[Any]
+"""One change: its kind, group, topic, queue, and what the kind has."""
+
+
+class PopJournal:
+    """The file. Belongs to the event loop: its writes go to the page cache."""
+
+    def __init__(self, files: Files, table: Path) -> None:
+        self._files = files
+        self.path = table.with_name(table.name + JOURNAL_SUFFIX)
+        self.bytes = 0
+        """Length of the file."""
+        self.base_bytes = 0
+        """Length of what ``begin`` wrote."""
+        self._fd: int | None = None
+
+    def read(self) -> list[Entry]:
+        """Return the changes in the file, oldest first; none if there is no file."""
+        try:
+            lines = self.path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        entries: list[Entry] = []
+        for number, line in enumerate(lines, 1):
+            entry = decode_line(line)
+            if not isinstance(entry, list) or len(entry) < 4:
+                if number < len(lines):
+                    log.warning("%s: line %d of %d is damaged; what follows is left out", self.path, number, len(lines))
+                break
+            entries.append(entry)
+        return entries
+
+    def begin(self, entries: Iterable[Entry]) -> None:
+        """Replace the file, durably; then ``append`` continues it. Blocks. Raises ``OSError``."""
+        self.close()
+        blob = b"".join(map(encode_line, entries))
+        replace_file(self._files, self.path, blob)
+        self._fd = self._files.open(self.path)
+        self.bytes = self.base_bytes = len(blob)
+
+    def begin_again(self, entries: Iterable[Entry]) -> None:
+        """Replace the file by a shorter one that says the same; not synced. Raises ``OSError``."""
+        self.close()
+        blob = b"".join(map(encode_line, entries))
+        new = self.path.with_name(self.path.name + ".tmp")
+        new.unlink(missing_ok=True)
+        fd = self._files.open(new, create=True)
+        try:
+            self._files.write(fd, blob, 0)
+            self._files.rename(new, self.path)
+        except OSError:
+            self._files.close(fd)
+            raise
+        self._fd = fd
+        self.bytes = self.base_bytes = len(blob)
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Append changes. After a failure, which is logged, the rest is left out until the file begins again: what was
+        in flight by then is delivered again after a crash."""
+        if self._fd is None:
+            return
+        blob = b"".join(map(encode_line, entries))
+        try:
+            self._files.write(self._fd, blob, self.bytes)
+        except OSError as error:
+            log.error("%s cannot be written, so a crash would repeat what is in flight: %s", self.path, error)
+            self.close()
+        else:
+            self.bytes += len(blob)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether changes are written."""
+        return self._fd is not None
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._files.close(fd)

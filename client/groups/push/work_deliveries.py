@@ -1,0 +1,327 @@
+"""The leases of a consumer of a work queue: those that wait for a receiver, the open ones, and outcomes to be sent."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import NamedTuple
+
+from ....protocol.errors import FlintError
+from ...core.client_guard import Guard
+from ...errors import DeliveryLost, InvalidArgument
+from .delivery import Delivery, DeliverySource
+from .health import Counts
+from .lease import Lease
+from .options import LEASE_SECONDS_MAX, Options
+from .outcome import Failure, TryLater, failed_with
+from .progress import Told
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.005
+"""Time for which outcomes are gathered, to be sent together."""
+GATHERED_MAX = 512
+"""Number of outcomes that are sent without waiting for more."""
+RENEWALS_A_LEASE = 3
+"""A lease is renewed when this part of it is over."""
+
+
+class Returned(NamedTuple):
+    """An outcome other than an acknowledgement."""
+
+    lease: Lease
+    delay_level: int
+    reason: str
+
+
+class WorkDeliveries(DeliverySource):
+    """The leases of one consumer. ``condition`` guards all of them, for the engine's thread too.
+
+    ``changed``: called, by any thread, after a change that a receiver, or the end of the consumer, may wait for.
+    """
+
+    def __init__(self, options: Options, guard: Guard, changed: Callable[[], None]) -> None:
+        super().__init__()
+        self.counts = Counts()
+        self.failure: FlintError | None = None
+        """The error with which the engine ended."""
+        self.wake: Callable[[], None] = lambda: None
+        """Wakes the engine; set by it."""
+        self.flush_at = inf
+        """When the outcomes are to be sent."""
+        self.waiting: deque[Lease] = deque()
+        self.open: dict[Lease, Delivery] = {}
+        self.acks: dict[str, list[Lease]] = {}
+        """By topic: messages that were handled."""
+        self.backs: deque[Returned] = deque()
+        self.renewals: dict[Lease, float] = {}
+        """Leases to be renewed now, and for how many seconds."""
+        self.unwanted: dict[Lease, None] = {}
+        """Leases to be given back, because no receiver took them in time."""
+        self.unconfirmed: dict[Lease, None] = {}
+        """Leases whose outcome the broker has not confirmed."""
+        self._told: list[tuple[set[Lease], list[DeliveryLost], Told]] = []
+        """Callers that wait until leases are confirmed."""
+        self._options = options
+        self._guard = guard
+        self._changed = changed
+        self._expected = 0
+        self._lease_seconds = options.lease_ms / 1000
+
+    # ---- for receivers
+
+    @property
+    def available(self) -> bool:
+        """True if a receiver need not wait; read it under ``condition``."""
+        return self.ended or bool(self.waiting)
+
+    @property
+    def open_count(self) -> int:
+        """Number of open deliveries."""
+        return len(self.open)
+
+    def expect(self, count: int) -> None:
+        """Note that receivers wait for so many more messages, or for fewer; more are asked for at once."""
+        with self.condition:
+            self._expected += count
+            wake = self._expected > len(self.waiting)
+        if count > 0 and wake:
+            self.wake()
+
+    def take(self, max_count: int) -> list[Delivery]:
+        """Open up to ``max_count`` deliveries; returns none if none is available."""
+        deliveries: list[Delivery] = []
+        now = time.monotonic()
+        with self.condition:
+            while self.waiting and len(deliveries) < max_count and not self.ended:
+                lease = self.waiting.popleft()
+                if now >= lease.ends_at:
+                    continue  # the process slept: the message is another consumer's by now
+                lease.begun_at = now
+                lease.renew_until = now + self._options.listener_seconds
+                delivery = self.open[lease] = Delivery(self, lease)
+                deliveries.append(delivery)
+        return deliveries
+
+    def settle(self, delivery: Delivery, told: TryLater | None) -> None:
+        """Settle a delivery: as handled, or with what a listener would have raised."""
+        self._guard.check_fork()  # first, because the parent's threads may have held the lock
+        lease: Lease = delivery._work
+        failure: Failure | None = None
+        if told is not None:
+            with self.condition:
+                is_open = not delivery._settled and not self._why_lost(lease)
+            if is_open:
+                told.__context__ = sys.exception()
+                (failure,) = failed_with(told, self._options, (delivery.message,), lease)
+                if not told.reason and told.__context__ is None:
+                    failure = failure._replace(reason="")
+        with self.condition:
+            if delivery._settled:
+                return
+            if why := self._why_lost(lease):
+                raise self._lost(lease, why)
+            delivery._settled = True
+            del self.open[lease]
+            self.unconfirmed[lease] = None
+            if failure is None:
+                self.counts.consumed += 1
+                self.acks.setdefault(lease.topic, []).append(lease)
+            else:
+                self.counts.failed += 1
+                level = failure.delay_level or self._options.delay_level
+                self.backs.append(Returned(lease, level, failure.reason))
+            self._gather()
+            tell = self.ended and not self.open
+            if tell:
+                self.condition.notify_all()
+        if tell:
+            self._changed()
+
+    def _gather(self) -> None:
+        """Have the outcomes sent soon."""
+        now = time.monotonic()
+        if self.flush_at == inf:
+            self.flush_at = now + GATHER_SECONDS
+            self.wake()
+        elif len(self.unconfirmed) == GATHERED_MAX and self.flush_at > now:
+            self.flush_at = now
+            self.wake()
+
+    def renew(self, delivery: Delivery, seconds: float) -> None:
+        """Let the lease of a delivery end so many seconds from now."""
+        if not seconds <= LEASE_SECONDS_MAX:
+            raise InvalidArgument(f"seconds is {seconds}; a lease lasts at most {LEASE_SECONDS_MAX:,.0f} s")
+        self._guard.check_fork()
+        lease: Lease = delivery._work
+        with self.condition:
+            if delivery._settled:
+                return
+            if why := self._why_lost(lease):
+                raise self._lost(lease, why)
+            lease.renew_at = inf
+            self.renewals[lease] = seconds
+        self.wake()
+
+    def is_lost(self, work: Lease) -> bool:
+        """Return whether a message is no longer this consumer's."""
+        return bool(work.lost)
+
+    def _why_lost(self, lease: Lease) -> str:
+        if lease.lost:
+            return lease.lost
+        if self.failure is not None:
+            return f"its consumer ended: {self.failure}"
+        if lease not in self.open:
+            return "its consumer was closed before"
+        return "" if time.monotonic() < lease.ends_at else "its lease was over"
+
+    def _lost(self, lease: Lease, why: str) -> DeliveryLost:
+        message = lease.message
+        lost = DeliveryLost(
+            f"the message at offset {message.queue_offset} of queue {message.queue} of topic {message.topic} cannot be "
+            f"settled, because {why}: it is handled again, by this or another consumer of group {self._options.group}"
+        )
+        lost.__cause__ = self.failure
+        return lost
+
+    def end(self, *, abandon: bool) -> None:
+        """Hand out nothing more, and give back the waiting messages. ``abandon``: forget the open deliveries."""
+        with self.condition:
+            self.ended = True
+            self.unwanted.update(dict.fromkeys(self.waiting))
+            self.waiting.clear()
+            if abandon:
+                for lease in self.open:
+                    self.renewals.pop(lease, None)
+                self.open.clear()
+            self.condition.notify_all()
+        self.wake()
+        self._changed()
+
+    # ---- for the engine, on its thread
+
+    def wanted(self) -> int:
+        """Return how many more messages receivers wait for, as far as there may be more."""
+        options = self._options
+        with self.condition:
+            waiting = len(self.waiting)
+            room = options.open_max - len(self.open) - waiting - len(self.unconfirmed)
+            return 0 if self.ended else min(self._expected + options.prefetch_messages - waiting, room)
+
+    def add(self, leases: Iterable[Lease]) -> None:
+        """Offer messages that have just arrived to receivers."""
+        now = time.monotonic()
+        count = 0
+        with self.condition:
+            for lease in leases:
+                lease.ends_at = now + self._lease_seconds
+                tags, _ = self._options.subscriptions[lease.topic]
+                if tags.wanted and not lease.retry and not tags.accepts(lease.message.tags):
+                    self.unconfirmed[lease] = None  # the broker compares only hashes, and two tags can have the same
+                    self.acks.setdefault(lease.topic, []).append(lease)
+                    self._gather()
+                elif self.ended:
+                    self.unwanted[lease] = None
+                else:
+                    if self._options.auto_renew:
+                        lease.renew_at = now + self._lease_seconds / RENEWALS_A_LEASE
+                    self.waiting.append(lease)
+                    count += 1
+            self.condition.notify(count)
+        if count:
+            self._changed()
+
+    def look_after(self, now: float) -> None:
+        """Notice what time has done: leases to renew or to give back, and leases that are over."""
+        half = self._lease_seconds / 2
+        with self.condition:
+            while self.waiting and self.waiting[0].ends_at - now < half:
+                self.unwanted[self.waiting.popleft()] = None
+            over = [lease for lease in self.open if now >= lease.ends_at]
+            for lease in over:
+                self._lose(lease, "its lease was over")
+            for lease in self.open:
+                if lease.renew_at <= now < lease.renew_until:
+                    lease.renew_at = inf  # until the response
+                    self.renewals[lease] = self._lease_seconds
+            if over:
+                self.condition.notify_all()
+        if over:
+            self._changed()
+
+    def _lose(self, lease: Lease, why: str) -> None:
+        lease.lost = why
+        self.open.pop(lease, None)
+        self.renewals.pop(lease, None)
+        self.counts.stuck += 1
+        log.warning("%s", self._lost(lease, why))
+
+    def renewed(self, leases: Sequence[Lease], valid: bytes, sent_at: float, seconds: float) -> None:
+        """Take the response to renewals. ``valid``: a byte for each."""
+        now = time.monotonic()
+        with self.condition:
+            for lease, is_valid in zip(leases, valid, strict=True):
+                if is_valid:
+                    lease.ends_at = now + seconds
+                    if self._options.auto_renew and seconds == self._lease_seconds:
+                        lease.renew_at = sent_at + seconds / RENEWALS_A_LEASE
+                elif lease in self.open:
+                    self._lose(lease, "its lease was over")
+            self.condition.notify_all()
+        if 0 in valid:
+            self._changed()
+
+    def confirmed(self, leases: Sequence[Lease], valid: bytes) -> None:
+        """Take the response to outcomes. ``valid``: a byte for each."""
+        now = time.monotonic()
+        with self.condition:
+            for lease, is_valid in zip(leases, valid, strict=True):
+                # The broker may have taken an outcome whose response was lost: then the receipt is void.
+                if not is_valid and not (lease.resent and now < lease.ends_at):
+                    self._lose(lease, "its lease was over before its outcome arrived")
+                self.unconfirmed.pop(lease, None)
+            self._tell(leases)
+
+    def refused(self, leases: Sequence[Lease], error: FlintError) -> None:
+        """Give up outcomes that the broker does not take."""
+        with self.condition:
+            for lease in leases:
+                self._lose(lease, f"the broker refused its outcome: {error}")
+                self.unconfirmed.pop(lease, None)
+            self._tell(leases)
+
+    def _tell(self, leases: Sequence[Lease]) -> None:
+        for left, lost, _ in self._told:
+            lost += [self._lost(lease, lease.lost) for lease in leases if lease in left and lease.lost]
+            left.difference_update(leases)
+        done, self._told = [each for each in self._told if not each[0]], [each for each in self._told if each[0]]
+        for _, lost, told in done:
+            told(lost[0] if lost else None)
+
+    def when_confirmed(self, told: Told) -> None:
+        """Call ``told`` when the broker has confirmed all outcomes until now, with ``DeliveryLost`` for the first that
+        came too late."""
+        with self.condition:
+            if self.unconfirmed:
+                self._told.append((set(self.unconfirmed), [], told))
+                self.flush_at = 0.0
+                told = _ignore
+        told(None)
+        self.wake()
+
+    def fail(self, error: FlintError | None, closed: FlintError) -> None:
+        """Hand out nothing more because the engine has ended; callers that wait get ``error``, or ``closed``."""
+        with self.condition:
+            self.failure = error
+            told, self._told = self._told, []
+        for _, _, tell in told:
+            tell(error or closed)
+
+
+def _ignore(error: FlintError | None) -> None:
+    """Do nothing."""
