@@ -28,11 +28,13 @@ from ...protocol.errors import CommitIllegal, GroupNotExist, InvalidParameter, Q
 from ...protocol.fields import decode_fields
 from ...protocol.frames import Frame
 from ...protocol.names import check_client_group
-from ...protocol.storage.delivery import retry_topic
+from ...protocol.storage.delivery import pop_retry_topic, retry_topic
 from ..delivery.client_handle import ClientHandle
 from ..delivery.groups.assignment import Queue
 from ..delivery.groups.coordinator import GroupCoordinator
 from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE, ConsumerGroup
+from ..delivery.pop.service import PopService
+from ..delivery.pop.table import QueueKey
 from ..delivery.scheduled.worker import Delays
 from ..delivery.topic_changes import TopicChanges
 from ..requests.counters import Counters
@@ -71,7 +73,9 @@ def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinat
     request.respond(GroupsAnswer(count=len(rows)), msgpack.packb(rows))
 
 
-def get_group_members(request: Request, store: MessageStore, groups: GroupCoordinator, delays: Delays) -> None:
+def get_group_members(
+    request: Request, store: MessageStore, groups: GroupCoordinator, delays: Delays, pops: PopService
+) -> None:
     """Return one group: its members, their queues, and the progress in each queue."""
     params = decode_fields(GroupRequest, request.frame.fields)
     name = _existing(groups, params.group)
@@ -81,6 +85,7 @@ def get_group_members(request: Request, store: MessageStore, groups: GroupCoordi
     partial = not all(_sees(request, topic) for topic in topics)
     progress = list(_progress(store, groups, name, queues))
     members = _members(request, groups, name)
+    retry_topics = {retry_topic(name), *(pop_retry_topic(name, topic) for topic in topics)}
 
     def done(ends: _Ends) -> None:
         content = {
@@ -99,11 +104,12 @@ def get_group_members(request: Request, store: MessageStore, groups: GroupCoordi
                     or queue[0] in from_first
                     or ends.bounds[queue][0] == ends.bounds[queue][1],
                     ends.next_ms.get((queue, committed), -1),
+                    pops.table.in_flight_in(QueueKey(name, *queue)),
                 ]
                 for queue, member, committed in progress
                 if queue in ends.bounds
             ],
-            "delayed": delays.pending_of(retry_topic(name)),
+            "delayed": sum(map(delays.pending_of, retry_topics)),
             "partial": partial,
         }
         request.respond(GroupMembersAnswer(group=name), msgpack.packb(content))
@@ -189,6 +195,8 @@ def _condition(groups: GroupCoordinator, name: str) -> dict[str, Any]:
         # Its clients share the queues among themselves: whether they have settled is not known.
         mode = CLUSTERING if shared.clustering else BROADCASTING
         return {"kind": "remoting", "mode": mode, "state": STABLE, "epoch": 0}
+    if groups.clients.popping_of(name):
+        return {"kind": "work", "mode": CLUSTERING, "state": STABLE, "epoch": 0}
     return {"kind": "", "mode": CLUSTERING, "state": EMPTY, "epoch": 0}
 
 
@@ -270,6 +278,7 @@ def remove_group(request: Request, parts: GroupParts, group_name: str, done: Cal
         raise InvalidParameter(f"group {name} has {live} live members; stop them, then delete it")
     was_known = sorted(groups.known_topics().get(name, ()))
     groups.delete_progress(name)
+    request.broker.pops.look_at(name)
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     counters.forget_group(name)
     own = retry_topic(name)
@@ -328,6 +337,7 @@ def reset_progress(
         groups.check_may_commit(params.group, params.topic, offsets)
         groups.ensure_group(params.group)
         groups.reset_offsets(params.group, params.topic, offsets)
+        request.broker.pops.look_at(params.group)
         if groups.clients.sharing(params.group) is not None:
             request.broker.holds.wake_topic(params.topic)  # a held pull would tell its client much later
         after = dict(sorted(offsets.items()))

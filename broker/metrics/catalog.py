@@ -141,7 +141,7 @@ GROUP_LAG_UNKNOWN = _gauge(
     "topic",
 )
 GROUP_IN_FLIGHT = _gauge(
-    "flintmq_group_in_flight_messages", "messages of the lag that are with a member", "group", "topic"
+    "flintmq_group_in_flight_messages", "messages of the lag that are with a member, or popped", "group", "topic"
 )
 GROUP_DELAYED = _gauge(
     "flintmq_group_delayed_messages", "messages that wait for their next delivery; not in the lag", "group"
@@ -154,6 +154,9 @@ RETRIED_MESSAGES = _counter(
     "flintmq_retried_messages_total", "messages that the group sent back for another delivery", "group"
 )
 DEAD_MESSAGES = _counter("flintmq_dead_messages_total", "messages of the group that became dead letters", "group")
+EXPIRED_LEASES = _counter(
+    "flintmq_expired_leases_total", "popped messages that the group's consumers did not settle in time", "group"
+)
 OFFSETS_MOVED = _counter(
     "flintmq_offsets_moved_total", "moves of a group's offset because the messages to read next had expired"
 )

@@ -45,6 +45,8 @@ def add_groups(out: Exposition, broker: Broker) -> None:
     sent_back = broker.counters.sent_back.copy()
     out.add_by(catalog.RETRIED_MESSAGES, ((group, retried) for group, (retried, _) in sent_back.items()))
     out.add_by(catalog.DEAD_MESSAGES, ((group, dead) for group, (_, dead) in sent_back.items()))
+    expired = dict.fromkeys(sent_back, 0) | broker.counters.expired_leases.copy()
+    out.add_by(catalog.EXPIRED_LEASES, expired.items())
     out.add_one(catalog.OFFSETS_MOVED, broker.groups.offsets_moved)
 
 
@@ -84,7 +86,7 @@ def _behind(queue: ConsumeQueue, next_offset: int) -> int:
 
 
 def _in_flight(broker: Broker, lags: Figures) -> Figures:
-    """Return the messages that are with a member, at most the lag, for groups that have members."""
+    """Return the messages that are with a member, or popped, at most the lag, for groups that have members or pop."""
     groups, clients = broker.groups.groups, broker.groups.clients
     found = {key: 0 for key in lags if key[0] in groups or clients.sharing(key[0]) is not None}
     committed_of = broker.store.consumer_offsets.committed_of
@@ -95,6 +97,9 @@ def _in_flight(broker: Broker, lags: Figures) -> Figures:
         if committed is None or (topic, queue_id) not in held or (name, topic) not in found:
             continue
         found[name, topic] += max(pulled - committed, 0)
+    for queue, state in giving_way(broker.pops.table.states()):
+        if (key := (queue.group, queue.topic)) in lags:
+            found[key] = found.get(key, 0) + len(state.open)
     return {key: min(count, lags[key]) for key, count in found.items()}
 
 

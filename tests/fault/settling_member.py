@@ -1,7 +1,8 @@
 """A member of a group that settles its deliveries in random order until it gets SIGTERM, or is killed.
 
-Arguments: address, driver (``sync`` or ``aio``), seed. It prints a line for each delivery that it has received, that it
-is about to settle, and that is lost: event, physical offset, body, and the machine's monotonic time in ns.
+Arguments: address, driver (``sync`` or ``aio``), seed, mode of the consumer. It prints a line for each delivery that it
+has received, that it is about to settle, and that is lost: event, physical offset, body, and the machine's monotonic
+time in ns.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from flintmq.client import Delivery, DeliveryLost, GroupConsumer, aio
 
 GROUP = "settling"
 TOPIC = "jobs"
-OPTIONS: dict[str, Any] = {"start": "first", "max_open": 100, "max_uncommitted": 300, "commit_interval": 0.2}
+LEASE_SECONDS = 8.0
+OPTIONS: dict[str, dict[str, Any]] = {
+    "clustering": {"start": "first", "max_open": 100, "max_uncommitted": 300, "commit_interval": 0.2},
+    "work": {"start": "first", "max_open": 100, "mode": "work", "lease": LEASE_SECONDS},
+}
+"""By mode: options of the consumer."""
 RECEIVE_SECONDS = 0.01
 SHORT_SECONDS_MAX = 0.05
 LONG_SECONDS_MAX = 1.0
@@ -69,11 +75,11 @@ class Held:
         return [(delivery, self.source.random()) for delivery in chosen]
 
 
-def run_sync(address: str, held: Held) -> None:
+def run_sync(address: str, held: Held, mode: str) -> None:
     """Settle in threads."""
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
-    with GroupConsumer(address, GROUP, TOPIC, **OPTIONS) as consumer, ThreadPoolExecutor(3) as pool:
+    with GroupConsumer(address, GROUP, TOPIC, **OPTIONS[mode]) as consumer, ThreadPoolExecutor(3) as pool:
         settling = []
         while not stopping:
             held.add(consumer.receive(held.source.randint(1, 64), RECEIVE_SECONDS))
@@ -83,11 +89,11 @@ def run_sync(address: str, held: Held) -> None:
             each.result()
 
 
-async def run_aio(address: str, held: Held) -> None:
+async def run_aio(address: str, held: Held, mode: str) -> None:
     """Settle in the loop."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    async with aio.GroupConsumer(address, GROUP, TOPIC, **OPTIONS) as consumer:
+    async with aio.GroupConsumer(address, GROUP, TOPIC, **OPTIONS[mode]) as consumer:
         while not stopping.is_set():
             held.add(await consumer.receive(held.source.randint(1, 64), RECEIVE_SECONDS))
             for each in held.due(time.monotonic()):
@@ -98,12 +104,12 @@ async def run_aio(address: str, held: Held) -> None:
 
 def main() -> None:
     """Run one member."""
-    address, driver, seed = sys.argv[1:]
+    address, driver, seed, mode = sys.argv[1:]
     held = Held(random.Random(int(seed)))
     if driver == "sync":
-        run_sync(address, held)
+        run_sync(address, held, mode)
     else:
-        asyncio.run(run_aio(address, held))
+        asyncio.run(run_aio(address, held, mode))
 
 
 if __name__ == "__main__":

@@ -1,155 +1,36 @@
 """10,000 messages are settled in random order while members are killed and join, and the broker is killed.
 
-``FLINTMQ_SEED`` makes another run, the seed is printed.
+In the mode ``work`` all members share two queues. ``FLINTMQ_SEED`` makes another run, the seed is printed.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from flintmq.client import Admin, Producer
-from flintmq.testing.started_broker import broker_environment
-from tests.conftest import BrokerFactory, RunningBroker
-from tests.fault.settling_member import GROUP, TOPIC
+from tests.conftest import BrokerFactory
+from tests.fault.settling_member import GROUP, LEASE_SECONDS, TOPIC
+from tests.fault.settling_run import MESSAGES, SEED, Member, Run
 from tests.group_tools import numbered, until
 
-SEED = int(os.environ.get("FLINTMQ_SEED", "1"))
-MESSAGES = 10_000
-QUEUES = 8
 MEMBERS = 3
-STEPS = ("kill", "join", "broker", "stop", "kill", "broker", "join")
-"""Faults and changes while the messages are settled, after equal parts of them."""
-
-
-class Event(NamedTuple):
-    """A line of a member. ``at``: monotonic ns."""
-
-    kind: str
-    physical_offset: int
-    body: str
-    at: int
-
-
-@dataclass
-class Member:
-    """A process, and what it has printed. ``killed_at``: monotonic ns, just before it was killed."""
-
-    process: subprocess.Popen[str]
-    events: list[Event] = field(default_factory=list)
-    killed_at: int = sys.maxsize
-
-    def __post_init__(self) -> None:
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            kind, physical_offset, body, at = line.split()
-            self.events.append(Event(kind, int(physical_offset), body, int(at)))
-
-    def end(self, number: int) -> int:
-        """End the process by a signal; returns its exit code."""
-        if number == signal.SIGKILL:
-            self.killed_at = time.monotonic_ns()
-        self.process.send_signal(number)
-        code = self.process.wait(60)
-        self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
-
-    def intervals(self) -> Iterator[tuple[int, int, int]]:
-        """Yield physical offset, begin and end for each delivery that was open here; fails if one remained so."""
-        opened: dict[int, int] = {}
-        for event in self.events:
-            if event.kind == "open":
-                assert event.physical_offset not in opened, f"{event} while it was open at the same member"
-                opened[event.physical_offset] = event.at
-            elif event.kind != "lost":
-                yield event.physical_offset, opened.pop(event.physical_offset), event.at
-        assert not opened or self.killed_at < sys.maxsize, f"{len(opened)} deliveries were left open"
-        for physical_offset, at in opened.items():
-            yield physical_offset, at, self.killed_at
-
-
-class Run:
-    """All members of one run, live and dead."""
-
-    def __init__(self, address: str, source: random.Random) -> None:
-        self.address = address
-        self.source = source
-        self.live: list[Member] = []
-        self.dead: list[Member] = []
-
-    def join(self) -> None:
-        """Start a member."""
-        driver = ("sync", "aio")[(len(self.live) + len(self.dead)) % 2]
-        command = [sys.executable, "-m", "tests.fault.settling_member", self.address, driver]
-        process = subprocess.Popen(
-            [*command, str(self.source.getrandbits(31))],
-            cwd=Path(__file__).parents[2],
-            env=broker_environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.live.append(Member(process))
-
-    def leave(self, number: int) -> int:
-        """End a random member by a signal; returns its exit code."""
-        member = self.live.pop(self.source.randrange(len(self.live)))
-        self.dead.append(member)
-        return member.end(number)
-
-    def bodies(self, kind: str) -> set[str]:
-        """Return the bodies of all events of one kind."""
-        members = (*self.live, *self.dead)
-        return {event.body for member in members for event in list(member.events) if event.kind == kind}
-
-    def has_settled(self, count: int) -> bool:
-        """Return whether so many different messages were settled."""
-        return len(self.bodies("settle")) >= count
-
-    def steps(self, broker: BrokerFactory, running: RunningBroker) -> None:
-        """Do each step when its part of the messages is settled."""
-        for number, step in enumerate(STEPS, 1):
-            share = MESSAGES * number // (len(STEPS) + 1)
-            until(partial(self.has_settled, share), f"step {number}, {step}, of seed {SEED}")
-            if step == "kill":
-                assert self.leave(signal.SIGKILL) == -signal.SIGKILL
-                self.join()
-            elif step == "join":
-                self.join()
-            elif step == "stop":
-                assert self.leave(signal.SIGTERM) == 0
-            else:
-                running.kill()
-                running = broker("--listen", running.address, store=running.store)
+QUEUES = {"clustering": 8, "work": 2}
 
 
 @pytest.mark.slow
-def test_each_message_is_settled_and_never_open_at_two_members(broker: BrokerFactory) -> None:
+@pytest.mark.parametrize("mode", QUEUES)
+def test_each_message_is_settled_and_never_open_at_two_members(broker: BrokerFactory, mode: str) -> None:
     print(f"seed {SEED}")  # noqa: T201 - printed to repeat a failure
     running = broker()
     with Producer(running.address) as producer, Admin(running.address) as admin:
-        admin.create_topic(TOPIC, queues=QUEUES)
+        admin.create_topic(TOPIC, queues=QUEUES[mode])
         producer.send_many(numbered(TOPIC, MESSAGES))
-    run = Run(running.address, random.Random(SEED))
+    run = Run(running.address, random.Random(SEED), mode)
     try:
         for _ in range(MEMBERS):
             run.join()
@@ -164,6 +45,8 @@ def test_each_message_is_settled_and_never_open_at_two_members(broker: BrokerFac
         while run.live:
             run.leave(signal.SIGKILL)
     assert_one_member_at_a_time(run.dead)
+    if mode == "work":
+        assert_leases_last(run.dead)
 
 
 def left(admin: Admin) -> list[object]:
@@ -174,13 +57,29 @@ def left(admin: Admin) -> list[object]:
 
 
 def assert_one_member_at_a_time(members: list[Member]) -> None:
-    """Fail if a stored message was open in two members at the same time, or could not be settled."""
-    open_in: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    """Fail if a message was open in two members at the same time, or could not be settled."""
+    open_in: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for number, member in enumerate(members):
-        for physical_offset, begin, end in member.intervals():
-            open_in[physical_offset].append((begin, end, number))
-    for physical_offset, intervals in open_in.items():
+        for event, end in member.intervals():
+            open_in[event.body].append((event.at, end, number))
+    for body, intervals in open_in.items():
         for (_, end, first), (begin, _, second) in pairwise(sorted(intervals)):
-            place = f"the message at {physical_offset}"
-            assert end <= begin, f"{place} was open in members {first} and {second} at the same time"
+            assert end <= begin, f"message {body} was open in members {first} and {second} at the same time"
     assert not [event for member in members for event in member.events if event.kind == "lost"]
+
+
+def assert_leases_last(members: list[Member]) -> None:
+    """Fail if a message that was open in a killed member came again before its lease could be over."""
+    opened: dict[str, list[int]] = defaultdict(list)
+    left_open: list[tuple[str, int]] = []
+    for member in members:
+        for event, end in member.intervals():
+            opened[event.body].append(event.at)
+            if end == member.killed_at:
+                left_open.append((event.body, event.at))
+    assert left_open, "the killed members had nothing open"
+    for body, at in left_open:
+        again = min((each for each in opened[body] if each > at), default=None)
+        # A member hands nothing out of whose lease half is over.
+        assert again is not None, f"message {body} never came again"
+        assert again - at >= LEASE_SECONDS * 1e9 / 2, f"message {body} came again within its lease"

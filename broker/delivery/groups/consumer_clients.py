@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
-from ....protocol.errors import GroupKind, LimitReached
+from ....protocol.errors import GroupKind, GroupRunning, LimitReached
 from ..client_handle import ClientHandle
 from .assignment import Queue
 from .queue_locks import QueueLocks
@@ -310,6 +310,14 @@ class ConsumerClients:
             raise GroupKind(
                 f"group {name} is a work group: its consumers pop messages ({popping} are in flight or waited for), "
                 "and hold no queues. Stop them first, and wait until their leases are over; or use another group",
+                members=popping,
+            )
+
+    def check_not_popping(self, name: str, what: str) -> None:
+        """Raise ``GroupRunning`` if consumers of the group pop. ``what``: what to do about it."""
+        if popping := self.popping_of(name):
+            raise GroupRunning(
+                f"group {name} is a work group, and {popping} of its messages are in flight or waited for: {what}",
                 members=popping,
             )
 

@@ -222,6 +222,11 @@ class PopService:
         self._note(key, journal.settled(key, (offset,)))
         self._write_journal()
 
+    def look_at(self, group: str) -> None:
+        """Notice that someone else set the group's committed offsets: what it had in flight there is forgotten."""
+        self.table.look_at(group)
+        self._write_journal()
+
     def live(self, group: str) -> int:
         """Return the number of messages of a group that are in flight, and of its consumers that wait for some."""
         return self.table.in_flight_of(group) + self.waits.count_of(group)

@@ -106,6 +106,11 @@ class InFlightTable:
         """Return the number of messages that a group has in flight."""
         return sum(len(state.open) for key, state in self._queues.items() if key.group == group)
 
+    def in_flight_in(self, key: QueueKey) -> int:
+        """Return the number of messages of a queue that a group has in flight."""
+        state = self._queues.get(key)
+        return len(state.open) if state is not None else 0
+
     def look_at(self, group: str) -> None:
         """Notice that someone else set the group's committed offsets."""
         for key in [key for key in self._queues if key.group == group]:

@@ -144,8 +144,9 @@ def list_groups(settings: BrokerChoice, pattern: str) -> None:
 def status(settings: BrokerChoice, group: str) -> None:
     """Show the members of a group, their queues, and the progress in each queue.
 
-    READY messages have not been delivered yet, IN FLIGHT messages are with a member, and DELAYED messages failed and
-    wait for another attempt. -o json prints one object, -o plain one line per queue.
+    READY messages have not been delivered yet, IN FLIGHT messages are with a member or leased to a consumer of a work
+    group, and DELAYED messages failed and wait for another attempt. -o json prints one object, -o plain one line per
+    queue.
     """
     with settings.admin() as admin:
         found = admin.group(group)
@@ -164,7 +165,8 @@ def status(settings: BrokerChoice, group: str) -> None:
             lag += f"; the rest is unknown: {why}"
         output.record(GROUP_COLUMNS, whole | {"lag": lag})
         output.write("\n")
-        output.rows(MEMBER_COLUMNS, members, empty="the group has no members")
+        work = "a work group has no members: its consumers lease messages"
+        output.rows(MEMBER_COLUMNS, members, empty=work if found.kind == "work" else "the group has no members")
         if found.waiting:
             who = plural(len(found.waiting), "RocketMQ client")
             note(

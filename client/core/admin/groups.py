@@ -21,7 +21,8 @@ from ..times import from_millis
 class GroupInfo:
     """One group. ``state``: ``empty`` (it has no members), ``rebalancing`` or ``stable``; ``retry_times_max``: number
     of redeliveries before a message becomes a dead letter; ``partial``: the group has topics whose progress the user
-    may not see; ``kind``: ``native``, ``remoting`` if RocketMQ's clients share its queues, empty without members."""
+    may not see; ``kind``: ``native``, ``remoting`` if RocketMQ's clients share its queues, ``work`` if its consumers
+    lease messages, empty without consumers."""
 
     group: str
     mode: str
@@ -55,7 +56,8 @@ class GroupQueue:
     """A group's progress in one queue. ``member``: the one that the queue is assigned to, or empty; ``committed``: the
     committed offset, -1: none; ``pulled``: the offset after the last message that a member received, -1: none;
     ``known``: False if no offset is committed and the group's first member will set the start rule;
-    ``next_stored_ms``: store time of the next message to read, ms since 1970 UTC, or -1."""
+    ``next_stored_ms``: store time of the next message to read, ms since 1970 UTC, or -1; ``leased``: number of
+    messages that consumers of a work group have popped and not settled."""
 
     topic: str
     queue: int
@@ -66,6 +68,7 @@ class GroupQueue:
     max_offset: int
     known: bool = True
     next_stored_ms: int = -1
+    leased: int = 0
 
     @property
     def next_stored_at(self) -> datetime | None:
@@ -84,7 +87,9 @@ class GroupQueue:
 
     @property
     def in_flight(self) -> int:
-        """Number of those messages that a member has received."""
+        """Number of those messages that a member has received, or that are leased."""
+        if self.leased:
+            return min(self.leased, self.lag)
         return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
 
     @property
@@ -129,7 +134,7 @@ def group(group: str, *, timeout: float | None = None) -> Operation[GroupStatus]
         if not isinstance(content, dict):
             raise RemoteProtocolError(f"expected a group as a map, got {type(content).__name__}")
         members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
-        queues = [GroupQueue(*row[:9]) for row in _rows(content.get("queues"))]
+        queues = [GroupQueue(*row[:10]) for row in _rows(content.get("queues"))]
         delayed = int(content.get("delayed", 0))
         name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
         partial, kind = bool(content.get("partial")), str(content.get("kind", ""))
