@@ -178,7 +178,9 @@ class WorkDeliveries(DeliverySource):
             return f"its consumer ended: {self.failure}"
         if lease not in self.open:
             return "its consumer was closed before"
-        return "" if time.monotonic() < lease.ends_at else "its lease was over"
+        if time.monotonic() >= lease.ends_at:
+            self._lose(lease, "its lease was over")
+        return lease.lost
 
     def _lost(self, lease: Lease, why: str) -> DeliveryLost:
         message = lease.message
