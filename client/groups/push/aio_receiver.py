@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +28,8 @@ class GroupConsumer(ReceiverShell, TaskMember):
     """
 
     def _engine_for(self, dialer: Dialer) -> MemberEngine:
-        self._changed = asyncio.Event()
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        """Receivers that wait, in their order."""
         return self._engine_of(dialer, self._life.guard, self._post_changed, self._post_end)
 
     def _begin_handling(self) -> None:
@@ -36,7 +39,16 @@ class GroupConsumer(ReceiverShell, TaskMember):
         self._deliveries.end(abandon=True)
 
     def _post_changed(self) -> None:
-        self._post(self._changed.set)
+        self._post(self._wake)
+
+    def _wake(self) -> None:
+        """Wake as many receivers as there are deliveries; at the end all that wait."""
+        with self._deliveries.condition:
+            count = len(self._waiters) if self._deliveries.ended else self._deliveries.ready
+        for waiter in list(islice(self._waiters, count)):
+            del self._waiters[waiter]
+            if not waiter.done():
+                waiter.set_result(None)
 
     # ---- deliveries
 
@@ -55,7 +67,6 @@ class GroupConsumer(ReceiverShell, TaskMember):
         deliveries.expect(max_count)
         try:
             while True:
-                self._changed.clear()
                 if deliveries.ended:
                     self._check()
                     raise ClientClosed("this GroupConsumer was closed; create a new one")
@@ -69,9 +80,19 @@ class GroupConsumer(ReceiverShell, TaskMember):
 
     async def _wait_for_change(self, seconds: float) -> None:
         """Wait for the next change, at most so many seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if seconds == float("inf") else seconds):
-                await self._changed.wait()
+        waiter: asyncio.Future[None] = self._life.loop.create_future()
+        self._waiters[waiter] = None
+        try:
+            if seconds == math.inf:
+                await waiter
+            else:
+                await asyncio.wait([waiter], timeout=seconds)
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():  # another one gets what this one was woken for
+                self._wake()
+            raise
+        finally:
+            self._waiters.pop(waiter, None)
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while not self._life.closed:
@@ -104,9 +125,7 @@ class GroupConsumer(ReceiverShell, TaskMember):
         deadline = loop.time() + seconds
         try:
             while deliveries.open_count and (left := deadline - loop.time()) > 0:
-                self._changed.clear()
-                if deliveries.open_count:
-                    await self._wait_for_change(left)
+                await self._wait_for_change(left)
         finally:
             open_count = deliveries.open_count
             if open_count:

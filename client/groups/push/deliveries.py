@@ -37,9 +37,9 @@ class Deliveries(DeliverySource):
     # ---- for receivers
 
     @property
-    def available(self) -> bool:
-        """True if a receiver need not wait; read it under ``condition``."""
-        return self.ended or (bool(self._waiting) and len(self._open) < self._options.open_max)
+    def ready(self) -> int:
+        """Number of deliveries that receivers can take; read it under ``condition``."""
+        return min(len(self._waiting), self._options.open_max - len(self._open))
 
     @property
     def open_count(self) -> int:

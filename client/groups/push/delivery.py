@@ -84,8 +84,13 @@ class DeliverySource(ABC):
 
     @property
     @abstractmethod
+    def ready(self) -> int:
+        """Number of deliveries that receivers can take; read it under ``condition``."""
+
+    @property
     def available(self) -> bool:
         """True if a receiver need not wait; read it under ``condition``."""
+        return self.ended or self.ready > 0
 
     @property
     @abstractmethod

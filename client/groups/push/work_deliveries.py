@@ -75,9 +75,9 @@ class WorkDeliveries(DeliverySource):
     # ---- for receivers
 
     @property
-    def available(self) -> bool:
-        """True if a receiver need not wait; read it under ``condition``."""
-        return self.ended or bool(self.waiting)
+    def ready(self) -> int:
+        """Number of deliveries that receivers can take; read it under ``condition``."""
+        return len(self.waiting)
 
     @property
     def open_count(self) -> int:

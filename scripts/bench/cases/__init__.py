@@ -35,6 +35,7 @@ from . import (
     spark_stream,
     start,
     tools,
+    work_queue,
 )
 
 ALL: tuple[Case, ...] = (
@@ -52,6 +53,7 @@ ALL: tuple[Case, ...] = (
     end_to_end.CASE,
     push_latency.CASE,
     group_consume.CASE,
+    work_queue.CASE,
     rebalance.CASE,
     delayed.CASE,
     start.CASE,
