@@ -260,15 +260,15 @@ class GroupParts(NamedTuple):
 def delete_group(
     request: Request, store: MessageStore, groups: GroupCoordinator, counters: Counters, topic_changes: TopicChanges
 ) -> None:
-    """Delete a group without members and its retry topic; its dead letters stay."""
+    """Delete a group without members and its retry topics; its dead letters stay."""
     params = decode_fields(DeleteGroupRequest, request.frame.fields)
     parts = GroupParts(store, groups, counters, topic_changes)
     remove_group(request, parts, params.group, lambda: request.respond(EmptyAnswer()))
 
 
 def remove_group(request: Request, parts: GroupParts, group_name: str, done: Callable[[], None]) -> None:
-    """Delete a group without members and its retry topic; then call ``done``, or respond with the error."""
-    store, groups, counters, topic_changes = parts
+    """Delete a group without members and its retry topics; then call ``done``, or respond with the error."""
+    store, groups, counters, _ = parts
     name = _existing(groups, group_name)
     group = groups.groups.get(name)
     groups.check_idle(name, "stop them, then delete it")
@@ -281,11 +281,19 @@ def remove_group(request: Request, parts: GroupParts, group_name: str, done: Cal
     request.broker.pops.look_at(name)
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     counters.forget_group(name)
-    own = retry_topic(name)
-    if store.topics.get(own) is None or own in topic_changes.pending:
+    own = (retry_topic(name), *(pop_retry_topic(name, topic) for topic in was_known))
+    _delete_topics(request, parts, [topic for topic in own if store.topics.get(topic) is not None], done)
+
+
+def _delete_topics(request: Request, parts: GroupParts, names: list[str], done: Callable[[], None]) -> None:
+    """Delete topics that are not being changed, one after the other; then call ``done``."""
+    left = [name for name in names if name not in parts.topic_changes.pending]
+    if not left:
         when_replicated(request, done)
         return
-    topic_changes.delete(own, request.later(done))
+    parts.topic_changes.delete(
+        left[0], request.later(lambda: _delete_topics(request, parts, left[1:], done) if left[1:] else done())
+    )
 
 
 def when_replicated(request: Request, call: Callable[[], None]) -> None:

@@ -134,7 +134,7 @@ class GroupRequest:
 
 @dataclass(slots=True)
 class DeleteGroupRequest:
-    """Delete a group: its committed offsets and its retry topic. Its dead letters stay."""
+    """Delete a group: its committed offsets and its retry topics. Its dead letters stay."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.client import Admin, Consumer, GroupNotExist, GroupRunning, Message, OffsetOutOfRange, Producer
+from flintmq.client import (
+    Admin,
+    Consumer,
+    GroupConsumer,
+    GroupNotExist,
+    GroupRunning,
+    Message,
+    OffsetOutOfRange,
+    Producer,
+)
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, INVOKE_BROKER_TO_RESET_OFFSET, UPDATE_CONSUMER_OFFSET
 from flintmq.protocol.errors import CommitIllegal
@@ -48,6 +57,16 @@ def member(shared_broker: RunningBroker, connect: ConnectionFactory, filled: str
 
 
 class TestStatus:
+    def test_a_work_group_has_leased_messages_and_no_members(self, cli: Cli, filled: str) -> None:
+        with GroupConsumer(str(cli.broker), f"{filled}-w", filled, mode="work", start="first") as consumer:
+            held = consumer.receive(4, 20) + consumer.receive(1, 20)
+            (status,) = cli.run("group", "status", consumer.group, "-o", "json").rows
+            assert (status["kind"], status["members"], status["lag"]) == ("work", [], 6)
+            assert status["in_flight"] == sum(row["in_flight"] for row in status["queues"]) == len(held)
+            assert "a work group has no members" in cli.run("group", "status", consumer.group, "-o", "table").out
+            for delivery in held:
+                delivery.ack()
+
     def test_messages_of_a_queue_are_ready_or_with_its_member(self, cli: Cli, member: RawMember, filled: str) -> None:
         member.pull(filled, 0, 0, max_count=2).raise_for_error()
         (status,) = cli.run("group", "status", member.group, "-o", "json").rows

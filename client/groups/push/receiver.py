@@ -38,6 +38,11 @@ class GroupConsumer(ReceiverShell, ThreadMember):
     it then raises ``DeliveryLost``. ``start``, ``member``, ``auto_commit``, ``commit_interval``, ``session_timeout``,
     ``retry_times_max``, ``delay_level`` and ``retry_reason`` are those of ``PushConsumer``. There is no orderly mode.
 
+    With ``mode="work"`` any number of consumers share the queues, and the order is given up: each message is leased to
+    one of them for ``lease`` (30) seconds, and delivered again if it is not settled by then. ``auto_renew`` (True):
+    open deliveries are renewed, for at most ``listener_timeout`` (3600 s). ``prefetch_messages`` is then 0; the options
+    about members and commits do not apply.
+
     ``start()`` joins the group; as a context manager the consumer starts and closes itself. Iterating receives
     deliveries, one at a time, until the consumer is closed. Threads may share it.
     """
