@@ -46,7 +46,7 @@ AGAIN_MS = 1_000
 """Pause after a failed append."""
 SIZE_BYTES = 4
 """Width of the size before a pulled record."""
-RETURNED_MAX = 20_000
+RETURNED_MAX = 5_000
 """Maximum number of messages that were given back and are not stored again yet."""
 
 
@@ -190,8 +190,6 @@ class Redelivery:
         for key in due.free:
             self._freed(key)
         pending = deque(Moving(each, now_ms + AGAIN_MS) for each in due.expired)
-        for message, *_ in pending:
-            self._tally.count_expired(message.key.group, 1)
         while self._returned and len(pending) < MOVED_AT_ONCE_MAX:
             pending.append(self._returned.popleft())
         count = len(pending) + len(due.free)
@@ -259,6 +257,8 @@ class Redelivery:
 
     def _count(self, moving: Moving, record: Record | None, *, dead: bool) -> None:
         batch = moving.batch
+        if batch is None:
+            self._tally.count_expired(moving.message.key.group, 1)
         if record is not None and (batch is None or batch.rule.counts):
             self._tally.count_sent_back(moving.message.key.group, not dead, dead)
         if batch is None:

@@ -11,8 +11,7 @@ class Lease:
     """A message that the broker has leased to this consumer. Times are seconds of the engine's clock.
 
     ``ends_at``: the lease is over then at the latest; ``renew_at``: when to renew it by itself; ``renew_until``: end of
-    that. ``resent``: its outcome was sent before, and the response was lost. ``lost``: it cannot be settled any more;
-    ``sent``: it was settled, and the broker has not confirmed that yet.
+    that. ``resent``: its outcome was sent before, and the response was lost.
     """
 
     __slots__ = (

@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.005
 """Time for which outcomes are gathered, to be sent together."""
-GATHERED_MAX = 512
-"""Number of outcomes that are sent without waiting for more."""
 RENEWALS_A_LEASE = 3
 """A lease is renewed when this part of it is over."""
 
@@ -144,12 +142,8 @@ class WorkDeliveries(DeliverySource):
 
     def _gather(self) -> None:
         """Have the outcomes sent soon."""
-        now = time.monotonic()
         if self.flush_at == inf:
-            self.flush_at = now + GATHER_SECONDS
-            self.wake()
-        elif len(self.unconfirmed) == GATHERED_MAX and self.flush_at > now:
-            self.flush_at = now
+            self.flush_at = time.monotonic() + GATHER_SECONDS
             self.wake()
 
     def renew(self, delivery: Delivery, seconds: float) -> None:
