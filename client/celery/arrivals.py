@@ -9,8 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-Arrival = Callable[[], None]
-"""Hands a message to its consumer, or raises the error of a reader."""
+Arrival = Callable[[], bool]
+"""Hands a message to its consumer, or raises the error of a reader. Returns False if no consumer wants the message."""
 
 
 class Arrivals:

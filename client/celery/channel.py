@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
@@ -262,13 +262,14 @@ class Channel(virtual.Channel):
     def _fail(self, error: FlintError) -> None:
         """Have the connection's thread raise an error, so that the program connects again."""
 
-        def raise_it() -> None:
+        def raise_it() -> NoReturn:
             raise error
 
         self.connection.arrivals.add(raise_it)
 
-    def _hand_over(self, queue: str, message: StoredMessage, tag: int, binding: Binding | None = None) -> None:
-        """Call the queue's consumer with a message. ``tag``: 0 if it needs no acknowledgement."""
+    def _hand_over(self, queue: str, message: StoredMessage, tag: int, binding: Binding | None = None) -> bool:
+        """Call the queue's consumer with a message; returns whether there is one that wants it. ``tag``: 0 if the
+        message needs no acknowledgement."""
         callback = None if self.closed else self.connection._callbacks.get(queue)
         try:
             envelope = from_message(message, tag)
@@ -276,15 +277,16 @@ class Channel(virtual.Channel):
             reason = f"not readable: {error}"
             _log.error("the message %s of queue %s is a dead letter: %s", message.message_id, queue, reason)
             self._settle(tag, lambda delivery: delivery.dead(reason))
-            return
+            return False
         if binding is not None and not binding.takes(envelope["properties"]["delivery_info"].get("routing_key", "")):
-            return
+            return False
         if callback is None:  # cancelled since it was received
             self._settle(tag, lambda delivery: delivery.retry(RETRY_LEVEL, "its consumer was cancelled"))
-            return
+            return False
         if queue in self._unacknowledged:
             self._settle(tag, Delivery.ack)
         callback(envelope)
+        return True
 
     # ---- acknowledgements
 

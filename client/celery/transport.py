@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -121,11 +120,12 @@ class Transport(virtual.Transport):
     # ---- messages
 
     def drain_events(self, connection: Transport, timeout: float | None = None, **kwargs: Any) -> None:
-        """Wait for a message and hand it over. Raises ``socket.timeout`` after ``timeout`` seconds."""
-        arrival = self.arrivals.take(None if timeout is None else time.monotonic() + timeout)
-        if arrival is None:
-            raise socket.timeout(f"no message within {timeout} s")  # noqa: UP041 - kombu's name for it
-        arrival()
+        """Wait for a message and hand it over. Raises ``TimeoutError`` after ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (arrival := self.arrivals.take(deadline)) is not None:
+            if arrival():
+                return
+        raise TimeoutError(f"no message within {timeout} s")
 
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """Have a worker's event loop hand over what arrives."""

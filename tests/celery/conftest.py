@@ -50,13 +50,12 @@ def celery_python() -> Path:
 class CeleryApp:
     """The application of ``tasks.py`` with a broker: its workers, and what they have run."""
 
-    def __init__(self, python: Path, folder: Path, broker: RunningBroker) -> None:
+    def __init__(self, python: Path, folder: Path, url: str) -> None:
         self._python = python
         self._folder = folder
         self._workers: list[Worker] = []
-        self.url = f"flintmq://{broker.address}//"
         self.environment = broker_environment(
-            BROKER=self.url, FOLDER=str(folder), C_FORCE_ROOT="1", PYTHONUNBUFFERED="1", PYTHONPATH=""
+            BROKER=url, FOLDER=str(folder), C_FORCE_ROOT="1", PYTHONUNBUFFERED="1", PYTHONPATH=""
         )
 
     def worker(self, name: str, *options: str) -> Worker:
@@ -66,9 +65,14 @@ class CeleryApp:
         self._workers.append(worker)
         return worker
 
-    def run(self, program: str, *arguments: str) -> str:
-        """Run a function of ``programs.py``; return its output."""
-        command = [str(self._python), "programs.py", program, *arguments]
+    def start(self, program: str, script: str) -> subprocess.Popen[str]:
+        """Start a function of a script of this folder."""
+        command = [str(self._python), script, program]
+        return subprocess.Popen(command, cwd=HERE, env=self.environment, stdout=subprocess.PIPE, text=True)
+
+    def run(self, program: str, *arguments: str, script: str = "programs.py") -> str:
+        """Run a function of a script of this folder; return its output."""
+        command = [str(self._python), script, program, *arguments]
         done = subprocess.run(command, cwd=HERE, env=self.environment, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -139,16 +143,16 @@ class Worker:
         self._ready.set()
 
 
-CeleryFactory = Callable[[RunningBroker], CeleryApp]
+CeleryFactory = Callable[..., CeleryApp]
 
 
 @pytest.fixture
 def celery_app(celery_python: Path, tmp_path: Path) -> Iterator[CeleryFactory]:
-    """Return a function that connects the application with a broker."""
+    """Return ``connect(broker, user="")``, which connects the application with a broker; ``user``: NAME:PASSWORD."""
     made: list[CeleryApp] = []
 
-    def connect(broker: RunningBroker) -> CeleryApp:
-        made.append(CeleryApp(celery_python, tmp_path, broker))
+    def connect(broker: RunningBroker, user: str = "") -> CeleryApp:
+        made.append(CeleryApp(celery_python, tmp_path, f"flintmq://{user and user + '@'}{broker.address}//"))
         return made[-1]
 
     yield connect

@@ -1,0 +1,239 @@
+"""Programs that use kombu without Celery, each a function that ``python kombu_programs.py NAME`` runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+
+import flintmq.client.celery  # noqa: F401 - makes flintmq:// known
+from flintmq.client import (
+    Admin,
+    AuthenticationFailed,
+    DelayIllegal,
+    InvalidArgument,
+    Message,
+    MessageIllegal,
+    encode_name,
+)
+from flintmq.client import Producer as FlintProducer
+
+WAIT_SECONDS = 10
+URL = os.environ["BROKER"]
+ADDRESS = URL.split("//")[1].rpartition("@")[2]
+
+
+def durable(name: str = "jobs.v1") -> Queue:
+    """Return a queue that workers share; FlintMQ's name of it is encoded."""
+    return Queue(name, Exchange(name), name)
+
+
+@contextmanager
+def consuming(channel: Any, queue: Queue, **options: Any) -> Iterator[list[Any]]:
+    """Consume a queue; yields the list to which messages are added."""
+    got: list[Any] = []
+    with Consumer(channel, [queue], on_message=got.append, **options):
+        yield got
+
+
+def drain(connection: Connection, got: list[Any], count: int) -> list[Any]:
+    """Wait for so many messages; return the numbers in them."""
+    while len(got) < count:
+        connection.drain_events(timeout=WAIT_SECONDS)
+    return sorted(message.decode() for message in got)
+
+
+def nothing_comes(connection: Connection) -> bool:
+    """Return whether no message comes within a moment."""
+    try:
+        connection.drain_events(timeout=0.5)
+    except TimeoutError:
+        return True
+    return False
+
+
+def queues() -> None:
+    """Declare, fill, measure, read, purge and delete a queue."""
+    queue = durable()
+    with Connection(URL, transport_options={"queues": 2}) as connection:
+        bound = queue(connection.default_channel)
+        bound.declare()
+        producer = Producer(connection, queue.exchange, queue.name)
+        for number in range(10):
+            producer.publish(number)
+        assert connection.default_channel.queue_declare("jobs.v1", passive=True).message_count == 10
+        message = bound.get()
+        assert message is not None
+        message.ack()
+        assert bound.purge() > 0
+        assert connection.default_channel.queue_declare("jobs.v1").message_count == 0
+        assert bound.get() is None
+        bound.delete(if_unused=True)
+        with Admin(ADDRESS) as admin:
+            assert encode_name("jobs.v1") in admin.topics()  # this connection's ``get`` is a member of the group
+        bound.delete()
+        with Admin(ADDRESS) as admin:
+            assert encode_name("jobs.v1") not in admin.topics()
+
+
+def purged_before_the_first_worker() -> None:
+    """Purge a queue that nobody has consumed yet: a later consumer gets what is sent afterwards."""
+    queue = durable()
+    with Connection(URL) as connection:
+        producer = Producer(connection, queue.exchange, queue.name)
+        for number in range(5):
+            producer.publish(number, declare=[queue])
+        assert queue(connection.default_channel).purge() == 5
+        producer.publish(5)
+        with consuming(connection, queue, no_ack=True) as got:
+            assert drain(connection, got, 1) == [5]
+            assert nothing_comes(connection)
+
+
+def prefetch() -> None:
+    """No more messages come than the prefetch count allows; an acknowledgement makes room."""
+    queue = durable()
+    with Connection(URL) as connection:
+        producer = Producer(connection, queue.exchange, queue.name)
+        for number in range(5):
+            producer.publish(number, declare=[queue])
+        with consuming(connection, queue, prefetch_count=2) as got:
+            drain(connection, got, 2)
+            assert nothing_comes(connection)
+            got[0].ack()
+            drain(connection, got, 3)
+            assert nothing_comes(connection)
+            got[2].channel.basic_ack(got[2].delivery_tag, multiple=True)
+            assert drain(connection, got, 5) == [0, 1, 2, 3, 4]
+
+
+def unacknowledged() -> None:
+    """What a closed connection has not acknowledged, requeued or cancelled in time comes again."""
+    queue = durable()
+    with Connection(URL) as connection:
+        producer = Producer(connection, queue.exchange, queue.name)
+        for number in range(4):
+            producer.publish(number, declare=[queue])
+        with consuming(connection, queue) as got:
+            drain(connection, got, 4)
+            {message.decode(): message for message in got}[0].ack()
+            {message.decode(): message for message in got}[1].requeue()
+    with Connection(URL) as connection, consuming(connection, queue) as got:
+        assert drain(connection, got, 3) == [1, 2, 3]
+        assert {message.decode() for message in got if message.delivery_info["redelivered"]} >= {1}
+        for message in got:
+            message.ack()
+
+
+def exchanges() -> None:
+    """A fanout reaches each process, and a durable queue too; a topic exchange goes by patterns."""
+    fanout, topics = Exchange("news", type="fanout"), Exchange("logs", type="topic")
+    own = {"exclusive": True, "auto_delete": True, "durable": False}
+    with Connection(URL) as one, Connection(URL) as two, Connection(URL) as sender:
+        mine, yours, kept = Queue("mine", fanout, **own), Queue("yours", fanout, **own), Queue("kept", fanout)
+        errors = Queue("errors", topics, "*.error", **own)
+        with (
+            consuming(one, mine, no_ack=True) as first,
+            consuming(two, yours, no_ack=True) as second,
+            consuming(two, errors, no_ack=True) as third,
+        ):
+            producer = Producer(sender)
+            producer.publish("hello", exchange=fanout, declare=[kept])
+            for key in ("db.info", "db.error", "web.error"):
+                producer.publish(key, exchange=topics, routing_key=key, declare=[topics])
+            assert drain(one, first, 1) == ["hello"]
+            drain(two, second, 1)
+            assert drain(two, third, 2) == ["db.error", "web.error"]
+        with consuming(one, kept, no_ack=True) as fourth:
+            assert drain(one, fourth, 1) == ["hello"]
+
+
+def replies() -> None:
+    """A message for a queue of another connection, by the default exchange, as the backend rpc:// sends results."""
+    own = Queue(uuid.uuid4().hex, exclusive=True, auto_delete=True, durable=False)
+    with Connection(URL) as asking, Connection(URL) as answering, consuming(asking, own, no_ack=True) as got:
+        Producer(answering).publish("another's", routing_key=uuid.uuid4().hex)
+        Producer(answering).publish("done", routing_key=own.name)
+        asking.drain_events(timeout=WAIT_SECONDS)  # another's message is no event
+        assert drain(asking, got, 1) == ["done"]
+
+
+def refusals() -> None:
+    """What cannot be stored, or read, says so."""
+    queue = durable()
+    with Connection(URL) as connection, FlintProducer(ADDRESS) as raw, Admin(ADDRESS) as admin:
+        producer = Producer(connection, queue.exchange, queue.name)
+        producer.publish(1, declare=[queue])
+        far = (datetime.now(UTC) + timedelta(days=400)).isoformat()
+        large = os.urandom(1_000_000).hex()
+        for error, body, headers in ((MessageIllegal, large, {}), (DelayIllegal, "x", {"eta": far})):
+            try:
+                producer.publish(body, headers=headers, retry=True)
+            except error:
+                continue
+            raise AssertionError(error)
+        raw.send(Message(encode_name(queue.name), b"not of kombu"))
+        with consuming(connection, queue) as got:
+            assert drain(connection, got, 1) == [1]
+            got[0].ack()
+            assert nothing_comes(connection)
+        assert admin.topic_stats("%DLQ%jobs%2Ev1")[0].count == 1
+    for rest, options in (("shop", {}), ("", {"ssl": {"cert_reqs": 0}})):
+        try:
+            Connection(f"{URL}{rest}", **options).connect()
+        except InvalidArgument:
+            continue
+        raise AssertionError(rest)
+
+
+def forks() -> None:
+    """A child of a process that has sent sends with a client of its own."""
+    queue = durable()
+    with Connection(URL) as connection:
+        producer = Producer(connection, queue.exchange, queue.name)
+        producer.publish(0, declare=[queue])
+        with consuming(connection, queue) as got:
+            child = os.fork()
+            if not child:
+                producer.publish(1)
+                connection.collect()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            producer.publish(2)
+            assert drain(connection, got, 3) == [0, 1, 2]
+
+
+def secured(ca: str) -> None:
+    """Send and receive with TLS and a password, which no text shows."""
+    queue = durable()
+    with Connection(URL.replace("flintmq:", "flintmqs:"), ssl={"ca_certs": ca}) as connection:
+        Producer(connection, queue.exchange, queue.name).publish(1, declare=[queue])
+        with consuming(connection, queue, no_ack=True) as got:
+            assert drain(connection, got, 1) == [1]
+        assert "correct" not in connection.as_uri() + repr(connection)
+    try:
+        Connection(URL.replace("correct", "wrong"), ssl={"ca_certs": ca}).connect()
+    except AuthenticationFailed:
+        return
+    raise AssertionError("a wrong password")
+
+
+def hundred() -> None:
+    """Send a hundred numbers, and print each that is acknowledged."""
+    queue = durable()
+    with Connection(URL) as connection:
+        producer = Producer(connection, queue.exchange, queue.name)
+        for number in range(100):
+            producer.publish(number, declare=[queue], retry=True, retry_policy={"max_retries": 10})
+            sys.stdout.write(f"{number}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
