@@ -92,12 +92,12 @@ class CeleryApp:
 class Worker:
     """A worker with its pool, in a process group of its own."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], folder: Path = HERE) -> None:
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(
             command,
-            cwd=HERE,
+            cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
