@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.client import Admin
 from flintmq.scripts.bench.environment import install
 from flintmq.scripts.bench.measure import Skipped
 from flintmq.testing.started_broker import broker_environment
@@ -141,6 +142,13 @@ class Worker:
                 if " ready." in line:
                     self._ready.set()
         self._ready.set()
+
+
+def nothing_is_left(admin: Admin) -> bool:
+    """Return whether every task that was sent is settled, and none waits for its time."""
+    delays = admin.delays()
+    waiting = sum(level.messages for level in delays.levels.values()) + len(delays.hours)
+    return not waiting + sum(row.lag for row in admin.consume_stats("celery", uncommitted=True))
 
 
 CeleryFactory = Callable[..., CeleryApp]

@@ -27,6 +27,7 @@ def control() -> None:
     assert add.apply_async((20, 22), queue="more").get(timeout=WAIT_SECONDS) == 42
     assert "more" in [queue["name"] for queue in inspect.active_queues()["one@test"]]
     assert app.control.cancel_consumer("more", **one)[0]["one@test"]["ok"] == "no longer consuming from more"
+    assert app.control.purge() == 0
 
 
 def events() -> None:
@@ -41,6 +42,13 @@ def events() -> None:
             while "task-succeeded" not in seen:
                 following.drain_events(timeout=WAIT_SECONDS)
     assert {"task-received", "task-started"} <= set(seen)
+
+
+def everything() -> None:
+    """Run the functions above."""
+    canvas()
+    control()
+    events()
 
 
 def send_failing() -> None:

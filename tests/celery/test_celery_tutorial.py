@@ -20,7 +20,7 @@ def test_the_tutorial_does_what_it_says(broker: BrokerFactory, celery_python: Pa
     address = broker().address
     tasks, first = blocks(TUTORIAL, "python")
     (printed,) = blocks(TUTORIAL, "text")
-    install, start, ask, look = (block.splitlines() for block in blocks(TUTORIAL, "sh"))
+    install, start, ask, look, _ = (block.splitlines() for block in blocks(TUTORIAL, "sh"))
     assert (install[0][:4], start[0]) == ("pip ", "flintmq-broker serve")
     (tmp_path / "tasks.py").write_text(tasks.replace("127.0.0.1:10911", address), encoding="utf-8")
     (tmp_path / "first.py").write_text(first, encoding="utf-8")
@@ -41,9 +41,7 @@ def test_the_tutorial_does_what_it_says(broker: BrokerFactory, celery_python: Pa
     worker = Worker(shlex.split(start[1]), environment, tmp_path).ready()
     try:
         assert run("python", "first.py") == printed
-        outputs = [run(*shlex.split(command)) for command in ask]
-        assert "one@shop: OK" in outputs[0]
-        assert "'name': 'celery'" in outputs[1]
+        assert "one@shop: OK" in run(*shlex.split(ask[0]))
         until(lambda: "bill-o-13" in run(*shlex.split(look[2])), "the rejected task is a dead letter")
         status, found, _, resent = (run(*shlex.split(command)) for command in look)
         assert "one" in status or "celery" in status
