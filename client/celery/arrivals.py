@@ -16,7 +16,7 @@ Arrival = Callable[[], bool]
 class Arrivals:
     """A queue of arrivals that a thread can wait for, and an event loop can watch. Thread-safe.
 
-    Its length is bounded by its users: a reader adds no message beyond the prefetch count of its channel.
+    Its users bound its length: a reader waits while too much of what it has received is not handed over.
     """
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from amqp.protocol import queue_declare_ok_t
@@ -47,7 +48,7 @@ RETRY_LEVEL = 1
 GET_SECONDS = 2.0
 """Time that ``basic_get`` waits for a message of a queue that has some, which others may be handling."""
 LOG_RETENTION_HOURS = 1
-"""Retention of an exchange's log: nobody reads it from its beginning."""
+"""Retention of an exchange's log, which is read from its end on."""
 
 
 class Channel(virtual.Channel):
@@ -92,6 +93,8 @@ class Channel(virtual.Channel):
             if if_unused and self._members(queue):
                 return
             self._delete(queue)
+        for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
+            self.queue_unbind(queue, exchange, routing_key, arguments)
         self.state.queue_bindings_delete(queue)
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
@@ -255,9 +258,14 @@ class Channel(virtual.Channel):
         tag = self.window.add(delivery)
         self.connection.arrivals.add(functools.partial(self._hand_over, queue, delivery.message, tag))
 
-    def _follow(self, queue: str, binding: Binding, message: StoredMessage) -> None:
+    def _follow(self, queue: str, binding: Binding, message: StoredMessage, handed_over: Callable[[], None]) -> None:
         """Pass a message of an exchange on to the connection's thread. Called on a reader's thread."""
-        self.connection.arrivals.add(functools.partial(self._hand_over, queue, message, 0, binding))
+
+        def hand_over() -> bool:
+            handed_over()
+            return self._hand_over(queue, message, 0, binding)
+
+        self.connection.arrivals.add(hand_over)
 
     def _fail(self, error: FlintError) -> None:
         """Have the connection's thread raise an error, so that the program connects again."""

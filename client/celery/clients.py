@@ -6,6 +6,8 @@ import os
 import threading
 from typing import Any
 
+from kombu.transport import virtual
+
 from flintmq.client import (
     Admin,
     ClientClosed,
@@ -26,6 +28,7 @@ from flintmq.client import (
 )
 
 CONNECTION_ERRORS: tuple[type[Exception], ...] = (
+    *virtual.Transport.connection_errors,
     ClientClosed,
     ClientFailed,
     ConnectionFailed,

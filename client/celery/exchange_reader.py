@@ -22,6 +22,8 @@ from flintmq.client import (
 
 _log = logging.getLogger("flintmq.celery")
 _AWAY = (ConnectionFailed, RequestTimeout, SystemBusy)
+PENDING_MAX = 1000
+"""Number of messages that a reader has received, and that have not been handed over, at which it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,15 @@ class Binding:
 class ExchangeReader:
     """Follows the log of an exchange until it is closed, however long the broker is away.
 
-    ``receive`` and ``fail`` are called on the reader's thread: with each message, and with the error that ends it.
+    ``receive`` and ``fail`` are called on the reader's thread: with each message and a function to be called when the
+    message has been handed over, and with the error that ends the reader.
     """
 
     def __init__(
         self,
         consumer: Consumer,
         binding: Binding,
-        receive: Callable[[StoredMessage], None],
+        receive: Callable[[StoredMessage, Callable[[], None]], None],
         fail: Callable[[FlintError], None],
     ) -> None:
         self._consumer = consumer
@@ -60,14 +63,19 @@ class ExchangeReader:
         self._receive = receive
         self._fail = fail
         self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._pending = 0
         self._closed = False
         threading.Thread(target=self._run, name=f"flintmq-{binding.topic}", daemon=True).start()
 
     def close(self) -> None:
         """Stop."""
-        self._closed = True
-        if os.getpid() == self._pid:
-            self._consumer.close()
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._consumer.close()
 
     stop = close
 
@@ -76,7 +84,8 @@ class ExchangeReader:
             try:
                 for message in self._consumer.iter(self._topic, from_={0: self._next}):
                     self._next = message.queue_offset + 1
-                    self._receive(message)
+                    self._wait_for_room()
+                    self._receive(message, self._handed_over)
             except _AWAY as error:
                 _log.info("topic %s cannot be read at present, tried again: %s", self._topic, error)
             except OffsetOutOfRange as error:
@@ -89,3 +98,13 @@ class ExchangeReader:
             except FlintError as error:
                 self._fail(error)
                 return
+
+    def _wait_for_room(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._pending < PENDING_MAX)
+            self._pending += 1
+
+    def _handed_over(self) -> None:
+        with self._changed:
+            self._pending -= 1
+            self._changed.notify()

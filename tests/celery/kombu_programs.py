@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from flintmq.client import (
     encode_name,
 )
 from flintmq.client import Producer as FlintProducer
+from flintmq.client.celery.exchange_reader import PENDING_MAX
 
 WAIT_SECONDS = 10
 URL = os.environ["BROKER"]
@@ -83,7 +85,7 @@ def queues() -> None:
 
 
 def purged_before_the_first_worker() -> None:
-    """Purge a queue that nobody has consumed yet: a later consumer gets what is sent afterwards."""
+    """Purge a queue without a group: a later consumer gets the messages that are sent afterwards."""
     queue = durable()
     with Connection(URL) as connection:
         producer = Producer(connection, queue.exchange, queue.name)
@@ -114,7 +116,7 @@ def prefetch() -> None:
 
 
 def unacknowledged() -> None:
-    """What a closed connection has not acknowledged, requeued or cancelled in time comes again."""
+    """Messages that a closed connection has not acknowledged come again, and those that it has requeued."""
     queue = durable()
     with Connection(URL) as connection:
         producer = Producer(connection, queue.exchange, queue.name)
@@ -154,6 +156,27 @@ def exchanges() -> None:
             assert drain(one, fourth, 1) == ["hello"]
 
 
+def followed() -> None:
+    """A process that is slow to read an exchange has the broker keep the messages; a deleted queue leaves nothing."""
+    fanout = Exchange("news", type="fanout")
+    with Connection(URL) as connection, Connection(URL) as sender:
+        own = Queue("mine", fanout, exclusive=True, auto_delete=True, durable=False)
+        for _ in range(2):
+            with consuming(connection, own, no_ack=True) as got:
+                for number in range(PENDING_MAX + 500):
+                    Producer(sender).publish(number, exchange=fanout, declare=[fanout])
+                arrivals = connection.transport.arrivals
+                while arrivals.turn() < PENDING_MAX:
+                    time.sleep(0.01)
+                for count in range(1, PENDING_MAX + 501):
+                    assert arrivals.turn() <= PENDING_MAX
+                    drain(connection, got, count)
+                assert [message.decode() for message in got] == list(range(PENDING_MAX + 500))
+            own(connection.default_channel).delete()
+        assert not connection.default_channel.get_table("news")
+        assert not connection.transport.local_queues
+
+
 def replies() -> None:
     """A message for a queue of another connection, by the default exchange, as the backend rpc:// sends results."""
     own = Queue(uuid.uuid4().hex, exclusive=True, auto_delete=True, durable=False)
@@ -165,7 +188,7 @@ def replies() -> None:
 
 
 def refusals() -> None:
-    """What cannot be stored, or read, says so."""
+    """Messages that cannot be stored are refused, and those that cannot be read are dead letters."""
     queue = durable()
     with Connection(URL) as connection, FlintProducer(ADDRESS) as raw, Admin(ADDRESS) as admin:
         producer = Producer(connection, queue.exchange, queue.name)

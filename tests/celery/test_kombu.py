@@ -20,6 +20,7 @@ PROGRAMS = [
     "prefetch",
     "unacknowledged",
     "exchanges",
+    "followed",
     "replies",
     "refusals",
     "forks",
