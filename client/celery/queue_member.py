@@ -43,7 +43,7 @@ class QueueMember:
         self._start(self._run)
 
     def stop(self) -> None:
-        """Receive nothing more. What waits at this member goes to others at once; open deliveries can be settled."""
+        """Receive nothing more. The member leaves its group when its open deliveries have been settled."""
         if self._ends():
             self._leaving = self._start(self._leave)
 

@@ -133,6 +133,27 @@ def unacknowledged() -> None:
             message.ack()
 
 
+def cancelled() -> None:
+    """A consumer that is cancelled can still acknowledge its message, and others get the rest, each message once."""
+    queue = durable()
+    with Connection(URL, transport_options={"queues": 4}) as one, Connection(URL) as two:
+        producer = Producer(one, queue.exchange, queue.name)
+        with consuming(one, queue, prefetch_count=1) as mine:
+            for number in range(8):
+                producer.publish(number)
+            drain(one, mine, 1)
+        with consuming(two, queue, prefetch_count=10) as yours:
+            drain(two, yours, 1)
+            mine[0].ack()
+            drain(two, yours, 7)
+            assert sorted(message.decode() for message in mine + yours) == list(range(8))
+            for message in yours:
+                message.ack()
+    with Connection(URL) as connection, consuming(connection, queue) as got:
+        assert nothing_comes(connection)
+        assert not got
+
+
 def exchanges() -> None:
     """A fanout reaches each process, and a durable queue too; a topic exchange goes by patterns."""
     fanout, topics = Exchange("news", type="fanout"), Exchange("logs", type="topic")

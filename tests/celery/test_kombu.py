@@ -19,6 +19,7 @@ PROGRAMS = [
     "purged_before_the_first_worker",
     "prefetch",
     "unacknowledged",
+    "cancelled",
     "exchanges",
     "followed",
     "replies",
