@@ -172,10 +172,16 @@ class Channel(virtual.Channel):
             self._put_fanout(exchange, message, routing_key)
 
     def _put(self, queue: str, message: Envelope, **kwargs: Any) -> None:
-        if self._has_queue(queue):
-            self.connection.clients.producer.send(to_message(encode_name(queue), message))
-        else:
+        if not self._has_queue(queue):
             self._put_fanout("", message, queue)
+            return
+        stored = to_message(encode_name(queue), message)
+        try:
+            self.connection.clients.producer.send(stored)
+        except TopicNotExist:  # deleted since it was declared here
+            self.connection.known_topics.discard(stored.topic)
+            self._new_queue(queue)
+            self.connection.clients.producer.send(stored)
 
     def _put_fanout(self, exchange: str, message: Envelope, routing_key: str, **kwargs: Any) -> None:
         self.connection.clients.producer.send(to_message(self._log_of(exchange), message))

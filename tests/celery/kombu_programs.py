@@ -84,6 +84,18 @@ def queues() -> None:
             assert encode_name("jobs.v1") not in admin.topics()
 
 
+def deleted() -> None:
+    """A queue that an operator deletes while a program sends to it is there again with the next message."""
+    queue = durable()
+    with Connection(URL) as connection, Admin(ADDRESS) as admin:
+        producer = Producer(connection, queue.exchange, queue.name)
+        producer.publish(0, declare=[queue])
+        admin.delete_topic(encode_name(queue.name))
+        producer.publish(1, declare=[queue])
+        with consuming(connection, queue, no_ack=True) as got:
+            assert drain(connection, got, 1) == [1]
+
+
 def purged_before_the_first_worker() -> None:
     """Purge a queue without a group: a later consumer gets the messages that are sent afterwards."""
     queue = durable()
