@@ -79,9 +79,12 @@ class Channel(virtual.Channel):
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> queue_declare_ok_t:
         """Create a queue, or check that it exists (``passive``)."""
         queue = queue or f"amq.gen-{uuid()}"
-        is_local = kwargs.get("exclusive") or (kwargs.get("auto_delete") and not kwargs.get("durable"))
-        if is_local or queue in self.connection.local_queues:
-            self.connection.local_queues.setdefault(queue, [])
+        known = self.connection.local_queues
+        if kwargs.get("exclusive") or (kwargs.get("auto_delete") and not kwargs.get("durable")):
+            known.setdefault(queue, [])
+        elif kwargs.get("auto_delete") and not passive:
+            self.connection.undecided.add(queue)
+        if queue in known or queue in self.connection.undecided:
             return queue_declare_ok_t(queue, 0, 0)
         return super().queue_declare(queue, passive, **kwargs)
 
@@ -198,10 +201,21 @@ class Channel(virtual.Channel):
         return encode_name(name)
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
+        kind = self.typeof(exchange).type
+        self._decide(queue, is_local=kind == "fanout")
         bindings = self.connection.local_queues.get(queue)
         if bindings is not None:
-            kind = self.typeof(exchange).type
             bindings.append(self._binding(exchange, None if kind == "fanout" else routing_key, pattern))
+
+    def _decide(self, queue: str, *, is_local: bool) -> None:
+        """Create a durable queue that is deleted with its consumers, unless it is bound to a fanout: then it is this
+        process's copy of what is broadcast (``kombu.common.Broadcast``)."""
+        if queue in self.connection.undecided:
+            self.connection.undecided.discard(queue)
+            if is_local:
+                self.connection.local_queues.setdefault(queue, [])
+            else:
+                self._new_queue(queue)
 
     def _binding(self, exchange: str, routing_key: str | None, pattern: str | None = None) -> Binding:
         topic = self._log_of(exchange)
@@ -212,6 +226,7 @@ class Channel(virtual.Channel):
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
         """Receive the messages of a queue until ``basic_cancel``."""
+        self._decide(queue, is_local=False)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         if no_ack:
             self._unacknowledged.add(queue)
@@ -230,7 +245,7 @@ class Channel(virtual.Channel):
         for reader in self._readers.pop(consumer_tag, ()):
             reader.stop()
             if isinstance(reader, QueueMember):
-                self._ending.append(reader)
+                self._ending = [member for member in self._ending if not member.has_left] + [reader]
         super().basic_cancel(consumer_tag)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:

@@ -47,6 +47,11 @@ class QueueMember:
         if self._ends():
             self._leaving = self._start(self._leave)
 
+    @property
+    def has_left(self) -> bool:
+        """True if it was stopped and has left its group."""
+        return self._leaving is not None and not self._leaving.is_alive()
+
     def close(self) -> None:
         """Leave the group; messages of open deliveries go to other members."""
         if self._ends():

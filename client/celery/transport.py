@@ -50,6 +50,8 @@ class Transport(virtual.Transport):
         self.arrivals = Arrivals()
         self.local_queues: dict[str, list[Binding]] = {}
         """Queues that belong to this connection alone, with their bindings."""
+        self.undecided: set[str] = set()
+        """Queues that were declared, and of which the first binding decides whether they are local."""
         self.known_topics: set[str] = set()
         """Topics that exist."""
         self.clients = self._client_pool()

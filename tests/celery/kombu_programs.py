@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.common import Broadcast
 
 import flintmq.client.celery  # noqa: F401 - makes flintmq:// known
 from flintmq.client import (
@@ -187,6 +188,21 @@ def exchanges() -> None:
             assert drain(two, third, 2) == ["db.error", "web.error"]
         with consuming(one, kept, no_ack=True) as fourth:
             assert drain(one, fourth, 1) == ["hello"]
+
+
+def broadcast() -> None:
+    """A broadcast queue is a copy for each process, and no topic; another durable queue with auto_delete is shared."""
+    with Connection(URL) as one, Connection(URL) as two, Connection(URL) as sender, Admin(ADDRESS) as admin:
+        with consuming(one, Broadcast("all")) as first, consuming(two, Broadcast("all")) as second:
+            Producer(sender).publish("hello", exchange=Exchange("all", type="fanout"), declare=[Broadcast("all")])
+            for connection, got in ((one, first), (two, second)):
+                assert drain(connection, got, 1) == ["hello"]
+                got[0].ack()
+        assert [name for name in admin.topics() if not name.startswith("%")] == ["all%2Eexchange"]
+        shared = Queue("shared", Exchange("shared"), "shared", auto_delete=True)
+        Producer(sender).publish("once", exchange=shared.exchange, routing_key="shared", declare=[shared])
+        with consuming(one, shared, no_ack=True) as first:
+            assert drain(one, first, 1) == ["once"]
 
 
 def followed() -> None:

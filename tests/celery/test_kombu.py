@@ -22,6 +22,7 @@ PROGRAMS = [
     "unacknowledged",
     "cancelled",
     "exchanges",
+    "broadcast",
     "followed",
     "replies",
     "refusals",
