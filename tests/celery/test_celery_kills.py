@@ -46,6 +46,8 @@ def test_a_task_with_an_eta_runs_once_although_all_workers_and_the_broker_restar
         worker.ready()
     app.run("send", "0", str(ETA_TASKS), f"countdown={ETA_SECONDS}")
     sent = time.time()
+    with Admin(running.address) as admin:
+        assert admin.delays().timed == ETA_TASKS  # they wait at the broker, not in a worker
     workers[0].stop()
     workers[1].kill()
     running.stop()
