@@ -16,6 +16,7 @@ from flintmq.client import (
     Admin,
     AuthenticationFailed,
     Consumer,
+    GroupConsumer,
     Message,
     NoPermission,
     Outcome,
@@ -26,9 +27,19 @@ from flintmq.client import (
 from flintmq.client.core.rpc.access import AccessOptions
 from flintmq.protocol.auth.permissions import Grant
 from flintmq.protocol.auth.users import BACKUP_SUFFIX, USERS_FILE
-from flintmq.protocol.commands import CHANGE_MEMBERS, HELLO, PROTOCOL_VERSION, SWITCH_PRIMARY
+from flintmq.protocol.commands import (
+    ACK_MESSAGE,
+    CHANGE_MEMBERS,
+    HELLO,
+    POP_MESSAGE,
+    PROTOCOL_VERSION,
+    RECEIPT_STRUCT,
+    SWITCH_PRIMARY,
+)
 from flintmq.protocol.errors import ReplicationRefused
 from tests.conftest import Brokers, RawConnection
+from tests.delivery_tools import acknowledge, receive
+from tests.delivery_tools import bodies as bodies_of
 from tests.etcd_server import EtcdServer
 from tests.group_tools import until
 from tests.replica_set import ReplicaSet
@@ -140,6 +151,58 @@ def test_transactions_groups_and_offsets_continue_at_the_next_primary(asking: Re
         assert consumer.committed("readers", "read") == {0: 7}
         assert consumer.committed("moved", "read") == {0: 4}
         assert {"moved"} <= {group.group for group in admin.groups()}
+
+
+def test_leases_and_acknowledgements_of_a_work_queue_hold_at_the_next_primary(replicas: ReplicaSet) -> None:
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    with (
+        Producer(replicas.bootstrap) as producer,
+        Admin(replicas.bootstrap) as admin,
+        GroupConsumer(replicas.bootstrap, "g", "work", mode="work", start="first", lease=600) as one,
+        GroupConsumer(replicas.bootstrap, "g", "work", mode="work", start="first", lease=600) as two,
+    ):
+        admin.create_topic("work", queues=1)
+        producer.send_bulk("work", [b"%d" % number for number in range(10)])
+        leased = receive(one, 6)
+        for delivery in leased[1::2]:
+            delivery.ack()
+        one.commit()
+        admin.create_topic("later", queues=1)  # its answer says that all members in sync have every table as it is now
+        replicas.kill(replicas.leader())
+        assert bodies_of(acknowledge(two, 4)) == [b"6", b"7", b"8", b"9"]
+        for delivery in leased[::2]:
+            delivery.ack()
+        one.commit()
+        two.commit()
+        with Consumer(replicas.bootstrap) as consumer:
+            assert consumer.committed("g", "work") == {0: 10}
+
+
+def test_a_work_group_that_another_primary_reset_begins_there(replicas: ReplicaSet) -> None:
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    first = replicas.leader()
+    second = min({"a", "b", "c"} - {first})
+    with Producer(replicas.bootstrap) as producer, Admin(replicas.bootstrap) as admin:
+        admin.create_topic("work", queues=1)
+        producer.send_bulk("work", [b"%d" % number for number in range(10)])
+        raw = RawConnection(socket.create_connection(_address(replicas)))
+        raw.call(HELLO, {"protocol": PROTOCOL_VERSION, "client": "worker"}).raise_for_error()
+        wanted = {"group": "g", "topic": "work", "max_count": 6, "start": "first", "lease_ms": 600_000}
+        popped = raw.call(POP_MESSAGE, wanted).raise_for_error().fields
+        receipts = b"".join(RECEIPT_STRUCT.pack(0, 0, offset, popped["pop_ms"]) for offset in range(3))
+        settled = {"group": "g", "topic": "work", "count": 3}
+        assert raw.call(ACK_MESSAGE, settled, receipts).raise_for_error().fields == {"done": 3}
+        raw.close()
+        admin.switch_primary(second)
+        until(lambda: replicas.leader() == second, "the switch")
+        admin.reset_offsets("g", "work", {0: 1}, force=True)
+        replicas.wait_in_sync("a", "b", "c")
+        admin.switch_primary(first)
+        until(lambda: replicas.leader() == first, "the switch back")
+    with GroupConsumer(replicas.bootstrap, "g", "work", mode="work", lease=600) as worker:
+        assert bodies_of(acknowledge(worker, 9)) == [b"%d" % number for number in range(1, 10)]
 
 
 @pytest.fixture

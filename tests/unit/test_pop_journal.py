@@ -32,7 +32,7 @@ class FullDisk(Files):
 
 def opened(folder: Path, *entries: PopEntry, files: Files | None = None) -> PopJournal:
     made = PopJournal(files or Files(), folder / "pop.json")
-    made.begin([])
+    made.begin()
     made.append(entries)
     return made
 
@@ -71,7 +71,8 @@ def test_nothing_after_a_damaged_line_counts(tmp_path: Path, caplog: pytest.LogC
 def test_a_journal_that_begins_again_says_the_same_and_goes_on(tmp_path: Path) -> None:
     made = opened(tmp_path, TAKEN, SETTLED)
     state = journal.replayed(made.read())[KEY]
-    made.begin_again([[journal.QUEUE, *KEY, state.committed, state.settled(), [[6, 8, 1_000, 31_000]]]])
+    made.everything = lambda: [[journal.QUEUE, *KEY, state.committed, state.settled(), [[6, 8, 1_000, 31_000]]]]
+    made.begin_again()
     made.append([journal.settled(KEY, (6,))])
     assert open_offsets(made.read()) == [7]
     assert [path.name for path in tmp_path.iterdir()] == ["pop.json.journal"]
@@ -86,10 +87,31 @@ def test_a_full_disk_ends_the_journal_until_it_begins_again(tmp_path: Path, capl
     assert "a crash would repeat what is in flight" in caplog.text
     files.full = False
     made.append([SETTLED])
-    assert made.read() == [TAKEN], "what follows a gap must not count"
-    made.begin_again([TAKEN])
+    assert made.read() == [], "neither what is before the gap counts, nor what follows"
+    made.everything = lambda: [TAKEN]
+    made.begin_again()
     made.append([SETTLED])
     assert made.read() == [TAKEN, SETTLED]
+
+
+def test_a_newer_committed_offset_settles_what_is_before_it(tmp_path: Path) -> None:
+    state = journal.replayed([TAKEN, SETTLED])[KEY]
+    state.advance(1)
+    assert (state.committed, list(state.open)) == (2, [2, 3, 4, 6, 7, 8, 9])
+    state.advance(7)
+    assert (state.committed, list(state.open), state.settled()) == (7, [7, 8, 9], [])
+    state.advance(20)
+    assert (state.committed, state.is_idle) == (20, True)
+
+
+def test_a_damaged_journal_of_another_store_replaces_nothing(tmp_path: Path) -> None:
+    made = opened(tmp_path, TAKEN)
+    lines = made.path.read_bytes()
+    with pytest.raises(ValueError, match="line 2 is damaged"):
+        made.replace(lines + lines[:-2])
+    assert made.read() == [TAKEN]
+    made.replace(lines * 2)
+    assert made.read() == [TAKEN, TAKEN]
 
 
 def test_what_is_beyond_the_end_of_a_queue_is_forgotten(tmp_path: Path) -> None:

@@ -194,6 +194,11 @@ class QueueInFlight:
         delivery.moving, delivery.visible_ms = False, visible_ms
         return True
 
+    def advance(self, committed: int) -> None:
+        """Settle all messages before ``committed``."""
+        self.open = {offset: delivery for offset, delivery in self.open.items() if offset >= committed}
+        self.pass_over(committed)
+
     def clip(self, end: int) -> None:
         """Forget what is at ``end`` or beyond: after a crash, new messages get these offsets."""
         self.open = {offset: delivery for offset, delivery in self.open.items() if offset < end}

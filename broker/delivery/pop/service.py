@@ -64,6 +64,7 @@ class PopService:
         self._offered = 0
         self._offer_due = False
         self._journal = writer.store.pop_journal
+        self._journal.everything = self._everything
         self._entries: list[PopEntry] = []
         """Changes that are not in the journal yet."""
         self._touched: dict[QueueKey, None] = {}
@@ -88,22 +89,21 @@ class PopService:
         if found:
             log.info("%d popped messages are still in flight", self.table.in_flight)
         # The journal must not name offsets that new messages are going to get.
-        self._journal.begin(self._everything())
+        self._journal.begin()
         self._journal_began = self._loop.time()
 
     def _replayed(self) -> dict[QueueKey, QueueInFlight]:
-        """Return the states in the journal that are not older than the committed offsets."""
+        """Return the states in the journal, from the committed offsets on: those on disk may be older than the journal,
+        and those of another primary may be newer."""
         try:
             states = journal.replayed(self._journal.read())
         except (TypeError, ValueError) as error:
             log.error("%s is left out, so what was in flight is delivered again: %s", self._journal.path, error)
             return {}
-        committed_of, topics = self._store.consumer_offsets.committed_of, self._store.topics
-        return {
-            key: state
-            for key, state in states.items()
-            if topics.get(key.topic) is not None and (committed_of(*key) or 0) <= state.committed
-        }
+        found = {key: state for key, state in states.items() if self._store.topics.get(key.topic) is not None}
+        for key, state in found.items():
+            state.advance(self._store.consumer_offsets.committed_of(*key) or 0)
+        return found
 
     def start(self, on_fatal: OnFatal) -> None:
         """Store messages again whose time is over, from now on."""
@@ -297,7 +297,7 @@ class PopService:
             return
         self._journal_began = now
         try:
-            self._journal.begin_again(self._everything())
+            self._journal.begin_again()
         except OSError as error:
             log.error("%s cannot be written, so a crash would repeat what is in flight: %s", self._journal.path, error)
         else:

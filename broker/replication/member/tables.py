@@ -16,6 +16,7 @@ from ....protocol.auth.users import USERS_FILE, choose_users
 from ...store import MessageStore
 from ...store.files.file_system import make_durable_folder, replace_file
 from ...store.files.json_table import SHAPE_ERRORS
+from ...store.tables.pop_journal import Entry, encode_entries
 from ...store.tables.store_state import DeletedTopic
 
 
@@ -170,6 +171,32 @@ class OffsetsTable:
         self._offsets.persist()
 
 
+class PopTable:
+    """The messages in flight of groups that pop, as they are in memory; the file is their journal."""
+
+    name = "flintmq/pop.json.journal"
+
+    def __init__(self, store: MessageStore) -> None:
+        self._journal = store.pop_journal
+        self._changes = -1
+        self._entries: list[Entry] = []
+
+    def version(self) -> object:
+        """Return the number of changes, after a look at the messages in flight, which belong to the loop."""
+        if self._changes != self._journal.changes:
+            self._changes = self._journal.changes
+            self._entries = list(self._journal.everything())
+        return self._changes
+
+    def read(self) -> bytes:
+        """Return a journal that begins with what ``version`` saw."""
+        return encode_entries(self._entries)
+
+    def write(self, content: bytes) -> None:
+        """Replace the journal."""
+        self._journal.replace(content)
+
+
 class LogBegin:
     """Where the primary's log begins: followers delete what it has deleted."""
 
@@ -200,6 +227,7 @@ def tables_of(store: MessageStore, follow: Callable[[int], None]) -> list[Table]
     return [
         TopicsTable(store),
         GroupsTable(store),
+        PopTable(store),  # before the offsets: newer offsets settle more, older ones would be moved back
         OffsetsTable(store),
         FileTable(store, "config/delayOffset.json", store.delay_offsets.load),
         # Without the rows that it counts: a new primary makes these again from the queue of timed messages.

@@ -8,7 +8,7 @@ cut off or damaged: what is in the lines before it was true once, and that is en
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,11 @@ Entry = list[Any]
 """One change: its kind, group, topic, queue, and what the kind has."""
 
 
+def encode_entries(entries: Iterable[Entry]) -> bytes:
+    """Return the lines of the file for these changes."""
+    return b"".join(map(encode_line, entries))
+
+
 class PopJournal:
     """The file. Belongs to the event loop: its writes go to the page cache."""
 
@@ -31,6 +36,10 @@ class PopJournal:
         """Length of the file."""
         self.base_bytes = 0
         """Length of what ``begin`` wrote."""
+        self.changes = 0
+        """Number of calls of ``begin`` and ``append``."""
+        self.everything: Callable[[], Iterable[Entry]] = list
+        """Returns what a journal that begins now would begin with. Set by its writer; for the event loop."""
         self._fd: int | None = None
 
     def read(self) -> list[Entry]:
@@ -49,18 +58,27 @@ class PopJournal:
             entries.append(entry)
         return entries
 
-    def begin(self, entries: Iterable[Entry]) -> None:
-        """Replace the file, durably; then ``append`` continues it. Blocks. Raises ``OSError``."""
+    def replace(self, lines: bytes) -> None:
+        """Replace the file, durably, by the one of another store. Blocks. Raises ``ValueError`` for a damaged line, and
+        ``OSError``."""
+        for number, line in enumerate(lines.splitlines(keepends=True), 1):
+            if not isinstance(decode_line(line), list):
+                raise ValueError(f"line {number} is damaged")
+        replace_file(self._files, self.path, lines)
+
+    def begin(self) -> None:
+        """Replace the file by what is in flight, durably; then ``append`` continues it. Blocks. Raises ``OSError``."""
         self.close()
-        blob = b"".join(map(encode_line, entries))
+        self.changes += 1
+        blob = encode_entries(self.everything())
         replace_file(self._files, self.path, blob)
         self._fd = self._files.open(self.path)
         self.bytes = self.base_bytes = len(blob)
 
-    def begin_again(self, entries: Iterable[Entry]) -> None:
+    def begin_again(self) -> None:
         """Replace the file by a shorter one that says the same; not synced. Raises ``OSError``."""
         self.close()
-        blob = b"".join(map(encode_line, entries))
+        blob = encode_entries(self.everything())
         new = self.path.with_name(self.path.name + ".tmp")
         new.unlink(missing_ok=True)
         fd = self._files.open(new, create=True)
@@ -74,16 +92,19 @@ class PopJournal:
         self.bytes = self.base_bytes = len(blob)
 
     def append(self, entries: Iterable[Entry]) -> None:
-        """Append changes. After a failure, which is logged, the rest is left out until the file begins again: what was
-        in flight by then is delivered again after a crash."""
+        """Append changes. After a failure, which is logged, there is no journal until it begins again: what was in
+        flight by then is delivered again after a crash. A journal with a gap could skip messages, if an operator moved
+        a group's offsets back in the gap."""
+        self.changes += 1
         if self._fd is None:
             return
-        blob = b"".join(map(encode_line, entries))
+        blob = encode_entries(entries)
         try:
             self._files.write(self._fd, blob, self.bytes)
         except OSError as error:
             log.error("%s cannot be written, so a crash would repeat what is in flight: %s", self.path, error)
             self.close()
+            self._files.unlink(self.path)
         else:
             self.bytes += len(blob)
 
