@@ -177,7 +177,7 @@ def send_pulled(request: Request, params: PullRequest, pulled: PullResult) -> No
             f"the record is too large for a response: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
             f"which is {request.broker.limits.frame_bytes_max}"
         )
-    request.note_pulled(params, pulled.next_offset)
+    request.note_pulled(params, pulled)
     traffic = request.broker.counters.pulled.of(params.topic)
     traffic.frames += 1
     traffic.messages += pulled.count

@@ -14,10 +14,14 @@ from ..requests.counters import Counters, Traffic
 SAMPLE_S = 10.0
 TOPICS_MAX = 1_000
 """Maximum number of topics with figures of their own; 39 samples of each are kept."""
+READERS_MAX = 1_000
+"""Maximum number of groups' topics with figures of their own, if others were read in the last day."""
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 TOPIC_PUT_SIZE = "TOPIC_PUT_SIZE"
 BROKER_PUT_NUMS = "BROKER_PUT_NUMS"
 BROKER_GET_NUMS = "BROKER_GET_NUMS"
+GROUP_GET_NUMS = "GROUP_GET_NUMS"
+GROUP_GET_SIZE = "GROUP_GET_SIZE"
 _RATE_SAMPLES = (1, 6, 60)
 """Samples back from now for the three rates: 10 seconds, a minute, 10 minutes."""
 _NOTHING = (0, 0)
@@ -25,12 +29,14 @@ _NOTHING = (0, 0)
 
 @dataclass(slots=True)
 class _Sample:
-    """Counters at one moment. ``at``: seconds, monotonic; ``put``: messages and bytes by topic."""
+    """Counters at one moment. ``at``: seconds, monotonic; ``put``: messages and bytes by topic; ``got``: by topic and
+    group."""
 
     at: float
     put_messages: int
     get_messages: int
     put: dict[str, tuple[int, int]]
+    got: dict[str, tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -47,6 +53,8 @@ class TrafficFigures:
     def __init__(self, counters: Counters, clock: Callable[[], float]) -> None:
         self._counters = counters
         self._clock = clock
+        self._got: dict[str, tuple[int, int]] = {}
+        """Messages and bytes that RocketMQ's consumers got, by ``topic@group``."""
         self._count = 0
         self._totals: deque[_Sample] = deque(maxlen=max(_RATE_SAMPLES) + 1)
         self._spans = {
@@ -66,7 +74,7 @@ class TrafficFigures:
             if self._count % span.every == 0:
                 span.samples.append(now)
         self._count += 1
-        self._totals.append(_Sample(now.at, now.put_messages, now.get_messages, {}))
+        self._totals.append(_Sample(now.at, now.put_messages, now.get_messages, {}, {}))
         day = time.localtime().tm_yday
         if self._day not in (-1, day):
             self._mornings = [self._mornings[1], (now.put_messages, now.get_messages)]
@@ -75,7 +83,24 @@ class TrafficFigures:
     def _now(self) -> _Sample:
         produced = self._counters.produced
         rows = {name: _pair(row) for name, row in islice(produced.by_topic.items(), TOPICS_MAX)}
-        return _Sample(self._clock(), produced.total().messages, self._counters.pulled.total().messages, rows)
+        return _Sample(
+            self._clock(), produced.total().messages, self._counters.pulled.total().messages, rows, self._got.copy()
+        )
+
+    def count_pulled(self, topic: str, group: str, messages: int, size: int) -> None:
+        """Count messages, and the bytes of their records, that consumers of a group got of a topic."""
+        if not messages:
+            return
+        key = f"{topic}@{group}"
+        before = self._got.get(key)
+        if before is None:
+            if len(self._got) >= READERS_MAX:
+                a_day_ago = self._spans["statsDay"].samples[0].got
+                self._got = {name: row for name, row in self._got.items() if a_day_ago.get(name) != row}
+            if len(self._got) >= READERS_MAX:
+                return
+            before = _NOTHING
+        self._got[key] = before[0] + messages, before[1] + size
 
     def rates(self) -> tuple[str, str]:
         """Return the messages a second that were produced, and pulled: in 10 seconds, a minute and 10 minutes."""
@@ -104,12 +129,18 @@ class TrafficFigures:
         return figures
 
     def of(self, name: str, key: str, cluster: str) -> dict[str, dict[str, Any]] | None:
-        """Return a figure of a topic, or of the broker with the cluster's name as key; None if it is not known."""
+        """Return a figure of a topic, of a group in a topic (``topic@group``), or of the broker with the cluster's name
+        as key; None if it is not known."""
         if name in (TOPIC_PUT_NUMS, TOPIC_PUT_SIZE):
             if key not in self._counters.produced.by_topic:
                 return None
             column = name == TOPIC_PUT_SIZE
             return self._over_spans(lambda sample: sample.put.get(key, _NOTHING)[column])
+        if name in (GROUP_GET_NUMS, GROUP_GET_SIZE):
+            if key not in self._got:
+                return None
+            column = name == GROUP_GET_SIZE
+            return self._over_spans(lambda sample: sample.got.get(key, _NOTHING)[column])
         if name in (BROKER_PUT_NUMS, BROKER_GET_NUMS) and key == cluster:
             of_put = name == BROKER_PUT_NUMS
             return self._over_spans(lambda sample: sample.put_messages if of_put else sample.get_messages)

@@ -30,6 +30,8 @@ class RemotingGateway:
         self._next_sample: asyncio.TimerHandle | None = None
         self.open_routes = broker.settings.open_routes
         """Whether questions for routes need no signature."""
+        self.log_began = broker.store.write_offset
+        """Physical offset of the log's end at the start."""
         self._broker = broker
         self.stamps = Stamps(self.cluster, all_of_them=broker.settings.remoting.stamp_properties)
         self.unique_keys = UniqueKeys()

@@ -200,12 +200,13 @@ class RemotingRequest(Request):
         if offset is not None:
             raise OffsetReset(offset)
 
-    def note_pulled(self, params: PullRequest, next_offset: int) -> None:
-        """Note that a client of the group gets the messages below ``next_offset``."""
+    def note_pulled(self, params: PullRequest, pulled: PullResult) -> None:
+        """Note and count what a client of the group gets."""
+        self.gateway.figures.count_pulled(params.topic, self.group, pulled.count, len(pulled.body))
         group = self.broker.groups.clients.groups.get(params.group)
         if group is not None and (client_id := group.by_remote.get(self.peer)) is not None:
             group.pulled_by[params.topic, params.queue] = client_id
-            self.broker.groups.note_pulled(params.group, params.topic, params.queue, next_offset)
+            self.broker.groups.note_pulled(params.group, params.topic, params.queue, pulled.next_offset)
 
     def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
         """Respond to a pull with its records, which are the wire format. Damaged ones are left out, with a remark."""

@@ -6,12 +6,16 @@ thread pools for sends and pulls, is 0.
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 
+from ...protocol.errors import BrokerFailure, FlushDiskTimeout, NotEnoughReplicas, ServiceNotAvailable, SystemBusy
 from ...protocol.remoting.command import VERSION
 from ..handlers.runtime import runtime_info
+from ..latency import BOUNDS_S, quantile
 from ..requests.broker import Broker
-from .figures import TrafficFigures
+from .gateway import RemotingGateway
 
 VERSION_NAME = "V5_3_3"
 """Name of ``VERSION``: the tools print it."""
@@ -22,7 +26,6 @@ _NOT_KEPT = {
     "dispatchMaxBuffer": "0",
     "getMessageEntireTimeMax": "0",
     "putMessageEntireTimeMax": "0",
-    "putMessageDistributeTime": "",
     "remainTransientStoreBufferNumbs": "0",
     "timerCongestNum": "0",
     "timerEnqueueTps": "0.0",
@@ -35,10 +38,32 @@ _NOT_KEPT = {
 }
 
 
-def runtime_table(broker: Broker, figures: TrafficFigures, earliest_ms: int, active: bool) -> dict[str, str]:
+_STORE_ERRORS = (BrokerFailure, FlushDiskTimeout, NotEnoughReplicas, ServiceNotAvailable, SystemBusy)
+"""Errors of requests that a broker accepted and did not store, or not in time."""
+_PUT_TIMES = (
+    (0.001, "<=0ms"),
+    (0.01, "0~10ms"),
+    (0.05, "10~50ms"),
+    (0.1, "50~100ms"),
+    (0.2, "100~200ms"),
+    (0.5, "200~500ms"),
+    (1, "500ms~1s"),
+    (2, "1~2s"),
+    (3, "2~3s"),
+    (4, "3~4s"),
+    (5, "4~5s"),
+    (10, "5~10s"),
+    (math.inf, "10s~"),
+)
+"""Upper bound in seconds, and name, of each of RocketMQ's buckets of put times."""
+
+
+def runtime_table(broker: Broker, gateway: RemotingGateway, earliest_ms: int) -> dict[str, str]:
     """Return the figures by name. ``earliest_ms``: store time of the first message in the log, -1 without one."""
-    info, store, counters = runtime_info(broker), broker.store, broker.counters
+    info, store, counters, figures = runtime_info(broker), broker.store, broker.counters, gateway.figures
     produced, pulled = counters.produced.total(), counters.pulled.total()
+    stored_bytes = store.write_offset - gateway.log_began
+    put_times = list(counters.produce_latencies.counts)
     put_tps, get_tps = figures.rates()
     used, free = broker.stats.disk.used_bytes, broker.stats.disk.free_bytes
     uptime_s = int(info["uptime_seconds"])
@@ -49,7 +74,7 @@ def runtime_table(broker: Broker, figures: TrafficFigures, earliest_ms: int, act
         **_NOT_KEPT,
         "brokerVersion": VERSION,
         "brokerVersionDesc": VERSION_NAME,
-        "brokerActive": "true" if active else "false",
+        "brokerActive": "true" if gateway.names.is_primary() else "false",
         "bootTimestamp": started_ms,
         "startAcceptSendRequestTimeStamp": started_ms,
         "runtime": _duration(uptime_s),
@@ -69,15 +94,26 @@ def runtime_table(broker: Broker, figures: TrafficFigures, earliest_ms: int, act
         "getTransferredTps": get_tps,
         "getTransferedTps": get_tps,
         "putMessageTimesTotal": produced.frames,
-        "putMessageSizeTotal": produced.bytes,
-        "putMessageAverageSize": produced.bytes / max(produced.messages, 1),
+        "putMessageSizeTotal": stored_bytes,
+        "putMessageAverageSize": stored_bytes / max(produced.messages, 1),
+        "putMessageDistributeTime": _distribution(put_times),
+        "putLatency99": f"{quantile(put_times, 0.99) * 1000:.2f}",
+        "putLatency999": f"{quantile(put_times, 0.999) * 1000:.2f}",
         "getMessageTransferredMsgCount": pulled.messages,
-        "putMessageFailedTimes": sum(counters.errors.values()),
+        "putMessageFailedTimes": sum(counters.errors.get(error.code, 0) for error in _STORE_ERRORS),
         "timerReadBehind": 0,
         "timerOffsetBehind": delays.timers.state.pending,
         **figures.totals(),
     }
     return {name: str(value) for name, value in table.items()}
+
+
+def _distribution(counts: Sequence[int]) -> str:
+    """Return the counts of ``BOUNDS_S`` as RocketMQ writes them: ``[<=0ms]:3 [0~10ms]:1 …``."""
+    found = dict.fromkeys((name for _, name in _PUT_TIMES), 0)
+    for bound, count in zip((*BOUNDS_S, math.inf), counts, strict=True):
+        found[next(name for limit, name in _PUT_TIMES if bound <= limit)] += count
+    return " ".join(f"[{name}]:{count}" for name, count in found.items())
 
 
 def _duration(seconds: int) -> str:

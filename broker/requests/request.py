@@ -216,10 +216,10 @@ class Request:
         if params.member:
             self.broker.groups.check_holder(params.group, params.member, params.epoch, params.topic, params.queue)
 
-    def note_pulled(self, params: PullRequest, next_offset: int) -> None:
-        """Note that a member of the group gets the messages below ``next_offset``."""
+    def note_pulled(self, params: PullRequest, pulled: PullResult) -> None:
+        """Note what a member of the group gets."""
         if params.member:
-            self.broker.groups.note_pulled(params.group, params.topic, params.queue, next_offset)
+            self.broker.groups.note_pulled(params.group, params.topic, params.queue, pulled.next_offset)
 
     def audit(self, command: Command, target: str, before: Any = None, after: Any = None) -> None:
         """Record that the client changed ``target``. ``before``, ``after``: JSON values; None if it did not exist."""

@@ -238,6 +238,35 @@ def test_figures_and_settings_have_rocketmqs_names(tool: RemotingSocket) -> None
     assert succeeded(tool.call(codes.GET_BROKER_HA_STATUS))["master"] is True
 
 
+def test_sends_and_a_groups_reads_have_the_figures_that_rocketmqs_exporter_asks_for(tool: RemotingSocket) -> None:
+    make_topic(tool, "read-by-a-group")
+    before = succeeded(tool.call(codes.GET_BROKER_RUNTIME_INFO))["table"]
+    missing = tool.call(codes.CONSUMER_SEND_MSG_BACK, {"group": "none", "offset": 1, "delayLevel": 1})
+    assert missing.code != codes.SUCCESS
+    sent = [tool.produce("read-by-a-group", b"x" * 1000) for _ in range(3)]
+    assert {answer.code for answer in sent} == {codes.SUCCESS}
+    after = succeeded(tool.call(codes.GET_BROKER_RUNTIME_INFO))["table"]
+    assert put_times(after) == put_times(before) + 3
+    assert after["putMessageFailedTimes"] == before["putMessageFailedTimes"], "a refused request is no failed send"
+    grown = int(after["putMessageSizeTotal"]) - int(before["putMessageSizeTotal"])
+    assert 3 * 1000 < grown == int(after["commitLogMaxOffset"]) - int(before["commitLogMaxOffset"])
+    wanted = {"statsName": "GROUP_GET_NUMS", "statsKey": "read-by-a-group@test-consumers"}
+    assert tool.call(codes.VIEW_BROKER_STATS_DATA, wanted).code == codes.SYSTEM_ERROR
+    read = [record for queue in range(4) for record in tool.pull("read-by-a-group", queue)]
+    assert len(read) == 3
+    assert succeeded(tool.call(codes.VIEW_BROKER_STATS_DATA, wanted))["statsMinute"]["sum"] == 3
+    sizes = succeeded(tool.call(codes.VIEW_BROKER_STATS_DATA, wanted | {"statsName": "GROUP_GET_SIZE"}))
+    assert 3 * 1000 < sizes["statsMinute"]["sum"] <= grown + 3 * 4
+
+
+def put_times(table: dict[str, str]) -> int:
+    """Return the number of sends in the buckets of their times."""
+    buckets = table["putMessageDistributeTime"].split(" ")
+    assert [bucket.partition(":")[0] for bucket in (buckets[0], buckets[-1])] == ["[<=0ms]", "[10s~]"]
+    assert len(buckets) == 13
+    return sum(int(bucket.partition(":")[2]) for bucket in buckets)
+
+
 def test_live_producers_and_subscriptions_are_shown(tool: RemotingSocket) -> None:
     subscription = {"topic": "wanted", "subString": "a || b", "expressionType": "TAG", "subVersion": 7}
     consumer = {

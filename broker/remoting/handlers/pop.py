@@ -120,6 +120,8 @@ def _respond(request: RemotingRequest, params: PopParams, popped: Popped, *, ful
         code = codes.POLLING_FULL if full else codes.POLLING_TIMEOUT
         request.reply(fields, code=code, remark="NO_MESSAGE_IN_QUEUE")
         return
+    size = sum(len(record) for each in popped.queues for record in each.records)
+    request.gateway.figures.count_pulled(params.topic, params.group, popped.count, size)
     parts: list[bytes | memoryview] = []
     for each in popped.queues:
         if each.topic == params.topic:
