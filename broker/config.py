@@ -166,6 +166,7 @@ class RemotingSection(Section):
         default="DefaultCluster", min_length=1, max_length=127, description="a name of 1 to 127 printable characters"
     )
     stamp_properties: bool = True
+    vip_channel: bool = True
     name_servers: Annotated[Text, AfterValidator(_addresses)] = Field(
         default="", max_length=4096, description='addresses HOST:PORT separated by ;, or ""'
     )

@@ -218,7 +218,8 @@ class RemotingBroker:
     def __init__(self, start: BrokerFactory, settings: Mapping[str, Any] | None = None, **arguments: Any) -> None:
         self.address = ("127.0.0.1", free_port())
         listen = f"{self.address[0]}:{self.address[1]}"
-        self.running: RunningBroker = start(settings={"remoting.listen": listen, **(settings or {})}, **arguments)
+        settings = {"remoting.listen": listen, "remoting.vip_channel": False, **(settings or {})}
+        self.running: RunningBroker = start(settings=settings, **arguments)
 
     def connect(self, header_type: int = JSON_HEADER) -> RemotingSocket:
         """Open a connection; the caller closes it."""

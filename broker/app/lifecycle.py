@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...protocol.errors import BrokerError
+from ...protocol.errors import BrokerError, ConfigurationError
 from ...protocol.storage.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.storage.record import encode_host
 from ..addresses import format_address, is_loopback, parse_address, unmapped
@@ -134,6 +134,8 @@ class Lifecycle:
                 self.remoting_address = remoting[0].getsockname()[:2]
                 self._advertised = advertised(settings.remoting.advertise, *self.remoting_address)
             await self._endpoint.open(listen_for_metrics(settings.metrics.listen, port))
+            if remoting and settings.remoting.vip_channel:
+                remoting += bind_vip_channel(parse_address(settings.remoting.listen)[0], self.remoting_address[1])
             store = MessageStore(
                 path, settings.store_settings(), store_host=encode_host(*self._advertised), steady_clock=True
             )
@@ -345,6 +347,18 @@ class Lifecycle:
         """Close all connections now instead of waiting for them."""
         if self._server is not None:
             self._server.cut()
+
+
+def bind_vip_channel(host: str, port: int) -> list[socket.socket]:
+    """Return sockets of the port two below ``port``, where clients expect RocketMQ's brokers for their VIP channel.
+
+    Returns none if the port is in use, and logs it: then such clients must switch the channel off.
+    """
+    try:
+        return bind(format_address(host, port - 2), "remoting.listen, less 2")
+    except ConfigurationError as error:
+        log.warning("no VIP channel for RocketMQ's clients (remoting.vip_channel): %s", error)
+        return []
 
 
 def advertised(advertise: str, host: str, port: int) -> tuple[str, int]:

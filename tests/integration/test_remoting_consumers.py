@@ -227,7 +227,7 @@ def test_consumers_go_on_after_a_restart_of_the_broker(
     until(lambda: sorted(java.queues("a") + java.queues("b")) == QUEUES)
     gateway.running.stop()
     host, port = gateway.address
-    broker(store=gateway.running.store, settings={"remoting.listen": f"{host}:{port}"})
+    broker(store=gateway.running.store, settings={"remoting.listen": f"{host}:{port}", "remoting.vip_channel": False})
     java.send(topic, 8, first=8)
     until(lambda: java.bodies("a", "b").keys() == numbers(16).keys())
 

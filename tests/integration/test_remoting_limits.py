@@ -323,6 +323,7 @@ class TestStart:
     ) -> None:
         more = Authority(tmp_path).issue().broker_settings if with_tls else {}
         listen = {"remoting.listen": f"0.0.0.0:{free_port()}", "remoting.advertise": "127.0.0.1:10911"}
+        listen |= {"remoting.vip_channel": "false"}
         running = broker(settings=listen | {"security.auth": "scram"} | more)
         assert ("can send a signed request again" in running.log) is not with_tls
 
@@ -338,3 +339,43 @@ def test_hello_of_flintmq_is_answered_in_its_own_form(gateway: RemotingBroker) -
             parser.writable()[: len(blob)] = blob
             parser.received(len(blob))
         assert "server.listen" in frame.fields["message"]
+
+
+class TestVipChannel:
+    """The port two below, where RocketMQ's dashboard expects a broker."""
+
+    def port(self) -> int:
+        """Return a free port whose second neighbour below is free, too."""
+        for _ in range(100):
+            port = free_port()
+            with socket.socket() as below, contextlib.suppress(OSError):
+                below.bind(("127.0.0.1", port - 2))
+                return port
+        raise AssertionError("no such port")
+
+    def test_it_serves_requests_until_the_broker_stops(self, broker: BrokerFactory) -> None:
+        port = self.port()
+        running = broker(settings={"remoting.listen": f"127.0.0.1:{port}"})
+        for each in (port, port - 2):
+            with RemotingSocket(("127.0.0.1", each), JSON_HEADER) as client:
+                assert client.produce("orders").code == codes.SUCCESS
+        assert running.stop() == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port - 2))
+
+    def test_it_can_be_switched_off(self, broker: BrokerFactory) -> None:
+        port = self.port()
+        broker(settings={"remoting.listen": f"127.0.0.1:{port}", "remoting.vip_channel": False})
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port - 2))
+
+    def test_a_port_in_use_is_told_and_the_broker_starts_without_it(self, broker: BrokerFactory) -> None:
+        port = self.port()
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", port - 2))
+            taken.listen()
+            running = broker(settings={"remoting.listen": f"127.0.0.1:{port}"})
+            with RemotingSocket(("127.0.0.1", port), JSON_HEADER) as client:
+                assert client.produce("orders").code == codes.SUCCESS
+        assert "(remoting.vip_channel): remoting.listen, less 2 = " in running.log
+        assert f"127.0.0.1:{port - 2}': cannot listen there" in running.log

@@ -31,7 +31,8 @@ class RemotingSet(ReplicaSet):
 
     def settings(self, member: str) -> dict[str, Any]:
         """Return the settings of a member."""
-        return {**super().settings(member), "remoting.listen": f"127.0.0.1:{self.ports[member]}"}
+        listen = f"127.0.0.1:{self.ports[member]}"
+        return {**super().settings(member), "remoting.listen": listen, "remoting.vip_channel": False}
 
     def connect(self, member: str) -> RemotingSocket:
         """Connect to a member as a RocketMQ client."""
