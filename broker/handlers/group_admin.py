@@ -195,7 +195,7 @@ def _condition(groups: GroupCoordinator, name: str) -> dict[str, Any]:
         # Its clients share the queues among themselves: whether they have settled is not known.
         mode = CLUSTERING if shared.clustering else BROADCASTING
         return {"kind": "remoting", "mode": mode, "state": STABLE, "epoch": 0}
-    if groups.clients.popping_of(name):
+    if groups.clients.popping_of(name, ""):
         return {"kind": "work", "mode": CLUSTERING, "state": STABLE, "epoch": 0}
     return {"kind": "", "mode": CLUSTERING, "state": EMPTY, "epoch": 0}
 

@@ -64,7 +64,7 @@ class Channel(virtual.Channel):
     body_encoding = None
     from_transport_options = (*virtual.Channel.from_transport_options, "queues", "group_options")
     queues = 64
-    group_options: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+    group_options: dict[str, Any] = {"mode": "work", "lease": 10.0}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, connection: Transport, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...protocol.errors import FlintError, GroupNotExist, MessageDamaged, MessageNotFound, TopicNotExist
 from ...protocol.storage.delivery import (
     DEAD_LETTER_TOPIC_PREFIX,
+    PROPERTY_FIRST_POP_TIME,
     PROPERTY_HALF,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_RETRY_TOPIC,
@@ -21,6 +22,7 @@ from ...protocol.storage.delivery import (
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_ID,
     dead_letter_topic,
+    pop_retry_topic,
     retry_topic,
 )
 from ...protocol.storage.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX, PROPERTY_DELAY
@@ -42,6 +44,7 @@ PROPERTY_DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 _BOOKKEEPING = frozenset(
     {
         PROPERTY_DELAY,
+        PROPERTY_FIRST_POP_TIME,
         PROPERTY_TIMER_DELIVER_MS,
         PROPERTY_TIMER_DELAY_MS,
         PROPERTY_TIMER_DELAY_SECONDS,
@@ -192,7 +195,8 @@ class Target:
             raise InvalidMessage("it does not record its original topic")
         if self.to_group:
             properties[PROPERTY_RETRY_TOPIC] = topic
-            topic = retry_topic(self.to_group)
+            is_popped = PROPERTY_FIRST_POP_TIME in dead.properties
+            topic = pop_retry_topic(self.to_group, topic) if is_popped else retry_topic(self.to_group)
         return Message(
             topic, dead.body, keys=dead.keys, tags=dead.tags, properties=properties, sharding_key=dead.sharding_key
         )

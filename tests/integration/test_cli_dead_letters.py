@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
+from flintmq.client import Admin, Consumer, GroupConsumer, Message, Producer, StoredMessage
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from flintmq.client.operator.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
@@ -18,6 +18,7 @@ from flintmq.protocol.display import iso
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
 from tests.dead_letter_tools import bury, send_back
+from tests.delivery_tools import fill, receive
 from tests.group_tools import joined
 from tests.integration.test_cli_admin import described
 
@@ -162,6 +163,24 @@ class TestResend:
         assert bodies(shared_broker, other) == [b"second"] * 2
         assert cli.run("dlq", "resend", group).err == "sent 0 messages again; 0 still waiting\n"
         assert len(stored(shared_broker, topic)) == 2
+
+    @pytest.mark.parametrize("alone", [False, True], ids=["to the topic", "to the group"])
+    def test_those_of_a_work_group_come_again_while_its_consumers_run(
+        self, cli: Cli, topic: str, shared_broker: RunningBroker, alone: bool
+    ) -> None:
+        fill(shared_broker.address, topic, 2)
+        with GroupConsumer(shared_broker.address, topic, topic, mode="work", start="first") as consumer:
+            held, bad = receive(consumer, 2)
+            bad.dead("no such account")
+            consumer.commit()
+            resend = ["dlq", "resend", topic, *(["--to-group"] if alone else [])]
+            assert cli.run(*resend).err == "sent 1 message again; 0 still waiting\n"
+            (again,) = receive(consumer, 1)
+            assert (again.message.body, again.message.reconsume_times) == (bad.message.body, 0)
+            assert again.message.user_properties.keys() == {PROPERTY_DLQ_ORIGIN_MESSAGE_ID}
+            again.ack()
+            held.ack()
+        assert len(stored(shared_broker, topic)) == (2 if alone else 3)
 
     def test_a_producer_cannot_choose_the_topic_of_a_resend(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection

@@ -149,8 +149,9 @@ class ConsumerClients:
         self._call_later = call_later
         self._members_of = members_of
         self._groups_max = groups_max
-        self.popping_of: Callable[[str], int] = lambda name: 0
-        """Number of messages that consumers of a group have popped and not settled, and of consumers that wait."""
+        self.popping_of: Callable[[str, str], int] = lambda name, topic: 0
+        """Number of messages that consumers of a group have popped and not settled, and of consumers that wait; in a
+        topic, if it is not empty."""
         self._sweep_due = False
         self._to_notify: set[str] = set()
         """Large groups with a scheduled notification."""
@@ -306,16 +307,17 @@ class ConsumerClients:
                 members=len(group.clients),
             )
 
-        if popping := self.popping_of(name):
+        if popping := self.popping_of(name, ""):
             raise GroupKind(
                 f"group {name} is a work group: its consumers pop messages ({popping} are in flight or waited for), "
                 "and hold no queues. Stop them first, and wait until their leases are over; or use another group",
                 members=popping,
             )
 
-    def check_not_popping(self, name: str, what: str) -> None:
-        """Raise ``GroupRunning`` if consumers of the group pop. ``what``: what to do about it."""
-        if popping := self.popping_of(name):
+    def check_not_popping(self, name: str, what: str, topic: str = "") -> None:
+        """Raise ``GroupRunning`` if consumers of the group pop, from ``topic`` if given. ``what``: what to do about
+        it."""
+        if popping := self.popping_of(name, topic):
             raise GroupRunning(
                 f"group {name} is a work group, and {popping} of its messages are in flight or waited for: {what}",
                 members=popping,

@@ -412,7 +412,7 @@ class GroupCoordinator:
 
     def check_idle(self, group_name: str, what: str, topic: str = "") -> None:
         """Raise ``GroupRunning`` if live consumers share the group's progress, in ``topic`` if given."""
-        self.clients.check_not_popping(group_name, what)
+        self.clients.check_not_popping(group_name, what, topic)
         group, shared = self.groups.get(group_name), self.clients.sharing(group_name)
         live: Collection[str] = ()
         if group is not None and group.clustering and (not topic or topic in group.topics()):

@@ -12,6 +12,7 @@ from ....protocol.storage.delivery import (
     DEAD_LETTER_LEVEL,
     DEAD_LETTER_TOPIC_PREFIX,
     DELAY_LEVEL_MAX,
+    PROPERTY_FIRST_POP_TIME,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
@@ -50,7 +51,7 @@ def send_back(
 
     ``delay_level``: 1 to 18, 0 for RocketMQ's rule (3, and one more with each attempt), -1 for a dead letter at once.
     ``reason`` and ``member``: why, and at which member; they replace those of the previous attempt, even if empty.
-    ``to``: the retry topic; empty: the group's.
+    ``to``: the retry topic, for a message that was popped; empty: the group's.
     """
     properties = record.property_map()
     for name in (PROPERTY_RECORD_CRC, PROPERTY_RETRY_REASON, PROPERTY_RETRY_MEMBER):
@@ -58,7 +59,7 @@ def send_back(
     topic = record.topic.decode("utf-8", "replace")
     if not topic.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)):
         # The producer chose these: they must not decide where an operator resends the message to.
-        for name in (PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID):
+        for name in (PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID, *(() if to else (PROPERTY_FIRST_POP_TIME,))):
             properties.pop(name, None)
     properties.setdefault(PROPERTY_RETRY_TOPIC, topic)
     properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, offset_id(record.store_host, record.physical_offset))

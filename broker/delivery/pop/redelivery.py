@@ -25,7 +25,6 @@ from ....protocol.storage.delivery import (
     PROPERTY_RETRY_TOPIC,
     RETRY_TOPIC_PREFIX,
     SCHEDULE_TOPIC,
-    dead_letter_topic,
     pop_retry_topic,
 )
 from ....protocol.storage.ids import offset_id
@@ -275,11 +274,12 @@ class Redelivery:
         if batch is not None and batch.rule.counts:
             rule = batch.rule
             times_max = times_max if rule.times_max < 0 else rule.times_max
-            to = _retry_topic(key)
-            sent = send_back(record, key.group, rule.delay_level, times_max, reason, rule.member, to)
+            popped, to = _popped(record, key, pop_ms), _retry_topic(key)
+            sent = send_back(popped, key.group, rule.delay_level, times_max, reason, rule.member, to)
             return sent.record, sent.dead
         if batch is None and record.reconsume_times >= times_max:
-            return send_back(record, key.group, DEAD_LETTER_LEVEL, 0).record, True
+            popped = _popped(record, key, pop_ms)
+            return send_back(popped, key.group, DEAD_LETTER_LEVEL, 0, to=_retry_topic(key)).record, True
         return stored_again(record, key, pop_ms, counts=batch is None), False
 
 
@@ -287,12 +287,17 @@ def _retry_topic(key: QueueKey) -> str:
     return key.topic if key.topic.startswith(RETRY_TOPIC_PREFIX) else pop_retry_topic(key.group, key.topic)
 
 
-def _topics_for(moving: Moving, record: Record) -> tuple[str, ...]:
-    """Return the topics that the record goes through."""
-    topic = record.topic.decode()
-    if topic == dead_letter_topic(moving.message.key.group):
-        return (topic,)
-    return topic, _retry_topic(moving.message.key)
+def _popped(record: Record, key: QueueKey, pop_ms: int) -> Record:
+    """Return the record with the time of its first delivery: a dead letter of a group that pops is told by it."""
+    if key.topic.startswith(RETRY_TOPIC_PREFIX):
+        return record
+    properties = record.property_map() | {PROPERTY_FIRST_POP_TIME: str(pop_ms)}
+    return replace(record, properties=encode_properties(properties))
+
+
+def _topics_for(moving: Moving, record: Record) -> tuple[str, str]:
+    """Return the topics that the record goes through, or that an operator sends a dead letter to."""
+    return record.topic.decode(), _retry_topic(moving.message.key)
 
 
 def _topic(name: str) -> TopicConfig:

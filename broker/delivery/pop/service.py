@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 
 from ....protocol.errors import BrokerError
-from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
+from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
 from ...background.loop_worker import LoopWorker
 from ...background.service import OnFatal
 from ...store import MessageStore, PopEntry, SettledAhead
@@ -227,9 +227,11 @@ class PopService:
         self.table.look_at(group)
         self._write_journal()
 
-    def live(self, group: str) -> int:
-        """Return the number of messages of a group that are in flight, and of its consumers that wait for some."""
-        return self.table.in_flight_of(group) + self.waits.count_of(group)
+    def live(self, group: str, topic: str = "") -> int:
+        """Return the number of messages of a group that are in flight, and of its consumers that wait for some; in
+        ``topic`` and its retries, if given."""
+        waiting = self.waits.count(group, topic) if topic else self.waits.count_of(group)
+        return waiting + self.table.in_flight_of(group, (topic, pop_retry_topic(group, topic)) if topic else ())
 
     # ---- waking
 

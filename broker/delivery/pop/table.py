@@ -6,7 +6,7 @@ Without I/O and without a clock: callers pass the time, and the table of committ
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from .in_flight import InFlight, QueueInFlight, Ranges, Take
@@ -102,9 +102,13 @@ class InFlightTable:
         """Yield each queue whose committed offset does not say everything. Any thread."""
         yield from list(self._queues.items())
 
-    def in_flight_of(self, group: str) -> int:
-        """Return the number of messages that a group has in flight."""
-        return sum(len(state.open) for key, state in self._queues.items() if key.group == group)
+    def in_flight_of(self, group: str, topics: Collection[str] = ()) -> int:
+        """Return the number of messages that a group has in flight, in ``topics`` if given."""
+        return sum(
+            len(state.open)
+            for key, state in self._queues.items()
+            if key.group == group and (not topics or key.topic in topics)
+        )
 
     def in_flight_in(self, key: QueueKey) -> int:
         """Return the number of messages of a queue that a group has in flight."""
