@@ -1,9 +1,9 @@
 """A channel: queues, exchanges, consumers and acknowledgements.
 
-A queue is a topic, and the group of the same name: its workers share it, and it has dead letters of its own. An
-exchange has a log, a topic with one queue, for messages that it leads to no such queue. A queue that belongs to one
-process alone (of ``inspect``, ``control`` and events) is no topic: the process follows the logs of the exchanges to
-which it has bound the queue, from then on.
+A queue is a topic, and the group of the same name: its workers share it message by message (the mode ``work``), and it
+has dead letters of its own. An exchange has a log, a topic with one queue, for messages that it leads to no such queue.
+A queue that belongs to one process alone (of ``inspect``, ``control`` and events) is no topic: the process follows the
+logs of the exchanges to which it has bound the queue, from then on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -47,6 +48,8 @@ RETRY_LEVEL = 1
 """Delay level of a message that is put back: 1 s."""
 GET_SECONDS = 2.0
 """Time that ``basic_get`` waits for a message of a queue that has some, which others may be handling."""
+LEASE_SECONDS = 10.0
+"""Lease of a message, which its worker renews while it lives: after the worker is killed, another waits for it."""
 LOG_RETENTION_HOURS = 1
 """Retention of an exchange's log, which is read from its end on."""
 
@@ -54,8 +57,8 @@ LOG_RETENTION_HOURS = 1
 class Channel(virtual.Channel):
     """kombu's channel on FlintMQ.
 
-    Transport options: ``queues`` (64): number of queues of a topic that the channel creates, and so of processes that
-    can work on it at the same time; ``group_options``: keyword arguments of each ``GroupConsumer``.
+    Transport options: ``queues`` (8): number of queues of a topic that the channel creates; ``group_options``: keyword
+    arguments of each ``GroupConsumer``.
     """
 
     connection: Transport
@@ -63,8 +66,8 @@ class Channel(virtual.Channel):
     supports_fanout = True
     body_encoding = None
     from_transport_options = (*virtual.Channel.from_transport_options, "queues", "group_options")
-    queues = 64
-    group_options: dict[str, Any] = {"mode": "work", "lease": 10.0}  # noqa: RUF012 - replaced, never changed
+    queues = 8
+    group_options: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, connection: Transport, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
@@ -93,7 +96,7 @@ class Channel(virtual.Channel):
         if self.connection.local_queues.pop(queue, None) is None:
             if if_empty and self._size(queue):
                 return
-            if if_unused and self._members(queue):
+            if if_unused and self._is_consumed(queue):
                 return
             self._delete(queue)
         for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
@@ -130,11 +133,11 @@ class Channel(virtual.Channel):
     def _size(self, queue: str) -> int:
         return sum(lag for _, _, lag in self._lags(queue))
 
-    def _members(self, queue: str) -> int:
+    def _is_consumed(self, queue: str) -> bool:
         try:
-            return len(self.connection.clients.admin.group(encode_name(queue, "group")).members)
+            return self.connection.clients.admin.group(encode_name(queue, "group")).kind != ""
         except GroupNotExist:
-            return 0
+            return False
 
     def _lags(self, queue: str) -> list[tuple[str, dict[int, int], int]]:
         """Return the topics of a queue, its own and the one of its retries: each with the ends of its queues, and with
@@ -268,7 +271,10 @@ class Channel(virtual.Channel):
         return None
 
     def _consumer_of(self, queue: str) -> GroupConsumer:
-        options = {"max_open": 65_535, **self.group_options}
+        # A task may take hours: what ends it are Celery's time limits, or the end of its worker.
+        options = {"mode": "work", "listener_timeout": math.inf, "max_open": 65_535, **self.group_options}
+        if options["mode"] == "work":
+            options.setdefault("lease", LEASE_SECONDS)
         return self.connection.clients.group_consumer(encode_name(queue, "group"), encode_name(queue), options)
 
     def _reader(self, queue: str) -> QueueMember:

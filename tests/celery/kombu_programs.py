@@ -77,12 +77,32 @@ def queues() -> None:
         assert bound.purge() > 0
         assert connection.default_channel.queue_declare("jobs.v1").message_count == 0
         assert bound.get() is None
-        bound.delete(if_unused=True)
-        with Admin(ADDRESS) as admin:
-            assert encode_name("jobs.v1") in admin.topics()  # this connection's ``get`` is a member of the group
+        with consuming(connection, queue) as got:
+            producer.publish(0)
+            assert drain(connection, got, 1) == [0]
+            bound.delete(if_unused=True)
+            with Admin(ADDRESS) as admin:
+                assert encode_name("jobs.v1") in admin.topics()
+            got[0].ack()
         bound.delete()
         with Admin(ADDRESS) as admin:
             assert encode_name("jobs.v1") not in admin.topics()
+
+
+def members() -> None:
+    """Consume a queue as a member of its group, which has some of the queues for itself."""
+    queue = durable()
+    options = {"queues": 2, "group_options": {"mode": "clustering"}}
+    with (
+        Connection(URL, transport_options=options) as connection,
+        Admin(ADDRESS) as admin,
+        consuming(connection, queue, no_ack=True) as got,
+    ):
+        producer = Producer(connection, queue.exchange, queue.name)
+        for number in range(10):
+            producer.publish(number)
+        assert drain(connection, got, 10) == list(range(10))
+        assert len(admin.group(encode_name("jobs.v1", "group")).members) == 1
 
 
 def deleted() -> None:

@@ -9,7 +9,9 @@ from tests.celery.conftest import CeleryFactory, nothing_is_left
 from tests.conftest import BrokerFactory
 from tests.group_tools import until
 
-TASKS = 400
+KILLS = 3
+TASKS = 130
+"""Number of tasks that are sent before each kill."""
 ETA_TASKS = 20
 ETA_SECONDS = 5
 
@@ -23,16 +25,16 @@ def test_each_task_runs_at_least_once_while_workers_and_the_broker_are_killed(
     workers = [app.worker(f"w{number}", *queues) for number in range(3)]
     for worker in workers:
         worker.ready()
-    app.run("send", "0", str(TASKS), "celery", "more")
-    for number in range(3):
+    for number in range(KILLS):
         before = app.runs().total()
+        app.run("send", str(TASKS * number), str(TASKS * (number + 1)), "celery", "more")
         until(lambda: app.runs().total() > before, "a task ran")  # noqa: B023 - called at once
         workers[number].kill()
         workers.append(app.worker(f"again{number}", *queues))
         if number == 1:
             running.kill()
             running = broker("--listen", running.address, store=running.store)
-    wanted = {f"work {number}" for number in range(TASKS)}
+    wanted = {f"work {number}" for number in range(KILLS * TASKS)}
     until(lambda: wanted <= app.runs().keys(), "each task ran")
 
 

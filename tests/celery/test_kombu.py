@@ -16,6 +16,7 @@ from tests.tls_tools import Authority
 
 PROGRAMS = [
     "queues",
+    "members",
     "deleted",
     "purged_before_the_first_worker",
     "prefetch",
