@@ -5,12 +5,14 @@ The clients' methods have the arguments and docstrings of these operations.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from ...protocol import commands
-from ...protocol.commands import QUEUE_STATS_STRUCT, TOPICS_STATS_MAX
+from ...protocol.commands import CONSUMER_OFFSET_STRUCT, QUEUE_STATS_STRUCT, TOPICS_STATS_MAX
 from ...protocol.fields import decode_fields
 from ..errors import InvalidArgument
 from .rpc.operation import Operation, check_body, nothing, operation, unpack_rows
@@ -242,3 +244,13 @@ def consume_stats(
         topic=topic or "",
         uncommitted=uncommitted,
     )
+
+
+def encode_offsets(offsets: Mapping[int, int]) -> bytes:
+    """Return the body of a request that sets offsets, by queue. Raises ``InvalidArgument``."""
+    if not isinstance(offsets, Mapping) or not offsets:
+        raise InvalidArgument(f"offsets is {offsets!r:.60}; it must map at least one queue to its next offset")
+    try:
+        return b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
+    except struct.error as error:
+        raise InvalidArgument(f"offsets must map queues to offsets, both integers: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -43,6 +43,11 @@ class TestAdmin:
             admin.create_topic("a b")
         with pytest.raises(FlintError):
             admin.create_topic("SCHEDULE_TOPIC_XXXX")
+
+    @pytest.mark.parametrize("offsets", ["earliest", {0: "1"}, {0: 1 << 70}])
+    def test_offsets_for_a_reset_must_be_integers_by_queue(self, admin: Admin, offsets: Any) -> None:
+        with pytest.raises(InvalidArgument, match="offsets"):
+            admin.reset_offsets("g", "t", offsets)
 
     def test_a_group_is_shown_reset_and_deleted(
         self, admin: Admin, producer: Producer, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str

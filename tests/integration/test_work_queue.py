@@ -286,14 +286,16 @@ def test_open_deliveries_are_bounded(shared_broker: RunningBroker, topic: str) -
         acknowledge(consumer, 15)
 
 
-def test_closing_waits_for_open_deliveries(shared_broker: RunningBroker, topic: str) -> None:
+def test_closing_waits_for_open_deliveries_and_then_gives_them_back(shared_broker: RunningBroker, topic: str) -> None:
     fill(shared_broker.address, topic, 2)
-    consumer = worker(shared_broker, topic).start()
+    consumer = worker(shared_broker, topic, lease=3600).start()
     held = receive(consumer, 2)
     with pytest.raises(ListenerTimeout, match="2 deliveries"):
         consumer.close(0.1)
     with pytest.raises(DeliveryLost, match="was closed before"):
         held[0].ack()
+    with worker(shared_broker, topic) as other:
+        assert [delivery.message.reconsume_times for delivery in acknowledge(other, 2)] == [0, 0]
 
 
 async def test_tasks_of_a_loop_share_the_work(shared_broker: RunningBroker, topic: str) -> None:

@@ -15,6 +15,7 @@ from ....protocol.fields import decode_fields
 from ..rpc.operation import Operation, nothing, operation, unpack_body
 from ..rpc.session import Answer
 from ..times import from_millis
+from ..topics import encode_offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,8 @@ def delete_group(group: str, *, timeout: float | None = None) -> Operation[None]
 
 
 def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: bool) -> Operation[dict[int, int]]:
-    """Return the operation that sets a group's committed offsets, by queue."""
-    body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
+    """Return the operation that sets a group's committed offsets, by queue. Raises ``InvalidArgument``."""
+    body = encode_offsets(offsets)
     return operation(
         commands.INVOKE_BROKER_TO_RESET_OFFSET,
         _offsets,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -11,11 +10,10 @@ from ....protocol import commands
 from ....protocol.commands import CONSUMER_OFFSET_STRUCT
 from ....protocol.errors import PULL_RETRY_IMMEDIATELY, RemoteProtocolError
 from ....protocol.fields import I64_MAX, decode_fields
-from ...errors import InvalidArgument
 from ..rpc.operation import Operation, check_body, nothing, operation
 from ..rpc.session import Answer
 from ..times import to_millis
-from ..topics import ALL_QUEUES
+from ..topics import ALL_QUEUES, encode_offsets
 from .batch import Batch, Found
 from .stored import StoredMessage
 from .tags import EVERYTHING, TagFilter
@@ -165,12 +163,7 @@ def committed(group: str, topic: str, *, timeout: float | None = None) -> Operat
 
 def commit(group: str, topic: str, offsets: Mapping[int, int], *, timeout: float | None = None) -> Operation[None]:
     """Commit a group's offsets, by queue: the offset after the last processed message."""
-    if not isinstance(offsets, Mapping) or not offsets:
-        raise InvalidArgument(f"offsets is {offsets!r:.60}; it must map at least one queue to its next offset")
-    try:
-        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
-    except struct.error as error:
-        raise InvalidArgument(f"offsets must map queues to offsets, both integers: {error}") from None
+    body = encode_offsets(offsets)
     return operation(
         commands.UPDATE_CONSUMER_OFFSET, nothing, body, timeout=timeout, group=group, topic=topic, count=len(offsets)
     )

@@ -186,14 +186,14 @@ class WorkDeliveries(DeliverySource):
         return lost
 
     def end(self, *, abandon: bool) -> None:
-        """Hand out nothing more, and give back the waiting messages. ``abandon``: forget the open deliveries."""
+        """Hand out nothing more, and give back the waiting messages. ``abandon``: the open ones, too."""
         with self.condition:
             self.ended = True
             self.unwanted.update(dict.fromkeys(self.waiting))
             self.waiting.clear()
             if abandon:
-                for lease in self.open:
-                    self.renewals.pop(lease, None)
+                self.unwanted.update(dict.fromkeys(self.open))
+                self.renewals.clear()
                 self.open.clear()
             self.condition.notify_all()
         self.wake()
