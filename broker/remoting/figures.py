@@ -48,11 +48,13 @@ class _Span:
 
 
 class TrafficFigures:
-    """Samples of the broker's counters. Belongs to the event loop. ``clock``: seconds, monotonic."""
+    """Samples of the broker's counters. Belongs to the event loop. ``clock``: seconds, monotonic;
+    ``log_began``: physical offset of the log's end at the start."""
 
-    def __init__(self, counters: Counters, clock: Callable[[], float]) -> None:
+    def __init__(self, counters: Counters, clock: Callable[[], float], log_began: int) -> None:
         self._counters = counters
         self._clock = clock
+        self.log_began = log_began
         self._got: dict[str, tuple[int, int]] = {}
         """Messages and bytes that RocketMQ's consumers got, by ``topic@group``."""
         self._count = 0

@@ -24,14 +24,12 @@ class RemotingGateway:
         """Topic that clients send replies to; they are passed on, not stored."""
         self.address = format_address(*address)
         self.names = NameServerRole(broker, self.cluster, self.broker_name, address)
-        self.figures = TrafficFigures(broker.counters, broker.loop.time)
+        self.figures = TrafficFigures(broker.counters, broker.loop.time, broker.store.write_offset)
         name_servers = parse_name_servers(broker.settings.remoting.name_servers)
         self._registrations = NameServerRegistrations(broker, self.names, name_servers)
         self._next_sample: asyncio.TimerHandle | None = None
         self.open_routes = broker.settings.open_routes
         """Whether questions for routes need no signature."""
-        self.log_began = broker.store.write_offset
-        """Physical offset of the log's end at the start."""
         self._broker = broker
         self.stamps = Stamps(self.cluster, all_of_them=broker.settings.remoting.stamp_properties)
         self.unique_keys = UniqueKeys()

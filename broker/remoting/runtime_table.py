@@ -15,7 +15,7 @@ from ...protocol.remoting.command import VERSION
 from ..handlers.runtime import runtime_info
 from ..latency import BOUNDS_S, quantile
 from ..requests.broker import Broker
-from .gateway import RemotingGateway
+from .figures import TrafficFigures
 
 VERSION_NAME = "V5_3_3"
 """Name of ``VERSION``: the tools print it."""
@@ -58,11 +58,11 @@ _PUT_TIMES = (
 """Upper bound in seconds, and name, of each of RocketMQ's buckets of put times."""
 
 
-def runtime_table(broker: Broker, gateway: RemotingGateway, earliest_ms: int) -> dict[str, str]:
+def runtime_table(broker: Broker, figures: TrafficFigures, earliest_ms: int, active: bool) -> dict[str, str]:
     """Return the figures by name. ``earliest_ms``: store time of the first message in the log, -1 without one."""
-    info, store, counters, figures = runtime_info(broker), broker.store, broker.counters, gateway.figures
+    info, store, counters = runtime_info(broker), broker.store, broker.counters
     produced, pulled = counters.produced.total(), counters.pulled.total()
-    stored_bytes = store.write_offset - gateway.log_began
+    stored_bytes = store.write_offset - figures.log_began
     put_times = list(counters.produce_latencies.counts)
     put_tps, get_tps = figures.rates()
     used, free = broker.stats.disk.used_bytes, broker.stats.disk.free_bytes
@@ -74,7 +74,7 @@ def runtime_table(broker: Broker, gateway: RemotingGateway, earliest_ms: int) ->
         **_NOT_KEPT,
         "brokerVersion": VERSION,
         "brokerVersionDesc": VERSION_NAME,
-        "brokerActive": "true" if gateway.names.is_primary() else "false",
+        "brokerActive": "true" if active else "false",
         "bootTimestamp": started_ms,
         "startAcceptSendRequestTimeStamp": started_ms,
         "runtime": _duration(uptime_s),

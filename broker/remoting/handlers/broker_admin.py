@@ -26,7 +26,7 @@ def get_broker_runtime_info(request: RemotingRequest, gateway: RemotingGateway, 
     """Return the figures that RocketMQ's tools, its dashboard and its exporter read."""
 
     def done(earliest_ms: int) -> None:
-        table = runtime_table(request.broker, gateway, earliest_ms)
+        table = runtime_table(request.broker, gateway.figures, earliest_ms, gateway.names.is_primary())
         reply_json(request, {"table": table})
 
     request.read(partial(_earliest_ms, store), done)
