@@ -40,8 +40,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_REFUSED = 1
+"""The broker could not start, or a third signal ended it before the store was closed."""
 EXIT_CONFIGURATION = 2
+"""A setting or an argument is invalid; nothing was started."""
 EXIT_FATAL = 70
+"""The disk or a part of the broker failed while it served; its log says which. The next start recovers the store."""
 SWITCH_INTERVAL_S = 0.0005
 """Maximum time for which a thread that is ready to continue, such as a finished flush, waits for the GIL."""
 GC_THRESHOLDS = (50_000, 20, 50)

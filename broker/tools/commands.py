@@ -21,6 +21,7 @@ from .output import progress_bar
 from .tool_command import tool_command
 
 EXIT_FINDINGS = 1
+"""The store or the backup is damaged; the output names each finding."""
 
 OPERATOR_FILES = ("broker.toml", "flintmq-broker.service", "prometheus.yml", "alerts.yml", "grafana-dashboard.json")
 """Files of the package ``flintmq.conf`` that ``conf`` writes."""

@@ -13,8 +13,11 @@ import click
 from ...protocol.escaping import escape
 
 EXIT_REFUSED = 2
+"""The tool could not do its work: an invalid argument, a store in use, an error of the disk."""
 EXIT_INTERRUPTED = 130
+"""Ctrl-C, as 128 + SIGINT."""
 EXIT_CLOSED_PIPE = 141
+"""The reader of the output is gone, as 128 + SIGPIPE."""
 
 
 def tool_command(work: Callable[..., int]) -> Callable[..., None]:

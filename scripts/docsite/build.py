@@ -1,0 +1,97 @@
+"""Builds the site into ``build/docs/site``. ``scripts/docs`` runs it.
+
+python -m flintmq.scripts.docsite.build [--source-url URL]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .built_site import faults
+from .markdown import Converter
+from .pages import ROOT, Page, sections
+
+FOLDER = ROOT / "build" / "docs"
+ZENSICAL = ROOT / ".venv-docs" / "bin" / "zensical"
+WARNINGS = ("warning", "error")
+
+
+def write_pages(folder: Path, source_url: str = "") -> dict[str, list[Page]]:
+    """Write the Markdown of all pages, and their images, into ``folder``; return the pages by section."""
+    tree = sections()
+    pages = [page for listed in tree.values() for page in listed]
+    places = {page.source: page.place for page in pages if isinstance(page.source, str)}
+    converter = Converter(ROOT, places, source_url)
+    for page in pages:
+        # A generated page writes its links as a file at its place would.
+        source = page.source if isinstance(page.source, str) else page.place
+        text = converter.converted(page.text(), source, page.place) if page.source == source else page.text()
+        path = folder / page.place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for place, image in converter.images.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(image, folder / place)
+    return tree
+
+
+def _navigation(tree: dict[str, list[Page]]) -> str:
+    """Return the pages as Zensical's ``nav``. JSON's strings are TOML's."""
+    lines = ["nav = ["]
+    for section, pages in tree.items():
+        listed = ", ".join(f"{{ {json.dumps(page.title)} = {json.dumps(page.place)} }}" for page in pages)
+        lines.append(f"    {{ {json.dumps(section)} = [{listed}] }},")
+    return "\n".join([*lines, "]"])
+
+
+def _llms(tree: dict[str, list[Page]]) -> str:
+    """Return ``llms.txt``: the pages with their Markdown, for programs that read it."""
+    parts = ["# FlintMQ", "> A durable message log for Python teams: one broker process, or a replica set."]
+    for section, pages in tree.items():
+        parts += [f"## {section}", "\n".join(f"- [{page.title}]({page.place})" for page in pages)]
+    return "\n\n".join(parts) + "\n"
+
+
+def build(source_url: str) -> int:
+    """Build and check the site; return the exit code."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    tree = write_pages(FOLDER / "pages", source_url)
+    settings = Path(__file__).with_name("zensical.toml").read_text(encoding="utf-8")
+    head, tables = settings.split("\n[project.theme]", 1)
+    config = FOLDER / "zensical.toml"
+    config.write_text(f"{head}\n{_navigation(tree)}\n\n[project.theme]{tables}", encoding="utf-8")
+    command = [ZENSICAL, "build", "--strict", "--config-file", config]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
+    output = done.stdout + done.stderr
+    if done.returncode or any(word in output.lower() for word in WARNINGS):
+        print(output, file=sys.stderr)
+        return done.returncode or 1
+    site = FOLDER / "site"
+    shutil.copytree(FOLDER / "pages", site, dirs_exist_ok=True)  # the Markdown of each page, which llms.txt names
+    (site / "llms.txt").write_text(_llms(tree), encoding="utf-8")
+    found = list(faults(site))
+    for fault in found:
+        print(f"docs: {fault}", file=sys.stderr)
+    if not found:
+        print(f"docs: {sum(map(len, tree.values()))} pages in {site}; open it with python -m http.server -d {site}")
+    return bool(found)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build the site as the arguments say; return the exit code."""
+    parser = argparse.ArgumentParser(prog="scripts/docs", description="Builds the documentation site.")
+    parser.add_argument(
+        "--source-url", default="", help="address of the repository's files, for links to code; without it no links"
+    )
+    return build(parser.parse_args(arguments).source_url)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

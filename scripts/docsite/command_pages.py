@@ -1,0 +1,62 @@
+"""Pages of the reference with every command, its arguments and its options, from click."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from flintmq.broker.app.daemon import main as broker_program
+from flintmq.client.cli.command import COMMON, common_options
+from flintmq.client.cli.main import SECTIONS, root
+
+from .code_pages import prose, table
+
+
+def client_command_page() -> str:
+    """Return the commands of ``flintmq``."""
+    ctx = click.Context(root, info_name="flintmq")
+    parts = [
+        "# `flintmq`: every command",
+        "How the commands work together, positions, output formats and `--format`: [the command line](cli.md). Every "
+        "command takes the common options, before or after its name:",
+        _options(common_options(), ctx),
+    ]
+    for section, names in SECTIONS.items():
+        parts.append(f"## {section}")
+        for name in names:
+            command = root.get_command(ctx, name)
+            assert command is not None
+            parts += _command(command, click.Context(command, info_name=name, parent=ctx))
+    return "\n\n".join(parts)
+
+
+def broker_command_page() -> str:
+    """Return the commands of ``flintmq-broker``."""
+    ctx = click.Context(broker_program, info_name="flintmq-broker")
+    parts = ["# `flintmq-broker`: every command", "The broker itself, and the tools for its store."]
+    for name in sorted(broker_program.commands):
+        command = broker_program.commands[name]
+        parts += _command(command, click.Context(command, info_name=name, parent=ctx))
+    return "\n\n".join(parts)
+
+
+def _command(command: click.Command, ctx: click.Context, depth: int = 3) -> Iterator[str]:
+    """Yield the parts of a command's description, and of those below it."""
+    yield f"{'#' * depth} `{ctx.command_path}`"
+    yield prose(click.formatting.wrap_text(command.help or "", 10_000, preserve_paragraphs=True))
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            if not below.hidden:
+                yield from _command(below, click.Context(below, info_name=name, parent=ctx), depth + 1)
+        return
+    yield f"```text\n{' '.join([ctx.command_path, *command.collect_usage_pieces(ctx)])}\n```"
+    own = [param for param in command.params if param.name not in COMMON]
+    if options := _options(own, ctx):
+        yield options
+
+
+def _options(params: list[click.Parameter], ctx: click.Context) -> str:
+    records = [param.get_help_record(ctx) for param in params]
+    rows = [(f"`{record[0]}`", record[1].replace("<", "&lt;").replace("*", "\\*")) for record in records if record]
+    return table("option | meaning", rows) if rows else ""
