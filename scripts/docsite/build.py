@@ -63,6 +63,7 @@ def build(source_url: str) -> int:
     """Build and check the site; return the exit code."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     tree = write_pages(FOLDER / "pages", source_url)
+    shutil.copy(Path(__file__).with_name("site.css"), FOLDER / "pages")
     settings = Path(__file__).with_name("zensical.toml").read_text(encoding="utf-8")
     head, tables = settings.split("\n[project.theme]", 1)
     config = FOLDER / "zensical.toml"

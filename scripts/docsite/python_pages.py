@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -11,16 +12,21 @@ from typing import Any
 import flintmq.client
 import flintmq.client.aio
 import flintmq.testing
+from flintmq.client.core.rpc.access import AccessOptions
+from flintmq.client.groups.push.options import PushOptions, ReceiveOptions
+from flintmq.client.groups.transactions.shell import HalfOptions
 
 from .code_pages import prose
 
 LINE_CHARS = 100
+OPTIONS = (AccessOptions, PushOptions, ReceiveOptions, HalfOptions)
+"""Keyword arguments that several classes share."""
 
 
 def client_page() -> str:
     """Return the interface of ``flintmq.client``."""
     intro = "The clients for programs with threads, and the values that they take and return; [the errors](errors.md)."
-    return _module(flintmq.client, intro)
+    return "\n\n".join([_module(flintmq.client, intro), "## Options", *map(_options, OPTIONS)])
 
 
 def asyncio_page() -> str:
@@ -50,12 +56,26 @@ def _module(module: ModuleType, intro: str) -> str:
     return "\n\n".join(parts)
 
 
+def _options(options: type) -> str:
+    """Return the keyword arguments that ``Unpack[options]`` stands for."""
+    fields = "\n".join(f"    {name}: {_annotation(each)}" for name, each in options.__annotations__.items())
+    return f"### `{options.__name__}`\n\n{_text(options.__doc__)}\n\n```python\n{fields}\n```"
+
+
+def _annotation(annotation: object) -> str:
+    return getattr(annotation, "__forward_arg__", None) or str(annotation)
+
+
 def _is_client(cls: type) -> bool:
     return hasattr(cls, "close") or hasattr(cls, "stop")
 
 
 def _class(name: str, cls: type) -> Iterator[str]:
     yield f"### `{name}`"
+    if issubclass(cls, enum.Enum):
+        yield _text(cls.__doc__)
+        yield "\n".join(f"- `{name}.{each.name}`" for each in cls)
+        return
     yield f"```python\n{_signature(name, cls)}\n```"
     yield _text(cls.__doc__)
     attributes = [
@@ -71,10 +91,11 @@ def _class(name: str, cls: type) -> Iterator[str]:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public members of a class that have a text of their own, those of its bases included."""
+    """Yield the public members of a class that have a text, those of its bases in FlintMQ included."""
+    own = {name for base in cls.__mro__ if base.__module__.startswith("flintmq.") for name in vars(base)}
     for name, member in inspect.getmembers(cls):
-        is_own = isinstance(member, property) or inspect.isroutine(member)
-        if not name.startswith("_") and is_own and inspect.getdoc(member):
+        is_shown = isinstance(member, property) or inspect.isroutine(member)
+        if name in own and not name.startswith("_") and is_shown and inspect.getdoc(member):
             yield name, member
 
 
@@ -92,6 +113,8 @@ def _signature(name: str, of: Callable[..., Any]) -> str:
         return f"{name}(…)"
     kept = [each for each in signature.parameters.values() if each.name != "self"]
     signature = signature.replace(parameters=kept)
+    if inspect.isclass(of):
+        signature = signature.replace(return_annotation=signature.empty)
     begin = "async def " if inspect.iscoroutinefunction(of) else ""
     short = f"{begin}{name}{_unquoted(str(signature))}"
     if len(short) <= LINE_CHARS:
@@ -106,7 +129,7 @@ def _signature(name: str, of: Callable[..., Any]) -> str:
 
 def _unquoted(text: str) -> str:
     """Return a signature without the quotes around its annotations."""
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    return re.sub(r"(: |-> )(?:ForwardRef\()?'([^']*)'\)?", r"\1\2", text)
 
 
 def _text(docstring: str | None) -> str:
