@@ -187,7 +187,9 @@ def test_the_commands_of_a_document_run_one_after_the_other(shell: Shell, docume
         shell.run(block)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.stem)
+@pytest.mark.parametrize(
+    "document", [README, *DOCUMENTS[-1:], *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda each: each.stem
+)
 def test_every_block_has_a_language_that_is_tested(document: Path) -> None:
     fences = re.findall(r"^```.*$", document.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(fences[::2]) <= {"```python", "```sh", "```text"}
