@@ -80,9 +80,9 @@ def sections() -> dict[str, list[Page]]:
     """Return the pages by section, in order. A document of ``docs/`` that is not listed above is a how-to."""
     tree = {
         "Start": START,
-        "Tutorials": [*_folder("tutorials"), FLIGHTS],
+        "Tutorials": [*_folder("tutorials", "orders-service", "reminders", "money", "flights"), FLIGHTS],
         "How-to": HOW_TO,
-        "Runbook": _folder("runbook"),
+        "Runbook": _folder("runbook", "index"),
         "Reference": REFERENCE,
         "Explanation": EXPLANATION,
         "Contributing": CONTRIBUTING,
@@ -93,10 +93,10 @@ def sections() -> dict[str, list[Page]]:
     return tree
 
 
-def _folder(name: str) -> list[Page]:
-    """Return a page for each document of a folder of ``docs/``, its index first."""
-    paths = sorted((ROOT / "docs" / name).glob("*.md"), key=lambda path: (path.stem != "index", path.stem))
-    return [_document(path, name) for path in paths]
+def _folder(name: str, *first: str) -> list[Page]:
+    """Return a page for each document of a folder of ``docs/``: the named ones first, then the others by name."""
+    paths = {path.stem: path for path in sorted((ROOT / "docs" / name).glob("*.md"))}
+    return [_document(paths[stem], name) for stem in dict.fromkeys([*first, *paths])]
 
 
 def _document(path: Path, folder: str) -> Page:
