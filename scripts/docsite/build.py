@@ -1,4 +1,4 @@
-"""Builds the site into ``build/docs/site``. ``scripts/docs`` runs it.
+"""Builds the site, by default into ``build/docs/site``. ``scripts/docs`` runs it.
 
 python -m flintmq.scripts.docsite.build [--source-url URL]
 """
@@ -59,14 +59,14 @@ def _llms(tree: dict[str, list[Page]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def build(source_url: str) -> int:
-    """Build and check the site; return the exit code."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    tree = write_pages(FOLDER / "pages", source_url)
-    shutil.copy(Path(__file__).with_name("site.css"), FOLDER / "pages")
+def build(folder: Path, source_url: str) -> int:
+    """Build the site into ``site`` of a folder, which is emptied, and check it; return the exit code."""
+    shutil.rmtree(folder, ignore_errors=True)
+    tree = write_pages(folder / "pages", source_url)
+    shutil.copy(Path(__file__).with_name("site.css"), folder / "pages")
     settings = Path(__file__).with_name("zensical.toml").read_text(encoding="utf-8")
     head, tables = settings.split("\n[project.theme]", 1)
-    config = FOLDER / "zensical.toml"
+    config = folder / "zensical.toml"
     config.write_text(f"{head}\n{_navigation(tree)}\n\n[project.theme]{tables}", encoding="utf-8")
     command = [ZENSICAL, "build", "--strict", "--config-file", config]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
@@ -74,8 +74,8 @@ def build(source_url: str) -> int:
     if done.returncode or any(word in output.lower() for word in WARNINGS):
         print(output, file=sys.stderr)
         return done.returncode or 1
-    site = FOLDER / "site"
-    shutil.copytree(FOLDER / "pages", site, dirs_exist_ok=True)  # the Markdown of each page, which llms.txt names
+    site = folder / "site"
+    shutil.copytree(folder / "pages", site, dirs_exist_ok=True)  # the Markdown of each page, which llms.txt names
     (site / "llms.txt").write_text(_llms(tree), encoding="utf-8")
     found = list(faults(site))
     for fault in found:
@@ -91,7 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--source-url", default="", help="address of the repository's files, for links to code; without it no links"
     )
-    return build(parser.parse_args(arguments).source_url)
+    parser.add_argument("--output", type=Path, default=FOLDER, help=f"folder for the site, emptied; default: {FOLDER}")
+    options = parser.parse_args(arguments)
+    return build(options.output, options.source_url)
 
 
 if __name__ == "__main__":
