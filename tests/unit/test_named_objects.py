@@ -35,6 +35,16 @@ def code_of(document: Path) -> Iterator[str]:
         yield " ".join(found[0].strip("`").split())
 
 
+def command_lines(document: Path) -> Iterator[str]:
+    """Yield each command of FlintMQ in the blocks of a document."""
+    text = document.read_text(encoding="utf-8")
+    blocks = [found[0] for found in FENCED.finditer(text)] + re.findall(r"^ {4,}.*$", text, re.MULTILINE)
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        for part in re.split(r" \| ", line.partition("  #")[0].partition(" > ")[0]):
+            if re.match(r"flintmq(-broker)? [a-z-]", part.strip()):
+                yield part.strip()
+
+
 def fault(line: str) -> str | None:
     """Return what does not exist of a command line, or None."""
     program, *words = shlex.split(line.replace("…", "").replace("\\|", "|"))
@@ -58,7 +68,7 @@ def fault(line: str) -> str | None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(each.relative_to(ROOT)))
 def test_what_a_document_names_exists(document: Path) -> None:
-    faults: list[str | None] = []
+    faults = [fault(line) for line in command_lines(document)]
     for code in code_of(document):
         if re.match(r"flintmq(-broker)? [a-z-]", code):
             faults.append(fault(code))
