@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import click
@@ -44,7 +45,7 @@ def broker_command_page() -> str:
 def _command(command: click.Command, ctx: click.Context, depth: int = 3) -> Iterator[str]:
     """Yield the parts of a command's description, and of those below it."""
     yield f"{'#' * depth} `{ctx.command_path}`"
-    yield prose(click.formatting.wrap_text(command.help or "", 10_000, preserve_paragraphs=True))
+    yield prose(inspect.cleandoc(command.help or "").replace("\b\n", ""))
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
             if not below.hidden:
@@ -57,6 +58,6 @@ def _command(command: click.Command, ctx: click.Context, depth: int = 3) -> Iter
 
 
 def _options(params: list[click.Parameter], ctx: click.Context) -> str:
-    records = [param.get_help_record(ctx) for param in params]
-    rows = [(f"`{record[0]}`", record[1].replace("<", "&lt;").replace("*", "\\*")) for record in records if record]
+    records = [record for param in params if (record := param.get_help_record(ctx)) and record[1]]
+    rows = [(f"`{option}`", meaning.replace("<", "&lt;").replace("*", "\\*")) for option, meaning in records]
     return table("option | meaning", rows) if rows else ""

@@ -48,7 +48,7 @@ def _module(module: ModuleType, intro: str) -> str:
     clients = [name for name, each in classes.items() if _is_client(each)]
     values = [name for name, each in classes.items() if not _is_client(each) and not issubclass(each, Exception)]
     functions = [name for name, each in exported.items() if inspect.isfunction(each)]
-    for title, names in (("Clients", clients), ("Values", values), ("Functions", functions)):
+    for title, names in (("Classes to use", clients), ("Values", values), ("Functions", functions)):
         if names:
             parts.append(f"## {title}")
         for name in names:
@@ -128,8 +128,10 @@ def _signature(name: str, of: Callable[..., Any]) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """Return a signature without the quotes around its annotations."""
-    return re.sub(r"(: |-> )(?:ForwardRef\()?'([^']*)'\)?", r"\1\2", text)
+    """Return a signature without the quotes around its annotations and the addresses of objects."""
+    text = re.sub(r"ForwardRef\(('[^']*')\)", r"\1", text)
+    text = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "…", text)
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 
 def _text(docstring: str | None) -> str:

@@ -73,6 +73,9 @@ def test_a_method_that_a_function_made_has_its_signature_and_text() -> None:
     assert "#### `Admin.create_topic`" in page
     assert re.search(r"create_topic\(\n    topic: str,\n    queues: int = 4,\n    \*,\n", page)
     assert "async def send(" in asyncio_page()
+    assert "\ncommitted(group: str, topic: str, *, timeout: float | None = None) -> dict[int, int]\n" in page
+    for unreadable in ("object at 0x", "ForwardRef", ": '", "-> '"):
+        assert unreadable not in page + asyncio_page()
     client: Any = flintmq.client
     exported = [getattr(client, name) for name in client.__all__]
     values = [each for each in exported if isinstance(each, type) and not issubclass(each, Exception)]
@@ -85,6 +88,7 @@ def test_a_command_with_options_lists_them() -> None:
     section = page.partition("### `flintmq query`")[2].partition("### `flintmq copy`")[0]
     assert "#### `flintmq query key`" in section
     assert "| `--since TIME` |" in section
+    assert "\n    " not in broker_command_page().partition("`flintmq-broker backup`")[2].partition("```")[0]
 
 
 def test_faults_of_a_site_are_found(tmp_path: Path) -> None:
