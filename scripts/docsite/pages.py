@@ -43,6 +43,8 @@ HOW_TO = [
     Page("Migration from RocketMQ", "how-to/migration.md", "docs/migration.md"),
     Page("Operations", "how-to/operations.md", "docs/operations.md"),
     Page("Backup and offline tools", "how-to/tools.md", "broker/tools/README.md"),
+    Page("Size a disk", "how-to/disk-size.md", "docs/disk-size.md"),
+    Page("Upgrade", "how-to/upgrade.md", "docs/upgrade.md"),
 ]
 REFERENCE = [
     Page("flintmq.client", "reference/client.md", client_page),
