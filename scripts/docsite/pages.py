@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from .code_pages import error_page, metrics_page, settings_page
 from .command_pages import broker_command_page, client_command_page
+from .data_pages import data_page
 from .python_pages import asyncio_page, client_page, testing_page
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,7 @@ REFERENCE = [
     Page("flintmq.client", "reference/client.md", client_page),
     Page("flintmq.client.aio", "reference/aio.md", asyncio_page),
     Page("flintmq.testing", "reference/testing.md", testing_page),
+    Page("Data frames and Spark", "reference/data.md", data_page),
     Page("Command line", "reference/cli.md", "client/cli/README.md"),
     Page("flintmq", "reference/flintmq.md", client_command_page),
     Page("flintmq-broker", "reference/flintmq-broker.md", broker_command_page),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from flintmq.protocol.errors import ERRORS_BY_CODE
 from flintmq.scripts.docsite.built_site import faults
 from flintmq.scripts.docsite.code_pages import error_page, metrics_page, settings_page
 from flintmq.scripts.docsite.command_pages import broker_command_page, client_command_page
+from flintmq.scripts.docsite.data_pages import FUNCTIONS, data_page
 from flintmq.scripts.docsite.markdown import Converter
 from flintmq.scripts.docsite.pages import ROOT, sections
 from flintmq.scripts.docsite.python_pages import asyncio_page, client_page
@@ -81,6 +83,13 @@ def test_a_method_that_a_function_made_has_its_signature_and_text() -> None:
     values = [each for each in exported if isinstance(each, type) and not issubclass(each, Exception)]
     for each in values:
         assert f"### `{each.__name__}`" in page
+
+
+def test_the_functions_for_data_frames_are_those_that_programs_import() -> None:
+    for module, (_, names) in FUNCTIONS.items():
+        assert set(names) <= set(importlib.import_module(module).__all__)
+        for name in names:
+            assert f"### `{name}`\n\n```python\n{name}(" in data_page()
 
 
 def test_a_command_with_options_lists_them() -> None:
