@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.document_reader import Reader
+from tests.integration.test_documents import DOCUMENTS, blocks
 
 DOCS = Path(__file__).parents[2] / "docs"
 ELSEWHERE = {"celery.md", "flights.md"}
@@ -19,6 +20,11 @@ TUTORIALS = [
     *sorted((DOCS / "start").glob("*.md")),
     *(path for path in sorted((DOCS / "tutorials").glob("*.md")) if path.name not in ELSEWHERE),
 ]
+
+
+def test_every_document_with_a_program_has_a_test() -> None:
+    read = {*TUTORIALS, *DOCUMENTS, *(DOCS / "tutorials" / name for name in ELSEWHERE)}
+    assert {path for path in DOCS.rglob("*.md") if blocks(path, "python") + blocks(path, "sh")} <= read
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ DOCUMENTS = sorted(
 )
 SECTIONS = {name.partition(".")[0] for name in FIELDS}
 FILES = (".json", ".md", ".py", ".toml")
-OTHERS = {"retention.ms", "retention.bytes", "flush.messages", "delivery.lost"}
-"""Names with the shape of a setting: settings of Kafka, and an attribute of a ``Delivery``."""
+OTHERS = {"retention.ms", "retention.bytes", "flush.messages", "delivery.lost", "server.address", "server.port"}
+"""Names with the shape of a setting: settings of Kafka, an attribute of a ``Delivery``, attributes of spans."""
 BOTH = ("-h", "--help", "--version")
 
 
