@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from .code_pages import prose
+from .python_pages import LINE_CHARS
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {
@@ -41,5 +43,11 @@ def _functions(path: Path, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _signature(node: ast.FunctionDef) -> str:
+    """Return how to call it; a long one takes a line for each parameter."""
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"{node.name}({ast.unparse(node.args)}){returns}"
+    arguments = ast.unparse(node.args)
+    short = f"{node.name}({arguments}){returns}"
+    if len(short) <= LINE_CHARS:
+        return short
+    each = re.split(r", (?![^\[]*\])", arguments)  # a comma between brackets belongs to a type
+    return "\n".join([f"{node.name}(", *(f"    {argument}," for argument in each), f"){returns}"])
