@@ -1,12 +1,13 @@
 """Compression of bodies, marked in ``sys_flag`` as RocketMQ does: LZ4 frames, Zstandard or zlib.
 
-lz4 and zstandard are imported when a body first needs them. zlib is always available, so every installation can read
-what a producer compresses by default.
+lz4 and Zstandard's library are imported when a body first needs them; since Python 3.14, the standard library has the
+latter. zlib is always available, so every installation can read what a producer compresses by default.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -29,7 +30,8 @@ _ZLIB_SAMPLED_OVER_BYTES = 4096
 """zlib spends 20 µs per KiB on a body that does not shrink, so a longer body is compressed only if a sample shrinks."""
 _ZLIB_SAMPLE_BYTES = 1024
 _ZSTD_LEVEL = 3
-_MODULES = {"lz4": "lz4.frame", "zstd": "zstandard"}
+_STANDARD_ZSTD = sys.version_info >= (3, 14)
+_MODULES = {"lz4": "lz4.frame", "zstd": "compression.zstd" if _STANDARD_ZSTD else "zstandard"}
 _FLAGS = {
     "lz4": SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4,
     "zstd": SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZSTD,
@@ -71,9 +73,10 @@ def _library(algorithm: str) -> Any:
         return importlib.import_module(_MODULES[algorithm])
     except ImportError:
         package = _MODULES[algorithm].partition(".")[0]
-        raise CompressionUnavailable(
-            f"{algorithm} compression needs the package {package}, which is not installed: pip install {package}"
-        ) from None
+        reason = f"needs the package {package}, which is not installed: pip install {package}"
+        if package == "compression":
+            reason = "needs the module compression.zstd, and this Python was built without it: use another one"
+        raise CompressionUnavailable(f"{algorithm} compression {reason}") from None
 
 
 def _compress_with(algorithm: str) -> Callable[[bytes], bytes]:
@@ -83,6 +86,8 @@ def _compress_with(algorithm: str) -> Callable[[bytes], bytes]:
     if algorithm == "zstd":
         # One compressor per call: a ZstdCompressor must not be used by two threads at once.
         zstandard = _library("zstd")
+        if _STANDARD_ZSTD:
+            return lambda body: bytes(zstandard.compress(body, _ZSTD_LEVEL))
         return lambda body: bytes(zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body))
     return _zlib
 
@@ -137,6 +142,9 @@ def _unlz4(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
 def _unzstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     zstandard = _library("zstd")
     try:
+        if _STANDARD_ZSTD:
+            decompressor = zstandard.ZstdDecompressor()
+            return bytes(decompressor.decompress(body, bytes_max + 1)), decompressor.eof
         with zstandard.ZstdDecompressor().stream_reader(body) as reader:
             plain: bytes = reader.read(bytes_max + 1)
         announced = zstandard.frame_content_size(body)

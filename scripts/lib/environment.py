@@ -46,7 +46,9 @@ SPARK_NEEDS_MB: dict[str, list[dict[str, int]]] = {
     "uv": [{"cache": 2300, "environment": 700}, {"cache": 2300, "environment": 1400}],
 }
 
-SUPPORTED = "FlintMQ needs Python 3.11 to 3.14"
+PYTHON_MIN = (3, 11)
+SPARK_PYTHON_END = (3, 15)
+"""The first Python for which pandas 2 has no wheels; Spark 4 does not support pandas 3."""
 HOW_TO_INSTALL = (
     "neither uv nor pip is available to install packages. Install one of them: uv, or your system's "
     f"python3-venv package for Python {sys.version_info.major}.{sys.version_info.minor}, or pip 22.3 or newer"
@@ -61,8 +63,12 @@ class SetupFailed(Exception):
     """Error: the environment cannot be created. The message is one line for the user."""
 
 
-class NoRoom(SetupFailed):
-    """Error: the disk is too small for Spark. Everything else can be installed."""
+class NoSpark(SetupFailed):
+    """Error: Spark cannot be installed, but everything else can."""
+
+
+class NoRoom(NoSpark):
+    """Error: the disk is too small for Spark."""
 
 
 def say(text: str) -> None:
@@ -129,8 +135,15 @@ def stamp(name: str) -> str | None:
 
 def environment_fits() -> bool:
     """Return whether ``.venv`` has a supported Python that runs, and was not moved (its scripts contain its path)."""
-    is_supported = "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))"
+    is_supported = f"import sys; sys.exit(sys.version_info < {PYTHON_MIN})"
     return stamp(LOCATION) in (None, str(VENV)) and answers([str(VENV_PYTHON), "-c", is_supported])
+
+
+def environment_version() -> tuple[int, int]:
+    """Return the version of the Python in ``.venv``."""
+    command = [str(VENV_PYTHON), "-c", "import sys; print(*sys.version_info[:2])"]
+    major, minor = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    return int(major), int(minor)
 
 
 # ---- creation and installation ----
@@ -228,8 +241,10 @@ def is_uv(installs: Sequence[str]) -> bool:
     return Path(installs[0]).stem == "uv"
 
 
-def check_room_for_spark() -> None:
-    """Raise ``NoRoom`` if the disk is too small, before a download fails halfway."""
+def check_spark() -> None:
+    """Raise ``NoSpark`` if Python is too new for Spark or the disk too small, before a download fails halfway."""
+    if environment_version() >= SPARK_PYTHON_END:
+        raise NoSpark("Spark 4 needs pandas 2, which has no wheels for Python 3.15. Use Python 3.14 for Spark")
     installs = installer()
     places = {"environment": VENV, "temporary": Path(tempfile.gettempdir())}
     if cache := cache_folder(installs):
@@ -266,8 +281,8 @@ def set_up(wanted: Sequence[str]) -> None:
         missing = [extra for extra in extras if stamp(extra) != current]
         if "spark" in missing and not has_pyspark():
             try:
-                check_room_for_spark()
-            except NoRoom as reason:
+                check_spark()
+            except NoSpark as reason:
                 if "spark" in wanted:
                     raise
                 # For `all`, as in the test command: the tests of Spark are skipped, all others run.
@@ -288,8 +303,8 @@ def set_up(wanted: Sequence[str]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Install the extras that the arguments name; return the exit code."""
     try:
-        if not (3, 11) <= sys.version_info[:2] < (3, 15):
-            raise SetupFailed(f"{SUPPORTED}; this is {sys.version.split()[0]}")
+        if sys.version_info < PYTHON_MIN:
+            raise SetupFailed(f"FlintMQ needs Python 3.11 or newer; this is {sys.version.split()[0]}")
         set_up(arguments)
     except SetupFailed as failure:
         say(str(failure))

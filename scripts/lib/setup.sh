@@ -1,15 +1,16 @@
 # Sourced by the scripts (POSIX sh): `set_up_environment EXTRA… | all` installs the extras into .venv and compiles the
 # kernels. Expects the folder of the checkout in $root.
 
-# Print the newest supported Python on PATH that runs: a name may be a shim for a Python that is not installed.
+# Print a supported Python on PATH that runs: a name may be a shim for a Python that is not installed. The newest for
+# which every package has wheels comes first, then newer ones.
 find_python() {
-    for name in python3.14 python3.13 python3.12 python3.11 python3 python; do
-        if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' >/dev/null 2>&1; then
+    for name in python3.14 python3.13 python3.12 python3.11 python3.15 python3 python; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
             printf '%s\n' "$name"
             return
         fi
     done
-    echo "set-up: FlintMQ needs Python 3.11 to 3.14 on PATH: install one, such as python3.13, and start again" >&2
+    echo "set-up: FlintMQ needs Python 3.11 or newer on PATH: install one, such as python3.13, and start again" >&2
     return 1
 }
 

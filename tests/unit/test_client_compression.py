@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import zlib
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from flintmq.client.core.compression import ALGORITHMS, Compressor, Decompressio
 from flintmq.protocol.storage.layout import SysFlag
 
 BODY = b"the same again and again, " * 1000
+ZSTD_ADVICE = "use another one" if sys.version_info >= (3, 14) else "pip install zstandard"
 FLAGS = {"lz4": SysFlag.COMPRESSION_LZ4, "zstd": SysFlag.COMPRESSION_ZSTD, "zlib": SysFlag.COMPRESSION_ZLIB}
 
 
@@ -99,15 +101,15 @@ class TestWithoutLibraries:
         real_import = importlib.import_module
 
         def import_module(name: str, package: str | None = None) -> ModuleType:
-            if name.startswith(("lz4", "zstandard")):
+            if name.startswith(("lz4", "zstandard", "compression.")):
                 raise ModuleNotFoundError(name)
             return real_import(name, package)
 
         monkeypatch.setattr(importlib, "import_module", import_module)
 
-    @pytest.mark.parametrize(("algorithm", "package"), [("lz4", "lz4"), ("zstd", "zstandard")])
-    def test_the_error_for_a_missing_library_says_what_to_install(self, algorithm: str, package: str) -> None:
-        with pytest.raises(CompressionUnavailable, match=f"pip install {package}"):
+    @pytest.mark.parametrize(("algorithm", "advice"), [("lz4", "pip install lz4"), ("zstd", ZSTD_ADVICE)])
+    def test_the_error_for_a_missing_library_says_what_to_do(self, algorithm: str, advice: str) -> None:
+        with pytest.raises(CompressionUnavailable, match=advice):
             Compressor(0, algorithm).compress(BODY)
-        with pytest.raises(CompressionUnavailable, match="pip install"):
+        with pytest.raises(CompressionUnavailable, match=advice):
             decompress(b"", SysFlag.COMPRESSED | FLAGS[algorithm])
