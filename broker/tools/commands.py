@@ -17,14 +17,12 @@ import click
 from ...protocol.display import JSON, MODES, PLAIN, TABLE, show_bytes, to_json
 from ...protocol.escaping import escape
 from .migration_commands import follow_rocketmq, promote
+from .operator_files import conf, example
 from .output import progress_bar
 from .tool_command import tool_command
 
 EXIT_FINDINGS = 1
 """The store or the backup is damaged; the output names each finding."""
-
-OPERATOR_FILES = ("broker.toml", "flintmq-broker.service", "prometheus.yml", "alerts.yml", "grafana-dashboard.json")
-"""Files of the package ``flintmq.conf`` that ``conf`` writes."""
 
 _STORE = click.argument("store", type=click.Path(path_type=Path))
 _INDEX_SLOTS = click.option(
@@ -363,34 +361,10 @@ def restore(backup_folder: Path, store: Path) -> int:
     return 0
 
 
-@click.command()
-@click.argument("dest", type=click.Path(path_type=Path))
-@tool_command
-def conf(dest: Path) -> int:
-    """Write the files for operators into the folder DEST.
-
-    These are broker.toml with every setting and its default, a systemd unit, a scrape configuration and alert
-    rules for Prometheus, and a dashboard for Grafana. An existing file is not overwritten.
-    """
-    from importlib import resources
-
-    from ...protocol.errors import ConfigurationError
-
-    files = {dest / name: (resources.files("flintmq.conf") / name).read_bytes() for name in OPERATOR_FILES}
-    for path in files:
-        if path.exists():
-            raise ConfigurationError(f"{path} already exists: choose another folder, or move the file away")
-    dest.mkdir(parents=True, exist_ok=True)
-    for path, content in files.items():
-        path.write_bytes(content)
-        click.echo(escape(str(path)))
-    return 0
-
-
 def _open(store: Path, findings: Any, running: bool, index_slots: int | None) -> Any:
     from .open_store import open_for_reading
 
     return open_for_reading(store, findings, running=running, index_slots=index_slots)
 
 
-COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore, conf, follow_rocketmq, promote)
+COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore, conf, example, follow_rocketmq, promote)

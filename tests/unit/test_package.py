@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import flintmq
 from flintmq.broker.app.daemon import main
-from flintmq.broker.tools.commands import OPERATOR_FILES
+from flintmq.broker.tools.operator_files import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("broker", "client", "protocol", "testing")
@@ -45,7 +45,7 @@ def test_other_names_are_no_attributes() -> None:
 def test_the_package_holds_the_files_for_operators() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["flintmq.conf"]
     packed = {path.name for pattern in patterns for path in (ROOT / "conf").glob(pattern)}
-    assert packed == set(OPERATOR_FILES)
+    assert packed == set(EXAMPLES.values())
 
 
 def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Pat
     done = CliRunner().invoke(main, ["conf", str(folder)])
     assert done.exit_code == 0, done.output
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        name: (ROOT / "conf" / name).read_bytes() for name in OPERATOR_FILES
+        name: (ROOT / "conf" / name).read_bytes() for name in EXAMPLES.values()
     }
     (folder / "alerts.yml").write_text("mine")
     (folder / "broker.toml").unlink()
@@ -62,6 +62,24 @@ def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Pat
     assert re.search(r"already exists: choose another folder", again.output)
     assert (folder / "alerts.yml").read_text() == "mine"
     assert not (folder / "broker.toml").exists()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_printed(name: str) -> None:
+    done = CliRunner().invoke(main, ["example", name])
+    assert done.exit_code == 0, done.output
+    assert done.stdout_bytes == (ROOT / "conf" / EXAMPLES[name]).read_bytes()
+
+
+def test_an_unknown_example_is_refused_with_the_known_ones() -> None:
+    done = CliRunner().invoke(main, ["example", "kibana"])
+    assert done.exit_code == 2
+    assert "'kibana' is not one of" in done.stderr
+    assert all(name in done.stderr for name in EXAMPLES)
+
+
+def test_the_help_names_every_example() -> None:
+    assert {*EXAMPLES} <= set(re.findall(r"[a-z]+", CliRunner().invoke(main, ["example", "--help"]).output))
 
 
 def test_pytest_finds_the_plug_in() -> None:
