@@ -49,6 +49,8 @@ SWITCH_INTERVAL_S = 0.0005
 """Maximum time for which a thread that is ready to continue, such as a finished flush, waits for the GIL."""
 GC_THRESHOLDS = (50_000, 20, 50)
 """Collections are rare because they find little: requests create no cycles, and objects of the start are frozen."""
+DESCRIPTORS_OF_MACOS = 10_240
+"""Maximum number of open files that every macOS allows (``OPEN_MAX``)."""
 START_STOP_S = 5.0
 """A start that was told to stop and has not ended after this time is cut off."""
 
@@ -342,8 +344,11 @@ _STARTED = time.monotonic()
 def _tune() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except ValueError:  # macOS refuses more, although it says that there is no limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(usual, DESCRIPTORS_OF_MACOS), most))
 
 
 # ---- warm ----

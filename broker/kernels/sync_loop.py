@@ -7,6 +7,7 @@ pages that costs more than the fdatasync itself.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from typing import Any
 
@@ -15,7 +16,7 @@ from numba import types
 
 from ...protocol.storage.arrays.jit import INTERPRETED, i64, i64_array, kernel, void
 
-AVAILABLE = sys.platform == "linux" and not INTERPRETED
+AVAILABLE = sys.platform == "linux" and hasattr(os, "eventfd") and not INTERPRETED
 """True if this platform and mode have the thread: it needs eventfd, and the names that Linux's C libraries give it."""
 
 # Slots of the array that the event loop and the thread share. Each side writes its slots before it signals the other,

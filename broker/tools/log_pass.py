@@ -7,7 +7,6 @@ checked again from the end of the previous one.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import numpy as np
 from ..kernels import dispatch as kernel
 from ..kernels import examine
 from ..store.files.mapped_file import MappedFile
+from ..store.files.system_calls import usable_processors
 from ..store.index.index_cursor import IndexCursor
 from ..store.index.index_file import IndexFile
 from .findings import Findings
@@ -50,7 +50,7 @@ class LogPass:
         self._stop = threading.Event()
         self._local = threading.local()
         self._examiners: list[Examiner] = []
-        self.threads = max(1, min(len(os.sched_getaffinity(0)), THREADS_MAX))
+        self.threads = max(1, min(usable_processors(), THREADS_MAX))
         self.findings = Findings()
         self.records = 0
         self.bytes = 0

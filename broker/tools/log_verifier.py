@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ from ..kernels import dispatch as kernel
 from ..kernels import examine
 from ..store.dispatch.dispatcher import KEYS_MAX, UNITS_MAX
 from ..store.files.mapped_file import MappedFile
+from ..store.files.system_calls import will_read
 from ..store.queue.consume_queue import ConsumeQueue
 from .findings import Findings
 from .index_entries import EntryAlignment, EntryComparison
@@ -91,7 +91,7 @@ class Examiner:
         segment.units = UnitComparison(self._store, segment.findings, self._end.dispatched)
         file, array = segment.file, segment.file.array()
         # Page faults alone read ahead too little from a disk.
-        os.posix_fadvise(file.fd, segment.begin, segment.end - segment.begin, os.POSIX_FADV_WILLNEED)
+        will_read(file.fd, segment.begin, segment.end - segment.begin)
         self._rows = np.zeros((0, examine.EXAMINED_ROW), np.int64)
         self._begun_again: dict[int, int] = {}
         self._know_queues()

@@ -24,6 +24,7 @@ from ..store.errors import CorruptFile
 from ..store.files.checksummed import ChecksummedRanges
 from ..store.files.file_system import Files
 from ..store.files.json_table import SHAPE_ERRORS
+from ..store.files.system_calls import usable_processors
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.store_state import StoreState
 from .backup_manifest import LOG_FOLDER, BackedUp, BackupError, Manifest, load_whole
@@ -143,7 +144,7 @@ class _Run:
         for each in self.manifest.tables:
             self._check_sum(self._tables / each.path, each)
         self._checksummed = self._checksummed_ranges()
-        with ThreadPoolExecutor(max(1, min(len(os.sched_getaffinity(0)), THREADS_MAX)), "verify") as pool:
+        with ThreadPoolExecutor(max(1, min(usable_processors(), THREADS_MAX)), "verify") as pool:
             work: list[Future[None]] = [pool.submit(self._check_log_file, each) for each in self.manifest.log]
             try:
                 for future in work:

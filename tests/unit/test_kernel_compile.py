@@ -26,7 +26,7 @@ from flintmq.broker.kernels import (
     sequences,
     text,
 )
-from flintmq.protocol.storage.arrays import crc32, jit
+from flintmq.protocol.storage.arrays import crc32, jit, kernel_caches
 from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
 
 PACKAGE = Path(kernels.__file__).parent
@@ -174,3 +174,15 @@ def test_the_cache_is_in_the_environments_folder_and_closed_to_others(tmp_path: 
     assert folder.stat().st_mode & 0o777 == 0o700
     assert list(folder.rglob("*.nbi"))
     assert not done.stderr
+
+
+def test_an_installation_prefers_the_users_cache_and_a_clone_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    beside = Path(kernel_caches.__file__).parent / "__kernelcache__"
+    users = tmp_path / "flintmq" / "kernels"
+    assert kernel_caches.cache_folders() == [beside, users]
+    monkeypatch.setattr(kernel_caches, "CLONE", tmp_path)  # no pyproject.toml, as in an environment
+    assert kernel_caches.cache_folders() == [users, beside]

@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import system_calls
+
 READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 ZERO_CHUNK = bytes(1 << 20)
@@ -42,7 +44,7 @@ class Files:
     def allocate(self, fd: int, at: int, size: int) -> None:
         """Allocate disk blocks for ``[at, at + size)``. Raises OSError ENOSPC if the disk is full."""
         try:
-            os.posix_fallocate(fd, at, size)
+            system_calls.allocate(fd, at, size)
         except OSError as error:
             raise _named(error, fd) from None
 
@@ -88,7 +90,7 @@ class Files:
         disk. An empty write, which changes nothing, then fails with EIO; it costs 0.2 µs.
         """
         try:
-            os.fdatasync(fd)
+            system_calls.sync_data(fd)
             os.pwrite(fd, b"", 0)
         except OSError as error:
             raise _named(error, fd) from None
@@ -147,7 +149,7 @@ class Files:
 def _named(error: OSError, fd: int) -> OSError:
     """Add the file's name to the error of a call that knows only a descriptor."""
     with contextlib.suppress(OSError):
-        error.filename = str(Path(f"/proc/self/fd/{fd}").readlink())
+        error.filename = system_calls.path_of(fd)
     return error
 
 

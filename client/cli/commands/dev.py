@@ -63,6 +63,9 @@ def _stop_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+STOPPED_WITH_PARENT = _stop_with_parent if sys.platform == "linux" else None
+
+
 @contextlib.contextmanager
 def running_broker(store: Path, listen: str) -> Iterator[str]:
     """Run a broker as a process of its own and yield its address; stop it at the end.
@@ -73,9 +76,9 @@ def running_broker(store: Path, listen: str) -> Iterator[str]:
     """
     command = [sys.executable, "-c", PROGRAM, "serve", "--store", str(store), "--listen", listen]
     # Ctrl-C in a terminal must reach this process alone, which then stops the broker: hence a process group. The broker
-    # stops although this process is killed; no other thread runs here yet, so preexec_fn is safe.
+    # also stops on Linux if this process is killed; no other thread runs here yet, so preexec_fn is safe.
     with subprocess.Popen(  # noqa: S603 - our own program
-        command, stdout=subprocess.PIPE, text=True, preexec_fn=_stop_with_parent, process_group=0
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=STOPPED_WITH_PARENT, process_group=0
     ) as process:
         assert process.stdout is not None
         address = ""
