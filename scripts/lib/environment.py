@@ -1,4 +1,4 @@
-"""Creates the environment in ``.venv``: FlintMQ (editable) and the given extras, as constraints.txt pins them.
+"""Creates the environment in ``.venv``: FlintMQ (editable), the given extras and groups, as constraints.txt pins them.
 
 ``scripts/lib/setup.sh`` runs it with the Python for the environment before anything is installed, so it uses only the
 standard library. It skips finished work, and replaces an environment that no longer fits.
@@ -115,6 +115,13 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+def parts(facts: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the requirements of each extra and each dependency group; ``facts`` is pyproject.toml. The extra ``all``
+    is left out: it refers to others, and the argument ``all`` means more."""
+    extras = {name: each for name, each in facts["project"]["optional-dependencies"].items() if name != "all"}
+    return extras | facts["dependency-groups"]
+
+
 def digest() -> str:
     """Return a digest of all inputs that determine the environment."""
     inputs = [CONSTRAINTS, ROOT / "pyproject.toml", Path(__file__)]
@@ -192,12 +199,12 @@ def installer() -> list[str]:
 
 
 def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
-    """Install FlintMQ with the extras; ``facts`` is pyproject.toml."""
+    """Install FlintMQ with the extras and groups; ``facts`` is pyproject.toml."""
     pip = [*installer(), "--quiet", "--constraint", str(CONSTRAINTS)]
     wheels = facts["build-system"]["requires"] + facts["project"]["dependencies"]
     archives: list[str] = []
     for extra in extras:
-        for requirement in facts["project"]["optional-dependencies"][extra]:
+        for requirement in parts(facts)[extra]:
             if (name := name_in(requirement)) in PURE_PYTHON_SDISTS:
                 archives.append(requirement)
                 wheels.extend(PURE_PYTHON_SDISTS[name])
@@ -267,13 +274,13 @@ def check_spark() -> None:
 
 
 def set_up(wanted: Sequence[str]) -> None:
-    """Create ``.venv`` if necessary, and install the missing extras; ``all``: every one but those in ``APART``."""
+    """Create ``.venv`` if necessary, and install the missing extras and groups; ``all``: all but those in ``APART``."""
     facts = pyproject()
-    known = sorted(facts["project"]["optional-dependencies"])
+    known = sorted(parts(facts))
     extras = [extra for extra in known if extra not in APART] if list(wanted) == ["all"] else list(wanted)
     for extra in extras:
         if extra not in known:
-            raise SetupFailed(f"pyproject.toml has no extra {extra!r}; it has {', '.join(known)}")
+            raise SetupFailed(f"pyproject.toml has no extra or group {extra!r}; it has {', '.join(known)}")
     with one_at_a_time():
         if not environment_fits():
             make_environment()

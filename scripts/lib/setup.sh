@@ -1,5 +1,5 @@
-# Sourced by the scripts (POSIX sh): `set_up_environment EXTRA… | all` installs the extras into .venv and compiles the
-# kernels. Expects the folder of the checkout in $root.
+# Sourced by the scripts (POSIX sh): `set_up_environment NAME… | all` installs extras and dependency groups into .venv and
+# compiles the kernels. Expects the folder of the checkout in $root.
 
 # Print a supported Python on PATH that runs: a name may be a shim for a Python that is not installed. The newest for
 # which every package has wheels comes first, then newer ones.

@@ -82,6 +82,32 @@ def test_the_help_names_every_example() -> None:
     assert {*EXAMPLES} <= set(re.findall(r"[a-z]+", CliRunner().invoke(main, ["example", "--help"]).output))
 
 
+def test_extras_are_for_users_and_groups_for_developers() -> None:
+    extras, groups = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]
+    assert not extras.keys() & groups.keys()
+    named = set(re.findall(r"extras: (.*?)\)", (ROOT / "README.md").read_text(), re.DOTALL)[0].split(", "))
+    assert {name.strip("`") for name in named} == extras.keys()
+    assert f"flintmq[{','.join(sorted(extras.keys() - {'all', 'celery', 'spark'}))}]" in extras["all"]
+
+
+def test_the_scripts_set_up_extras_and_groups_that_exist() -> None:
+    known = {*PROJECT["project"]["optional-dependencies"], *PROJECT["dependency-groups"]}
+    texts = [path.read_text() for path in (ROOT / "scripts").rglob("*") if path.is_file() and not path.suffix]
+    lines = [line for text in texts for line in re.findall(r"^ *set_up_environment ([a-z ]+)", text, re.MULTILINE)]
+    assert len(lines) > 5
+    assert set(" ".join(lines).split()) <= known | {"all"}
+
+
+def test_the_source_archive_has_every_folder_and_document() -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    tops = {name.split("/")[0] for name in files} - {".ci", ".dockerignore", ".gitignore", ".pkg", "MANIFEST.in"}
+    by_itself = {*(name.split(".")[1] for name in PROJECT["tool"]["setuptools"]["packages"] if "." in name)}
+    by_itself |= {"__init__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"}
+    listed = set((ROOT / "MANIFEST.in").read_text().split())
+    assert tops - by_itself <= listed
+
+
 def test_pytest_finds_the_plug_in() -> None:
     (found,) = entry_points(group="pytest11", name="flintmq")
     assert found.value == "flintmq.testing.plugin"
