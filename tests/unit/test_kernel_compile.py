@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -186,3 +188,49 @@ def test_an_installation_prefers_the_users_cache_and_a_clone_its_own(
     assert kernel_caches.cache_folders() == [beside, users]
     monkeypatch.setattr(kernel_caches, "CLONE", tmp_path)  # no pyproject.toml, as in an environment
     assert kernel_caches.cache_folders() == [users, beside]
+
+
+HITS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import flintmq
+from flintmq.protocol.storage.arrays.crc32 import crc32
+import numpy as np
+assert flintmq.__file__.startswith(sys.argv[1]), flintmq.__file__
+assert crc32(np.frombuffer(bytearray(b"123456789"), np.uint8), 0, 9) == 0xCBF43926
+print(sum(crc32.stats.cache_hits.values()))
+"""
+"""Prints how often the kernel ``crc32`` of the installation in a folder was found in the cache."""
+
+
+def run_hits(installation: Path, cache: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``HITS``; the editable FlintMQ of this environment must not answer, hence -P and the inserted folder."""
+    environment = {**os.environ, CACHE_VARIABLE: str(cache)}
+    command = [sys.executable, "-P", "-c", HITS, str(installation)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False, **options)
+
+
+def installation(folder: Path) -> Path:
+    """Return a folder with a copy of what the kernels of ``protocol`` need."""
+    root = PACKAGE.parents[1]
+    shutil.copytree(root / "protocol", folder / "flintmq" / "protocol", ignore=shutil.ignore_patterns("__*cache__"))
+    for name in ("__init__.py", "pyproject.toml"):
+        shutil.copy(root / name, folder / "flintmq")
+    return folder
+
+
+def test_two_environments_share_the_compiled_kernels(tmp_path: Path) -> None:
+    for name, hits in (("first", "0"), ("second", "1")):
+        done = run_hits(installation(tmp_path / name), tmp_path / "cache")
+        assert done.stdout.strip() == hits, done.stderr
+        assert not done.stderr
+
+
+def test_kernels_that_cannot_be_saved_are_used_all_the_same(tmp_path: Path) -> None:
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    done = run_hits(installation(tmp_path), tmp_path / "cache", preexec_fn=no_room)
+    assert done.stdout.strip() == "0", done.stderr
+    assert "they are compiled at every start" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -6,6 +6,7 @@ Read first: ``record_parts``.
 ====================  ===================================================================================
 ``jit``               how kernels are compiled, and the cache of the compiled code
 ``kernel_caches``     where that cache is; needs no Numba
+``kernel_locator``    where a kernel is in it
 ``words``             big-endian loads and stores, the only module that depends on the machine's byte order
 ``octets``            search and comparison of bytes
 ``crc32``             CRC-32, sixteen bytes a step

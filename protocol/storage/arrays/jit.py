@@ -7,6 +7,7 @@ folder's name contains a digest of every source file that the kernels of a packa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -14,7 +15,7 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,6 +24,7 @@ from numba import types
 from numba.core import config
 
 from .kernel_caches import CACHE_VARIABLE, cache_folders
+from .kernel_locator import KernelLocator
 
 INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined] # Numba sets it at run time
 """Kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
@@ -37,6 +39,8 @@ i32_array = types.Array(types.int32, 1, "C")
 i64_table = types.Array(types.int64, 2, "C")
 
 log = logging.getLogger(__name__)
+
+_LOCATOR = f"{KernelLocator.__module__}.{KernelLocator.__qualname__}"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,16 +115,33 @@ def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
         if INTERPRETED:
             return _with_plain_results(function)
         folder = cache_folder(Path(inspect.getfile(function)).parent)
-        before = config.CACHE_DIR  # type: ignore[attr-defined] # Numba sets it at run time
-        # Only for this function: in a Spark worker, the user's own compiled functions keep their cache.
-        config.CACHE_DIR = str(folder or before)  # type: ignore[attr-defined] # as above
-        try:
-            compiled: F = numba.njit(result(*arguments), cache=folder is not None, **_COMPILE)(function)
-        finally:
-            config.CACHE_DIR = before  # type: ignore[attr-defined] # as above
-        return compiled
+        signature = result(*arguments)
+        if folder is not None:
+            try:
+                with _cache_in(folder):
+                    return cast(F, numba.njit(signature, cache=True, **_COMPILE)(function))
+            except OSError as error:  # the disk is full, or another user's filled cache lacks a kernel
+                _cannot_save(folder, str(error))
+        return cast(F, numba.njit(signature, **_COMPILE)(function))
 
     return decorate
+
+
+@contextlib.contextmanager
+def _cache_in(folder: Path) -> Iterator[None]:
+    """Let Numba cache in ``folder``. In a Spark worker, the user's own compiled functions keep their cache."""
+    settings: Any = config
+    before = settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES
+    settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES = str(folder), _LOCATOR
+    try:
+        yield
+    finally:
+        settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES = before
+
+
+@functools.cache
+def _cannot_save(folder: Path, reason: str) -> None:
+    log.warning("compiled kernels cannot be kept in %s (%s): they are compiled at every start", folder, reason)
 
 
 def _with_plain_results(function: F) -> F:
