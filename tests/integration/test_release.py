@@ -1,0 +1,31 @@
+"""``scripts/release --dry-run``: the wheels work in new environments, with each Python of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def test_a_dry_run_builds_the_files_and_tries_them_with_each_python(tmp_path: Path) -> None:
+    output = tmp_path / "dist"
+    program, home = str(ROOT / "scripts" / "release"), "https://git.example/flintmq"
+    command = [program, "--dry-run", "--home", home, "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "No matching distribution" in done.stdout or "Temporary failure in name resolution" in done.stdout:
+        pytest.skip("the tools or packages cannot be fetched")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"works with Python {sys.version_info[0]}.{sys.version_info[1]}\n" in done.stdout
+    assert sorted(path.suffix for path in output.iterdir()) == [".gz", ".gz", ".whl", ".whl"]
+    (wheel,) = output.glob("flintmq-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))).decode()
+    assert "Project-URL: Changelog, https://git.example/flintmq/blob/v" in metadata
+    assert "](docs/" not in metadata
