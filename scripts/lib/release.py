@@ -181,8 +181,8 @@ def release(options: argparse.Namespace) -> None:
     output = options.output.resolve()
     if output.exists() and any(output.iterdir()):
         raise ReleaseRefused(f"{output} is not empty: move it away, or choose another folder with --output")
-    output.mkdir(parents=True, exist_ok=True)
     found = pythons(options.python)
+    output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="flintmq-release-") as name:
         folder = Path(name)
         wheels = build(make_tools(folder / "tools"), folder, output, version, options.home)

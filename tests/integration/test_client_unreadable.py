@@ -24,6 +24,7 @@ def run_without_lz4(program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def lz4_topic(shared_broker: RunningBroker, topic: str) -> str:
+    pytest.importorskip("lz4")
     with Producer(shared_broker.address, compression="lz4") as producer:
         producer.send(Message(topic, b"ab" * 5000, keys="o-1"))
     return topic

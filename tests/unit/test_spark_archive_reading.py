@@ -274,6 +274,7 @@ def test_random_damage_never_gives_a_row_that_was_not_there(tmp_path: Path) -> N
 
 
 def test_compressed_bodies_are_decompressed_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lz4")
     monkeypatch.setattr(decoder, "COMPRESSED_BYTES_MAX", 1000)
     bodies = [bytes([n]) * 30_000 for n in range(60)]
     made = []
@@ -302,6 +303,7 @@ def test_a_body_that_does_not_decompress_is_damage(tmp_path: Path) -> None:
 def test_a_body_whose_library_is_missing_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fail_on_corruption: bool
 ) -> None:
+    pytest.importorskip("lz4")
     body, flags = Compressor(100, "lz4").compress(b"x" * 1000)
     store = make_log([Record(b"orders", b"sound"), Record(b"orders", body, sys_flag=flags)], FILE_BYTES).write(tmp_path)
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
