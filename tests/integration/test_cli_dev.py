@@ -7,8 +7,10 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 
 import httpx2
@@ -61,6 +63,32 @@ def test_a_temporary_store_is_gone_at_the_end() -> None:
         process.terminate()
         assert process.wait(20) == 0
     assert not store.exists()
+
+
+WITHOUT_CONSOLE = """
+import sys
+sys.modules["starlette"] = None
+from flintmq.client.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_without_the_console_it_runs_the_broker_alone(end: signal.Signals) -> None:
+    command = [sys.executable, "-c", WITHOUT_CONSOLE, "dev", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        assert process.stdout is not None
+        address, store = itemgetter(1, 3)(process.stdout.readline().split())
+        assert process.stdout.readline() == "console: not installed: pip install 'flintmq[console]'\n"
+        with Producer(address) as producer:
+            producer.send(Message("orders", b"hello"))
+        os.killpg(process.pid, end)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 0, said
+        assert "by itself" not in said
+    assert not Path(store).exists()
 
 
 def test_a_killed_command_leaves_no_broker(tmp_path: Path) -> None:

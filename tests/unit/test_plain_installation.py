@@ -33,10 +33,10 @@ def test_the_broker_names_the_missing_extra(tmp_path: Path, arguments: list[str]
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("command", ["console", "dev"])
+@pytest.mark.parametrize("command", ["console", "dev --console 127.0.0.1:0"])
 @pytest.mark.parametrize("name", ["jinja2", "starlette", "uvicorn"])
 def test_the_console_names_the_missing_extra(command: str, name: str) -> None:
-    done = run_without((name,), "from flintmq.client.cli.main import main; main()", command)
+    done = run_without((name,), "from flintmq.client.cli.main import main; main()", *command.split())
     assert done.returncode == 2, done.stderr
     assert f"not installed ({name})" in done.stderr
     assert "pip install 'flintmq[console]'" in done.stderr

@@ -59,17 +59,23 @@ def check_reach(settings: BrokerChoice, options: ConsoleOptions) -> None:
     options.check_access()
 
 
-def require_libraries() -> None:
-    """Raise ``ConfigurationError`` if the libraries of the extra are not installed."""
+def missing_library() -> str:
+    """Return the name of a library of the extra that is not installed; empty if all are."""
     try:
         import jinja2  # noqa: F401 - only whether it is there
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
+        return error.name or "unknown"
+    return ""
+
+
+def require_libraries() -> None:
+    """Raise ``ConfigurationError`` if the libraries of the extra are not installed."""
+    if missing := missing_library():
         raise ConfigurationError(
-            f"the console's libraries are not installed ({error.name}); install them with pip install "
-            "'flintmq[console]'"
-        ) from None
+            f"the console's libraries are not installed ({missing}); install them with pip install 'flintmq[console]'"
+        )
 
 
 def console_options(settings: BrokerChoice, listen: str, **given: Any) -> ConsoleOptions:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -18,7 +18,7 @@ import click
 from ....protocol.errors import ConfigurationError
 from ..command import CliCommand, pass_settings
 from ..settings import DEFAULT_BROKER, BrokerChoice
-from .console import LISTEN, console_options, require_libraries
+from .console import LISTEN, console_options, missing_library, require_libraries
 
 PROGRAM = "from flintmq.broker.app.daemon import main; main(prog_name='flintmq-broker')"
 BANNER = "listening on "
@@ -33,20 +33,20 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     "--store", type=click.Path(file_okay=False, path_type=Path), help="The store.  [default: a temporary one]"
 )
 @click.option("--listen", metavar="HOST:PORT", default=DEFAULT_BROKER, show_default=True, help="Address of the broker.")
-@click.option("--console", "page", metavar="HOST:PORT", default=LISTEN, show_default=True, help="Address of the page.")
+@click.option("--console", "page", metavar="HOST:PORT", help=f"Address of the page.  [default: {LISTEN}]")
 @pass_settings
-def dev(settings: BrokerChoice, /, store: Path | None, listen: str, page: str) -> None:
-    """Run a broker and its console together, for development. Ctrl-C ends both.
+def dev(settings: BrokerChoice, /, store: Path | None, listen: str, page: str | None) -> None:
+    """Run a broker and its console, if that is installed, for development. Ctrl-C ends both.
 
     Without --store, the messages are deleted at the end.
     """
-    require_libraries()
-    from ...console.server import serve
+    missing = missing_library()
+    if page is not None:
+        require_libraries()
 
     with contextlib.ExitStack() as opened:
         folder = store or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="flintmq-dev-")))
         settings.broker = opened.enter_context(running_broker(folder, listen))
-        options = console_options(settings, page)
 
         def ready(url: str) -> None:
             chosen = "" if settings.broker == DEFAULT_BROKER else f" -b {settings.broker}"
@@ -55,7 +55,21 @@ def dev(settings: BrokerChoice, /, store: Path | None, listen: str, page: str) -
             click.echo(f"  echo hello | flintmq{chosen} orders     sends a message")
             click.echo(f"  flintmq{chosen} orders                  follows the topic\n\nCtrl-C ends both.")
 
-        serve(options, ready)
+        if missing:
+            _wait_for_signal(lambda: ready("not installed: pip install 'flintmq[console]'"))
+        else:
+            from ...console.server import serve
+
+            serve(console_options(settings, page or LISTEN), ready)
+
+
+def _wait_for_signal(ready: Callable[[], None]) -> None:
+    """Call ``ready`` and wait for Ctrl-C or SIGTERM, as the console does."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ready()
+    ended.wait()
 
 
 def _stop_with_parent() -> None:
