@@ -48,7 +48,7 @@ def try_client(version: str) -> None:
 
 
 def try_broker() -> None:
-    """Send messages to a broker, kill it, and read them after it has started again."""
+    """Send messages to a broker, kill it, read them after it has started again, and verify its store."""
     import flintmq
     from flintmq.client import Consumer, Message, Producer
     from flintmq.testing import LocalBroker
@@ -64,6 +64,9 @@ def try_broker() -> None:
         check([message.body for message in broker.drain("orders")] == BODIES, "messages are missing after a kill")
         with Consumer(broker.address) as consumer:
             check(len(list(consumer.query("orders", key="k"))) == len(BODIES), "the index does not find them")
+        broker.stop()
+        done = run("flintmq-broker", "verify", str(broker.store))
+        check(done.returncode == 0, f"the store is not sound: {done.stdout}{done.stderr}")
     caches = list(Path(flintmq.__file__).parent.rglob("__kernelcache__"))
     check(not caches, f"kernels are cached in the environment: {caches}")
 
