@@ -73,6 +73,7 @@ EXPLANATION = [
 ]
 CONTRIBUTING = [
     Page("Contributing", "contributing/index.md", "CONTRIBUTING.md"),
+    Page("Security", "contributing/security.md", "SECURITY.md"),
     Page("How to change FlintMQ", "contributing/how-to-change.md", "docs/how-to-change.md"),
     Page("The fault harness", "contributing/harness.md", "tests/fault/harness/README.md"),
     Page("Test data", "contributing/data.md", "tests/data/README.md"),
