@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..protocol.errors import InvalidParameter
 from ..protocol.names import check_name
 from ..protocol.storage.delivery import PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS, PROPERTY_TIMER_DELIVER_MS
+from ..protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
 from ..protocol.storage.record import (
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
@@ -20,6 +21,7 @@ from ..protocol.storage.record import (
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
+    encode_properties,
     split_keys,
 )
 from .delay import delay_of, delay_properties
@@ -47,6 +49,8 @@ _NOTED_OF_TRIES = frozenset({"DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "RECON
 """Properties in which clients record retries and dead letters. (Properties that brokers set are not user
 properties.)"""
 _TAG_OR = "||"
+_RECORD_OVERHEAD_BYTES = 512
+"""More than a record has besides the body and the properties of its message: head, topic, unique key, delay."""
 _body_of = attrgetter("_body")
 _KNOWN_TOPICS_MAX = 10_000
 _known_topics: set[str] = set()
@@ -203,6 +207,45 @@ def rows_of(messages: Sequence[Message]) -> list[Row]:
     """Return ``Message.row`` of each message, in a third of the time."""
     wires = [message._wire if message._wire is not None else {PROPERTY_KEYS: message._keys} for message in messages]
     return list(zip(map(_body_of, messages), wires, strict=True))
+
+
+def with_properties(message: Message, properties: Mapping[str, str], record_bytes_max: int) -> Message | None:
+    """Return the message with additional properties, which ``check_properties`` has passed; its own take precedence.
+    None if it has no room for them in a record of at most ``record_bytes_max`` bytes."""
+    wire = message._wire if message._wire is not None else {PROPERTY_KEYS: message._keys}
+    merged = {**properties, **wire}
+    if not _has_room(merged, len(message._body), record_bytes_max):
+        return None
+    copy = object.__new__(Message)
+    copy._topic = message._topic
+    copy._body = message._body
+    copy._keys = message._keys
+    copy._tags = message._tags
+    copy._sharding_key = message._sharding_key
+    copy._delay = message._delay
+    copy._wire = merged
+    return copy
+
+
+def have_room(
+    properties: Mapping[str, str], added: Mapping[str, str], bodies: Iterable[bytes], record_bytes_max: int
+) -> bool:
+    """Return whether all messages of a ``send_bulk`` have room for ``added`` among their ``properties``."""
+    merged = {**added, **properties}
+    return all(_has_room(merged, length, record_bytes_max) for length in set(map(len, bodies)))
+
+
+def _has_room(merged: Mapping[str, str], body_bytes: int, record_bytes_max: int) -> bool:
+    """Return whether a message that can be stored can also be stored with all of its ``merged`` properties."""
+    size = len("".join(merged)) + len("".join(merged.values())) + 2 * len(merged)
+    size = size * 4 + _RECORD_OVERHEAD_BYTES  # a character has at most 4 bytes
+    if size <= PRODUCED_PROPERTIES_BYTES_MAX and size + body_bytes <= record_bytes_max:
+        return True
+    size = len(encode_properties(merged)) + _RECORD_OVERHEAD_BYTES
+    if size > PRODUCED_PROPERTIES_BYTES_MAX:
+        return False
+    # A body that is longer than the limit can only be sent compressed, and is shorter then.
+    return not record_bytes_max - size < body_bytes <= record_bytes_max
 
 
 def _wire_properties(

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Unpack
 
 from ...protocol.commands import QUERY_COUNT_MAX
+from ..core import hooks
 from ..core import topics as topic_operations
 from ..core.consume import pages, requests
 from ..core.consume.batch import Batch
@@ -16,6 +17,7 @@ from ..core.consume.stored import StoredMessage
 from ..core.consume.tags import check_filter, parse_tags
 from ..core.rpc.access import AccessOptions, ReadFrom, check_read_from
 from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
+from ..endpoint import client_name
 from .client import Client, async_method
 from .iteration import Iteration
 
@@ -43,6 +45,7 @@ class Consumer(Client):
         if check_read_from(read_from):
             self._dialer = self._dialer.of_any_member()
             self._caller = self._caller.of(self._dialer)
+        self._side = hooks.Side(access.get("client_name") or client_name(), self._dialer.addresses)
 
     async def pull(
         self,
@@ -68,7 +71,12 @@ class Consumer(Client):
         """
         deadline = self._caller.deadline(timeout)
         plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, self._watch.now)
-        return await self._caller.run(plan, deadline)
+        if (active := hooks.installed) is None:
+            return await self._caller.run(plan, deadline)
+        with hooks.Receiving(active, self._side, topic) as receiving:
+            batch = await self._caller.run(plan, deadline)
+            receiving.messages = batch.messages
+        return batch
 
     def iter(
         self,
@@ -96,7 +104,7 @@ class Consumer(Client):
         if until is not None:
             check_position("until", until)
         seconds = self._caller.timeout if timeout is None else check_timeout("timeout", timeout)
-        iteration = Iteration(self._caller, self._dialer, self._life, self._watch, self._waits)
+        iteration = Iteration(self._caller, self._dialer, self._life, self._watch, self._waits, self._side)
         return iteration.messages(topic, from_, until, parse_tags(tags), check_filter(filter), seconds)
 
     browse = async_method(pages.browse)

@@ -33,7 +33,7 @@ class Dialer:
     ) -> None:
         self.log = log
         self._given = addresses
-        self._addresses = AddressBook(addresses)
+        self.addresses = AddressBook(addresses)
         self._access = access
         self._life = life
         self._watch = watch
@@ -46,7 +46,7 @@ class Dialer:
 
     def mark_failed(self, address: Address, error: FlintError) -> None:
         """Mark an address whose connection failed, so that another address is tried first."""
-        self._addresses.mark_failed(address, error)
+        self.addresses.mark_failed(address, error)
 
     async def dial(self, timeout: float) -> Connection:
         """Return a new connection, made within ``timeout`` seconds.
@@ -55,15 +55,15 @@ class Dialer:
         """
         deadline = self._watch.now() + timeout
         failures: dict[Address, FlintError] = {}
-        while (attempt := self._addresses.next_attempt(failures, deadline - self._watch.now())) is not None:
+        while (attempt := self.addresses.next_attempt(failures, deadline - self._watch.now())) is not None:
             address, seconds = attempt
             try:
                 connection = await Connection.open(address, seconds, self._access, self._life, self._watch, self._waits)
             except (ConnectionFailed, BrokerError) as error:
                 failures[address] = detached(error)
-                self._addresses.mark_failed(address, error, failures)
+                self.addresses.mark_failed(address, error, failures)
             else:
-                self._addresses.mark_answered(address)
+                self.addresses.mark_answered(address)
                 self.log.connected(address)
                 return connection
         raise self.log.unreachable(no_address_answered(failures))

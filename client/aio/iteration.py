@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
+from contextlib import closing
 
 from ...protocol.errors import FlintError
+from ..core import hooks
 from ..core.consume.positions import Position, resolve_span
 from ..core.consume.queue_reader import TopicReader
 from ..core.consume.stored import StoredMessage
@@ -27,12 +30,15 @@ run, and arrived bytes must be read before the application has used up the batch
 class Iteration:
     """One iteration. The loop decodes what arrives and sends the next pulls while the application handles messages."""
 
-    def __init__(self, caller: RpcClient, dialer: Dialer, life: ClientRuntime, watch: Watch, waits: Waits) -> None:
+    def __init__(
+        self, caller: RpcClient, dialer: Dialer, life: ClientRuntime, watch: Watch, waits: Waits, side: hooks.Side
+    ) -> None:
         self._caller = caller
         self._dialer = dialer
         self._life = life
         self._watch = watch
         self._waits = waits
+        self._side = side
         self._iterating: TopicIterator
         self._connection: Connection | None = None
         self._error: FlintError | None = None
@@ -48,6 +54,7 @@ class Iteration:
         reading = TopicReader(topic, span, tags, condition)
         self._iterating = TopicIterator(reading, span.until_ms, seconds, self._watch.now())
         passed = 0
+        began_ns = time.time_ns()
         try:
             while not reading.finished:
                 if passed >= GO_ROUND:
@@ -59,8 +66,14 @@ class Iteration:
                     await self._guarded_wait()
                     continue
                 passed += len(messages)
-                for message in messages:
-                    yield message
+                if (active := hooks.installed) is None:
+                    for message in messages:
+                        yield message
+                    continue
+                with closing(hooks.handed_out(active, self._side, topic, messages, began_ns)) as handed_out:
+                    for message in handed_out:
+                        yield message
+                began_ns = time.time_ns()
         finally:
             self._disconnect()
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Any, Unpack
 
 from ...protocol.errors import RequestTimeout
 from .. import unsent
+from ..core import hooks
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import Bulk, Single
 from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.produce.grouping import BulkProperties, Flush
+from ..core.produce.grouping import BulkProperties, Flush, check_bodies, check_messages
 from ..core.produce.producer_core import ASK, BulkTerms, Groups, Prepared, ProducerCore, raise_unseen
 from ..core.produce.receipts import Receipt
 from ..core.rpc.access import AccessOptions
@@ -97,6 +99,7 @@ class Producer(Base):
             flush=flush,
         )
         super().__init__(addresses, sending.delivery_seconds, access)
+        self._side = hooks.Side(sending.client_name, self._dialer.addresses)
         self._delivery = sending.delivery
         self._driver = DeliveryDriver(
             sending, self._dialer, self._life, self._watch, self._waits, self._settle, self._progressed
@@ -125,6 +128,13 @@ class Producer(Base):
         ``RequestTimeout`` when the time is over. If the call is cancelled, a message that was not sent yet is never
         sent; one that was sent may be stored.
         """
+        if (active := hooks.installed) is None or not isinstance(message, Message):
+            return await self._send(message, queue, flush, timeout)
+        with active.send(self._side, [message], self._sending.record_bytes_max, several=False) as observed:
+            observed.receipt = receipt = await self._send(observed.messages[0], queue, flush, timeout)
+        return receipt
+
+    async def _send(self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None) -> Receipt:
         future = self._life.enter().create_future()
         handed_over = self._hand_over(message, queue, flush, timeout, future)
         try:
@@ -144,6 +154,20 @@ class Producer(Base):
         The future completes without further calls. While too many bytes are unacknowledged, the message waits; so await
         a future, or ``flush()``, now and then.
         """
+        if (active := hooks.installed) is None or not isinstance(message, Message):
+            return self._send_async(message, queue, flush, timeout)
+        observed = active.send(self._side, [message], self._sending.record_bytes_max, several=False)
+        try:
+            future = self._send_async(observed.messages[0], queue, flush, timeout)
+        except BaseException as error:
+            observed.end(error)
+            raise
+        future.add_done_callback(partial(_end, observed))
+        return future
+
+    def _send_async(
+        self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None
+    ) -> SendFuture:
         future = SendFuture(loop=self._life.enter())
         handed_over = self._hand_over(message, queue, flush, timeout, future)
         self._unsettled[future] = None
@@ -230,7 +254,11 @@ class Producer(Base):
         Raises ``DeliveryFailed``, which has the error of each failed message and the receipts of the others.
         """
         terms = BulkTerms(queue, flush, prepare, timeout)
-        return await self._deliver(self._sending.many(messages, terms, self._watch.now()), timeout)
+        if (active := hooks.installed) is None:
+            return await self._deliver(self._sending.many(messages, terms, self._watch.now()), timeout)
+        several = check_messages(messages)
+        with active.send(self._side, several, self._sending.record_bytes_max, several=True) as observed:
+            return await self._deliver(self._sending.many(observed.messages, terms, self._watch.now()), timeout)
 
     async def send_bulk(
         self,
@@ -248,8 +276,13 @@ class Producer(Base):
         None); ``tags``, ``properties``, ``sharding_key`` and the delay are those of ``Message`` and apply to all
         bodies (``BulkProperties``). Otherwise like ``send_many``."""
         terms = BulkTerms(queue, flush, prepare, timeout)
-        plan = self._sending.columns(topic, bodies, keys, shared, terms, self._watch.now())
-        return await self._deliver(plan, timeout)
+        if (active := hooks.installed) is None:
+            plan = self._sending.columns(topic, bodies, keys, shared, terms, self._watch.now())
+            return await self._deliver(plan, timeout)
+        several = check_bodies(bodies)
+        with active.send_bulk(self._side, topic, several, shared, self._sending.record_bytes_max) as observed:
+            plan = self._sending.columns(topic, several, keys, observed.shared, terms, self._watch.now())
+            return await self._deliver(plan, timeout)
 
     async def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:
         bulk = await self._enter_bulk(plan, self._caller.deadline(timeout))
@@ -374,3 +407,11 @@ class Producer(Base):
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._close(raised)
+
+
+def _end(observed: hooks.Sending, future: asyncio.Future[Receipt]) -> None:
+    """Tell the hooks the outcome of a message, without counting as the application that looks at it."""
+    error = asyncio.CancelledError() if future.cancelled() else asyncio.Future.exception(future)
+    if error is None:
+        observed.receipt = asyncio.Future.result(future)
+    observed.end(error)

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Unpack
 
 from ...protocol.commands import QUERY_COUNT_MAX
+from ..core import hooks
 from ..core import topics as topic_operations
 from ..core.consume import pages, requests
 from ..core.consume.batch import Batch
@@ -17,6 +18,7 @@ from ..core.consume.stored import StoredMessage
 from ..core.consume.tags import check_filter, parse_tags
 from ..core.rpc.access import AccessOptions, ReadFrom, check_read_from
 from ..core.rpc.timeouts import TIMEOUT_SECONDS
+from ..endpoint import client_name
 from .client import Client, blocking_method
 from .iteration import iterate
 
@@ -46,6 +48,7 @@ class Consumer(Client):
         super().__init__(addresses, timeout=timeout, **access)
         if check_read_from(read_from):
             self._caller = self._caller.of_any_member()
+        self._side = hooks.Side(access.get("client_name") or client_name(), self._caller.addresses)
 
     def pull(
         self,
@@ -71,7 +74,12 @@ class Consumer(Client):
         """
         deadline = self._caller.deadline(timeout)
         plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, time.monotonic)
-        return self._caller.run(plan, deadline)
+        if (active := hooks.installed) is None:
+            return self._caller.run(plan, deadline)
+        with hooks.Receiving(active, self._side, topic) as receiving:
+            batch = self._caller.run(plan, deadline)
+            receiving.messages = batch.messages
+        return batch
 
     def iter(
         self,
@@ -90,7 +98,7 @@ class Consumer(Client):
         sequence; a queue left out is read from its beginning, and up to its current end). Without ``until`` the
         iterator waits for new messages and never ends. ``timeout``: seconds for which the broker may be away.
         """
-        return iterate(self._caller, topic, from_, until, parse_tags(tags), check_filter(filter), timeout)
+        return iterate(self._caller, self._side, topic, (from_, until), parse_tags(tags), check_filter(filter), timeout)
 
     def arrow(
         self, topic: str, from_: Position = EARLIEST, until: Position = LATEST, **options: Unpack[ArrowOptions]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterator
 
 from ...protocol.errors import ConnectionFailed, FlintError
+from ..core import hooks
 from ..core.consume.positions import Position, resolve_span
 from ..core.consume.queue_reader import TopicReader
 from ..core.consume.stored import StoredMessage
@@ -18,32 +19,34 @@ from .pool import Caller
 
 def iterate(
     caller: Caller,
+    side: hooks.Side,
     topic: str,
-    from_: Position,
-    until: Position | None,
+    ends: tuple[Position, Position | None],
     tags: TagFilter,
     condition: str,
     timeout: float | None,
 ) -> Iterator[StoredMessage]:
-    """Return an iterator over the messages of a topic, for ``Consumer.iter``."""
+    """Return an iterator over the messages of a topic, for ``Consumer.iter``. ``ends``: its ``from_`` and ``until``."""
     deadline = caller.deadline(timeout)
-    span = caller.run(resolve_span(topic, from_, until), deadline)
+    span = caller.run(resolve_span(topic, *ends), deadline)
     away_seconds = caller.timeout if timeout is None else timeout
     reading = TopicReader(topic, span, tags, condition)
     iterating = TopicIterator(reading, span.until_ms, away_seconds, time.monotonic())
-    return _Iteration(caller, iterating).messages()
+    return _Iteration(caller, side, iterating).messages()
 
 
 class _Iteration:
     """Drives one ``TopicIterator``."""
 
-    def __init__(self, caller: Caller, iterating: TopicIterator) -> None:
+    def __init__(self, caller: Caller, side: hooks.Side, iterating: TopicIterator) -> None:
         self._caller = caller
+        self._side = side
         self._iterating = iterating
         self._connection: Connection | None = None
 
     def messages(self) -> Generator[StoredMessage, None, None]:
         reading = self._iterating.reading
+        began_ns = time.time_ns()
         try:
             while not reading.finished:
                 if not reading.has_messages:
@@ -51,7 +54,12 @@ class _Iteration:
                 # Take what has arrived without waiting: a queue without messages may have some by now.
                 elif reading.someone_waits or not self._iterating.outstanding:
                     self._guarded(wait=False)
-                yield from reading.turn()
+                messages = reading.turn()
+                if not messages or (active := hooks.installed) is None:
+                    yield from messages
+                else:
+                    yield from hooks.handed_out(active, self._side, reading.topic, messages, began_ns)
+                    began_ns = time.time_ns()
         finally:
             self._disconnect()
 

@@ -35,7 +35,7 @@ class Dialer:
     def __init__(self, addresses: tuple[Address, ...], access: ClientAccess, log: ConnectionLog) -> None:
         self.log = log
         self._given = addresses
-        self._addresses = AddressBook(addresses)
+        self.addresses = AddressBook(addresses)
         self._access = access
 
     def of_any_member(self) -> Dialer:
@@ -44,7 +44,7 @@ class Dialer:
 
     def mark_failed(self, address: Address, error: BaseException) -> None:
         """Mark an address whose connection failed, so that another address is tried first."""
-        self._addresses.mark_failed(address, error)
+        self.addresses.mark_failed(address, error)
 
     def dial(self, timeout: float) -> Connection:
         """Return a new connection, made within ``timeout`` seconds.
@@ -53,15 +53,15 @@ class Dialer:
         """
         deadline = time.monotonic() + timeout
         failures: dict[Address, FlintError] = {}
-        while (attempt := self._addresses.next_attempt(failures, deadline - time.monotonic())) is not None:
+        while (attempt := self.addresses.next_attempt(failures, deadline - time.monotonic())) is not None:
             address, seconds = attempt
             try:
                 connection = Connection.open(address, seconds, self._access)
             except (ConnectionFailed, BrokerError) as error:
                 failures[address] = detached(error)
-                self._addresses.mark_failed(address, error, failures)
+                self.addresses.mark_failed(address, error, failures)
             else:
-                self._addresses.mark_answered(address)
+                self.addresses.mark_answered(address)
                 self.log.connected(address)
                 return connection
         raise self.log.unreachable(no_address_answered(failures))
@@ -139,6 +139,11 @@ class Caller:
         self._dialer = dialer
         self.log = dialer.log
         self.pool = ConnectionPool(dialer, guard)
+
+    @property
+    def addresses(self) -> AddressBook:
+        """The addresses that it calls."""
+        return self._dialer.addresses
 
     def of_any_member(self) -> Caller:
         """Return a caller with connections of its own, whose requests followers may answer."""

@@ -7,17 +7,19 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from ...protocol.errors import FlintError, RequestTimeout
 from .. import unsent
 from ..connection_log import ConnectionLog
+from ..core import hooks
 from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import NEVER, Bulk, Single
 from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.produce.grouping import BulkProperties, Flush
+from ..core.produce.grouping import BulkProperties, Flush, check_bodies, check_messages
 from ..core.produce.producer_core import ASK, BulkTerms, Groups, ProducerCore, raise_unseen
 from ..core.produce.receipts import Receipt
 from ..core.rpc.access import AccessOptions, access_for
@@ -106,6 +108,7 @@ class Producer:
         )
         self._guard = Guard("Producer")
         dialer = Dialer(parse_addresses(addresses), access_for(self, access), ConnectionLog("Producer"))
+        self._side = hooks.Side(self._sending.client_name, dialer.addresses)
         self._caller = Caller(dialer, self._guard, self._sending.delivery_seconds)
         self._delivery = self._sending.delivery
         self._driver = DeliveryDriver(self._delivery, dialer, self._connected, self._settle)
@@ -130,6 +133,13 @@ class Producer:
         seconds, instead of ``delivery_timeout``. Raises the broker's refusal, or ``ConnectionFailed`` or
         ``RequestTimeout`` when the time is over.
         """
+        if (active := hooks.installed) is None or not isinstance(message, Message):
+            return self._send(message, queue, flush, timeout)
+        with active.send(self._side, [message], self._sending.record_bytes_max, several=False) as observed:
+            observed.receipt = receipt = self._send(observed.messages[0], queue, flush, timeout)
+        return receipt
+
+    def _send(self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None) -> Receipt:
         single: Single | None = None
         # The role that ``claim`` gave, if the driver adopts what the single sender has sent.
         role: Role | None = True
@@ -161,6 +171,20 @@ class Producer:
 
         The future completes without further calls, possibly in another thread.
         """
+        if (active := hooks.installed) is None or not isinstance(message, Message):
+            return self._send_async(message, queue, flush, timeout)
+        observed = active.send(self._side, [message], self._sending.record_bytes_max, several=False)
+        try:
+            future = self._send_async(observed.messages[0], queue, flush, timeout)
+        except BaseException as error:
+            observed.end(error)
+            raise
+        future.add_done_callback(partial(_end, observed))
+        return future
+
+    def _send_async(
+        self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None
+    ) -> SendFuture:
         future = SendFuture()
         try:
             self._add(message, queue, flush, timeout, future)
@@ -229,7 +253,11 @@ class Producer:
         Raises ``DeliveryFailed``, which has the error of each failed message and the receipts of the others.
         """
         terms = BulkTerms(queue, flush, prepare, timeout)
-        return self._deliver(self._sending.many(messages, terms, time.monotonic()), timeout)
+        if (active := hooks.installed) is None:
+            return self._deliver(self._sending.many(messages, terms, time.monotonic()), timeout)
+        several = check_messages(messages)
+        with active.send(self._side, several, self._sending.record_bytes_max, several=True) as observed:
+            return self._deliver(self._sending.many(observed.messages, terms, time.monotonic()), timeout)
 
     def send_bulk(
         self,
@@ -247,8 +275,13 @@ class Producer:
         None); ``tags``, ``properties``, ``sharding_key`` and the delay are those of ``Message`` and apply to all
         bodies (``BulkProperties``). Otherwise like ``send_many``."""
         terms = BulkTerms(queue, flush, prepare, timeout)
-        plan = self._sending.columns(topic, bodies, keys, shared, terms, time.monotonic())
-        return self._deliver(plan, timeout)
+        if (active := hooks.installed) is None:
+            plan = self._sending.columns(topic, bodies, keys, shared, terms, time.monotonic())
+            return self._deliver(plan, timeout)
+        several = check_bodies(bodies)
+        with active.send_bulk(self._side, topic, several, shared, self._sending.record_bytes_max) as observed:
+            plan = self._sending.columns(topic, several, keys, observed.shared, terms, time.monotonic())
+            return self._deliver(plan, timeout)
 
     def send_arrow(
         self,
@@ -375,3 +408,11 @@ class Producer:
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(raised)
+
+
+def _end(observed: hooks.Sending, future: Future[Receipt]) -> None:
+    """Tell the hooks the outcome of a message, without counting as the application that looks at it."""
+    error = Future.exception(future)
+    if error is None:
+        observed.receipt = Future.result(future)
+    observed.end(error)

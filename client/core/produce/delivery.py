@@ -141,7 +141,7 @@ class Outbox:
 
     def connected(self, limits: HelloAnswer) -> None:
         """Start sending on a new connection; ``limits`` is the broker's response to HELLO."""
-        self.frames.frame_bytes_max = limits.produce_frame_bytes_max
+        self.frames.limit(limits)
         self._backoff.end_pause()
 
     def next_request(self, now: float, request_id: int) -> tuple[bytes, bytes | memoryview] | None:

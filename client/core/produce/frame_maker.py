@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....protocol.commands import LAYOUT_ROWS
+from ....protocol.commands import LAYOUT_ROWS, HelloAnswer
 from ....protocol.errors import MessageIllegal
 from ....protocol.produce_frame import ANY_QUEUE, ProduceHead
 from ....protocol.storage.ids import UNIQUE_COUNTER_MAX
 from .accumulator import HEADS_KEPT, BatchGroup, Lane, ProduceFrame, Single
 from .packer import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, Rows
 
+RECORD_BYTES_MAX = 512 * 1024
+"""Largest record that a broker accepts by default: a guess until the first connection."""
+
 
 class FrameMaker:
     """The frames of one producer. ``unique_prefix``, ``unique_next``: prefix and next counter of the unique keys."""
 
-    __slots__ = ("common", "delivery_seconds", "frame_bytes_max", "unique_next", "unique_prefix")
+    __slots__ = ("common", "delivery_seconds", "frame_bytes_max", "record_bytes_max", "unique_next", "unique_prefix")
 
     def __init__(self, delivery_seconds: float, unique_prefix: str, unique_first: int) -> None:
         self.delivery_seconds = delivery_seconds
@@ -25,6 +28,13 @@ class FrameMaker:
         """Properties of every single message, in PRODUCE's form."""
         self.frame_bytes_max = 0
         """Longest frame that the connected broker accepts."""
+        self.record_bytes_max = RECORD_BYTES_MAX
+        """Largest record of a message that it accepts."""
+
+    def limit(self, limits: HelloAnswer) -> None:
+        """Keep to the limits of a broker from now on."""
+        self.frame_bytes_max = limits.produce_frame_bytes_max
+        self.record_bytes_max = limits.message_bytes_max
 
     def of_singles(self, lane: Lane, first: Single) -> ProduceFrame:
         """Return a frame of ``first``, which is already removed, and the singles after it that fit."""

@@ -76,13 +76,18 @@ class ProducerCore:
                 f"in_flight_bytes_max is {in_flight_bytes_max!r}; it must be a number of bytes above 0"
             )
         self.delivery_seconds = check_timeout("delivery_timeout", delivery_timeout)
-        self._client_name = client_name
+        self.client_name = client_name
         self.flush = check_flush(flush)
         self._compressor = Compressor(compress_over, compression)
         self.compress_over = NEVER if compress_over is None else compress_over
         self._queue_counts = QueueCounts()
         counter = ids.unique_counter_start(time.time())
         self.delivery = Outbox(self.delivery_seconds, in_flight_bytes_max, "", counter)
+
+    @property
+    def record_bytes_max(self) -> int:
+        """Largest record of a message that the broker accepts."""
+        return self.delivery.frames.record_bytes_max
 
     def connected(self, local_address: bytes) -> None:
         """Handle a new connection; the local address (4 or 16 bytes) of the first one goes into the unique keys."""
@@ -180,7 +185,7 @@ class ProducerCore:
         for topic in topics:
             count = known.last_known(topic)
             if count is None:
-                created: int = (yield [topic_operations.created_queues(self._client_name)])[0]
+                created: int = (yield [topic_operations.created_queues(self.client_name)])[0]
                 count = known.will_be_created(topic, created)
             counts[topic] = count
         return counts

@@ -35,6 +35,11 @@ class AddressBook:
         self._learned: tuple[Address, ...] = ()
         self._first = given[0]
 
+    @property
+    def first(self) -> Address:
+        """The address of the broker that served this client last, or that is tried next."""
+        return self._first
+
     def next_attempt(self, tried: Collection[Address], seconds: float) -> Attempt | None:
         """Return the next attempt of a search that has ``seconds`` left; None: the search is over.
 

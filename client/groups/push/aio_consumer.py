@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
+from ...core import hooks
 from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
 from ...core.rpc.timeouts import check_timeout
@@ -55,7 +56,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
         """Threads for a listener that is a plain function; a coroutine function runs in tasks instead."""
         if is_coroutine_function(self._listener):
             return Engine(self._options, dialer, self._post_works, self._post_recall, self._post_stuck, self._post_end)
-        workers = self._workers = Workers(self._options, self._call)
+        workers = self._workers = Workers(self._options, self._side, self._call)
         workers.engine = Engine(self._options, dialer, workers.begin, workers.recall, workers.replace, self._post_end)
         return workers.engine
 
@@ -241,7 +242,11 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
         """Await the listener; returns the messages to redeliver, with their delay levels."""
         messages = (handed,) if isinstance(handed, StoredMessage) else work.messages
         try:
-            check_returned(await self._listener(handed))
+            if (active := hooks.installed) is None:
+                check_returned(await self._listener(handed))
+            else:
+                with active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
+                    check_returned(await self._listener(handed))
         except asyncio.CancelledError as error:
             if work.given_up or self._life.closed:
                 raise

@@ -10,6 +10,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Self
 
+from ...core import hooks
 from ...errors import ClientClosed, ListenerTimeout
 from ...sync.pool import Dialer
 from .delivery import Delivery
@@ -59,6 +60,14 @@ class GroupConsumer(ReceiverShell, TaskMember):
         closed, also while this waits, and ``ClientFailed`` if it cannot continue. If it is cancelled, no message is
         lost.
         """
+        if (active := hooks.installed) is None:
+            return await self._receive(max_count, timeout)
+        with hooks.Receiving(active, self._side) as receiving:
+            found = await self._receive(max_count, timeout)
+            receiving.messages = [delivery.message for delivery in found]
+        return self._begun(active, found)
+
+    async def _receive(self, max_count: int, timeout: float | None) -> list[Delivery]:
         loop = self._life.enter()
         deadline = loop.time() + self._check_receive(max_count, timeout)
         deliveries = self._deliveries

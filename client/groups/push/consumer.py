@@ -71,7 +71,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], ThreadMember):
     def _engine_for(self, dialer: Dialer) -> Engine:
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Wakes ``run``; a SimpleQueue, because a signal handler may put into it."""
-        workers = self._workers = Workers(self._options, self._call)
+        workers = self._workers = Workers(self._options, self._side, self._call)
         workers.engine = Engine(
             self._options, dialer, workers.begin, workers.recall, workers.replace, self._engine_ended
         )

@@ -146,17 +146,19 @@ class Deliveries(DeliverySource):
         with self.condition:
             back = [work for work in self._waiting if work.claim.stopped]
             self._waiting = deque(work for work in self._waiting if not work.claim.stopped)
-            for work in [work for work in self._open if work.claim.lost]:
-                del self._open[work]
+            lost = [self._open.pop(work) for work in list(self._open) if work.claim.lost]
             self.condition.notify_all()
+        self._end_handling(lost)
         self._give_back(back)
         self._changed()
 
     def give_up(self, work: WorkItem) -> None:
         """Forget a delivery that was open for too long."""
         with self.condition:
-            self._open.pop(work, None)
+            delivery = self._open.pop(work, None)
             self.condition.notify_all()
+        if delivery is not None:
+            self._end_handling([delivery])
         self._changed()
 
     def end(self, *, abandon: bool) -> None:
@@ -164,11 +166,18 @@ class Deliveries(DeliverySource):
         with self.condition:
             self.ended = True
             back, self._waiting = list(self._waiting), deque()
+            lost = list(self._open.values()) if abandon else []
             if abandon:
                 self._open.clear()
             self.condition.notify_all()
+        self._end_handling(lost)
         self._give_back(back)
         self._changed()
+
+    def _end_handling(self, lost: list[Delivery]) -> None:
+        for delivery in lost:
+            if delivery.handling is not None:
+                delivery.handling.end(self._lost(delivery.message, delivery._work))
 
     def _give_back(self, works: list[WorkItem]) -> None:
         for work in works:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from ...core.consume.stored import StoredMessage
+from ...core.hooks import Observation
 from ...core.rpc.timeouts import check_timeout
 from ...errors import InvalidArgumentType
 from .outcome import GiveUp, TryLater
@@ -22,7 +23,7 @@ class Delivery:
     or the consumer has ended. They raise ``ForkedClient`` in a forked child.
     """
 
-    __slots__ = ("_settled", "_source", "_work", "message")
+    __slots__ = ("_settled", "_source", "_work", "handling", "message")
 
     message: StoredMessage
     """The message. It does not keep the bytes of other messages."""
@@ -32,10 +33,12 @@ class Delivery:
         self._source = source
         self._work = work
         self._settled = False
+        self.handling: Observation | None = None
+        """Set by hooks: it ends when the delivery is settled or lost."""
 
     def ack(self) -> None:
         """Settle the message as handled. Its progress is committed with the next commit."""
-        self._source.settle(self, None)
+        self._settle(None)
 
     def retry(self, delay_level: int = 0, reason: str | None = None) -> None:
         """Have the message redelivered later, to any member.
@@ -44,11 +47,23 @@ class Delivery:
         stored with the message (``StoredMessage.retry_reason``); by default it is the exception that is being handled,
         if any.
         """
-        self._source.settle(self, TryLater(delay_level, reason=_checked(reason)))
+        self._settle(TryLater(delay_level, reason=_checked(reason)))
 
     def dead(self, reason: str | None = None) -> None:
         """Make the message a dead letter, without redelivery. ``reason``: as for ``retry``."""
-        self._source.settle(self, GiveUp(reason=_checked(reason)))
+        self._settle(GiveUp(reason=_checked(reason)))
+
+    def _settle(self, told: TryLater | None) -> None:
+        handling = self.handling
+        if handling is None:
+            self._source.settle(self, told)
+            return
+        try:
+            self._source.settle(self, told)
+        except BaseException as error:
+            handling.end(error)
+            raise
+        handling.end(told)
 
     def renew(self, seconds: float) -> None:
         """Let the lease end so many seconds from now, and renew it by itself no more.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+from ...core import hooks
 from ...errors import ClientClosed, ListenerTimeout
 from ...sync.pool import Dialer
 from .delivery import Delivery
@@ -64,6 +65,14 @@ class GroupConsumer(ReceiverShell, ThreadMember):
         Returns an empty list after ``timeout`` seconds; 0: does not wait. Raises ``ClientClosed`` if the consumer is
         closed, also while this waits, and ``ClientFailed`` if it cannot continue.
         """
+        if (active := hooks.installed) is None:
+            return self._receive(max_count, timeout)
+        with hooks.Receiving(active, self._side) as receiving:
+            found = self._receive(max_count, timeout)
+            receiving.messages = [delivery.message for delivery in found]
+        return self._begun(active, found)
+
+    def _receive(self, max_count: int, timeout: float | None) -> list[Delivery]:
         deadline = time.monotonic() + self._check_receive(max_count, timeout)
         deliveries = self._deliveries
         if found := deliveries.take(max_count):

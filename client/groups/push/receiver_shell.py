@@ -8,12 +8,13 @@ from typing import Any, Unpack
 
 from ....protocol.errors import FlintError
 from ...core.client_guard import Guard
+from ...core.hooks import Hooks
 from ...core.rpc.access import AccessOptions
 from ...core.rpc.timeouts import check_timeout
 from ...errors import InvalidArgument, ListenerTimeout
 from ...sync.pool import Dialer
 from .deliveries import Deliveries
-from .delivery import DeliverySource
+from .delivery import Delivery, DeliverySource
 from .group_client import Engine
 from .member_engine import MemberEngine
 from .options import Addresses, ReceiveOptions, Subscriptions, check_receive_options, check_whole
@@ -58,6 +59,12 @@ class ReceiverShell(MemberShell):
         deliveries = self._deliveries = Deliveries(options, guard, changed)
         deliveries.engine = Engine(options, dialer, deliveries.add, deliveries.recall, deliveries.give_up, ended)
         return deliveries.engine
+
+    def _begun(self, active: Hooks, found: list[Delivery]) -> list[Delivery]:
+        """Begin the handling of deliveries, which ends with their settlement or their loss."""
+        for delivery in found:
+            delivery.handling = active.process(self._side, (delivery.message,), several=False, pushed=False)
+        return found
 
     def _check_receive(self, max_count: Any, timeout: Any) -> float:
         """Return how many seconds to wait; raise if ``receive`` cannot be called, or not with these arguments."""

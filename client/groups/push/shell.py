@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar, Unpack, overload
 
 from ....protocol.errors import FlintError
 from ...connection_log import ConnectionLog
+from ...core.hooks import Side
 from ...core.rpc.access import AccessOptions, ClientAccess, access_for
 from ...core.rpc.address import parse_addresses
 from ...errors import ListenerTimeout
@@ -42,7 +43,9 @@ class MemberShell(ABC):
         self._timeout = self._options.timeout_seconds
         self._started = False
         connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
-        self._engine: MemberEngine = self._new_engine(Dialer(parse_addresses(addresses), access, connection_log))
+        dialer = Dialer(parse_addresses(addresses), access, connection_log)
+        self._side = Side(self.member, dialer.addresses, self.group)
+        self._engine: MemberEngine = self._new_engine(dialer)
 
     @abstractmethod
     def _new_engine(self, dialer: Dialer) -> MemberEngine:

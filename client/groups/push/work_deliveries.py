@@ -191,11 +191,15 @@ class WorkDeliveries(DeliverySource):
             self.ended = True
             self.unwanted.update(dict.fromkeys(self.waiting))
             self.waiting.clear()
+            lost = list(self.open.values()) if abandon else []
             if abandon:
                 self.unwanted.update(dict.fromkeys(self.open))
                 self.renewals.clear()
                 self.open.clear()
             self.condition.notify_all()
+        for delivery in lost:
+            if delivery.handling is not None:
+                delivery.handling.end(self._lost(delivery._work, "its consumer was closed before"))
         self.wake()
         self._changed()
 
@@ -252,10 +256,13 @@ class WorkDeliveries(DeliverySource):
 
     def _lose(self, lease: Lease, why: str) -> None:
         lease.lost = why
-        self.open.pop(lease, None)
+        delivery = self.open.pop(lease, None)
         self.renewals.pop(lease, None)
         self.counts.stuck += 1
-        log.warning("%s", self._lost(lease, why))
+        lost = self._lost(lease, why)
+        log.warning("%s", lost)
+        if delivery is not None and delivery.handling is not None:
+            delivery.handling.end(lost)
 
     def renewed(self, leases: Sequence[Lease], valid: bytes, sent_at: float, seconds: float) -> None:
         """Take the response to renewals. ``valid``: a byte for each."""

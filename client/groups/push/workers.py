@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...core import hooks
 from ...core.consume.stored import StoredMessage
 from ...errors import ClientFailed
 from .claim import WorkItem
@@ -18,12 +19,14 @@ from .outcome import Failed, failed_with
 
 
 class Workers:
-    """The threads of one consumer. ``call``: called with a message or a batch; its exceptions decide the outcome."""
+    """The threads of one consumer, ``side``. ``call``: called with a message or a batch; its exceptions decide the
+    outcome."""
 
-    def __init__(self, options: Options, call: Callable[[Any], None]) -> None:
+    def __init__(self, options: Options, side: hooks.Side, call: Callable[[Any], None]) -> None:
         self.engine: Engine
         """Set by the creator of both."""
         self._options = options
+        self._side = side
         self._call = call
         self._ready: queue.SimpleQueue[WorkItem | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -114,7 +117,11 @@ class Workers:
     def _failed(self, handed: Any, messages: Sequence[StoredMessage], work: WorkItem) -> Failed:
         """Call the listener; returns the messages to redeliver, with their delay levels."""
         try:
-            self._call(handed)
+            if (active := hooks.installed) is None:
+                self._call(handed)
+            else:
+                with active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
+                    self._call(handed)
         except Exception as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
             return failed_with(error, self._options, messages, work)
         return []

@@ -1,0 +1,179 @@
+"""Spans that are under way: they end with an outcome, and with metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context, attach, detach
+
+from ...protocol.storage.delivery import DEAD_LETTER_LEVEL
+from ..core import hooks
+from ..core.produce.receipts import Receipt
+from ..errors import DeliveryLost
+from ..groups.push.delivery import Delivery
+from ..groups.push.outcome import TryLater
+from . import attributes as names
+from .attributes import Attributes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..core.produce.grouping import BulkProperties
+    from ..message import Message
+
+
+class Instruments:
+    """The metrics of a process, as the conventions name them."""
+
+    def __init__(self, meter: metrics.Meter) -> None:
+        self.operation_duration = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "Duration of the operations of a client."
+        )
+        self.process_duration = meter.create_histogram(
+            "messaging.process.duration", "s", "Duration of the handling of a message or of a batch."
+        )
+        self.sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Messages that the application sent, or tried to send."
+        )
+        self.consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages that the application got."
+        )
+
+
+class _Timed(hooks.Observation):
+    """A span, the attributes that it began with, and the time at which it began."""
+
+    __slots__ = ("_attributes", "_began", "_ended", "_instruments", "_span")
+
+    def __init__(self, instruments: Instruments, span: trace.Span, attributes: Attributes) -> None:
+        self._instruments = instruments
+        self._span = span
+        self._attributes = attributes
+        self._ended = False
+        self._began = time.perf_counter()
+
+
+def note_error(span: trace.Span, error: BaseException, error_type: str) -> None:
+    """Note the error with which an operation ended."""
+    if span.is_recording():
+        span.set_attribute(names.ERROR_TYPE, error_type)
+        span.set_status(trace.StatusCode.ERROR, str(error))
+        if not isinstance(error, TryLater):
+            span.record_exception(error)
+
+
+class SendSpan(_Timed, hooks.Sending):
+    """A call that sends ``count`` messages."""
+
+    __slots__ = ("_count", "messages", "receipt", "shared")
+
+    def __init__(
+        self,
+        instruments: Instruments,
+        span: trace.Span,
+        attributes: Attributes,
+        messages: Sequence[Message],
+        count: int,
+        shared: BulkProperties,
+    ) -> None:
+        super().__init__(instruments, span, attributes)
+        self.messages = messages
+        self.shared = shared
+        self.receipt: Receipt | None = None
+        self._count = count
+
+    def end(self, error: BaseException | None) -> None:
+        """Note the end; only the first one counts."""
+        if self._ended:
+            return
+        self._ended = True
+        seconds = time.perf_counter() - self._began
+        span, error_type = self._span, ""
+        if error is not None:
+            error_type = names.error_type_of(error)
+            note_error(span, error, error_type)
+        elif self.receipt is not None and span.is_recording():
+            span.set_attribute(names.MESSAGE_ID, self.receipt.message_id)
+            span.set_attribute(names.PARTITION, str(self.receipt.queue))
+        span.end()
+        of_metrics = names.of_metrics(self._attributes, error_type)
+        self._instruments.operation_duration.record(seconds, of_metrics)
+        self._instruments.sent.add(self._count, of_metrics)
+
+
+class ProcessSpan(_Timed):
+    """The handling of one message, or of a batch. ``context``: in which its code runs, with the span; ``settled``:
+    called at the end with the name of the settlement."""
+
+    __slots__ = ("_settled", "_token", "context")
+
+    def __init__(
+        self,
+        instruments: Instruments,
+        span: trace.Span,
+        attributes: Attributes,
+        context: Context,
+        settled: Callable[[str], None] | None,
+    ) -> None:
+        super().__init__(instruments, span, attributes)
+        self.context = context
+        self._settled = settled
+        self._token: Token[Context] | None = None
+
+    def __enter__(self) -> Self:
+        self._token = attach(self.context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._token is not None
+        detach(self._token)
+        self.end(raised)
+
+    def end(self, error: BaseException | None) -> None:
+        """Note the end; only the first one counts."""
+        if self._ended:
+            return
+        self._ended = True
+        seconds = time.perf_counter() - self._began
+        error_type = ""
+        if error is not None:
+            error_type = names.error_type_of(error)
+            note_error(self._span, error, error_type)
+        self._span.end()
+        self._instruments.process_duration.record(seconds, names.of_metrics(self._attributes, error_type))
+        if self._settled is not None and not isinstance(error, DeliveryLost):
+            self._settled(settlement_of(error))
+
+
+def settlement_of(error: BaseException | None) -> str:
+    """Return the name of the settlement that an outcome leads to."""
+    if error is None:
+        return "ack"
+    if isinstance(error, TryLater) and error.delay_level == DEAD_LETTER_LEVEL:
+        return "dead"
+    return "retry"
+
+
+@contextmanager
+def handling(delivery: Delivery) -> Iterator[None]:
+    """Let the code of a ``with`` block run in the span of a delivery, so that spans that it begins are part of it.
+
+    Does nothing if the delivery was received without a span.
+    """
+    span = delivery.handling
+    if not isinstance(span, ProcessSpan):
+        yield
+        return
+    token = attach(span.context)
+    try:
+        yield
+    finally:
+        detach(token)
