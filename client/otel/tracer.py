@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -83,12 +84,11 @@ class Tracer(hooks.Hooks):
         attributes = names.of_operation(side, "send", "send", topic if isinstance(topic, str) else "")
         attributes[names.BATCH_COUNT] = len(bodies)
         current, fields = get_current(), trace_fields()
-        try:
+        own: Mapping[str, str] | None = None
+        with suppress(InvalidMessage):  # the call is about to raise it
             own = check_properties(shared.get("properties") or {})
-        except InvalidMessage:  # the call is about to raise it
-            own = {}
-        span = self._begin(attributes, trace.SpanKind.PRODUCER, current, links_to([own], fields))
-        if fields.isdisjoint(own):
+        span = self._begin(attributes, trace.SpanKind.PRODUCER, current, links_to([own or {}], fields))
+        if own is not None and fields.isdisjoint(own):
             for added in variants(injected(trace.set_span_in_context(span, current))):
                 if have_room(own, added, bodies, record_bytes_max):
                     shared = {**shared, "properties": {**added, **own}}

@@ -35,6 +35,7 @@ from . import (
     spark_stream,
     start,
     tools,
+    tracing,
     work_queue,
 )
 
@@ -54,6 +55,7 @@ ALL: tuple[Case, ...] = (
     push_latency.CASE,
     group_consume.CASE,
     work_queue.CASE,
+    tracing.CASE,
     rebalance.CASE,
     delayed.CASE,
     start.CASE,

@@ -1,0 +1,149 @@
+"""The price of OpenTelemetry for a message: sent alone, in a batch and in bulk, and handled alone and in a batch.
+
+The rounds of all ways to trace take turns, and of each way the fastest round counts, so that the differences show more
+than the noise of the machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from flintmq.client import Message, Producer
+
+from ..bench import Bench
+from ..broker import Broker
+from ..load import TOPIC, Columns, columns
+from ..measure import Case, Measure, Sample, Samples, Skipped
+from .group_consume import BATCH, consume
+
+SINGLES = 2_000
+SEVERAL = 50_000
+STORED = 20_000
+ROUNDS = 5
+
+_Way = Callable[[], AbstractContextManager[None]]
+_Measured = Callable[[], float]
+"""Does something with messages, and returns the seconds that each of them took."""
+
+
+def samples(bench: Bench) -> Samples:
+    """Yield one sample per run."""
+    if importlib.util.find_spec("opentelemetry.sdk") is None:
+        raise Skipped("the extras `otel` and `test` are not installed")
+    from ..tracers import bare_seconds, with_sdk, without_sdk
+
+    ways: dict[str, _Way] = {"off": nullcontext, "own": without_sdk, "sdk": with_sdk}
+    for _ in range(bench.runs):
+        with bench.broker() as broker, Producer(broker.address) as producer:
+            sample = _compared("single", ways, _singles(producer, columns(bench.count(SINGLES))))
+            sample |= _compared("many", ways, _many(producer, columns(bench.count(SEVERAL))))
+            sample |= _compared("bulk", ways, _bulk(producer, columns(bench.count(SEVERAL))))
+        with bench.broker() as broker:
+            stored = bench.count(STORED)
+            _store(broker, stored)
+            sample |= _compared("listener", ways, _handled(broker, stored, None))
+            sample |= _compared("batches", ways, _handled(broker, stored, BATCH))
+        sample["bare"] = bare_seconds() * 1e6
+        yield sample
+
+
+def _compared(name: str, ways: dict[str, _Way], measured: _Measured) -> Sample:
+    """Return the microseconds of a message that is not traced, and what each way to trace adds to them."""
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(ROUNDS):
+        for key, way in ways.items():
+            with way():
+                best[key] = min(best[key], measured() * 1e6)
+    return {f"{name}_{key}": us if key == "off" else max(0.0, us - best["off"]) for key, us in best.items()}
+
+
+def _messages(load: Columns) -> list[Message]:
+    return [Message(TOPIC, body, keys=(key,)) for body, key in zip(load.bodies, load.keys, strict=True)]
+
+
+def _singles(producer: Producer, load: Columns) -> _Measured:
+    messages = _messages(load)
+
+    def measured() -> float:
+        began = time.perf_counter()
+        for message in messages:
+            producer.send(message)
+        return (time.perf_counter() - began) / len(messages)
+
+    return measured
+
+
+def _many(producer: Producer, load: Columns) -> _Measured:
+    messages = _messages(load)
+
+    def measured() -> float:
+        began = time.process_time()
+        producer.send_many(messages)
+        return (time.process_time() - began) / len(messages)
+
+    return measured
+
+
+def _bulk(producer: Producer, load: Columns) -> _Measured:
+    def measured() -> float:
+        began = time.process_time()
+        producer.send_bulk(TOPIC, load.bodies, keys=load.keys)
+        return (time.process_time() - began) / len(load)
+
+    return measured
+
+
+def _store(broker: Broker, count: int) -> None:
+    """Store messages that were sent one by one in traces of their own."""
+    load = columns(count)
+    with Producer(broker.address) as producer:
+        producer.send_many(
+            Message(TOPIC, body, keys=(key,), properties={"traceparent": f"00-{number:032x}-{number:016x}-01"})
+            for number, (body, key) in enumerate(zip(load.bodies, load.keys, strict=True), 1)
+        )
+    broker.wait_until_caught_up()
+
+
+def _handled(broker: Broker, count: int, batch: int | None) -> _Measured:
+    groups = 0
+
+    def measured() -> float:
+        nonlocal groups
+        groups += 1
+        began = time.process_time()
+        consume(broker, f"{batch}-{groups}", count, batch)
+        return (time.process_time() - began) / count
+
+    return measured
+
+
+_TITLES = {
+    "single": "`send`, wall clock",
+    "many": "`send_many`, CPU of the client",
+    "bulk": "`send_bulk`, CPU of the client",
+    "listener": "listener of messages, CPU of the client",
+    "batches": f"listener of batches of {BATCH:,}, CPU of the client",
+}
+_OWN_MAX = 3.0
+"""Aim: microseconds that tracing adds to a message."""
+
+CASE = Case(
+    "tracing",
+    "what OpenTelemetry adds to a message: hooks alone, and with an SDK that records every span",
+    (
+        *(
+            measure
+            for name, title in _TITLES.items()
+            for measure in (
+                Measure(f"{name}_off", f"{title}: not traced", "µs/msg"),
+                Measure(f"{name}_own", f"{title}: hooks add", "µs/msg", _OWN_MAX),
+                Measure(f"{name}_sdk", f"{title}: hooks and SDK add", "µs/msg"),
+            )
+        ),
+        Measure("bare", "the SDK alone: a span and two metrics", "µs/msg"),
+    ),
+    samples,
+)

@@ -1,0 +1,174 @@
+"""Hooks are told of each operation once, and a tracer survives what others do wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import propagate
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import StatusCode
+
+from flintmq.client import BrokerFailure, ConnectionFailed, DeliveryFailed, Message, StoredMessage
+from flintmq.client.core import hooks
+from flintmq.client.core.rpc.address import parse_addresses
+from flintmq.client.core.rpc.address_book import AddressBook
+from flintmq.client.errors import DeliveryLost
+from flintmq.client.groups.push.outcome import GiveUp, TryLater
+from flintmq.client.message import with_properties
+from flintmq.client.otel import context_of, link_to
+from flintmq.client.otel.attributes import error_type_of
+from flintmq.client.otel.spans import settlement_of
+from flintmq.protocol.errors import SystemBusy
+from flintmq.protocol.storage.record import Record, encode_host, encode_properties
+from tests.tracing_tools import Traces, traced
+
+SIDE = hooks.Side("shop", AddressBook(parse_addresses("127.0.0.1:10911")))
+DAMAGED = StoredMessage(100, 0, bytes(100), "orders")
+"""A record of zeros."""
+
+
+class Broken(TextMapPropagator):
+    """A propagator that fails."""
+
+    def inject(self, *arguments: Any, **options: Any) -> None:
+        """Fail."""
+        raise RuntimeError("no inject")
+
+    def extract(self, *arguments: Any, **options: Any) -> Context:
+        """Fail."""
+        raise RuntimeError("no extract")
+
+    @property
+    def fields(self) -> set[str]:
+        """Return the field of its context."""
+        return {"traceparent"}
+
+
+class Odd(Broken):
+    """A propagator whose context cannot be a property of a message."""
+
+    def inject(self, carrier: Any, *arguments: Any, **options: Any) -> None:
+        """Write a value with the separator of properties."""
+        carrier["traceparent"] = "a\x01b"
+
+
+@pytest.fixture
+def traces() -> Iterator[Traces]:
+    with traced() as traces:
+        yield traces
+
+
+@pytest.fixture
+def propagator(request: pytest.FixtureRequest) -> Iterator[None]:
+    usual = propagate.get_global_textmap()
+    propagate.set_global_textmap(request.param())
+    yield
+    propagate.set_global_textmap(usual)
+
+
+def installed() -> hooks.Hooks:
+    assert hooks.installed is not None
+    return hooks.installed
+
+
+@pytest.mark.parametrize("propagator", [Broken, Odd], indirect=True)
+def test_a_context_that_cannot_be_written_is_left_out(
+    propagator: None, traces: Traces, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = Message("orders", b"", properties={"a": "b"})
+    with installed().send(SIDE, [message], 1 << 20, several=False) as sending:
+        assert list(sending.messages) == [message]
+    with installed().send_bulk(SIDE, "orders", [b""], {"properties": {"a": "b"}}, 1 << 20) as sending:
+        assert sending.shared == {"properties": {"a": "b"}}
+    assert len(traces.named("send orders")) == 2
+    assert "no context is sent" in caplog.text
+
+
+@pytest.mark.parametrize("propagator", [Broken], indirect=True)
+def test_a_context_that_cannot_be_read_is_no_link(
+    propagator: None, traces: Traces, caplog: pytest.LogCaptureFixture
+) -> None:
+    blob = Record(
+        body=b"0",
+        topic=b"orders",
+        properties=encode_properties({"UNIQ_KEY": "7F00000155A7382098906AE109820000", "traceparent": "00-1-2-01"}),
+        born_host=encode_host("10.0.0.1", 5000),
+        store_host=encode_host("10.0.0.2", 10911),
+    ).encode()
+    message = StoredMessage(len(blob), 0, blob, "orders")
+    with installed().process(SIDE, [message], several=False, pushed=True):
+        pass
+    installed().received(SIDE, "orders", [message], (1, 2))
+    assert traces.one("process orders").links == traces.one("receive orders").links == ()
+    assert "the context of a message cannot be read: RuntimeError: no extract" in caplog.text
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_damaged_message_has_a_span_without_its_parts(traces: Traces, several: bool) -> None:
+    with installed().process(SIDE, [DAMAGED], several=several, pushed=True):
+        pass
+    installed().received(SIDE, "", [DAMAGED], (1, 2))
+    assert link_to(DAMAGED) is None
+    assert context_of(DAMAGED) == Context()
+    span = traces.one("process orders")
+    assert span.links == ()
+    assert span.attributes is not None
+    assert "messaging.message.id" not in span.attributes
+    assert traces.one("receive orders").links == ()
+
+
+def test_the_first_end_counts(traces: Traces, caplog: pytest.LogCaptureFixture) -> None:
+    sending = installed().send(SIDE, [Message("orders", b"")], 1 << 20, several=False)
+    handling = installed().process(SIDE, [DAMAGED], several=False, pushed=False)
+    for observed in (sending, handling):
+        observed.end(None)
+        observed.end(ValueError("late"))
+    assert [span.status.status_code for span in traces.all()] == [StatusCode.UNSET] * 2
+    assert caplog.text == ""
+
+
+def test_an_error_is_named_by_its_result_or_class() -> None:
+    busy, failed = SystemBusy("wait"), BrokerFailure("no")
+    assert error_type_of(busy) == "SYSTEM_BUSY"
+    assert error_type_of(ConnectionFailed("gone")) == "ConnectionFailed"
+    assert error_type_of(DeliveryFailed({0: busy, 4: SystemBusy("wait")}, [])) == "SYSTEM_BUSY"
+    assert error_type_of(DeliveryFailed({0: busy, 4: failed}, [])) == "DeliveryFailed"
+
+
+def test_a_settlement_is_named_by_the_outcome() -> None:
+    outcomes = [None, TryLater(), ValueError(), GiveUp()]
+    assert [settlement_of(outcome) for outcome in outcomes] == ["ack", "retry", "retry", "dead"]
+
+
+def test_a_lost_delivery_has_no_settlement() -> None:
+    with traced(settle_spans=True) as traces:
+        installed().process(SIDE, [DAMAGED], several=False, pushed=False).end(DeliveryLost("gone"))
+    assert [span.name for span in traces.all()] == ["process orders"]
+
+
+class TestProperties:
+    def test_a_message_keeps_its_own(self) -> None:
+        message = Message("orders", b"1", keys="k", tags="t", properties={"a": "mine"}, sharding_key="s", delay_level=3)
+        more = with_properties(message, {"a": "other", "b": "c"}, 1 << 20)
+        assert more == Message(
+            "orders", b"1", keys="k", tags="t", properties={"a": "mine", "b": "c"}, sharding_key="s", delay_level=3
+        )
+        assert message.properties == {"a": "mine"}
+
+    def test_one_without_properties_gets_some(self) -> None:
+        assert with_properties(Message("orders", b"1", keys="k"), {"b": "c"}, 1 << 20) == Message(
+            "orders", b"1", keys="k", properties={"b": "c"}
+        )
+
+    @pytest.mark.parametrize("value", ["v" * 31_700, "ä" * 15_850])
+    def test_without_room_for_them_there_is_no_copy(self, value: str) -> None:
+        assert with_properties(Message("orders", b"1", properties={"a": value}), {"b": "c"}, 1 << 20) is None
+
+    def test_neither_is_there_one_if_the_record_would_be_too_large(self) -> None:
+        added = {"b": "c" * 100}
+        assert with_properties(Message("orders", bytes(8000)), added, 8192) is None
+        assert with_properties(Message("orders", bytes(7000)), added, 8192) is not None
+        assert with_properties(Message("orders", bytes(9000)), added, 8192) is not None  # sent only if it is compressed
