@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from ..message import Message
@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     Messages = Sequence[StoredMessage]
 
 
-class Side(NamedTuple):
-    """A client, as hooks see it. ``client_id``: its name, or that of a group's member; ``addresses``: its brokers'."""
+class Side:
+    """A client, as hooks see it. ``client_id``: its name, or that of a group's member; ``addresses``: its brokers'.
 
-    client_id: str
-    addresses: AddressBook
-    group: str = ""
+    ``kept``: what the hooks keep for this client.
+    """
+
+    __slots__ = ("addresses", "client_id", "group", "kept")
+
+    def __init__(self, client_id: str, addresses: AddressBook, group: str = "") -> None:
+        self.client_id = client_id
+        self.addresses = addresses
+        self.group = group
+        self.kept: dict[object, Any] = {}
 
 
 class Observation(ABC):

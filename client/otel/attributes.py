@@ -3,13 +3,14 @@ only in a part that may change with each release."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import BrokerError
 from ...protocol.storage.record import CorruptRecord
 from ..core.consume.stored import StoredMessage
 from ..core.hooks import Side
+from ..core.produce.receipts import Receipt
 from ..errors import DeliveryFailed
 from ..message import Message
 
@@ -37,65 +38,82 @@ QUEUE_OFFSET = _OF_MESSAGE + "queue_offset"
 RECONSUME_TIMES = _OF_MESSAGE + "reconsume_times"
 DELAY_LEVEL = _OF_MESSAGE + "delay_level"
 
-_OF_METRICS = (SYSTEM, OPERATION_NAME, DESTINATION, GROUP, SERVER_ADDRESS, SERVER_PORT)
-"""The attributes of a span that its metrics have too; none of them has many values."""
+_OPERATIONS_MAX = 256
+"""Maximum number of operations that are kept for a client: it may use any number of topics."""
 
 
-def of_operation(side: Side, name: str, kind: str, topic: str) -> Attributes:
-    """Return the attributes of every operation. ``topic``: empty if there are several."""
-    server = side.addresses.first
-    attributes: Attributes = {
-        SYSTEM: "flintmq",
-        OPERATION_NAME: name,
-        OPERATION_TYPE: kind,
-        CLIENT_ID: side.client_id,
-        SERVER_ADDRESS: server.host,
-        SERVER_PORT: server.port,
-    }
-    if topic:
-        attributes[DESTINATION] = topic
-    if side.group:
-        attributes[GROUP] = side.group
-    return attributes
+class Operation:
+    """An operation of a client with a topic (empty: with several): the name of its spans, and the attributes that all
+    of them have. ``of_metrics``: those of its metrics, none of which has many values."""
+
+    __slots__ = ("attributes", "name", "of_metrics", "server")
+
+    def __init__(self, side: Side, name: str, kind: str, topic: str) -> None:
+        server = self.server = side.addresses.first
+        self.name = f"{name} {topic}" if topic else name
+        self.of_metrics: Attributes = {
+            SYSTEM: "flintmq",
+            OPERATION_NAME: name,
+            SERVER_ADDRESS: server.host,
+            SERVER_PORT: server.port,
+        }
+        if topic:
+            self.of_metrics[DESTINATION] = topic
+        if side.group:
+            self.of_metrics[GROUP] = side.group
+        self.attributes: Attributes = {**self.of_metrics, OPERATION_TYPE: kind, CLIENT_ID: side.client_id}
+
+    def of_failure(self, error: BaseException) -> Attributes:
+        """Return the attributes of the metrics of an operation that failed."""
+        return {**self.of_metrics, ERROR_TYPE: error_type_of(error)}
 
 
-def of_metrics(attributes: Mapping[str, AttributeValue], error_type: str) -> Attributes:
-    """Return the attributes of an operation's metrics, from those of its span."""
-    chosen = {name: attributes[name] for name in _OF_METRICS if name in attributes}
-    if error_type:
-        chosen[ERROR_TYPE] = error_type
-    return chosen
+def operation_of(side: Side, name: str, topic: str, kind: str | None = None) -> Operation:
+    """Return the operation of a client. ``kind``: its type, by default its name."""
+    operation: Operation | None = side.kept.get((name, topic))
+    if operation is None or operation.server is not side.addresses.first:
+        if len(side.kept) >= _OPERATIONS_MAX:
+            side.kept.clear()
+        operation = side.kept[name, topic] = Operation(side, name, kind or name, topic)
+    return operation
 
 
-def add_sent(attributes: Attributes, message: Message) -> None:
-    """Add the attributes of one message that is sent."""
+def of_sent(message: Message, receipt: Receipt | None) -> Attributes:
+    """Return the attributes of one message that is sent. ``receipt``: if it is stored."""
+    attributes: Attributes = {}
+    if receipt is not None:
+        attributes[MESSAGE_ID] = receipt.message_id
+        attributes[PARTITION] = str(receipt.queue)
     if message.keys:
         attributes[KEYS] = message.keys
     if message.tags is not None:
         attributes[TAG] = message.tags
     if message.common and (level := message.delay_level) is not None:
         attributes[DELAY_LEVEL] = level
+    return attributes
 
 
-def add_stored(attributes: Attributes, message: StoredMessage) -> None:
-    """Add the attributes of one message that is handled; none, if it is damaged."""
+def of_stored(message: StoredMessage) -> Attributes:
+    """Return the attributes of one message that is handled; none, if it is damaged."""
     try:
-        keys, tags, message_id, times = message.keys, message.tags, message.message_id, message.reconsume_times
+        times = message.reconsume_times
+        attributes: Attributes = {MESSAGE_ID: message.message_id, RECONSUME_TIMES: times}
+        if message.keys:
+            attributes[KEYS] = message.keys
+        if message.tags is not None:
+            attributes[TAG] = message.tags
     except CorruptRecord:
-        return
-    attributes[MESSAGE_ID] = message_id
-    attributes[RECONSUME_TIMES] = times
-    if keys:
-        attributes[KEYS] = keys
-    if tags is not None:
-        attributes[TAG] = tags
+        return {}
     if not times:  # a redelivered message is in another queue than it was sent to
         attributes[PARTITION] = str(message.queue)
         attributes[QUEUE_OFFSET] = message.queue_offset
+    return attributes
 
 
 def common_topic(messages: Sequence[Message] | Sequence[StoredMessage]) -> str:
     """Return the topic of all messages; empty if they have several."""
+    if len(messages) == 1:
+        return messages[0].topic
     topics = {message.topic for message in messages}
     return topics.pop() if len(topics) == 1 else ""
 

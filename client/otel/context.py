@@ -4,10 +4,11 @@ whatever the process's propagators write."""
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from opentelemetry import propagate, trace
+from opentelemetry import baggage, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
 
@@ -20,6 +21,10 @@ from ..message import Message, check_properties, with_properties
 log = logging.getLogger(__name__)
 
 BAGGAGE = "baggage"
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+_USUAL = {TRACEPARENT, TRACESTATE, BAGGAGE}
+_TRACEPARENT_TEXT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 LINKS_MAX = 128
 """Maximum number of links of a span, which is OpenTelemetry's default."""
 _NOTHING: Mapping[str, str] = {}
@@ -32,21 +37,42 @@ def trace_fields() -> frozenset[str]:
 
 
 @lru_cache(maxsize=4)
+def _writes_usually(propagator: TextMapPropagator) -> bool:
+    """Return whether a propagator writes the formats of the W3C, as that of most processes does. A ``traceparent``
+    alone, which is what most messages have, is then written and read here, in a third of the time."""
+    return set(propagator.fields) == _USUAL
+
+
+@lru_cache(maxsize=4)
 def _fields_of(propagator: TextMapPropagator) -> frozenset[str]:
     return frozenset(propagator.fields) - {BAGGAGE}
 
 
 def injected(context: Context) -> Mapping[str, str]:
     """Return ``context`` as properties of messages: none if it cannot be written as such."""
+    sender = trace.get_current_span(context).get_span_context()
+    if _writes_usually(propagate.get_global_textmap()) and not (sender.trace_state or baggage.get_all(context)):
+        if not sender.is_valid:
+            return _NOTHING
+        return {TRACEPARENT: f"00-{sender.trace_id:032x}-{sender.span_id:016x}-{sender.trace_flags:02x}"}
     carrier: dict[str, str] = {}
     try:
         propagate.inject(carrier, context)
-        return check_properties({name: value for name, value in carrier.items() if value}) if carrier else _NOTHING
-    except InvalidMessage as error:
-        _warn("no context is sent", error)
     except Exception as error:  # noqa: BLE001 - a propagator that fails must not fail the send
         _warn("no context is sent, because a propagator failed", error)
-    return _NOTHING
+        return _NOTHING
+    for name, value in carrier.items():
+        if name not in _USUAL or not value or not value.isprintable():
+            return _checked(carrier)
+    return carrier
+
+
+def _checked(carrier: Mapping[str, str]) -> Mapping[str, str]:
+    try:
+        return check_properties({name: value for name, value in carrier.items() if value})
+    except InvalidMessage as error:
+        _warn("no context is sent", error)
+        return _NOTHING
 
 
 def variants(added: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
@@ -67,12 +93,27 @@ def carrying(message: Message, added: Mapping[str, str], record_bytes_max: int) 
 
 def context_of(message: StoredMessage) -> Context:
     """Return the context with which a message was sent: of its sender's span, and with its baggage."""
-    return extracted(_properties(message))
+    return extracted(properties_of(message))
 
 
 def link_to(message: StoredMessage) -> trace.Link | None:
     """Return a link to the span with which a message was sent; None if it was sent without one."""
-    return next(iter(links_to([_properties(message)], trace_fields())), None)
+    sender = sender_of(properties_of(message))
+    return None if sender is None else trace.Link(sender)
+
+
+def sender_of(properties: Mapping[str, str]) -> trace.SpanContext | None:
+    """Return the span with which a message with these properties was sent; None if it was sent without one."""
+    if trace_fields().isdisjoint(properties):
+        return None
+    if TRACESTATE not in properties and _writes_usually(propagate.get_global_textmap()):
+        found = _TRACEPARENT_TEXT.fullmatch(properties[TRACEPARENT])
+        if found is not None:
+            trace_id, span_id, flags = found.groups()
+            sender = trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)))
+            return sender if sender.is_valid else None
+    sender = trace.get_current_span(extracted(properties)).get_span_context()
+    return sender if sender.is_valid else None
 
 
 def extracted(properties: Mapping[str, str]) -> Context:
@@ -92,19 +133,15 @@ def links_to(several: Iterable[Mapping[str, str]], fields: frozenset[str]) -> li
             continue
         key = tuple([properties.get(field) for field in fields])
         if key not in links:
-            found = trace.get_current_span(extracted(properties)).get_span_context()
-            links[key] = trace.Link(found) if found.is_valid else None
+            sender = sender_of(properties)
+            links[key] = None if sender is None else trace.Link(sender)
             if len(links) >= LINKS_MAX:
                 break
     return [link for link in links.values() if link is not None]
 
 
-def stored_properties(messages: Iterable[StoredMessage]) -> Iterator[Mapping[str, str]]:
-    """Yield the properties of each message; those of a damaged one are empty."""
-    return map(_properties, messages)
-
-
-def _properties(message: StoredMessage) -> Mapping[str, str]:
+def properties_of(message: StoredMessage) -> Mapping[str, str]:
+    """Return the properties of a message; those of a damaged one are empty."""
     try:
         return message.properties
     except CorruptRecord:

@@ -18,8 +18,7 @@ from ..core.produce.receipts import Receipt
 from ..errors import DeliveryLost
 from ..groups.push.delivery import Delivery
 from ..groups.push.outcome import TryLater
-from . import attributes as names
-from .attributes import Attributes
+from .attributes import ERROR_TYPE, Operation, error_type_of, of_sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,46 +46,40 @@ class Instruments:
 
 
 class _Timed(hooks.Observation):
-    """A span, the attributes that it began with, and the time at which it began."""
+    """The span of an operation, and the time at which it began."""
 
-    __slots__ = ("_attributes", "_began", "_ended", "_instruments", "_span")
+    __slots__ = ("_began", "_ended", "_instruments", "_operation", "_span")
 
-    def __init__(self, instruments: Instruments, span: trace.Span, attributes: Attributes) -> None:
+    def __init__(self, instruments: Instruments, operation: Operation, span: trace.Span) -> None:
         self._instruments = instruments
+        self._operation = operation
         self._span = span
-        self._attributes = attributes
         self._ended = False
         self._began = time.perf_counter()
 
 
-def note_error(span: trace.Span, error: BaseException, error_type: str) -> None:
-    """Note the error with which an operation ended."""
-    if span.is_recording():
-        span.set_attribute(names.ERROR_TYPE, error_type)
-        span.set_status(trace.StatusCode.ERROR, str(error))
-        if not isinstance(error, TryLater):
-            span.record_exception(error)
-
-
 class SendSpan(_Timed, hooks.Sending):
-    """A call that sends ``count`` messages."""
+    """A call that sends ``count`` messages. ``only``: the message of a call that sends one."""
 
-    __slots__ = ("_count", "messages", "receipt", "shared")
+    __slots__ = ("_count", "_only", "messages", "receipt", "shared")
 
     def __init__(
         self,
         instruments: Instruments,
+        operation: Operation,
         span: trace.Span,
-        attributes: Attributes,
         messages: Sequence[Message],
+        *,
         count: int,
+        only: Message | None,
         shared: BulkProperties,
     ) -> None:
-        super().__init__(instruments, span, attributes)
+        super().__init__(instruments, operation, span)
         self.messages = messages
         self.shared = shared
         self.receipt: Receipt | None = None
         self._count = count
+        self._only = only
 
     def end(self, error: BaseException | None) -> None:
         """Note the end; only the first one counts."""
@@ -94,15 +87,14 @@ class SendSpan(_Timed, hooks.Sending):
             return
         self._ended = True
         seconds = time.perf_counter() - self._began
-        span, error_type = self._span, ""
-        if error is not None:
-            error_type = names.error_type_of(error)
-            note_error(span, error, error_type)
-        elif self.receipt is not None and span.is_recording():
-            span.set_attribute(names.MESSAGE_ID, self.receipt.message_id)
-            span.set_attribute(names.PARTITION, str(self.receipt.queue))
+        span = self._span
+        if span.is_recording():
+            if self._only is not None:
+                span.set_attributes(of_sent(self._only, self.receipt))
+            if error is not None:
+                note_error(span, error)
         span.end()
-        of_metrics = names.of_metrics(self._attributes, error_type)
+        of_metrics = self._operation.of_metrics if error is None else self._operation.of_failure(error)
         self._instruments.operation_duration.record(seconds, of_metrics)
         self._instruments.sent.add(self._count, of_metrics)
 
@@ -116,12 +108,12 @@ class ProcessSpan(_Timed):
     def __init__(
         self,
         instruments: Instruments,
+        operation: Operation,
         span: trace.Span,
-        attributes: Attributes,
         context: Context,
         settled: Callable[[str], None] | None,
     ) -> None:
-        super().__init__(instruments, span, attributes)
+        super().__init__(instruments, operation, span)
         self.context = context
         self._settled = settled
         self._token: Token[Context] | None = None
@@ -143,14 +135,22 @@ class ProcessSpan(_Timed):
             return
         self._ended = True
         seconds = time.perf_counter() - self._began
-        error_type = ""
-        if error is not None:
-            error_type = names.error_type_of(error)
-            note_error(self._span, error, error_type)
-        self._span.end()
-        self._instruments.process_duration.record(seconds, names.of_metrics(self._attributes, error_type))
+        span = self._span
+        if error is not None and span.is_recording():
+            note_error(span, error)
+        span.end()
+        of_metrics = self._operation.of_metrics if error is None else self._operation.of_failure(error)
+        self._instruments.process_duration.record(seconds, of_metrics)
         if self._settled is not None and not isinstance(error, DeliveryLost):
             self._settled(settlement_of(error))
+
+
+def note_error(span: trace.Span, error: BaseException) -> None:
+    """Note the error with which an operation ended."""
+    span.set_attribute(ERROR_TYPE, error_type_of(error))
+    span.set_status(trace.StatusCode.ERROR, str(error))
+    if not isinstance(error, TryLater):  # with it, a listener asks for something
+        span.record_exception(error)
 
 
 def settlement_of(error: BaseException | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opentelemetry import propagate
+from opentelemetry import baggage, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import StatusCode
@@ -20,6 +20,7 @@ from flintmq.client.groups.push.outcome import GiveUp, TryLater
 from flintmq.client.message import with_properties
 from flintmq.client.otel import context_of, link_to
 from flintmq.client.otel.attributes import error_type_of
+from flintmq.client.otel.context import injected, sender_of
 from flintmq.client.otel.spans import settlement_of
 from flintmq.protocol.errors import SystemBusy
 from flintmq.protocol.storage.record import Record, encode_host, encode_properties
@@ -104,6 +105,50 @@ def test_a_context_that_cannot_be_read_is_no_link(
     installed().received(SIDE, "orders", [message], (1, 2))
     assert traces.one("process orders").links == traces.one("receive orders").links == ()
     assert "the context of a message cannot be read: RuntimeError: no extract" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"00-{'1' * 32}-{'a' * 16}-01",
+        f"00-{'1' * 32}-{'a' * 16}-ff",
+        f"00-{'0' * 32}-{'a' * 16}-01",
+        f"00-{'1' * 32}-{'0' * 16}-01",
+        f"00-{'1' * 32}-{'A' * 16}-01",
+        f"00-{'1' * 32}-{'a' * 16}-01-more",
+        f"01-{'1' * 32}-{'a' * 16}-01-more",
+        f"ff-{'1' * 32}-{'a' * 16}-01",
+        f" 00-{'1' * 32}-{'a' * 16}-01 ",
+        f"00-{'1' * 31}-{'a' * 16}-01",
+        "hello",
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"tracestate": "a=b"}, {"baggage": "a=b"}])
+def test_a_context_is_read_as_opentelemetry_reads_it(text: str, more: dict[str, str]) -> None:
+    properties = {"traceparent": text, **more}
+    read = trace.get_current_span(propagate.extract(properties, Context())).get_span_context()
+    sender = sender_of(properties)
+    assert sender == (read if read.is_valid else None)
+    assert sender is None or sender.is_remote
+
+
+@pytest.mark.parametrize("state", [None, trace.TraceState([("a", "b")])])
+@pytest.mark.parametrize("bag", [{}, {"a": "b c"}])
+@pytest.mark.parametrize(
+    ("trace_id", "span_id", "flags"), [(1, 2, 1), (2**128 - 1, 2**64 - 1, 3), (0, 0, 0), (9, 8, 0)]
+)
+def test_a_context_is_written_as_opentelemetry_writes_it(
+    trace_id: int, span_id: int, flags: int, bag: dict[str, str], state: trace.TraceState | None
+) -> None:
+    sender = trace.SpanContext(
+        trace_id, span_id, is_remote=False, trace_flags=trace.TraceFlags(flags), trace_state=state
+    )
+    context = trace.set_span_in_context(trace.NonRecordingSpan(sender), Context())
+    for name, value in bag.items():
+        context = baggage.set_baggage(name, value, context)
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, context)
+    assert injected(context) == carrier
 
 
 @pytest.mark.parametrize("several", [False, True])
