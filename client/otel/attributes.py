@@ -42,7 +42,7 @@ _OPERATIONS_MAX = 256
 """Maximum number of operations that are kept for a client: it may use any number of topics."""
 
 
-class Operation:
+class TracedOperation:
     """An operation of a client with a topic (empty: with several): the name of its spans, and the attributes that all
     of them have. ``of_metrics``: those of its metrics, none of which has many values."""
 
@@ -68,13 +68,13 @@ class Operation:
         return {**self.of_metrics, ERROR_TYPE: error_type_of(error)}
 
 
-def operation_of(side: Side, name: str, topic: str, kind: str | None = None) -> Operation:
+def operation_of(side: Side, name: str, topic: str, kind: str | None = None) -> TracedOperation:
     """Return the operation of a client. ``kind``: its type, by default its name."""
-    operation: Operation | None = side.kept.get((name, topic))
+    operation: TracedOperation | None = side.kept.get((name, topic))
     if operation is None or operation.server is not side.addresses.first:
         if len(side.kept) >= _OPERATIONS_MAX:
             side.kept.clear()
-        operation = side.kept[name, topic] = Operation(side, name, kind or name, topic)
+        operation = side.kept[name, topic] = TracedOperation(side, name, kind or name, topic)
     return operation
 
 

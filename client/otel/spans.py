@@ -18,7 +18,7 @@ from ..core.produce.receipts import Receipt
 from ..errors import DeliveryLost
 from ..groups.push.delivery import Delivery
 from ..groups.push.outcome import TryLater
-from .attributes import ERROR_TYPE, Operation, error_type_of, of_sent
+from .attributes import ERROR_TYPE, TracedOperation, error_type_of, of_sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class _Timed(hooks.Observation):
 
     __slots__ = ("_began", "_ended", "_instruments", "_operation", "_span")
 
-    def __init__(self, instruments: Instruments, operation: Operation, span: trace.Span) -> None:
+    def __init__(self, instruments: Instruments, operation: TracedOperation, span: trace.Span) -> None:
         self._instruments = instruments
         self._operation = operation
         self._span = span
@@ -66,7 +66,7 @@ class SendSpan(_Timed, hooks.Sending):
     def __init__(
         self,
         instruments: Instruments,
-        operation: Operation,
+        operation: TracedOperation,
         span: trace.Span,
         messages: Sequence[Message],
         *,
@@ -108,7 +108,7 @@ class ProcessSpan(_Timed):
     def __init__(
         self,
         instruments: Instruments,
-        operation: Operation,
+        operation: TracedOperation,
         span: trace.Span,
         context: Context,
         settled: Callable[[str], None] | None,

@@ -14,7 +14,7 @@ from ..core import hooks
 from ..core.hooks import Side
 from ..errors import InvalidMessage
 from ..message import Message, check_properties, have_room
-from .attributes import BATCH_COUNT, Operation, common_topic, of_sent, of_stored, operation_of
+from .attributes import BATCH_COUNT, TracedOperation, common_topic, of_sent, of_stored, operation_of
 from .context import (
     BAGGAGE,
     LINKS_MAX,
@@ -158,7 +158,7 @@ class Tracer(hooks.Hooks):
 
     def _begin(
         self,
-        operation: Operation,
+        operation: TracedOperation,
         kind: trace.SpanKind,
         context: Context | None,
         links: Sequence[trace.Link],

@@ -221,7 +221,7 @@ class TestContext:
 
     @pytest.mark.parametrize("way", ["send", "many", "bulk"])
     def test_no_message_fails_for_its_context(self, address: str, topic: str, way: str) -> None:
-        """What the broker accepts without a trace, it accepts with one, up to the last byte."""
+        """The broker accepts everything with a trace that it accepts without one, up to the last byte."""
         with Producer(address, compress_over=None) as producer:
 
             def accepted(body: bytes, properties: dict[str, str]) -> bool:
@@ -250,15 +250,15 @@ class TestContext:
         self, producer: Producer, topic: str, traces: Traces
     ) -> None:
         with pytest.raises(InvalidMessageType, match="must be a flintmq"):
-            producer.send("hello")  # type: ignore[arg-type]
+            producer.send("hello")  # type: ignore[arg-type]  # on purpose
         with pytest.raises(InvalidMessageType, match="must be a flintmq"):
-            producer.send_async(b"hello")  # type: ignore[arg-type]
+            producer.send_async(b"hello")  # type: ignore[arg-type]  # on purpose
         with pytest.raises(InvalidMessageType, match="several messages"):
-            producer.send_many(Message(topic, b""))  # type: ignore[arg-type]
+            producer.send_many(Message(topic, b""))  # type: ignore[arg-type]  # on purpose
         with pytest.raises(InvalidMessageType, match="the topic must be a str"):
-            producer.send_bulk(7, [b""])  # type: ignore[arg-type]
+            producer.send_bulk(7, [b""])  # type: ignore[arg-type]  # on purpose
         with pytest.raises(InvalidMessageType, match="property 'a' must be a str"):
-            producer.send_bulk(topic, [b""], properties={"a": 1})  # type: ignore[dict-item]
+            producer.send_bulk(topic, [b""], properties={"a": 1})  # type: ignore[dict-item]  # on purpose
         assert producer.send_many([]) == []
 
 

@@ -241,7 +241,7 @@ class TestDelivery:
             (sent,) = traces.named(f"send {topic}")
             received = traces.named(f"receive {topic}")
             spans = traces.wait(f"process {topic}", 3)
-        assert sum(attribute(span, "messaging.batch.message_count") for span in received) == 3  # type: ignore[misc]
+        assert sum(attribute(span, "messaging.batch.message_count") for span in received) == 3  # type: ignore[misc]  # it is an int
         assert [linked(span) for span in received] == [ids(sent)] * len(received)
         assert [attribute(span, "error.type") for span in spans] == [None, "TryLater", "GiveUp"]
         assert [span.status.description for span in spans] == [None, "later", "no such account"]

@@ -35,7 +35,7 @@ from . import (
     spark_stream,
     start,
     tools,
-    tracing,
+    traces,
     work_queue,
 )
 
@@ -55,7 +55,7 @@ ALL: tuple[Case, ...] = (
     push_latency.CASE,
     group_consume.CASE,
     work_queue.CASE,
-    tracing.CASE,
+    traces.CASE,
     rebalance.CASE,
     delayed.CASE,
     start.CASE,
