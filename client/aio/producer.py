@@ -128,15 +128,9 @@ class Producer(Base):
         ``RequestTimeout`` when the time is over. If the call is cancelled, a message that was not sent yet is never
         sent; one that was sent may be stored.
         """
-        if (active := hooks.installed) is None or not isinstance(message, Message):
-            return await self._send(message, queue, flush, timeout)
-        with active.send(self._side, [message], self._sending.record_bytes_max, several=False) as observed:
-            observed.receipt = receipt = await self._send(observed.messages[0], queue, flush, timeout)
-        return receipt
-
-    async def _send(self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None) -> Receipt:
         future = self._life.enter().create_future()
-        handed_over = self._hand_over(message, queue, flush, timeout, future)
+        hand_over = self._hand_over if hooks.installed is None else self._hand_over_observed
+        handed_over = hand_over(message, queue, flush, timeout, future)
         try:
             receipt: Receipt = await future
         except asyncio.CancelledError:
@@ -154,22 +148,9 @@ class Producer(Base):
         The future completes without further calls. While too many bytes are unacknowledged, the message waits; so await
         a future, or ``flush()``, now and then.
         """
-        if (active := hooks.installed) is None or not isinstance(message, Message):
-            return self._send_async(message, queue, flush, timeout)
-        observed = active.send(self._side, [message], self._sending.record_bytes_max, several=False)
-        try:
-            future = self._send_async(observed.messages[0], queue, flush, timeout)
-        except BaseException as error:
-            observed.end(error)
-            raise
-        future.add_done_callback(partial(_end, observed))
-        return future
-
-    def _send_async(
-        self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None
-    ) -> SendFuture:
         future = SendFuture(loop=self._life.enter())
-        handed_over = self._hand_over(message, queue, flush, timeout, future)
+        hand_over = self._hand_over if hooks.installed is None else self._hand_over_observed
+        handed_over = hand_over(message, queue, flush, timeout, future)
         self._unsettled[future] = None
         future.abandon = lambda: self._abandon(handed_over)
         future.add_done_callback(self._unsettled.pop)
@@ -193,6 +174,26 @@ class Producer(Base):
         if self._held or to == ASK or not self._delivery.has_room(len(row[0])):
             return self._admission.hold(message, prepared, future)
         return self._add(message, prepared, future)
+
+    def _hand_over_observed(
+        self,
+        message: Message,
+        queue: int | None,
+        flush: Flush | None,
+        timeout: float | None,
+        future: asyncio.Future[Any],
+    ) -> Single | Held:
+        active = hooks.installed
+        if active is None or not isinstance(message, Message):
+            return self._hand_over(message, queue, flush, timeout, future)
+        observed = active.send(self._side, [message], self._sending.record_bytes_max, several=False)
+        try:
+            handed_over = self._hand_over(observed.messages[0], queue, flush, timeout, future)
+        except BaseException as error:
+            observed.end(error)
+            raise
+        future.add_done_callback(partial(_end, observed))
+        return handed_over
 
     def _add(self, message: Message, prepared: Prepared, future: asyncio.Future[Any]) -> Single:
         to, row, mode, deadline = prepared

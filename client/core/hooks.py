@@ -11,6 +11,8 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..errors import ClientClosed
+
 if TYPE_CHECKING:
     from ..message import Message
     from .consume.stored import StoredMessage
@@ -123,6 +125,8 @@ class Receiving:
     ) -> None:
         times_ns = self._began_ns, time.time_ns()
         if raised is not None:
+            if isinstance(raised, ClientClosed) or not isinstance(raised, Exception):
+                return  # to be closed or cancelled is how a wait for messages ends
             self._hooks.not_received(self._side, self._topic, raised, times_ns)
         elif self.messages:
             self._hooks.received(self._side, self._topic, self.messages, times_ns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from flintmq.client import (
     Batch,
+    ClientClosed,
     Consumer,
     DeliveryLost,
     GiveUp,
@@ -261,6 +263,17 @@ class TestDelivery:
             delivery.ack()
         assert attribute(traces.one(f"receive {topic}"), "messaging.batch.message_count") == 1
         assert len(traces.named(f"process {topic}")) == 1
+
+    def test_a_receiver_that_hears_of_the_end_has_no_span(
+        self, clients: Clients, address: str, topic: str, traces: Traces
+    ) -> None:
+        consumer = clients.GroupConsumer(address, f"g-{topic}", topic).start()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(consumer.receive)
+            consumer.close()
+            with pytest.raises(ClientClosed):
+                waiting.result(WAIT_SECONDS)
+        assert traces.all() == []
 
     def test_the_code_of_the_application_can_run_in_its_span(
         self, clients: Clients, address: str, topic: str, traces: Traces

@@ -60,19 +60,16 @@ class GroupConsumer(ReceiverShell, TaskMember):
         closed, also while this waits, and ``ClientFailed`` if it cannot continue. If it is cancelled, no message is
         lost.
         """
+        deadline = self._life.enter().time() + self._check_receive(max_count, timeout)
         if (active := hooks.installed) is None:
-            return await self._receive(max_count, timeout)
+            return self._deliveries.take(max_count) or await self._receive_later(max_count, deadline)
         with hooks.Receiving(active, self._side) as receiving:
-            found = await self._receive(max_count, timeout)
+            found = self._deliveries.take(max_count) or await self._receive_later(max_count, deadline)
             receiving.messages = [delivery.message for delivery in found]
         return self._begun(active, found)
 
-    async def _receive(self, max_count: int, timeout: float | None) -> list[Delivery]:
-        loop = self._life.enter()
-        deadline = loop.time() + self._check_receive(max_count, timeout)
-        deliveries = self._deliveries
-        if found := deliveries.take(max_count):
-            return found
+    async def _receive_later(self, max_count: int, deadline: float) -> list[Delivery]:
+        loop, deliveries = self._life.loop, self._deliveries
         deliveries.expect(max_count)
         try:
             while True:

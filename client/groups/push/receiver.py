@@ -65,18 +65,16 @@ class GroupConsumer(ReceiverShell, ThreadMember):
         Returns an empty list after ``timeout`` seconds; 0: does not wait. Raises ``ClientClosed`` if the consumer is
         closed, also while this waits, and ``ClientFailed`` if it cannot continue.
         """
+        deadline = time.monotonic() + self._check_receive(max_count, timeout)
         if (active := hooks.installed) is None:
-            return self._receive(max_count, timeout)
+            return self._deliveries.take(max_count) or self._receive_later(max_count, deadline)
         with hooks.Receiving(active, self._side) as receiving:
-            found = self._receive(max_count, timeout)
+            found = self._deliveries.take(max_count) or self._receive_later(max_count, deadline)
             receiving.messages = [delivery.message for delivery in found]
         return self._begun(active, found)
 
-    def _receive(self, max_count: int, timeout: float | None) -> list[Delivery]:
-        deadline = time.monotonic() + self._check_receive(max_count, timeout)
+    def _receive_later(self, max_count: int, deadline: float) -> list[Delivery]:
         deliveries = self._deliveries
-        if found := deliveries.take(max_count):
-            return found
         deliveries.expect(max_count)
         try:
             while True:
