@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from opentelemetry import baggage, propagate, trace
@@ -48,16 +48,16 @@ def _fields_of(propagator: TextMapPropagator) -> frozenset[str]:
     return frozenset(propagator.fields) - {BAGGAGE}
 
 
-def injected(context: Context) -> Mapping[str, str]:
-    """Return ``context`` as properties of messages: none if it cannot be written as such."""
-    sender = trace.get_current_span(context).get_span_context()
+def injected(span: trace.Span, context: Context) -> Mapping[str, str]:
+    """Return ``context`` with ``span`` as properties of messages: none if it cannot be written as such."""
+    sender = span.get_span_context()
     if _writes_usually(propagate.get_global_textmap()) and not (sender.trace_state or baggage.get_all(context)):
         if not sender.is_valid:
             return _NOTHING
         return {TRACEPARENT: f"00-{sender.trace_id:032x}-{sender.span_id:016x}-{sender.trace_flags:02x}"}
     carrier: dict[str, str] = {}
     try:
-        propagate.inject(carrier, context)
+        propagate.inject(carrier, trace.set_span_in_context(span, context))
     except Exception as error:  # noqa: BLE001 - a propagator that fails must not fail the send
         _warn("no context is sent, because a propagator failed", error)
         return _NOTHING
@@ -75,20 +75,17 @@ def _checked(carrier: Mapping[str, str]) -> Mapping[str, str]:
         return _NOTHING
 
 
-def variants(added: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yield the properties to try: all, and then without baggage, which may be long."""
-    if added:
-        yield added
-        if BAGGAGE in added:
-            yield {name: value for name, value in added.items() if name != BAGGAGE}
+def without_baggage(added: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a context without its baggage, which may be long."""
+    return {name: value for name, value in added.items() if name != BAGGAGE}
 
 
 def carrying(message: Message, added: Mapping[str, str], record_bytes_max: int) -> Message:
     """Return the message with as much of the context in ``added`` as it has room for."""
-    for variant in variants(added):
-        if (carrier := with_properties(message, variant, record_bytes_max)) is not None:
-            return carrier
-    return message
+    carrier = with_properties(message, added, record_bytes_max)
+    if carrier is None and BAGGAGE in added:
+        carrier = with_properties(message, without_baggage(added), record_bytes_max)
+    return message if carrier is None else carrier
 
 
 def context_of(message: StoredMessage) -> Context:

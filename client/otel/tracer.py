@@ -25,7 +25,7 @@ from .context import (
     properties_of,
     sender_of,
     trace_fields,
-    variants,
+    without_baggage,
 )
 from .spans import Instruments, ProcessSpan, SendSpan, note_error
 
@@ -56,23 +56,23 @@ class Tracer(hooks.Hooks):
     def send(self, side: Side, messages: Sequence[Message], record_bytes_max: int, *, several: bool) -> SendSpan:
         """Begin a call that sends messages, each of which gets the context of a span, unless it has one."""
         operation = operation_of(side, "send", common_topic(messages))
-        only = None if several else messages[0]
+        count, only = (len(messages), None) if several else (None, messages[0])
         fields = trace_fields()
         own = [wire for message in messages if not fields.isdisjoint(wire := message.row()[1])]
         links = links_to(own, fields) if own else []
         current = get_current()
-        kind = trace.SpanKind.PRODUCER
         if self._create_spans:
             messages = [self._created(side, message, record_bytes_max, links) for message in messages]
-            kind = trace.SpanKind.CLIENT
-        span = self._begin(operation, kind, current, links, count=len(messages) if several else None)
-        if not self._create_spans and (added := injected(trace.set_span_in_context(span, current))):
-            messages = [
-                message
-                if own and not fields.isdisjoint(message.row()[1])
-                else carrying(message, added, record_bytes_max)
-                for message in messages
-            ]
+            span = self._begin(operation, trace.SpanKind.CLIENT, current, links, count=count)
+        else:
+            span = self._begin(operation, trace.SpanKind.PRODUCER, current, links, count=count)
+            if added := injected(span, current):
+                messages = [
+                    message
+                    if own and not fields.isdisjoint(message.row()[1])
+                    else carrying(message, added, record_bytes_max)
+                    for message in messages
+                ]
         return SendSpan(self._instruments, operation, span, messages, count=len(messages), only=only, shared={})
 
     def send_bulk(
@@ -87,9 +87,10 @@ class Tracer(hooks.Hooks):
         links = links_to([own or {}], fields)
         span = self._begin(operation, trace.SpanKind.PRODUCER, current, links, count=len(bodies))
         if own is not None and fields.isdisjoint(own):
-            for added in variants(injected(trace.set_span_in_context(span, current))):
-                if have_room(own, added, bodies, record_bytes_max):
-                    shared = {**shared, "properties": {**added, **own}}
+            added = injected(span, current)
+            for variant in (added, without_baggage(added)):
+                if variant and have_room(own, variant, bodies, record_bytes_max):
+                    shared = {**shared, "properties": {**variant, **own}}
                     break
         return SendSpan(self._instruments, operation, span, (), count=len(bodies), only=None, shared=shared)
 
@@ -100,7 +101,7 @@ class Tracer(hooks.Hooks):
         current = get_current()
         span = self._begin(operation_of(side, "create", message.topic), trace.SpanKind.PRODUCER, current, [])
         span.set_attributes(of_sent(message, None))
-        message = carrying(message, injected(trace.set_span_in_context(span, current)), record_bytes_max)
+        message = carrying(message, injected(span, current), record_bytes_max)
         span.end()
         if len(links) < LINKS_MAX:
             links.append(trace.Link(span.get_span_context()))

@@ -143,12 +143,12 @@ def test_a_context_is_written_as_opentelemetry_writes_it(
     sender = trace.SpanContext(
         trace_id, span_id, is_remote=False, trace_flags=trace.TraceFlags(flags), trace_state=state
     )
-    context = trace.set_span_in_context(trace.NonRecordingSpan(sender), Context())
+    span, context = trace.NonRecordingSpan(sender), Context()
     for name, value in bag.items():
         context = baggage.set_baggage(name, value, context)
     carrier: dict[str, str] = {}
-    propagate.inject(carrier, context)
-    assert injected(context) == carrier
+    propagate.inject(carrier, trace.set_span_in_context(span, context))
+    assert injected(span, context) == carrier
 
 
 @pytest.mark.parametrize("several", [False, True])
