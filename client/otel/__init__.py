@@ -17,7 +17,12 @@ Needs ``flintmq[otel]``. ``opentelemetry-instrument`` finds the instrumentor by 
 
 from __future__ import annotations
 
-from .context import context_of as context_of
-from .context import link_to as link_to
-from .instrumentor import FlintMQInstrumentor as FlintMQInstrumentor
-from .spans import handling as handling
+try:
+    from .context import context_of as context_of
+    from .context import link_to as link_to
+    from .instrumentor import FlintMQInstrumentor as FlintMQInstrumentor
+    from .spans import handling as handling
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"{__name__} needs {missing.name}: pip install 'flintmq[otel]'", name=missing.name
+    ) from missing

@@ -252,6 +252,25 @@ class TestDelivery:
         assert [span.name for span in settled] == [f"ack {topic}", f"retry {topic}", f"dead {topic}"]
 
     @in_both_modes
+    def test_a_message_that_comes_again_is_linked_to_its_sender(
+        self, clients: Clients, address: str, topic: str, traces: Traces, options: dict[str, Any]
+    ) -> None:
+        with clients.Producer(address) as producer:
+            producer.send(Message(topic, b"0"))
+        group = f"g-{topic}"
+        with clients.GroupConsumer(address, group, topic, **options) as consumer:
+            receive(consumer, 1)[0].retry(1)
+            receive(consumer, 1)[0].dead()
+            until(lambda: dead_letters(address, group) != [], "the dead letter")
+        (sent,) = traces.named(f"send {topic}")
+        spans = traces.wait(f"process {topic}", 2)
+        assert [linked(span) for span in spans] == [ids(sent)] * 2
+        assert [attribute(span, "messaging.flintmq.message.reconsume_times") for span in spans] == [0, 1]
+        assert len(traces.named(f"receive {topic}")) == 2
+        (letter,) = dead_letters(address, group)
+        assert letter.properties["traceparent"] == traceparent(sent)
+
+    @in_both_modes
     def test_a_message_that_was_not_handed_out_has_no_span(
         self, clients: Clients, address: str, topic: str, traces: Traces, options: dict[str, Any]
     ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -192,6 +194,14 @@ def test_a_lost_delivery_has_no_settlement() -> None:
     with traced(settle_spans=True) as traces:
         installed().process(SIDE, [DAMAGED], several=False, pushed=False).end(DeliveryLost("gone"))
     assert [span.name for span in traces.all()] == ["process orders"]
+
+
+def test_without_opentelemetry_the_import_says_what_to_install() -> None:
+    program = "import sys; sys.modules['opentelemetry'] = None; import flintmq.client.otel"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    said = "ModuleNotFoundError: flintmq.client.otel needs opentelemetry"
+    assert done.stderr.splitlines()[-1].startswith(said)
+    assert "pip install 'flintmq[otel]'" in done.stderr
 
 
 class TestProperties:
