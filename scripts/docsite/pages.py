@@ -38,6 +38,7 @@ HOW_TO = [
     Page("The client", "how-to/client.md", "client/README.md"),
     Page("Test with pytest", "how-to/testing.md", "docs/testing.md"),
     Page("Data frames", "how-to/arrow.md", "docs/arrow.md"),
+    Page("Tracing", "how-to/tracing.md", "docs/tracing.md"),
     Page("Spark", "how-to/spark.md", "client/spark/README.md"),
     Page("The console", "how-to/console.md", "client/console/README.md"),
     Page("RocketMQ's clients", "how-to/rocketmq.md", "docs/rocketmq.md"),
