@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
 from flintmq.protocol.storage.record import check_record_crc
+from flintmq.protocol.store_files import checkpoint_mark
 from flintmq.testing.started_broker import broker_environment
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.dead_letter_tools import send_back
@@ -154,6 +155,7 @@ def test_groups_delays_and_transactions_continue_in_a_restored_store(
         end(connection, half)
     assert open_half != half
     wait_until_on_disk(served.store / "config" / "consumerOffset.json", "orders@g")
+    wait_until_checkpoint(served.store, connection.runtime_info()["write_offset"])
     done = tool("backup", served.store, tmp_path / "backup")
     assert done.code == 0, done.errors
     assert served.stop() == 0
@@ -177,6 +179,12 @@ def test_groups_delays_and_transactions_continue_in_a_restored_store(
 def wait_until_on_disk(path: Path, text: str) -> None:
     """Wait until the broker's next checkpoint has written ``text`` to the file."""
     while not path.exists() or text not in path.read_text():
+        pass
+
+
+def wait_until_checkpoint(store: Path, end_offset: int) -> None:
+    """Wait until the checkpoint covers the log up to ``end_offset``: a backup takes no more."""
+    while (mark := checkpoint_mark((store / "checkpoint").read_bytes())) is None or mark.flushed_offset < end_offset:
         pass
 
 

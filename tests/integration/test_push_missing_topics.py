@@ -82,6 +82,7 @@ def test_a_topic_that_is_deleted_underneath_is_let_go_of_and_taken_again(
             assert len([line for line in caplog.text.splitlines() if "was not committed" in line]) == 0
             producer.send(Message(other, b"meanwhile"))
             seen.wait(3)
+            until(lambda: consumer.health().pending_messages == 0, "it being done")
             consumer.commit()
             assert reader.committed(topic, other) == {0: 2}
             admin.create_topic(topic, queues=1)
