@@ -26,7 +26,7 @@ class Arrivals:
         self._rung = False
 
     def add(self, arrival: Arrival) -> None:
-        """Add an arrival, and wake whoever waits for one."""
+        """Add an arrival, and wake a thread that waits for one."""
         with self._changed:
             self._waiting.append(arrival)
             self._changed.notify()

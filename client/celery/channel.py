@@ -257,7 +257,7 @@ class Channel(virtual.Channel):
         self.window.resize(prefetch_count)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Return one message of a queue, or None if there is none."""
+        """Return one message of a queue, or None if it is empty."""
         if queue not in self._getters:
             self._getters[queue] = self._consumer_of(queue).start()
         for delivery in self._getters[queue].receive(timeout=GET_SECONDS) if self._size(queue) else ():

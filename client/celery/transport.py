@@ -154,7 +154,7 @@ class SecureTransport(Transport):
 
 
 def with_ports(hosts: str) -> str | None:
-    """Return the addresses of a URL, each with its port; None if there is none."""
+    """Return the addresses of a URL, each with its port, or None."""
     if not hosts:
         return None
     return ",".join(host if re.search(r":\d+$", host) else f"{host}:{DEFAULT_PORT}" for host in hosts.split(","))

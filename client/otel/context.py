@@ -114,7 +114,7 @@ def sender_of(properties: Mapping[str, str]) -> trace.SpanContext | None:
 
 
 def extracted(properties: Mapping[str, str]) -> Context:
-    """Return the context in the properties of a message; empty if there is none."""
+    """Return the context in the properties of a message, or an empty one."""
     try:
         return propagate.extract(properties, Context())
     except Exception as error:  # noqa: BLE001 - a propagator that fails must not fail the handling of a message
