@@ -1,8 +1,9 @@
-"""``scripts/release --dry-run``: the wheels work in a new environment. Without ``--python``, as the release workflow
-runs it, the script tries each Python of the machine, which takes minutes."""
+"""``scripts/release --dry-run``: the wheels work in new environments, with this Python and with the newest one of the
+machine. Without ``--python``, as the release workflow runs it, the script tries each, which takes minutes."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,7 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 def test_a_dry_run_builds_the_files_and_tries_them(tmp_path: Path) -> None:
     output = tmp_path / "dist"
     program, home = str(ROOT / "scripts" / "release"), "https://git.example/flintmq"
-    command = [program, "--dry-run", "--home", home, "--output", str(output), "--python", sys.executable]
+    pythons = [part for python in {sys.executable, newest_python()} for part in ("--python", python)]
+    command = [program, "--dry-run", "--home", home, "--output", str(output), *pythons]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "No matching distribution" in done.stdout or "Temporary failure in name resolution" in done.stdout:
         pytest.skip("the tools or packages cannot be fetched")
@@ -30,3 +32,13 @@ def test_a_dry_run_builds_the_files_and_tries_them(tmp_path: Path) -> None:
         metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))).decode()
     assert "Project-URL: Changelog, https://git.example/flintmq/blob/v" in metadata
     assert "](docs/" not in metadata
+
+
+def newest_python() -> str:
+    """Return the newest Python on PATH that can make environments."""
+    for minor in range(sys.version_info[1] + 10, sys.version_info[1], -1):
+        python = shutil.which(f"python3.{minor}")
+        probe = [python or "", "-I", "-c", "import venv, ensurepip"]
+        if python and subprocess.run(probe, capture_output=True).returncode == 0:
+            return python
+    return sys.executable
