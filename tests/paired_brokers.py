@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class Wire:
         """Do nothing, as ``pause_reading``."""
 
 
-class Side:
+class Side(ABC):
     """One of the two brokers, with one connection. A subclass says which protocol it speaks."""
 
     def __init__(self, folder: Path, policy: str, now_ms: int) -> None:
@@ -95,17 +96,17 @@ class Side:
         self.connection = self.make_connection()
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
 
+    @abstractmethod
     def make_connection(self) -> ClientConnection:
         """Return a new connection to the broker."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def prepare(self) -> None:
         """Create the topics."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answers(self) -> list[Any]:
         """Return what the broker has sent, one item for each response."""
-        raise NotImplementedError
 
     async def feed(self, chunks: list[bytes], requests: int) -> None:
         """Let the bytes arrive in these chunks, each once the broker reads on, and wait for all responses."""

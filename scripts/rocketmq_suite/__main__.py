@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,13 +23,11 @@ from .go_examples import SUITE as GO_EXAMPLES
 from .go_examples import GoExamples
 from .grpc_client import SUITE as GRPC_CLIENT
 from .grpc_client import run_grpc_client
-from .java import Unavailable, fetch_class_path, need_programs
+from .java import Unavailable, fetch_class_path
 from .outcomes import Report, chosen
 
 PARTS = ("java", "go", "mqadmin", "grpc")
-REPOSITORY = "https://github.com/apache/rocketmq.git"
 TAG = "rocketmq-all-5.3.3"
-CLONE_SECONDS_MAX = 600.0
 
 
 def main() -> int:
@@ -57,7 +54,9 @@ def run_parts(options: argparse.Namespace, target: Target, work: Path, report: R
     """Run the suites, each of which may be unavailable here."""
     if "java" in options.parts:
         with _or_absent(report, APACHE_TESTS):
-            tests = ApacheTests(options.sources or clone(work), fetch_class_path(work), work)
+            if options.sources is None:
+                raise Unavailable(f"pass --sources FOLDER: a checkout of Apache RocketMQ's tag {TAG}")
+            tests = ApacheTests(options.sources, fetch_class_path(work), work)
             with contextlib.ExitStack() as stack:
                 encrypted = target
                 if options.broker == "flintmq" and any(map(is_encrypted, chosen(tests.tests, options.only))):
@@ -90,18 +89,6 @@ def _broker(options: argparse.Namespace, work: Path) -> contextlib.AbstractConte
     return flintmq(work, options.set)
 
 
-def clone(work: Path) -> Path:
-    """Clone RocketMQ's sources into the scratch folder. Raises ``Unavailable``."""
-    need_programs("git")
-    to = work / "rocketmq"
-    command = ["git", "clone", "--quiet", "--depth", "1", "--branch", TAG, REPOSITORY, str(to)]
-    cloned = subprocess.run(command, capture_output=True, text=True, timeout=CLONE_SECONDS_MAX, check=False)
-    if cloned.returncode:
-        said = cloned.stderr.strip().splitlines()
-        raise Unavailable(f"cannot clone {REPOSITORY}; pass --sources FOLDER ({said[-1] if said else 'git failed'})")
-    return to
-
-
 def parse() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="rocketmq-suite", description=__doc__.partition("\n")[0])
@@ -110,7 +97,7 @@ def parse() -> argparse.Namespace:
         "--only", action="append", default=[], metavar="TEXT", help="only cases with TEXT in their name"
     )
     parser.add_argument("--jobs", type=int, default=3, metavar="N", help="classes of tests that run at once (3)")
-    parser.add_argument("--sources", type=Path, metavar="DIR", help=f"checkout of RocketMQ's tag {TAG}")
+    parser.add_argument("--sources", type=Path, metavar="DIR", help=f"checkout of RocketMQ's tag {TAG}, for `java`")
     parser.add_argument("--work", type=Path, metavar="DIR", help="scratch folder to keep; a temporary one unless given")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of FlintMQ's broker")
     parser.add_argument("--broker", choices=["flintmq", "rocketmq"], default="flintmq", help="broker to start")

@@ -20,9 +20,16 @@ SETTLED = journal.settled(KEY, (0, 1, 5))
 
 
 class FullDisk(Files):
-    """A disk that becomes full."""
+    """A disk that becomes full, and (``stuck``) removes no file any more."""
+
+    stuck = False
 
     full = False
+
+    def unlink(self, path: Path) -> None:
+        if self.stuck:
+            raise OSError(errno.EIO, "stuck")
+        super().unlink(path)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
         if self.full:
@@ -92,6 +99,17 @@ def test_a_full_disk_ends_the_journal_until_it_begins_again(tmp_path: Path, capl
     made.begin_again()
     made.append([SETTLED])
     assert made.read() == [TAKEN, SETTLED]
+
+
+def test_a_journal_that_can_neither_be_written_nor_removed_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FullDisk()
+    made = opened(tmp_path, TAKEN, files=files)
+    files.full = files.stuck = True
+    made.append([SETTLED])
+    assert not made.is_open
+    assert "cannot be removed: do so before the next start" in caplog.text
 
 
 def test_a_newer_committed_offset_settles_what_is_before_it(tmp_path: Path) -> None:

@@ -104,9 +104,15 @@ class PopJournal:
         except OSError as error:
             log.error("%s cannot be written, so a crash would repeat what is in flight: %s", self.path, error)
             self.close()
-            self._files.unlink(self.path)
+            self._remove()
         else:
             self.bytes += len(blob)
+
+    def _remove(self) -> None:
+        try:
+            self._files.unlink(self.path)
+        except OSError as error:
+            log.error("%s cannot be removed: do so before the next start, or it may undo resets: %s", self.path, error)
 
     @property
     def is_open(self) -> bool:

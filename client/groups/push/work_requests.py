@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ....protocol import commands
 from ....protocol.commands import RECEIPT_STRUCT
@@ -57,10 +58,7 @@ def _receipts(leases: Sequence[Lease]) -> bytes:
 
 def ack(options: Options, topic: str, leases: Sequence[Lease]) -> Operation[bytes]:
     """Settle messages as handled; returns a byte for each, 1 if its lease was valid."""
-
-    def decode(answer: Answer) -> bytes:
-        return _valid(answer, leases)
-
+    decode = partial(_valid, leases)
     return operation(
         commands.ACK_MESSAGE, decode, _receipts(leases), group=options.group, topic=topic, count=len(leases)
     )
@@ -68,13 +66,9 @@ def ack(options: Options, topic: str, leases: Sequence[Lease]) -> Operation[byte
 
 def renew(options: Options, topic: str, leases: Sequence[Lease], lease_ms: int) -> Operation[bytes]:
     """Let leases end ``lease_ms`` from now, 0: give the messages back; returns a byte for each, 1 if it was valid."""
-
-    def decode(answer: Answer) -> bytes:
-        return _valid(answer, leases)
-
     return operation(
         commands.CHANGE_MESSAGE_INVISIBLETIME,
-        decode,
+        partial(_valid, leases),
         _receipts(leases),
         group=options.group,
         topic=topic,
@@ -92,7 +86,7 @@ def send_back(
 
     def decode(answer: Answer) -> tuple[bytes, int, int]:
         head = decode_fields(commands.SendMessageBackAnswer, answer.fields)
-        return _valid(answer, leases), head.retried, head.dead
+        return _valid(leases, answer), head.retried, head.dead
 
     return operation(
         commands.CONSUMER_SEND_MSG_BACK,
@@ -109,6 +103,6 @@ def send_back(
     )
 
 
-def _valid(answer: Answer, leases: Sequence[Lease]) -> bytes:
+def _valid(leases: Sequence[Lease], answer: Answer) -> bytes:
     check_body(answer, len(leases))
     return bytes(answer.body)
