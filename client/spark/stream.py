@@ -28,9 +28,10 @@ _TOPICS_SECONDS = 1.0
 """Interval of looking for new topics; new queues are seen at once."""
 _ASKING_SHARE = 10
 """Spark asks some ninety times a second while there is nothing new. Queries to brokers may take at most a tenth of that
-time, so a broker's response stays valid for ten times as long as it took."""
-_NEW_SECONDS_MAX = 0.1
-"""Maximum validity of a broker's response: a broker that was away, and took seconds, has news when it is back."""
+time, so the next one waits for ten times as long as the last one took. The last one's response is never used twice:
+``processAllAvailable`` promises that all messages sent before it are read."""
+_PAUSE_SECONDS_MAX = 0.1
+"""Maximum wait between two queries: a broker that was away, and took seconds, has news when it is back."""
 _ROWS_TOGETHER = 500
 """Ranges of together at most this many messages share a task: a Python task takes some 20 ms before its first row."""
 
@@ -51,7 +52,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: dict[str, list[str]] = {}
         self._topics_at: float | None = None
         self._stats: Stats = {}
-        self._stats_until = 0.0
+        self._ask_from = 0.0
         self._target: dict[Queue, int] | None = None
 
     # ---- offsets ----
@@ -102,10 +103,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._topics = subscription.topics(begun=self._topics_at is not None)
             self._topics_at = now
             anew = True
-        if anew or now >= self._stats_until:
-            self._stats = subscription.stats(self._topics)
-            answered = time.monotonic()
-            self._stats_until = answered + min((answered - now) * _ASKING_SHARE, _NEW_SECONDS_MAX)
+        if not anew and now < self._ask_from:
+            time.sleep(self._ask_from - now)
+        asked = time.monotonic()
+        self._stats = subscription.stats(self._topics)
+        answered = time.monotonic()
+        self._ask_from = answered + min((answered - asked) * _ASKING_SHARE, _PAUSE_SECONDS_MAX)
         return self._stats
 
     def _check_loss(self, subscription: TopicSubscription, starts: dict[Queue, int], stats: Stats) -> None:

@@ -230,13 +230,35 @@ class SlowBrokers:
         return {}
 
 
-def test_a_slow_brokers_response_does_not_stay_fresh_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_broker_is_asked_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     from flintmq.client.spark import stream
 
     brokers = SlowBrokers()
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        brokers.now += seconds
+
     monkeypatch.setattr("flintmq.client.spark.stream.time.monotonic", lambda: brokers.now)
+    monkeypatch.setattr("flintmq.client.spark.stream.time.sleep", pause)
     reader = stream.StreamReader(options=None, columns=())  # type: ignore[arg-type]  # no option is read
-    for expected in (1, 1, 2):
+    for _ in range(2):
         reader._ask(brokers)  # type: ignore[arg-type]  # a stand-in
-        assert brokers.asked == expected
         brokers.now += 0.06
+    assert brokers.asked == 2
+    assert pauses == [pytest.approx(0.04)]
+
+
+def test_latest_offset_has_each_message_sent_before(broker: BrokerFactory) -> None:
+    """``processAllAvailable`` relies on it: a response from before a send would end it too early."""
+    from flintmq.client.spark.options import read_options
+    from flintmq.client.spark.stream import StreamReader
+
+    running = broker()
+    create(running, "orders", queues=1)
+    reader = StreamReader(read_options({"bootstrap": running.address, "subscribe": "orders"}), ())
+    start = reader.initialOffset()
+    for sent in range(1, 21):
+        send(running, "orders", [sent])
+        assert reader.latestOffset(start, reader.getDefaultReadLimit()) == {"orders/0": sent}
