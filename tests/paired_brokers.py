@@ -52,6 +52,10 @@ class Wire:
         """Return the number of bytes that the client has not read."""
         return 0
 
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Say that it encrypts, because it has no socket."""
+        return name == "encrypts" or default
+
     def set_write_buffer_limits(self, high: int) -> None:
         """Do nothing: the buffer is always empty."""
 

@@ -17,7 +17,7 @@ import enum
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -106,6 +106,14 @@ class _Queue:
         """Tags of the messages that pulls still have to be woken for; empty: there are none."""
         self.waking = False
 
+    def only_pull(self) -> HeldPull | None:
+        """Return the queue's only pull, if no other one waits and it accepts all tags."""
+        if len(self.alike) == 1 and not self.waking:
+            (alike,) = self.alike.values()
+            if alike.tags is None and len(alike.pulls) == 1:
+                return next(iter(alike.pulls))
+        return None
+
 
 class PullRequestHoldService:
     """The held pulls by queue.
@@ -183,11 +191,15 @@ class PullRequestHoldService:
         """Wake the pulls that wait for messages of a queue, which now has messages below ``max_offset``."""
         self.wake_queues([(topic, queue, max_offset)])
 
-    def wake_queues(self, grown: Iterable[tuple[str, int, int]]) -> None:
+    def wake_queues(self, grown: Sequence[tuple[str, int, int]]) -> None:
         """Do what ``wake`` does for several queues: (topic, queue, max_offset)."""
+        single = len(grown) == 1 and not self._in_turns
         for topic, queue, max_offset in grown:
             of_queue = self._by_queue.get((topic, queue))
             if of_queue is None or max_offset <= of_queue.seen:
+                continue
+            if single and (held := of_queue.only_pull()) is not None and held.offset < max_offset:
+                self._one(held, Wake.ARRIVED)  # the usual case: one consumer waits for the queue
                 continue
             if of_queue.codes is not None:
                 of_queue.codes = self._codes_of(of_queue, max_offset)

@@ -121,19 +121,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Number of the connection since the start of the broker."""
         self.opened_ms = int(time.time() * 1000)
         self.frames_in = self.bytes_in = 0
-        self.reads = 0
-        self.reads_seen = 0
-        self.half_since = 0.0
+        self.reads = self.reads_seen = self.write_level = 0
+        self.half_since = self.write_since = self.close_by = 0.0
         self.idle_since = broker.loop.time()
-        self.write_since = 0.0
-        self.write_level = 0
-        self.close_by = 0.0
 
     # ---- what the transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over the transport of the connected socket."""
-        self.transport = self.responses.transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
+        self.responses.use(self.transport)
         self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -203,6 +200,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         parser, responses, repeated = self.parser, self.responses, self.repeated
         frames = handled_bytes = 0
         incomplete = False
+        self.broker.flush.publish()
         responses.running = True
         responses.turn_began = began = time.monotonic()
         self.broker.dispatch.sharing.turn(self, began)
@@ -228,6 +226,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         except RemoteProtocolError as error:
             self.refuse_bytes(error)
         self.frames_in += frames
+        if self.broker.dispatch.awaited:
+            self.broker.dispatch.serve_waiting()
         self._after_run(frames, incomplete)
 
     def _after_run(self, frames: int, incomplete: bool) -> None:

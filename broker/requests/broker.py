@@ -265,6 +265,8 @@ class Broker:
     def flushed(self) -> None:
         """Dispatch after a flush: records that are now on disk may become visible."""
         self.stall.flushed()
+        if self.dispatch.awaited:
+            self.dispatch.serve_waiting()
         self.dispatch.soon()
 
     def _topic_deleted(self, topic: str) -> None:

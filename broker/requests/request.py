@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest, PullRequest
+from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest, PullRequest, RecordsAnswer
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, TopicNotExist
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser, encode_head
 from ...protocol.names import is_system_topic
 from ...protocol.produce_frame import encode_produce_answer
+from ...protocol.records_answer import encode_records_head
 from ..security.users import User
 from ..store import ProduceBatch, PullResult, TopicConfig, WouldBlock
 from .audit import audit, audit_refused
@@ -171,16 +172,13 @@ class Request:
 
     def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
         """Respond to a pull. ``lost``: number of messages that damage took from its range, and the first's offset."""
-        fields = {
-            "count": pulled.count,
-            "next_offset": pulled.next_offset,
-            "min_offset": pulled.min_offset,
-            "max_offset": pulled.max_offset,
-        }
-        if lost is not None:
-            fields["lost"], fields["lost_from"] = lost
-        head = encode_head(RESPONSE, pulled.code, self.frame.request_id, fields, len(pulled.body))
-        self.respond_encoded(head, pulled.body)
+        code, body, request_id = pulled.code, pulled.body, self.frame.request_id
+        numbers = pulled.count, pulled.next_offset, pulled.min_offset, pulled.max_offset
+        if lost is None:
+            head = encode_records_head(code, request_id, *numbers, len(body))
+        else:
+            head = encode_head(RESPONSE, code, request_id, encode_fields(RecordsAnswer(*numbers, *lost)), len(body))
+        self.respond_encoded(head, body)
 
     def fail(self, error: BrokerError) -> None:
         """Respond with an error, to a PRODUCE in the order of its responses; audit it if its command is audited."""

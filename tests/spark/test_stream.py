@@ -260,5 +260,5 @@ def test_latest_offset_has_each_message_sent_before(broker: BrokerFactory) -> No
     reader = StreamReader(read_options({"bootstrap": running.address, "subscribe": "orders"}), ())
     start = reader.initialOffset()
     for sent in range(1, 21):
-        send(running, "orders", [sent])
+        send(running, "orders", range(sent, sent + 1))
         assert reader.latestOffset(start, reader.getDefaultReadLimit()) == {"orders/0": sent}

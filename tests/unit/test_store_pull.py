@@ -10,9 +10,17 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.filters import compile_filter
-from flintmq.broker.store import KeySearch, MessageStore, PullResult, PullSelection, TopicConfig, WouldBlock
+from flintmq.broker.store import (
+    DamagedRecord,
+    KeySearch,
+    MessageStore,
+    PullResult,
+    PullSelection,
+    TopicConfig,
+    WouldBlock,
+)
 from flintmq.broker.store.read.log_reads import ANSWER_BYTES_MAX
-from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX
+from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX, NEWEST_BYTES_MAX
 from flintmq.protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -267,3 +275,31 @@ def test_uncached_data_is_read_only_in_a_reader_thread(tmp_path: Path) -> None:
         assert read(False) == warm
         files.cold = False
     store.close()
+
+
+def test_the_newest_message_is_what_a_pull_returns(store: MessageStore) -> None:
+    make_topic(store, "orders")
+    for number, size in enumerate((0, 1, 100, 3_000, NEWEST_BYTES_MAX - 500, 17)):
+        put(store, "orders", 0, [Message(b"x" * size, tags="eu")])
+        newest = store.pulls.newest("orders", 0, number)
+        assert newest == pull(store, number)
+        assert newest is not None
+        assert newest.body == pull(store, number).body
+
+
+def test_newest_leaves_everything_else_to_a_pull(store: MessageStore) -> None:
+    make_topic(store, "orders")
+    assert store.pulls.newest("orders", 0, 0) is None
+    sent = put(store, "orders", 0, plain(3))
+    assert [store.pulls.newest("orders", 0, offset) is None for offset in range(5)] == [True, True, False, True, True]
+    put(store, "orders", 0, [Message(b"x" * NEWEST_BYTES_MAX)])
+    assert store.pulls.newest("orders", 0, 3) is None
+    with pytest.raises(TopicNotExist):
+        store.pulls.newest("offers", 0, 0)
+    # A record that is not the queue's: its unit points at another one.
+    queue = store.queue_reads.queue("orders", 0)
+    assert queue is not None
+    queue.append(memoryview(UNIT.pack(sent[0].physical_offset, size_of(store, sent[0]), 0)))
+    assert store.pulls.newest("orders", 0, 4) is None
+    with pytest.raises(DamagedRecord):
+        pull(store, 4)
