@@ -201,13 +201,18 @@ class GroupCommitService(FlushService):
             self._handed_over = self._requested = True
             super().wake()
             return
-        early = None
-        if len(self._waiting) == 1 and self.on_disk is None:
-            _, _, offer = self._waiting[0]
-            early = offer(target, sync.take_back) if offer is not None else None
         self._target, self._target_ms = target, target_ms
         self.began = time.monotonic()
-        sync.request(file, early)
+        sync.request(file, self._early_responses(sync))
+
+    def _early_responses(self, sync: FileSync) -> EarlyResponses | None:
+        """Return the responses of the only one who waits for this flush, if it offers them."""
+        if len(self._waiting) != 1 or self.on_disk is not None:
+            return None
+        end_offset, _, offer = self._waiting[0]
+        if offer is None or end_offset <= self._store.flushed_offset:  # on disk: the loop is about to respond
+            return None
+        return offer(self._target, sync.take_back)
 
     def publish(self) -> None:
         """Publish a flush that a client may already know of, before the client's next request is handled. Only for the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import os
 import socket
@@ -15,7 +16,10 @@ from typing import Any
 import pytest
 
 from flintmq.broker.background.file_sync import EarlyResponses, FileSync
+from flintmq.broker.background.flush import GroupCommitService
 from flintmq.broker.kernels import sync_loop
+from flintmq.broker.store import Files
+from tests.store_tools import SMALL, append, open_store, plain
 
 pytestmark = pytest.mark.skipif(not sync_loop.AVAILABLE, reason="this platform or mode has no such thread")
 WAIT_S = 30
@@ -155,3 +159,47 @@ def test_each_request_closes_its_descriptor(log_file: Any, pair: tuple[socket.so
                 os.fstat(early.socket)
 
     run(test)
+
+
+def test_the_flush_offers_each_wait_once(tmp_path: Path) -> None:
+    """A message that no client waits for may follow one whose responses are about to be sent by the loop."""
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        settings = dataclasses.replace(SMALL, flush_policy="sync")
+        store = open_store(tmp_path / "store", settings, Files())
+        service = GroupCommitService(store, loop.call_soon_threadsafe, lambda name, error: loop.stop())
+        service.use_compiled_thread(loop)
+        service.start()
+        append(store, "orders", 0, plain(1))
+        service.wake()  # the Python thread flushes the name of the new file too
+        await flushed(service, store.write_offset)
+        for _ in range(20):
+            offers: list[int] = []
+
+            def offer(end_offset: int, take_back: Callable[[], bool], offers: list[int] = offers) -> None:
+                offers.append(end_offset)
+
+            append(store, "orders", 0, plain(1))
+            acknowledged = flushed(service, store.write_offset, offer)
+            expected = [store.write_offset]
+            service.wake()
+            append(store, "orders", 0, plain(1))
+            await acknowledged
+            assert offers == expected
+            await flushed(service, store.write_offset)
+        await loop.run_in_executor(None, service.stop)
+        store.close()
+
+    asyncio.run(test())
+
+
+async def _done(future: asyncio.Future[None]) -> None:
+    await asyncio.wait_for(future, WAIT_S)
+
+
+def flushed(service: GroupCommitService, end_offset: int, offer: Any = None) -> Coroutine[Any, Any, None]:
+    """Wait for the flush of what is below ``end_offset``."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    service.wait_for(end_offset, lambda error: future.set_result(None), offer)
+    return _done(future)
