@@ -11,7 +11,8 @@ from ..filters import compile_filter
 from ..requests.request import Request
 from ..store import WouldBlock
 from ..store.read.pages import MessagePage, PageBounds, PageSelection
-from .pull import check_has_messages, parse_tags
+from .pull import parse_tags
+from .readable import check_has_messages
 
 
 def browse_messages(request: Request) -> None:
@@ -22,7 +23,7 @@ def browse_messages(request: Request) -> None:
         raise InvalidParameter(f"{given[0]} and {given[1]} both say where the page begins; give one of them")
     if params.queue_offset >= 0 and params.queue < 0:
         raise InvalidParameter("queue_offset needs the queue that it belongs to")
-    check_has_messages(request.broker, params.topic)
+    check_has_messages(request.broker.store.topics, params.topic)
     bounds = PageBounds(params.backward, params.physical, params.since_ms, params.queue_offset)
     store = request.broker.store
 

@@ -41,7 +41,7 @@ from ..requests.counters import Counters
 from ..requests.request import Request
 from ..store import MessageStore, WouldBlock
 from .offsets import NOTHING_COMMITTED, sees_progress
-from .pull import check_readable
+from .readable import check_readable
 
 RESETS = ("first", "last", "time", "offset")
 
@@ -321,7 +321,7 @@ def reset_progress(
     check_client_group(params.group)
     if params.to not in RESETS:
         raise InvalidParameter(f"to must be first, last, time or offset, not {params.to!r}")
-    check_readable(request.broker, params.topic)
+    check_readable(request.broker.store.topics, params.topic)
     config = store.topics.get(params.topic)
     queues = config.queues if config is not None else 0
     if params.queue >= queues:

@@ -23,10 +23,10 @@ from ...protocol.errors import CommitIllegal, EpochFenced, InvalidParameter, Que
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR
-from ..requests.broker import Broker
+from ..delivery.groups.coordinator import GroupCoordinator
 from ..requests.request import Request
 from ..store import MessageStore, WouldBlock
-from .pull import check_readable
+from .readable import check_readable
 
 NOTHING_COMMITTED = -1
 REFUSED_SHOWN_MAX = 128
@@ -35,11 +35,10 @@ HOT_STATS_ROWS_MAX = 256
 """Above this number of rows a reader thread does the lookup, so that the loop is not blocked."""
 
 
-def search_offset_by_timestamp(request: Request) -> None:
+def search_offset_by_timestamp(request: Request, store: MessageStore) -> None:
     """Return the first offset whose store time is not before the given time."""
     params = decode_fields(SearchOffsetByTimestampRequest, request.frame.fields)
-    check_readable(request.broker, params.topic)
-    store = request.broker.store
+    check_readable(store.topics, params.topic)
     request.after_dispatch(
         lambda: request.read(
             lambda hot: store.queue_reads.offset_by_time(params.topic, params.queue, params.timestamp_ms, hot=hot),
@@ -48,33 +47,31 @@ def search_offset_by_timestamp(request: Request) -> None:
     )
 
 
-def get_max_offset(request: Request) -> None:
+def get_max_offset(request: Request, store: MessageStore) -> None:
     """Return the offset that the queue's next message will have."""
     params = decode_fields(QueueRequest, request.frame.fields)
-    check_readable(request.broker, params.topic)
+    check_readable(store.topics, params.topic)
 
     def answer() -> None:
-        request.respond(OffsetAnswer(offset=request.broker.store.queue_reads.max_offset(params.topic, params.queue)))
+        request.respond(OffsetAnswer(offset=store.queue_reads.max_offset(params.topic, params.queue)))
 
     request.after_dispatch(answer)
 
 
-def get_min_offset(request: Request) -> None:
+def get_min_offset(request: Request, store: MessageStore) -> None:
     """Return the queue's first readable offset."""
     params = decode_fields(QueueRequest, request.frame.fields)
-    check_readable(request.broker, params.topic)
-    store = request.broker.store
+    check_readable(store.topics, params.topic)
     request.read(
         lambda hot: store.queue_reads.min_offset(params.topic, params.queue, hot=hot),
         lambda offset: request.respond(OffsetAnswer(offset=offset)),
     )
 
 
-def get_earliest_msg_storetime(request: Request) -> None:
+def get_earliest_msg_storetime(request: Request, store: MessageStore) -> None:
     """Return the store time of the queue's first message, or -1 if the queue is empty."""
     params = decode_fields(QueueRequest, request.frame.fields)
-    check_readable(request.broker, params.topic)
-    store = request.broker.store
+    check_readable(store.topics, params.topic)
     request.after_dispatch(
         lambda: request.read(
             lambda hot: store.queue_reads.earliest_store_time(params.topic, params.queue, hot=hot),
@@ -83,12 +80,12 @@ def get_earliest_msg_storetime(request: Request) -> None:
     )
 
 
-def query_consumer_offset(request: Request) -> None:
+def query_consumer_offset(request: Request, store: MessageStore) -> None:
     """Return the committed offsets of a group in a topic, for one queue or for all."""
     params = decode_fields(QueryConsumerOffsetRequest, request.frame.fields)
     check_name("group", params.group)
-    check_readable(request.broker, params.topic)
-    committed = request.broker.store.consumer_offsets.committed(params.group, params.topic)
+    check_readable(store.topics, params.topic)
+    committed = store.consumer_offsets.committed(params.group, params.topic)
     entries = [
         CONSUMER_OFFSET_STRUCT.pack(queue, offset)
         for queue, offset in sorted(committed.items())
@@ -97,7 +94,7 @@ def query_consumer_offset(request: Request) -> None:
     request.respond(ConsumerOffsetsAnswer(count=len(entries)), b"".join(entries))
 
 
-def update_consumer_offset(request: Request) -> None:
+def update_consumer_offset(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Commit a group's progress.
 
     An invalid offset refuses the whole commit. Queues that the member does not hold are refused, and the others are
@@ -105,7 +102,7 @@ def update_consumer_offset(request: Request) -> None:
     """
     params = decode_fields(UpdateConsumerOffsetRequest, request.frame.fields)
     check_client_group(params.group)
-    check_readable(request.broker, params.topic)
+    check_readable(store.topics, params.topic)
     body_bytes = request.frame.body_end - request.frame.body_at
     if body_bytes != params.count * CONSUMER_OFFSET_STRUCT.size:
         raise InvalidParameter(
@@ -115,12 +112,12 @@ def update_consumer_offset(request: Request) -> None:
     entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(request.frame.body))
 
     def commit() -> None:
-        name, held, fenced = _who_commits(request.broker, params, entries)
-        _check_commit(request.broker, params.topic, held)
-        request.broker.groups.check_may_commit(name, params.topic, (queue for queue, _ in held))
+        name, held, fenced = _who_commits(groups, params, entries)
+        _check_commit(store, params.topic, held)
+        groups.check_may_commit(name, params.topic, (queue for queue, _ in held))
         if not params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-            request.broker.groups.ensure_group(params.group)
-        table = request.broker.store.consumer_offsets
+            groups.ensure_group(params.group)
+        table = store.consumer_offsets
         # An operator has purged the dead letters or sent them again, so the audit log records it.
         if params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             target = f"group {params.group}, topic {params.topic}"
@@ -133,16 +130,16 @@ def update_consumer_offset(request: Request) -> None:
             raise fenced
         request.respond(EmptyAnswer())
 
-    _check_queues(request.broker, params.topic, entries)
+    _check_queues(store, params.topic, entries)
     # A larger offset may follow a message that is acknowledged and not dispatched yet.
-    if all(offset <= request.broker.store.queue_reads.end_offset(params.topic, queue) for queue, offset in entries):
+    if all(offset <= store.queue_reads.end_offset(params.topic, queue) for queue, offset in entries):
         commit()
     else:
         request.after_dispatch(commit)
 
 
 def _who_commits(
-    broker: Broker, params: UpdateConsumerOffsetRequest, entries: list[tuple[int, int]]
+    groups: GroupCoordinator, params: UpdateConsumerOffsetRequest, entries: list[tuple[int, int]]
 ) -> tuple[str, list[tuple[int, int]], EpochFenced | None]:
     """Return the name that the offsets are stored under, the entries of queues that the member holds, and an error
     that names the other queues, if there are any.
@@ -150,7 +147,7 @@ def _who_commits(
     Raises if the group has no such member, or if a client that is not a member would move a running group.
     """
     if not params.member:
-        broker.groups.check_idle(
+        groups.check_idle(
             params.group,
             "only they may commit its progress; consume as a member, or stop them and use reset",
             params.topic,
@@ -161,7 +158,7 @@ def _who_commits(
     fenced: EpochFenced | None = None
     for queue, offset in entries:
         try:
-            broker.groups.check_holder(params.group, params.member, params.epoch, params.topic, queue)
+            groups.check_holder(params.group, params.member, params.epoch, params.topic, queue)
         except EpochFenced as error:
             fenced = fenced or error
             refused.append(queue)
@@ -169,22 +166,22 @@ def _who_commits(
             held.append((queue, offset))
     if fenced is not None:
         fenced.details["refused"] = refused[:REFUSED_SHOWN_MAX]
-    return broker.groups.progress_name(params.group, params.member), held, fenced
+    return groups.progress_name(params.group, params.member), held, fenced
 
 
-def _check_queues(broker: Broker, name: str, entries: list[tuple[int, int]]) -> None:
-    topic = broker.store.topics.get(name)
+def _check_queues(store: MessageStore, name: str, entries: list[tuple[int, int]]) -> None:
+    topic = store.topics.get(name)
     assert topic is not None, "checked before"
     for queue, _ in entries:
-        if not broker.store.queue_reads.is_there(topic, queue):
+        if not store.queue_reads.is_there(topic, queue):
             raise QueueNotExist(f"topic {name} has no queue {queue}; it has {topic.queues}", queues=topic.queues)
 
 
-def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) -> None:
+def _check_commit(store: MessageStore, topic: str, entries: list[tuple[int, int]]) -> None:
     for queue, offset in entries:
         if offset < 0:
             raise InvalidParameter(f"offset {offset} of topic {topic}, queue {queue} must not be negative")
-        max_offset = broker.store.queue_reads.end_offset(topic, queue)
+        max_offset = store.queue_reads.end_offset(topic, queue)
         if offset > max_offset:
             raise CommitIllegal(
                 f"offset {offset} cannot be committed for topic {topic}, queue {queue}: "
@@ -194,19 +191,18 @@ def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) ->
             )
 
 
-def get_consume_stats(request: Request) -> None:
+def get_consume_stats(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Return the progress of one or all groups in one or all topics, with both ends of each queue."""
     params = decode_fields(ConsumeStatsRequest, request.frame.fields)
     if params.group:
         check_name("group", params.group)
     if params.topic:
-        check_readable(request.broker, params.topic)
-    store = request.broker.store
+        check_readable(store.topics, params.topic)
 
     def read() -> None:
         wanted = [
             row
-            for row in _all_queues(request.broker, uncommitted=params.uncommitted)
+            for row in _all_queues(store, groups, uncommitted=params.uncommitted)
             if params.group in ("", row[0]) and params.topic in ("", row[1]) and sees_progress(request, row[0], row[1])
         ]
         request.read(lambda hot: _consume_stats(store, wanted, hot), done)
@@ -225,17 +221,19 @@ def sees_progress(request: Request, group: str, topic: str) -> bool:
     return access is None or (access.allows(QUERY, GROUP, group) and access.allows(QUERY, TOPIC, topic))
 
 
-def _all_queues(broker: Broker, *, uncommitted: bool) -> list[tuple[str, str, int, int, bool]]:
+def _all_queues(
+    store: MessageStore, groups: GroupCoordinator, *, uncommitted: bool
+) -> list[tuple[str, str, int, int, bool]]:
     """Return ``(group, topic, queue, committed, known)`` for all committed offsets, sorted.
 
     ``uncommitted``: also for the other queues of their topics, except dead letters, which their group does not read.
     """
     if not uncommitted:
-        return [(*row, True) for row in broker.store.consumer_offsets.all_committed()]
+        return [(*row, True) for row in store.consumer_offsets.all_committed()]
     rows = []
-    for name, topic, committed, from_first in broker.groups.all_progress():
+    for name, topic, committed, from_first in groups.all_progress():
         rows += [(name, topic, queue, offset, True) for queue, offset in committed.items()]
-        config = broker.store.topics.get(topic)
+        config = store.topics.get(topic)
         if config is not None and not topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             others = set(range(config.read_queues)) - committed.keys()
             rows += [(name, topic, queue, NOTHING_COMMITTED, from_first) for queue in others]

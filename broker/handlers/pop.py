@@ -22,7 +22,8 @@ from ..filters import Filter, compile_filter
 from ..requests.broker import Broker
 from ..requests.request import Request
 from ..store import CorruptLog, DamagedRecord, MessageStore, PullResult, PullSelection, WouldBlock
-from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, check_readable, parse_tags
+from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, parse_tags
+from .readable import check_readable
 
 POP_COUNT_MAX = 32
 """Maximum number of messages of one pop."""
@@ -95,7 +96,7 @@ def check_may_pop(request: Request, group: str, topic: str) -> None:
     if (access := request.peer.access) is not None:
         access.check(Need((CONSUME,), TOPIC, topic))
         access.check(Need((CONSUME,), GROUP, group))
-    check_readable(broker, topic)
+    check_readable(broker.store.topics, topic)
     if not broker.store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
     broker.groups.clients.check_may_consume(group)

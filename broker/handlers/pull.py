@@ -13,13 +13,10 @@ from ...protocol.errors import (
     BrokerFailure,
     InvalidParameter,
     MessageDamaged,
-    NoPermission,
     OffsetOutOfRange,
-    TopicNotExist,
 )
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
-from ...protocol.storage.delivery import UNREADABLE_TOPICS
 from ...protocol.storage.javahash import tags_code
 from ...protocol.storage.layout import RECORD_BYTES_MIN
 from ..background.held_pulls import PASSED_OVER_S, HeldPull, Wake
@@ -29,6 +26,7 @@ from ..memo import remembered
 from ..requests.broker import Broker
 from ..requests.request import Request
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
+from .readable import check_has_messages, check_readable
 
 HEAD_BYTES_MAX = 1024
 """Upper bound for the part of a pull response before its sizes and records."""
@@ -54,7 +52,7 @@ def pull(request: Request) -> None:
 
 def pull_records(request: Request, params: PullRequest) -> None:
     """Answer a decoded pull from memory, pass it to a reader thread, or hold it."""
-    check_has_messages(request.broker, params.topic)
+    check_has_messages(request.broker.store.topics, params.topic)
     request.check_pull(params)
     if params.group and not params.member:
         check_client_group(params.group)
@@ -141,24 +139,6 @@ def _is_large(broker: Broker, params: PullRequest, offset: int) -> bool:
     return broker.store.queue_reads.max_offset(params.topic, params.queue) - offset > HOT_COUNT_MAX
 
 
-def check_readable(broker: Broker, name: str) -> None:
-    """Raise if the topic does not exist or must not be read."""
-    topic = broker.store.topics.get(name)
-    if topic is None:
-        raise TopicNotExist(f"topic {name} does not exist")
-    if name in UNREADABLE_TOPICS:
-        raise NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
-    if not topic.readable:
-        raise NoPermission(f"topic {name} is not readable (perm {topic.perm}); add 4 to its perm to allow reading")
-
-
-def check_has_messages(broker: Broker, name: str) -> None:
-    """Raise if no client may read messages of the topic."""
-    if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
-        raise NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
-    check_readable(broker, name)
-
-
 @remembered(1024)
 def parse_tags(expression: str) -> frozenset[int] | None:
     """Return the tag codes of ``a || b``, or None for all messages (``*``)."""
@@ -235,7 +215,7 @@ class _Pull:
             self.request.peer.access.check(Need((CONSUME,), TOPIC, self.params.topic))
             if self.params.group:
                 self.request.peer.access.check(Need((CONSUME,), GROUP, self.params.group))
-        check_readable(self.request.broker, self.params.topic)
+        check_readable(self.request.broker.store.topics, self.params.topic)
         self.request.check_pull(self.params)
 
     def pulled(self, pulled: PullResult) -> None:

@@ -11,7 +11,7 @@ from ...protocol.fields import decode_fields
 from ...protocol.frames import HEADER_BYTES_MAX
 from ..requests.request import Request
 from ..store import KeySearch, QueryResult
-from .pull import check_has_messages
+from .readable import check_has_messages
 
 
 def query_by_key(request: Request) -> None:
@@ -19,7 +19,7 @@ def query_by_key(request: Request) -> None:
     params = decode_fields(QueryByKeyRequest, request.frame.fields)
     if params.begin_ms > params.end_ms:
         raise InvalidParameter(f"begin_ms {params.begin_ms} is after end_ms {params.end_ms}")
-    check_has_messages(request.broker, params.topic)
+    check_has_messages(request.broker.store.topics, params.topic)
     request.after_dispatch(_Query(request, params).read)
 
 
@@ -55,7 +55,7 @@ def view_message_by_id(request: Request) -> None:
     """Return the record with an offset id or a unique key."""
     params = decode_fields(ViewMessageByIdRequest, request.frame.fields)
     if params.topic:
-        check_has_messages(request.broker, params.topic)
+        check_has_messages(request.broker.store.topics, params.topic)
 
     def found(found: QueryResult) -> None:
         _check_size(request, found)

@@ -24,7 +24,7 @@ from ..requests.request import Request
 from ..store import MessageStore
 from .groups import STARTS
 from .pop import POP_BYTES_MAX, Pop, PopParams, Popped
-from .pull import check_has_messages
+from .readable import check_has_messages
 
 NOT_COUNTED = ReturnRule(counts=False)
 
@@ -35,7 +35,7 @@ def pop_message(request: Request, store: MessageStore) -> None:
     check_client_group(params.group)
     if params.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
-    check_has_messages(request.broker, params.topic)
+    check_has_messages(request.broker.store.topics, params.topic)
     if params.topic.startswith(RETRY_TOPIC_PREFIX):
         raise InvalidParameter(
             f"topic {params.topic} has messages to be delivered again; they come with those of the topic that they "

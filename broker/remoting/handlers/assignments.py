@@ -11,7 +11,7 @@ from ...delivery.groups.assignment import Queue
 from ...delivery.groups.consumer_clients import BROADCASTING
 from ...delivery.groups.coordinator import GroupCoordinator
 from ...delivery.pop.waits import ALL_QUEUES
-from ...handlers.pull import check_readable
+from ...handlers.readable import check_readable
 from ...store import MessageStore
 from ..gateway import RemotingGateway
 from ..json_fields import json_body
@@ -36,7 +36,7 @@ def query_assignment(
     if strategy not in (AVERAGE, CIRCLE):
         raise InvalidParameter(f"the broker divides queues by {AVERAGE} or {CIRCLE}, not by {strategy[:80]!r}")
     check(request, Need((CONSUME,), GROUP, name), Need((CONSUME,), TOPIC, topic))
-    check_readable(request.broker, topic)
+    check_readable(request.broker.store.topics, topic)
     config = store.topics.get(topic)
     queues = [(topic, queue_id) for queue_id in range(config.read_queues if config is not None else 0)]
     group, mode = groups.clients.sharing(name), PULL
@@ -89,7 +89,7 @@ def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator,
         raise NoPermission(f"topic {topic} is a retry topic: it is always pulled")
     if mode not in (PULL, POP):
         raise InvalidParameter(f"mode must be {PULL} or {POP}, got {mode[:40]!r}")
-    check_readable(request.broker, topic)
+    check_readable(request.broker.store.topics, topic)
     groups.ensure_group(name)
     store.groups.set_pop_share(name, topic, share if mode == POP else None)
     request.reply()

@@ -8,7 +8,7 @@ from ....protocol.errors import GroupNotExist, InvalidParameter
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
 from ...delivery.groups.coordinator import GroupCoordinator
-from ...handlers.pull import check_readable
+from ...handlers.readable import check_readable
 from ...store import MessageStore
 from ..gateway import RemotingGateway
 from ..request import RemotingRequest
@@ -25,7 +25,7 @@ MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 def _queue(request: RemotingRequest) -> tuple[str, int]:
     """Return topic and queue of the request. Raises if the topic cannot be read."""
     topic = request.ext.text("topic")
-    check_readable(request.broker, topic)
+    check_readable(request.broker.store.topics, topic)
     return topic, request.ext.integer("queueId", high=_QUEUE_MAX)
 
 

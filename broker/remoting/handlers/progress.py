@@ -10,7 +10,7 @@ from ....protocol.names import check_client_group
 from ....protocol.remoting.fastjson import ObjectMap, encode
 from ....protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ...handlers.offsets import sees_progress
-from ...handlers.pull import check_readable
+from ...handlers.readable import check_readable
 from ...store import MessageStore, WouldBlock
 from ..bodies import message_queue
 from ..gateway import RemotingGateway
@@ -25,7 +25,7 @@ def query_consume_time_span(request: RemotingRequest, gateway: RemotingGateway, 
     """
     ext = request.ext
     topic, group = ext.text("topic"), check_client_group(ext.text("group"))
-    check_readable(request.broker, topic)
+    check_readable(request.broker.store.topics, topic)
     committed = store.consumer_offsets.committed(group, topic)
     now_ms = int(time.time() * 1000)
 

@@ -10,7 +10,8 @@ from ....protocol.remoting import codes
 from ...delivery.groups.consumer_clients import ClientSubscription
 from ...delivery.groups.coordinator import GroupCoordinator
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
-from ...handlers.pull import check_has_messages, pull_records
+from ...handlers.pull import pull_records
+from ...handlers.readable import check_has_messages
 from ...store import MessageStore
 from ..gateway import RemotingGateway
 from ..request import RemotingRequest, pull_fields
@@ -99,7 +100,7 @@ def check_may_pull(
     check_client_group(group)
     if not store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
-    check_has_messages(request.broker, topic)
+    check_has_messages(request.broker.store.topics, topic)
     config = store.topics.get(topic)
     queues = config.read_queues if config is not None else 0
     if queue >= queues:

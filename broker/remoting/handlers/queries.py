@@ -7,8 +7,8 @@ from typing import Any
 from ....protocol.errors import InvalidParameter
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
-from ...handlers.pull import check_has_messages
 from ...handlers.query import shown_to
+from ...handlers.readable import check_has_messages
 from ...store import KeySearch, MessageStore, QueryResult, WouldBlock
 from ...store.read.queries import LATEST_MS, QUERY_PAGE_MAX
 from ..request import RemotingRequest
@@ -60,7 +60,7 @@ def query_message(request: RemotingRequest, store: MessageStore) -> None:
         count = UNIQUE_KEY_COUNT_MAX
     else:
         count = min(ext.integer("maxNum", high=2**31 - 1), QUERY_PAGE_MAX)
-    check_has_messages(request.broker, topic)
+    check_has_messages(request.broker.store.topics, topic)
     search = KeySearch(topic, key, max(begin_ms, 0), min(end_ms, LATEST_MS), count)
 
     def done(found: QueryResult) -> None:
@@ -88,7 +88,7 @@ def query_consume_queue(request: RemotingRequest, store: MessageStore) -> None:
     ext = request.ext
     topic, queue_id = ext.text("topic"), ext.integer("queueId", high=2**31 - 1)
     index, count = ext.integer("index", low=-(2**63)), min(ext.integer("count", high=2**31 - 1), UNITS_MAX)
-    check_has_messages(request.broker, topic)
+    check_has_messages(request.broker.store.topics, topic)
 
     def read(hot: bool) -> dict[str, Any]:
         if hot and count > UNITS_HOT_MAX:
