@@ -13,26 +13,18 @@ import msgpack
 
 from .commands import LAYOUT_ROWS, PRODUCE
 from .errors import SUCCESS
-from .frames import REQUEST, RESPONSE
+from .fixed_width import ARRAY_OF_4, LENGTHS_BYTES, REQUEST_START, UINT32, UINT64, map_of, request_begin
+from .frames import RESPONSE
 
 ANY_QUEUE = -1
 """Queue of a request for which the broker chooses the queue."""
 
-# Integers of fixed width, so that all heads of a kind have the same size and only the values change.
-_UINT32 = b"\xce"
-_UINT64 = b"\xcf"
-_FIXED_ARRAY_OF_4 = b"\x94"
-_FIXED_MAP = 0x80
 _FIELDS_THAT_CHANGE = 3
-_LENGTHS_BYTES = 8
 _pack = msgpack.packb
 
-BEGIN: bytes = _FIXED_ARRAY_OF_4 + _pack(REQUEST) + _pack(PRODUCE.code) + _UINT32
-"""Bytes of the header before the request id."""
-BEFORE_FIRST: bytes = _pack("unique_first") + _UINT64
-BEFORE_BORN: bytes = _pack("born_ms") + _UINT64
-HEAD_START = struct.Struct(f">II{len(BEGIN)}sI")
-"""First part of a head: frame length, header length, ``BEGIN``, request id."""
+PRODUCE_BEGIN = request_begin(PRODUCE.code)
+BEFORE_FIRST: bytes = _pack("unique_first") + UINT64
+BEFORE_BORN: bytes = _pack("born_ms") + UINT64
 HEAD_END = struct.Struct(f">I{len(BEFORE_FIRST)}sQ{len(BEFORE_BORN)}sQ")
 """Last part of a head: count, ``BEFORE_FIRST``, unique_first, ``BEFORE_BORN``, born_ms."""
 
@@ -40,8 +32,8 @@ HEAD_END = struct.Struct(f">I{len(BEFORE_FIRST)}sQ{len(BEFORE_BORN)}sQ")
 class ProduceHead:
     """Heads of PRODUCE requests that differ only in request id, count, unique_first and born_ms.
 
-    ``size``: bytes of each head, including the two lengths before it. ``fixed``: the bytes between ``HEAD_START`` and
-    ``HEAD_END``. ``flush``, ``common`` and ``prepare``: as in ``ProduceRequest``.
+    ``size``: bytes of each head, including the two lengths before it. ``fixed``: the bytes between ``REQUEST_START``
+    and ``HEAD_END``. ``flush``, ``common`` and ``prepare``: as in ``ProduceRequest``.
     """
 
     __slots__ = ("_pack", "common", "fixed", "size")
@@ -61,20 +53,20 @@ class ProduceHead:
             fixed["common"] = common
         if prepare:
             fixed["prepare"] = prepare
-        count = bytes([_FIXED_MAP | len(fixed) + _FIELDS_THAT_CHANGE])
+        count = map_of(len(fixed) + _FIELDS_THAT_CHANGE)
         pairs = b"".join(_pack(name) + _pack(value) for name, value in fixed.items())
-        self.fixed: bytes = count + pairs + _pack("count") + _UINT32
-        layout_of_head = struct.Struct(f"{HEAD_START.format}{len(self.fixed)}s{HEAD_END.format[1:]}")
+        self.fixed: bytes = count + pairs + _pack("count") + UINT32
+        layout_of_head = struct.Struct(f"{REQUEST_START.format}{len(self.fixed)}s{HEAD_END.format[1:]}")
         self._pack = layout_of_head.pack
         self.size = layout_of_head.size
 
     def encode(self, request_id: int, count: int, first: int, born_ms: int, body_bytes: int) -> bytes:
         """Return all bytes of a frame that come before its body of ``body_bytes`` bytes."""
-        header_bytes = self.size - _LENGTHS_BYTES
+        header_bytes = self.size - LENGTHS_BYTES
         return self._pack(
             4 + header_bytes + body_bytes,
             header_bytes,
-            BEGIN,
+            PRODUCE_BEGIN,
             request_id,
             self.fixed,
             count,
@@ -85,14 +77,14 @@ class ProduceHead:
         )
 
 
-_ANSWER_BEGIN: bytes = _FIXED_ARRAY_OF_4 + _pack(RESPONSE) + _pack(SUCCESS) + _UINT32
-_ANSWER_QUEUE: bytes = bytes([_FIXED_MAP | 3]) + _pack("queue") + _UINT32
-_ANSWER_OFFSET: bytes = _pack("queue_offset") + _UINT64
-_ANSWER_STORED: bytes = _pack("store_ms") + _UINT64
+_ANSWER_BEGIN: bytes = ARRAY_OF_4 + _pack(RESPONSE) + _pack(SUCCESS) + UINT32
+_ANSWER_QUEUE: bytes = map_of(3) + _pack("queue") + UINT32
+_ANSWER_OFFSET: bytes = _pack("queue_offset") + UINT64
+_ANSWER_STORED: bytes = _pack("store_ms") + UINT64
 _ANSWER_HEAD = f">II{len(_ANSWER_BEGIN)}sI{len(_ANSWER_QUEUE)}sI{len(_ANSWER_OFFSET)}sQ{len(_ANSWER_STORED)}sQ"
 _ANSWER = struct.Struct(_ANSWER_HEAD)
 _ANSWER_OF_ONE = struct.Struct(_ANSWER_HEAD + "q")
-_ANSWER_HEADER_BYTES = _ANSWER.size - _LENGTHS_BYTES
+_ANSWER_HEADER_BYTES = _ANSWER.size - LENGTHS_BYTES
 _CONSTANT_OF_ONE = (
     _ANSWER_OF_ONE.size - 4,
     _ANSWER_HEADER_BYTES,

@@ -45,7 +45,7 @@ class InlineFlushService(FlushService):
     def __init__(self, store: MessageStore) -> None:
         super().__init__(store, lambda *call: None, lambda name, error: None)
 
-    def wait_for(self, end_offset: int, callback: Any, offer: Any = None) -> None:
+    def wait_for(self, end_offset: int, callback: Any) -> None:
         """Flush, then call back."""
         self._store.flush()
         callback(None)

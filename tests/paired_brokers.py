@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from flintmq.broker.app.lifecycle import Lifecycle
 from flintmq.broker.config import Settings
-from flintmq.broker.handlers.repeated_produce import HEADERS_MAX
+from flintmq.broker.handlers.repeated_headers import HEADERS_MAX
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.broker import Broker
 from flintmq.broker.store.tables.clock import StoreClock
@@ -51,10 +51,6 @@ class Wire:
     def get_write_buffer_size(self) -> int:
         """Return the number of bytes that the client has not read."""
         return 0
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        """Say that it encrypts, because it has no socket."""
-        return name == "encrypts" or default
 
     def set_write_buffer_limits(self, high: int) -> None:
         """Do nothing: the buffer is always empty."""

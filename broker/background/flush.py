@@ -21,7 +21,7 @@ from collections.abc import Callable
 from ...protocol.errors import BrokerError, ServiceNotAvailable
 from ..latency import Latencies
 from ..store import Files, MessageStore, StoreFailed
-from .file_sync import EarlyResponses, FileSync
+from .file_sync import FileSync
 from .loop_scheduler import CallAt
 from .service import OnFatal, Post, Service
 
@@ -32,10 +32,6 @@ tenth of a small flush. After a crash, a start takes damage above the mark for t
 
 Flushed = Callable[[BrokerError | None], None]
 """Called on the loop once the bytes are on disk (None), or with the error that says they may not be."""
-TakeBack = Callable[[], bool]
-"""Keeps the compiled thread from sending responses; returns False if it has begun to send them."""
-Offer = Callable[[int, TakeBack], EarlyResponses | None]
-"""Returns the responses that are due when the log is on disk up to an offset; None if the loop has to send them."""
 
 
 class FlushService(Service):
@@ -46,7 +42,7 @@ class FlushService(Service):
     def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal) -> None:
         super().__init__(post, on_fatal)
         self._store = store
-        self._waiting: deque[tuple[int, Flushed, Offer | None]] = deque()
+        self._waiting: deque[tuple[int, Flushed]] = deque()
         self._failure: BrokerError | None = None
         # A lock as a binary semaphore: waking costs one release, a fraction of an Event's.
         self._signal = _thread.allocate_lock()
@@ -55,29 +51,22 @@ class FlushService(Service):
         """Histogram of the durations of the log's fdatasync."""
         self.began = 0.0
         """Start of the running flush, by ``time.monotonic``; 0.0: none is running. Any thread."""
-        self.on_disk: Callable[[int], None] | None = None
-        """Called on the loop after each flush, with the physical offset below which the log is on disk; None: whatever
-        is on disk is acknowledged. A member of a replica set calls ``acknowledge`` when other members have it too."""
+        self.on_disk: Callable[[int], None] = lambda flushed: self.acknowledge()
+        """Called on the loop after each flush, with the physical offset below which the log is on disk. A member of a
+        replica set calls ``acknowledge`` itself, when other members have it too."""
         self.on_flushed: Callable[[], None] = lambda: None
         """Called on the loop in each ``acknowledge``, before the callbacks that wait for it."""
 
-    def wait_for(self, end_offset: int, callback: Flushed, offer: Offer | None = None) -> None:
+    def wait_for(self, end_offset: int, callback: Flushed) -> None:
         """Call ``callback`` on the loop when what is below ``end_offset`` may be acknowledged. Only for the loop; each
-        call must pass an offset not below that of the call before.
-
-        ``offer``: may be called once, for responses to send as soon as the disk has the bytes, before ``callback``.
-        """
+        call must pass an offset not below that of the call before."""
         if self._failure is not None:
             callback(self._failure)
         # Not at once while others wait: the callbacks keep their order.
         elif self._store.acknowledged_offset >= end_offset and not self._waiting:
             callback(None)
         else:
-            self._waiting.append((end_offset, callback, offer))
-
-    def publish(self) -> None:
-        """Publish a flush that a client may already know of, before the client's next request is handled. Only for the
-        loop."""
+            self._waiting.append((end_offset, callback))
 
     def wake(self) -> None:
         """Announce new bytes to flush. Any thread; cheap."""
@@ -110,13 +99,7 @@ class FlushService(Service):
     def _on_disk(self, flushed: int) -> None:
         self.latencies.observe(time.monotonic() - self.began)
         self.began = 0.0
-        self._post(lambda: self._flushed(flushed))
-
-    def _flushed(self, flushed: int) -> None:
-        if self.on_disk is None:
-            self.acknowledge()
-        else:
-            self.on_disk(flushed)
+        self._post(lambda: self.on_disk(flushed))
 
     def acknowledge(self) -> None:
         """Call the callbacks whose bytes may be acknowledged now. Only for the loop."""
@@ -203,27 +186,7 @@ class GroupCommitService(FlushService):
             return
         self._target, self._target_ms = target, target_ms
         self.began = time.monotonic()
-        sync.request(file, self._early_responses(sync))
-
-    def _early_responses(self, sync: FileSync) -> EarlyResponses | None:
-        """Return the responses of the only one who waits for this flush, if it offers them."""
-        if len(self._waiting) != 1 or self.on_disk is not None:
-            return None
-        end_offset, _, offer = self._waiting[0]
-        if offer is None or end_offset <= self._store.flushed_offset:  # on disk: the loop is about to respond
-            return None
-        return offer(self._target, sync.take_back)
-
-    def publish(self) -> None:
-        """Publish a flush that a client may already know of, before the client's next request is handled. Only for the
-        loop."""
-        if self._sync is not None and self._sync.synced:
-            self._publish(self._target)
-
-    def _publish(self, target: int) -> None:
-        commitlog = self._store.commitlog
-        if target > commitlog.flushed_offset:  # otherwise the last flush of a stop has already published more
-            commitlog.flushed_offset = target
+        sync.request(file)
 
     def _synced(self, error: OSError | None) -> None:
         """Publish a flush of the compiled thread."""
@@ -236,7 +199,8 @@ class GroupCommitService(FlushService):
         self.latencies.observe(now - self.began)
         self.began = 0.0
         commitlog = self._store.commitlog
-        self._publish(target)
+        if target > commitlog.flushed_offset:  # otherwise the last flush of a stop has already published more
+            commitlog.flushed_offset = target
         if not self._mark_due:
             self._mark_due = True
             wait = self._marked_at + MARK_INTERVAL_S - now
@@ -246,7 +210,7 @@ class GroupCommitService(FlushService):
                 self._hand_over_mark()
         if commitlog.write_offset > target:
             self.wake()  # before the responses, so that the disk works while they are sent
-        self._flushed(target)
+        self.on_disk(target)
 
     def _hand_over_mark(self) -> None:
         self._mark_due = False

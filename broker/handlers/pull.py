@@ -47,15 +47,37 @@ log = logging.getLogger(__name__)
 
 def pull(request: Request) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
-    pull_records(request, decode_fields(PullRequest, request.frame.fields))
+    params = decode_fields(PullRequest, request.frame.fields)
+    _check(request, params)
+    if not (params.tags or params.filter):
+        request.source.repeated.keep_pull(request, params)
+    _begin(request, params)
 
 
 def pull_records(request: Request, params: PullRequest) -> None:
     """Answer a decoded pull from memory, pass it to a reader thread, or hold it."""
+    _check(request, params)
+    _begin(request, params)
+
+
+def pull_again(request: Request, params: PullRequest) -> None:
+    """Answer a pull without tags or a filter that differs from an accepted one only in its offset."""
+    request.attempt(lambda: _pull_again(request, params))
+
+
+def _pull_again(request: Request, params: PullRequest) -> None:
+    request.check_pull(params)  # the member may have lost the queue
+    _select(request, params)
+
+
+def _check(request: Request, params: PullRequest) -> None:
     check_has_messages(request.broker.store.topics, params.topic)
     request.check_pull(params)
     if params.group and not params.member:
         check_client_group(params.group)
+
+
+def _begin(request: Request, params: PullRequest) -> None:
     if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
         # Parsing takes up to 2 ms. Each connection may send such a pull in the same turn of the loop, and together
         # they would block all others.

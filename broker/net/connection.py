@@ -35,7 +35,7 @@ from ..handlers.registry import (
     HANDLERS_OF_USERS,
     ONE_WAY_CODES,
 )
-from ..handlers.repeated_produce import RepeatedProduces
+from ..handlers.repeated_headers import RepeatedHeaders
 from ..handlers.rules import Handler
 from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient
@@ -84,7 +84,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     CLIENT: ClassVar[type[ConnectedClient]] = ConnectedClient
     PARSER: ClassVar[type[SharingParser]] = SharingParser
-    REPEATED: ClassVar[type[KeptHeaders]] = RepeatedProduces
+    REPEATED: ClassVar[type[KeptHeaders]] = RepeatedHeaders
 
     __slots__ = tuple(
         (
@@ -129,8 +129,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over the transport of the connected socket."""
-        self.transport = cast(asyncio.Transport, transport)
-        self.responses.use(self.transport)
+        self.transport = self.responses.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -200,7 +199,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         parser, responses, repeated = self.parser, self.responses, self.repeated
         frames = handled_bytes = 0
         incomplete = False
-        self.broker.flush.publish()
         responses.running = True
         responses.turn_began = began = time.monotonic()
         self.broker.dispatch.sharing.turn(self, began)

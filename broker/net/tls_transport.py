@@ -264,10 +264,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- what the application calls ----
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the socket transport's extra info; ``unread_bytes``: number of bytes not decrypted yet;
-        ``encrypts``: True."""
-        if name == "encrypts":
-            return True
+        """Return the socket transport's extra info; ``unread_bytes``: number of bytes not decrypted yet."""
         if name == "unread_bytes":
             return self._incoming.pending + self._tls.pending()
         return self._raw.get_extra_info(name, default)

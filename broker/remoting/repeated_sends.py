@@ -1,6 +1,6 @@
 """The short way of sends whose headers differ from an earlier one's only in what differs from message to message.
 
-The counterpart of ``handlers.repeated_produce`` for RocketMQ's clients, with the same rule: whatever may have changed
+The counterpart of ``handlers.repeated_headers`` for RocketMQ's clients, with the same rule: whatever may have changed
 since the earlier header was accepted is compared, and a frame that is not as simple takes the general way, as if it
 had not been looked at.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ...protocol.commands import ProduceRequest
+from ...protocol.commands import ProduceRequest, PullRequest
 from ...protocol.frames import REQUEST
 from ...protocol.remoting.command import JSON_HEADER, LENGTHS, encode_send_answer
 from ...protocol.remoting.send_header import plain_properties, send_pattern
@@ -90,6 +90,9 @@ class RepeatedSends:
             return
         self.headers.append(_Header(request, params.topic, config, pattern, stamps))
         broker.kept_headers += 1
+
+    def keep_pull(self, request: Request, params: PullRequest) -> None:
+        """Do nothing: the pulls of RocketMQ's clients are decoded each time."""
 
     def handle(self, connection: FrameSource, began: float) -> bool:
         """Append and acknowledge the frame at the start of the connection's parser; return False if it did nothing."""

@@ -168,7 +168,7 @@ class Broker:
         self.connections = 0
         self.next_queue: dict[str, int] = {}
         self.kept_headers = 0
-        """Number of headers that connections keep: see ``handlers.repeated_produce``."""
+        """Number of headers that connections keep: see ``handlers.repeated_headers``."""
 
     def _create_delivery(self) -> None:
         """Create what happens to messages beyond storing and reading them; each part uses some of those before it."""

@@ -13,7 +13,7 @@ from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser, encode_head
 from ...protocol.names import is_system_topic
 from ...protocol.produce_frame import encode_produce_answer
-from ...protocol.records_answer import encode_records_head
+from ...protocol.pull_frame import encode_records_head
 from ..security.users import User
 from ..store import ProduceBatch, PullResult, TopicConfig, WouldBlock
 from .audit import audit, audit_refused
@@ -37,7 +37,7 @@ RESPONSE_HEAD_BYTES_MAX = 4096
 
 
 class KeptHeaders(Protocol):
-    """The headers of a connection's PRODUCE frames that later frames may repeat."""
+    """The headers of a connection's PRODUCE and PULL frames that later frames may repeat."""
 
     @property
     def headers(self) -> Sized:
@@ -51,6 +51,9 @@ class KeptHeaders(Protocol):
 
     def keep(self, request: Request, params: ProduceRequest, config: TopicConfig) -> None:
         """Keep the header of a frame whose messages have just been appended to their own topic."""
+
+    def keep_pull(self, request: Request, params: PullRequest) -> None:
+        """Keep the header of a pull without tags or a filter that was accepted; ``params`` may have changed since."""
 
 
 class FrameSource(Protocol):
@@ -69,7 +72,7 @@ class FrameSource(Protocol):
 
     @property
     def repeated(self) -> KeptHeaders:
-        """Headers of PRODUCE frames that later frames may repeat."""
+        """Headers of frames that later frames may repeat."""
 
     def greet(self, client: str) -> None:
         """Accept all further commands after HELLO, or only AUTH if the broker requires it first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,8 +11,6 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ...protocol.errors import BrokerError
 from ...protocol.frames import RESPONSE, Frame, encode_head
-from ..background.file_sync import RESPONSE_BYTES_MAX, EarlyResponses
-from ..background.flush import TakeBack
 from ..budgets.send_budget import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = bytes | bytearray | memoryview
 WRITE_EARLY_BYTES = 256 * 1024
 """Responses of one turn are written before its end once their bodies exceed this size together."""
-NO_SOCKET = -1
 WAITING_ANSWER_BYTES = 400
 """Memory overhead of a response that waits for a flush, in addition to its bytes."""
 
@@ -41,8 +37,8 @@ class ResponseQueue:
 
     __slots__ = tuple(
         (
-            "_broker _early_count _encode_error _on_flushed _on_full _take_back bytes_out closed flush_offset out "
-            "out_bytes paused running socket transport turn_began unflushed unflushed_bytes written"
+            "_broker _encode_error _on_flushed _on_full bytes_out closed flush_offset out out_bytes paused running "
+            "transport turn_began unflushed unflushed_bytes written"
         ).split()
     )
 
@@ -58,12 +54,6 @@ class ResponseQueue:
         self._on_flushed = on_flushed
         self._on_full = on_full
         self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
-        self.socket = NO_SOCKET
-        """Descriptor of the socket, if responses may be sent on it without the transport."""
-        self._early_count = 0
-        """Number of responses, the first in ``unflushed``, that the flush's thread sends when the disk has them."""
-        self._take_back: TakeBack | None = None
-        """Keeps that thread from sending them; None if it sends none."""
         self.out: list[Bytes] = []
         self.out_bytes = 0
         self.bytes_out = 0
@@ -83,12 +73,6 @@ class ResponseQueue:
         self.flush_offset = 0
         """End offset of this turn's last message that must be flushed, or 0."""
 
-    def use(self, transport: asyncio.Transport) -> None:
-        """Write to this transport from now on."""
-        self.transport = transport
-        if not transport.get_extra_info("encrypts", False):  # only ``TlsTransport`` knows this name
-            self.socket = transport.get_extra_info("socket").fileno()
-
     def send(self, head: bytes, body: Bytes = b"") -> None:
         """Send one encoded response, at the end of the turn at the latest."""
         self.out.append(head)
@@ -100,8 +84,6 @@ class ResponseQueue:
 
     def write_out(self) -> None:
         """Give all collected responses to the transport."""
-        if self._take_back is not None and not self._may_write():
-            return  # the flush's thread is sending; ``flushed`` follows at once and writes
         out = self.out
         self.out = []
         self.out_bytes = 0
@@ -175,66 +157,18 @@ class ResponseQueue:
         self.running = False
         if self.flush_offset:
             end_offset, self.flush_offset = self.flush_offset, 0
-            self._broker.flush.wait_for(end_offset, self._on_flushed, self._offer_early)
+            self._broker.flush.wait_for(end_offset, self._on_flushed)
         if self.out:
             self.write_out()
         if self.written:
             self._broker.counters.produce_latencies.observe(time.monotonic() - self.turn_began, self.written)
             self.written = 0
 
-    def _offer_early(self, end_offset: int, take_back: TakeBack) -> EarlyResponses | None:
-        """Return the responses that are due when the log is flushed up to ``end_offset``, for the flush's thread."""
-        if self.socket == NO_SOCKET or self.closed or self.paused or self.out or self.transport.is_closing():
-            return None
-        if self.transport.get_write_buffer_size():
-            return None  # they would overtake it, perhaps in the middle of a frame
-        responses: list[bytes] = []
-        size = 0
-        for entry_end, answer, *_ in self.unflushed:
-            if entry_end > end_offset:
-                break
-            responses.append(answer)
-            size += len(answer)
-            if size > RESPONSE_BYTES_MAX:
-                return None
-        if not size:
-            return None
-        try:
-            # A descriptor of its own, which nothing closes while the thread uses it.
-            socket = os.dup(self.socket)
-        except OSError:  # too many open files
-            return None
-        self._early_count = len(responses)
-        self._take_back = take_back
-        return EarlyResponses(socket, b"".join(responses), self._sent_early)
-
-    def _may_write(self) -> bool:
-        """Return whether the flush's thread sends nothing now; from then on it does not."""
-        assert self._take_back is not None
-        if not self._take_back():
-            return False
-        self._take_back = None
-        return True
-
-    def _sent_early(self, sent_bytes: int) -> None:
-        """Note that the flush's thread has sent this many bytes, so that ``flushed`` sends only the rest."""
-        self._take_back = None
-        if self.closed or not sent_bytes:
-            return
-        self.bytes_out += sent_bytes
-        entries = [self.unflushed.popleft() for _ in range(self._early_count)]
-        rest = b"".join([entry[1] for entry in entries])[sent_bytes:]
-        for entry in reversed(entries):
-            self.unflushed.appendleft((entry[0], rest, *entry[2:]))
-            rest = b""
-
     def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
         """Send the responses whose messages are flushed.
 
         If ``error`` is given, responses that have waited since before ``since`` (monotonic seconds) are replaced by it.
         """
-        if error is not None and self._take_back is not None and not self._may_write():
-            return  # the flush is done after all, and its thread is sending them
         flushed_offset = self._broker.store.acknowledged_offset
         unflushed = self.unflushed
         done_bytes = 0
@@ -265,8 +199,6 @@ class ResponseQueue:
 
     def discard(self) -> None:
         """Drop all responses of a closed connection and what was counted for them."""
-        if self._take_back is not None:
-            self._may_write()
         self._broker.in_flight_bytes -= self.unflushed_bytes
         self.unflushed_bytes = 0
         self.unflushed.clear()

@@ -10,7 +10,7 @@ from ....protocol import commands
 from ....protocol.commands import CONSUMER_OFFSET_STRUCT
 from ....protocol.errors import PULL_RETRY_IMMEDIATELY, RemoteProtocolError
 from ....protocol.fields import I64_MAX, decode_fields
-from ..rpc.operation import Operation, check_body, nothing, operation
+from ..rpc.operation import Operation, check_body, nothing, operation, pull_operation
 from ..rpc.session import Answer
 from ..times import to_millis
 from ..topics import ALL_QUEUES, encode_offsets
@@ -34,18 +34,9 @@ def pull(
     def decode(answer: Answer) -> Batch:
         return batch_of(answer, topic, queue, tags)
 
-    return operation(
-        commands.PULL,
-        decode,
-        hold_seconds=wait_ms / 1000 if type(wait_ms) is int else 0.0,
-        topic=topic,
-        queue=queue,
-        offset=offset,
-        max_count=max_count,
-        max_bytes=max_bytes,
-        wait_ms=wait_ms,
-        tags=tags.expression,
-        filter=condition,
+    hold_seconds = wait_ms / 1000 if type(wait_ms) is int else 0.0
+    return pull_operation(
+        decode, hold_seconds, offset, topic, queue, max_count, max_bytes, wait_ms, tags.expression, condition
     )
 
 

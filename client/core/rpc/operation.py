@@ -9,11 +9,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgpack
 
-from ....protocol.commands import Command
+from ....protocol.commands import PULL, Command
 from ....protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -23,7 +24,8 @@ from ....protocol.errors import (
     RemoteProtocolError,
     error_from_answer,
 )
-from ....protocol.fields import decode_fields, encode_fields
+from ....protocol.fields import I64_MAX, decode_fields, encode_fields
+from ....protocol.pull_frame import PullFields, PullHead
 from ...errors import InvalidArgument
 from .session import Answer
 
@@ -59,6 +61,44 @@ Answered = Callable[[Any, FlintError | None], None]
 Request = tuple[Operation[Any], Answered]
 
 
+def pull_operation(decode: Callable[[Answer], T], hold_seconds: float, offset: int, *others: Any) -> Operation[T]:
+    """Return a PULL after checking the arguments. ``others``: the values of ``PULL_FIELDS``, or the first of them.
+
+    Pulls that differ only in the offset share all other fields, which are checked and packed once.
+    """
+    if type(offset) is int and 0 <= offset <= I64_MAX and _is_short(others):
+        fields, head = _shared_fields(*others)
+        return Operation(PULL, PullFields(fields, head, offset), decode, b"", hold_seconds)
+    arguments = dict(zip(PULL_FIELDS, others, strict=False))
+    return operation(PULL, decode, hold_seconds=hold_seconds, offset=offset, **arguments)
+
+
+PULL_FIELDS = ("topic", "queue", "max_count", "max_bytes", "wait_ms", "tags", "filter", "group", "member", "epoch")
+"""Fields of a PULL other than its offset."""
+_SHARED_CHARS_MAX = 256
+"""Maximum length of each text in shared fields."""
+
+
+def _is_short(values: tuple[Any, ...]) -> bool:
+    """Return whether the values are integers and short texts, as those of shared fields are."""
+    return all(type(value) is int or (type(value) is str and len(value) <= _SHARED_CHARS_MAX) for value in values)
+
+
+@lru_cache(maxsize=256)
+def _shared_fields(*others: Any) -> tuple[dict[str, Any], PullHead]:
+    fields = _checked(PULL, {"offset": 0, **dict(zip(PULL_FIELDS, others, strict=False))})
+    del fields["offset"]
+    return fields, PullHead(fields)
+
+
+def _checked(command: Command, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request, without those that have their default. Raises ``InvalidArgument``."""
+    try:
+        return encode_fields(decode_fields(command.request, arguments))
+    except InvalidParameter as error:
+        raise InvalidArgument(str(error).removeprefix(f"{command.request.__name__}.")) from None
+
+
 def operation(
     command: Command,
     decode: Callable[[Answer], T],
@@ -69,11 +109,7 @@ def operation(
     **arguments: Any,
 ) -> Operation[T]:
     """Return an operation after checking the arguments against the command's rules."""
-    try:
-        fields = encode_fields(decode_fields(command.request, arguments))
-    except InvalidParameter as error:
-        raise InvalidArgument(str(error).removeprefix(f"{command.request.__name__}.")) from None
-    return Operation(command, fields, decode, body, hold_seconds, timeout)
+    return Operation(command, _checked(command, arguments), decode, body, hold_seconds, timeout)
 
 
 def nothing(answer: Answer) -> None:

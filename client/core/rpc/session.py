@@ -34,6 +34,7 @@ from ....protocol.errors import (
 )
 from ....protocol.fields import decode_fields, encode_fields
 from ....protocol.frames import FRAME_BYTES_MAX, REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
+from ....protocol.pull_frame import PullFields
 
 if TYPE_CHECKING:
     from .access import ClientAccess
@@ -165,6 +166,8 @@ class Session:
     def request(self, command: Command, fields: dict[str, Any], body_bytes: int) -> tuple[int, bytes]:
         """Return ``(request_id, head)`` of a request; the driver writes the body of ``body_bytes`` bytes after it."""
         request_id = self.new_request_id()
+        if type(fields) is PullFields:
+            return request_id, fields.encode(request_id)
         return request_id, encode_head(REQUEST, command.code, request_id, fields, body_bytes)
 
     def new_request_id(self) -> int:

@@ -14,7 +14,7 @@ from ....protocol.fields import decode_fields
 from ...core.consume.batch import Batch
 from ...core.consume.requests import batch_of
 from ...core.consume.tags import EVERYTHING
-from ...core.rpc.operation import Operation, nothing, operation, unpack_body
+from ...core.rpc.operation import Operation, nothing, operation, pull_operation, unpack_body
 from ...core.rpc.session import Answer
 from .assignments import Row
 from .claim import Claim
@@ -77,21 +77,20 @@ def pull(options: Options, epoch: int, claim: Claim, max_count: int, max_bytes: 
     def decode(answer: Answer) -> Batch:
         return batch_of(answer, claim.topic, claim.queue, tags)
 
-    return operation(
-        commands.PULL,
+    return pull_operation(
         decode,
-        hold_seconds=HOLD_MS / 1000,
-        topic=claim.topic,
-        queue=claim.queue,
-        offset=claim.position,
-        max_count=max_count,
-        max_bytes=max_bytes,
-        wait_ms=HOLD_MS,
-        tags=tags.expression,
-        filter=condition,
-        group=options.group,
-        member=options.member,
-        epoch=epoch,
+        HOLD_MS / 1000,
+        claim.position,
+        claim.topic,
+        claim.queue,
+        max_count,
+        max_bytes,
+        HOLD_MS,
+        tags.expression,
+        condition,
+        options.group,
+        options.member,
+        epoch,
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flintmq.broker.app import daemon, lifecycle
-from flintmq.broker.background.file_sync import EarlyResponses, FileSync
+from flintmq.broker.background.file_sync import FileSync
 from flintmq.broker.store import MappedFile, MessageStore
 from flintmq.broker.store.files.file_system import Files
 
@@ -65,10 +65,7 @@ def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
 
         setattr(MessageStore, "flush", acknowledge_then_flush)  # noqa: B010 - a plain assignment to a method is an error for mypy
 
-        def acknowledge_only(sync: FileSync, file: MappedFile, early: EarlyResponses | None = None) -> None:
-            if early is not None:
-                os.close(early.socket)
-                sync._loop.call_soon(early.on_sent, 0)
+        def acknowledge_only(sync: FileSync, file: MappedFile) -> None:
             sync._loop.call_soon(sync._on_synced, None)
 
         setattr(FileSync, "request", acknowledge_only)  # noqa: B010 - as above

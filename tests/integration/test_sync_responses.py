@@ -1,5 +1,5 @@
-"""Responses that the flush's thread sends when the disk has the messages: each request is answered once, in order, and
-what is acknowledged is visible."""
+"""Responses that wait for the disk: each request gets one, sends get them in order, and acknowledged messages are
+visible."""
 
 from __future__ import annotations
 
