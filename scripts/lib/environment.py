@@ -1,4 +1,5 @@
 """Creates the environment in ``.venv``: FlintMQ (editable), the given extras and groups, as constraints.txt pins them.
+``FLINTMQ_VENV`` names another folder.
 
 ``scripts/lib/setup.sh`` runs it with the Python for the environment before anything is installed, so it uses only the
 standard library. It skips finished work, and replaces an environment that no longer fits.
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-VENV = ROOT / ".venv"
+VENV = Path(os.environ.get("FLINTMQ_VENV") or ROOT / ".venv")
 VENV_PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "constraints.txt"
 STAMPS = VENV / ".flintmq-setup"  # one file for each extra, with the digest of its inputs
@@ -168,10 +169,10 @@ def make_environment() -> None:
         if not (VENV / "pyvenv.cfg").is_file() and any(VENV.iterdir()):
             raise SetupFailed(f"{VENV} exists and is no Python environment. Move it away and start again")
         if Path(sys.executable).is_relative_to(VENV):
-            raise SetupFailed("the environment in .venv is outdated and active: `deactivate` it and start again")
-        say("the environment in .venv no longer fits: replacing it")
+            raise SetupFailed(f"the environment in {VENV} is outdated and active: `deactivate` it and start again")
+        say(f"the environment in {VENV} no longer fits: replacing it")
         shutil.rmtree(VENV)
-    say(f"making .venv with Python {sys.version.split()[0]} ({sys.executable})")
+    say(f"making {VENV} with Python {sys.version.split()[0]} ({sys.executable})")
     commands = [
         [sys.executable, "-m", "venv", str(VENV)],
         # Without ensurepip (Debian without python3-venv): no pip inside; packages are installed from outside.

@@ -23,13 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from lib import release_files  # noqa: E402
+from lib.interpreters import NoInterpreter, interpreters  # noqa: E402
 
 TRIAL = ROOT / "scripts" / "lib" / "release_trial.py"
 CONSTRAINTS = ROOT / "constraints.txt"
 BROKER = Path("distributions") / "flintmq-broker"
 TOOLS = ("build==1.6.1", "twine==7.0.0", "cyclonedx-python-lib[json-validation]==11.12.0")
-PYTHON_MIN = (3, 11)
-PYTHONS = "python3.11 python3.12 python3.13 python3.14 python3.15 python3"
 EXIT_WRONG, EXIT_REFUSED = 1, 2
 VALIDATION = """
 import sys
@@ -125,24 +124,6 @@ def build(tools: Path, folder: Path, output: Path, version: str, home: str | Non
 # ---- trials ----
 
 
-def pythons(wanted: Sequence[str]) -> dict[str, str]:
-    """Return the interpreters to try by their versions: the wanted ones, or those of this machine."""
-    home = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    names = list(wanted) or [*PYTHONS.split(), *map(str, sorted(home.glob("versions/*/bin/python3")))]
-    found: dict[str, str] = {}
-    probe = "import sys, venv, ensurepip; print(*sys.version_info[:2], sep='.')"
-    for name in names:
-        path = shutil.which(name)
-        done = path and subprocess.run([path, "-I", "-c", probe], capture_output=True, text=True)
-        if done and done.returncode == 0:
-            version = done.stdout.strip()
-            if tuple(map(int, version.split("."))) >= PYTHON_MIN:
-                found.setdefault(version, path or name)
-        elif wanted:
-            raise ReleaseRefused(f"{name} is no Python with the modules venv and ensurepip")
-    return found
-
-
 def try_wheels(python: str, folder: Path, wheels: Sequence[Path], version: str) -> None:
     """Install the client alone in a new environment and try it, then add the broker and try both."""
     run([python, "-m", "venv", folder], cwd=folder.parent)
@@ -181,14 +162,17 @@ def release(options: argparse.Namespace) -> None:
     output = options.output.resolve()
     if output.exists() and any(output.iterdir()):
         raise ReleaseRefused(f"{output} is not empty: move it away, or choose another folder with --output")
-    found = pythons(options.python)
+    try:
+        found = interpreters(options.python, needs="venv, ensurepip")
+    except NoInterpreter as error:
+        raise ReleaseRefused(str(error)) from None
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="flintmq-release-") as name:
         folder = Path(name)
         wheels = build(make_tools(folder / "tools"), folder, output, version, options.home)
         for path in sorted(output.iterdir()):
             say(f"built {path.name}, {path.stat().st_size:,} bytes")
-        for number, python in sorted(found.items(), key=lambda each: tuple(map(int, each[0].split(".")))):
+        for number, python in found.items():
             environment = folder / f"trial-{number}"
             try_wheels(python, environment, wheels, version)
             shutil.rmtree(environment)
