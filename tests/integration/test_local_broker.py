@@ -43,7 +43,7 @@ def test_a_broker_that_does_not_start_says_why_and_leaves_no_store(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with (
-        pytest.raises(BrokerFailed, match=r"did not start \(exit \d+\)\. Its output:\n.*flush\.policy"),
+        pytest.raises(BrokerFailed, match=r"(?s)did not start \(exit \d+\)\. Its output:\n.*flush\.policy"),
         LocalBroker(settings={"flush.policy": "never"}),
     ):
         pass

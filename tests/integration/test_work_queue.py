@@ -358,4 +358,4 @@ def test_a_held_pop_is_answered_in_time(shared_broker: RunningBroker, connect: C
     began = time.monotonic()
     answer = peer.call(commands.POP_MESSAGE, {"group": topic, "topic": topic, "wait_ms": 300}).raise_for_error()
     assert answer.fields["count"] == 0
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 0.29  # the loop counts in milliseconds
