@@ -6,8 +6,9 @@ import logging
 import os
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ...protocol.errors import BrokerError, BrokerFailure, NoPermission, OffsetOutOfRange, SystemBusy
@@ -42,18 +43,18 @@ _QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PopParams:
+class PopParams(NamedTuple):
     """A consumer's request for messages. ``queue``: -1 for all queues; ``wait_ms``: how long to wait for a message.
 
     ``tags``, ``filter``: as in a PULL. ``start``, ``start_ms``: where a group without progress begins, as in a
     HEART_BEAT; if empty, RocketMQ's rule applies: ``from_first``, which applies if the topic's queue is not young.
     """
 
+    # A tuple, because every pop makes one: a frozen dataclass takes longer.
     group: str
     topic: str
     queue: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides a method of tuples
     invisible_ms: int
     wait_ms: int
     tags: str = ""
@@ -66,8 +67,7 @@ class PopParams:
     start_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PoppedQueue:
+class PoppedQueue(NamedTuple):
     """Messages of one queue. ``start``: offset at which the read began; ``counts``: earlier deliveries of each offset
     of an ordered queue."""
 
@@ -154,6 +154,8 @@ class Pop:
         self._targets: list[tuple[str, int]] = []
         self._fruitless = 0
         self._last_time = params.wait_ms <= 0
+        self._checked = False
+        """The client's rights were checked in this turn."""
 
     def start(self) -> None:
         """Begin. Raises a ``BrokerError`` if the request is refused."""
@@ -163,7 +165,9 @@ class Pop:
             self._request.deferred.check_may_wait()
             self._request.step(self._select)
         else:
+            self._checked = True
             self._select()
+            self._checked = False
 
     def _select(self) -> None:
         params, request = self._params, self._request
@@ -181,7 +185,8 @@ class Pop:
     def _begin(self) -> None:
         """Look at all queues."""
         params = self._params
-        check_may_pop(self._request, params.group, params.topic)
+        if not self._checked:
+            check_may_pop(self._request, params.group, params.topic)
         self._popped = Popped()
         self._targets = queues_to_visit(self._store, params)
         self._targets.reverse()
@@ -211,16 +216,16 @@ class Pop:
     def _next(self) -> None:
         """Take from the queues that are left until there are enough messages."""
         popped, params = self._popped, self._params
+        take = self._take()
         while self._targets:
             topic, queue = self._targets[-1]
             key = QueueKey(params.group, topic, queue)
-            take = self._take()
-            start = self._pops.table.start(key)
             end = self._store.queue_reads.max_offset(topic, queue)
-            room = min(self._pops.table.room(key), params.count - popped.count)
-            if self._pops.table.blocked_until(key, take) is not None or start == end:
+            start, room, blocked = self._pops.table.look(key, take)
+            if blocked or start == end:
                 self._targets.pop()
                 continue
+            room = min(room, params.count - popped.count)
             if room <= 0 or popped.bytes >= params.bytes_max:
                 popped.rest += end - (start or 0)
                 self._targets.pop()
@@ -291,8 +296,8 @@ class Pop:
         """Take what was read, unless another consumer has taken from the queue meanwhile."""
         start, pulled = result
         table, popped = self._pops.table, self._popped
-        now = table.start(key)
-        if (now is not None and now != start) or table.blocked_until(key, take) is not None:
+        now, room, blocked = table.look(key, take)
+        if blocked or (now is not None and now != start):
             return  # looked at again
         if isinstance(pulled, OffsetOutOfRange):
             self._pass_unreadable(key, start, pulled, take)
@@ -305,25 +310,18 @@ class Pop:
             return
         if not popped.count:
             popped.pop_ms = pop_ms
-        room = min(table.room(key), self._params.count - popped.count)
-        found = list(_records(pulled))
-        end = pulled.next_offset if len(found) <= room else found[max(room, 0)][0]
-        found = found[: max(room, 0)]
-        taken = set(self._pops.take(key, start, [offset for offset, _ in found], end, take, popped.pop_ms))
-        kept = [(offset, record) for offset, record in found if offset in taken]
+        room = max(min(room, self._params.count - popped.count), 0)
+        offsets, records = _records(pulled)
+        end = pulled.next_offset if len(offsets) <= room else offsets[room]
+        kept = self._pops.take(key, start, offsets[:room], end, take, popped.pop_ms)
         if kept:
-            popped.queues.append(
-                PoppedQueue(
-                    key.topic,
-                    key.queue,
-                    start,
-                    [offset for offset, _ in kept],
-                    [record for _, record in kept],
-                    dict(table.counts(key)) if take.ordered else {},
-                )
-            )
+            if len(kept) < len(offsets):  # the others were settled before, or are too many
+                taken = set(kept)
+                records = [record for offset, record in zip(offsets, records, strict=True) if offset in taken]
+            counts = dict(table.counts(key)) if take.ordered else {}
+            popped.queues.append(PoppedQueue(key.topic, key.queue, start, kept, records, counts))
             popped.count += len(kept)
-            popped.bytes += sum(len(record) for _, record in kept)
+            popped.bytes += sum(map(len, records))
             self._fruitless = 0
         else:
             self._fruitless += 1
@@ -398,12 +396,13 @@ def run_woken(request: Request, call: Callable[[], None]) -> None:
     request.deferred.on_progress()
 
 
-def _records(pulled: PullResult) -> Sequence[tuple[int, memoryview]]:
-    """Return (queue offset, record) of each record that a read found."""
+def _records(pulled: PullResult) -> tuple[list[int], list[memoryview]]:
+    """Return queue offset and record of each record that a read found."""
     body = memoryview(pulled.body)
     at = SIZE_BYTES * pulled.count
-    found = []
+    offsets, records = [], []
     for (size,) in struct.iter_unpack(">I", body[:at]):
-        found.append((_QUEUE_OFFSET.unpack_from(body, at + _QUEUE_OFFSET_AT)[0], body[at : at + size]))
+        offsets.append(_QUEUE_OFFSET.unpack_from(body, at + _QUEUE_OFFSET_AT)[0])
+        records.append(body[at : at + size])
         at += size
-    return found
+    return offsets, records

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = bytes | bytearray | memoryview
 WRITE_EARLY_BYTES = 256 * 1024
 """Responses of one turn are written before its end once their bodies exceed this size together."""
+JOINED_BYTES_MAX = 8 * 1024
+"""Maximum size of the responses of one turn that are written as one buffer."""
 WAITING_ANSWER_BYTES = 400
 """Memory overhead of a response that waits for a flush, in addition to its bytes."""
 
@@ -93,8 +95,12 @@ class ResponseQueue:
             self.bytes_out += len(out[0])
             self.transport.write(out[0])
         else:
-            self.bytes_out += sum(map(len, out))
-            self.transport.writelines(out)
+            size = sum(map(len, out))
+            self.bytes_out += size
+            if size <= JOINED_BYTES_MAX:  # a copy is cheaper than a system call with several buffers
+                self.transport.write(b"".join(out))
+            else:
+                self.transport.writelines(out)
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes > SMALL_BYTES:
             self._note_unsent(unsent_bytes)

@@ -23,7 +23,7 @@ CASES = {
     "arrow": {"all", "all_cpu", "two", "two_cpu"},
     "push-latency": {"async_p50", "async_p99", "async_max", "sync_p50", "sync_p99", "sync_max"},
     "group-consume": {"batch", "message"},
-    "work-queue": {"handled"},
+    "work-queue": {"handled_shared", "handled_apart", "handled_plain", "handled_single"},
     "tracing": {"single_off", "single_own", "many_own", "bulk_own", "listener_own", "batches_sdk", "bare"},
     "delayed": {"async", "sync", "async_beside", "sync_beside"},
     "rebalance": {"join", "join_moves", "leave", "leave_moves", "kill", "kill_moves"},

@@ -165,6 +165,14 @@ class InFlightTable:
             return self.in_flight_max - self.in_flight + of_queue  # the next take replaces the last one
         return min(OF_QUEUE_MAX - of_queue, self.in_flight_max - self.in_flight)
 
+    def look(self, key: QueueKey, take: Take) -> tuple[int | None, int, bool]:
+        """Return what ``start`` and ``room`` do, and whether the queue is blocked, with one look at its state."""
+        state = self._find(key)
+        if state is None:
+            free = min(OF_QUEUE_MAX, self.in_flight_max - self.in_flight)
+            return self._offsets.committed_of(*key), free, False
+        return state.start(), self.room(key), state.blocked_until(take) is not None
+
     def pop_ms(self, key: QueueKey, now_ms: int) -> int:
         """Return the time that receipts of a take from the queue name: later than those of every earlier delivery."""
         state = self._find(key)
