@@ -50,11 +50,11 @@ def _fields_of(propagator: TextMapPropagator) -> frozenset[str]:
 
 def injected(span: trace.Span, context: Context) -> Mapping[str, str]:
     """Return ``context`` with ``span`` as properties of messages: none if it cannot be written as such."""
-    sender = span.get_span_context()
-    if _writes_usually(propagate.get_global_textmap()) and not (sender.trace_state or baggage.get_all(context)):
-        if not sender.is_valid:
-            return _NOTHING
-        return {TRACEPARENT: f"00-{sender.trace_id:032x}-{sender.span_id:016x}-{sender.trace_flags:02x}"}
+    # A tuple, so that one step has all: this runs for every send.
+    trace_id, span_id, _, flags, state, is_valid = span.get_span_context()
+    if not state and _writes_usually(propagate.get_global_textmap()) and not baggage.get_all(context):
+        # %, because it formats in half of the time.
+        return {TRACEPARENT: "00-%032x-%016x-%02x" % (trace_id, span_id, flags)} if is_valid else _NOTHING  # noqa: UP031
     carrier: dict[str, str] = {}
     try:
         propagate.inject(carrier, trace.set_span_in_context(span, context))
@@ -101,14 +101,15 @@ def link_to(message: StoredMessage) -> trace.Link | None:
 
 def sender_of(properties: Mapping[str, str]) -> trace.SpanContext | None:
     """Return the span with which a message with these properties was sent; None if it was sent without one."""
-    if trace_fields().isdisjoint(properties):
-        return None
-    if TRACESTATE not in properties and _writes_usually(propagate.get_global_textmap()):
-        found = _TRACEPARENT_TEXT.fullmatch(properties[TRACEPARENT])
+    text = properties.get(TRACEPARENT)
+    if text is not None and TRACESTATE not in properties and _writes_usually(propagate.get_global_textmap()):
+        found = _TRACEPARENT_TEXT.fullmatch(text)
         if found is not None:
             trace_id, span_id, flags = found.groups()
             sender = trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)))
             return sender if sender.is_valid else None
+    elif trace_fields().isdisjoint(properties):
+        return None
     sender = trace.get_current_span(extracted(properties)).get_span_context()
     return sender if sender.is_valid else None
 

@@ -14,7 +14,6 @@ from opentelemetry.context import Context, attach, detach
 
 from ...protocol.storage.delivery import DEAD_LETTER_LEVEL
 from ..core import hooks
-from ..core.produce.receipts import Receipt
 from ..errors import DeliveryLost
 from ..groups.push.delivery import Delivery
 from ..groups.push.outcome import TryLater
@@ -50,12 +49,15 @@ class _Timed(hooks.Observation):
 
     __slots__ = ("_began", "_ended", "_instruments", "_operation", "_span")
 
-    def __init__(self, instruments: Instruments, operation: TracedOperation, span: trace.Span) -> None:
-        self._instruments = instruments
-        self._operation = operation
-        self._span = span
-        self._ended = False
-        self._began = time.perf_counter()
+    # Each subclass sets all attributes in one call: after a wait, it runs with cold caches.
+    _began: float
+    _ended: bool
+    _instruments: Instruments
+    _operation: TracedOperation
+    _span: trace.Span
+
+
+_NOTHING_SHARED: BulkProperties = {}
 
 
 class SendSpan(_Timed, hooks.Sending):
@@ -69,17 +71,20 @@ class SendSpan(_Timed, hooks.Sending):
         operation: TracedOperation,
         span: trace.Span,
         messages: Sequence[Message],
-        *,
         count: int,
-        only: Message | None,
-        shared: BulkProperties,
+        only: Message | None = None,
+        shared: BulkProperties = _NOTHING_SHARED,
     ) -> None:
-        super().__init__(instruments, operation, span)
+        self._instruments = instruments
+        self._operation = operation
+        self._span = span
+        self._ended = False
         self.messages = messages
         self.shared = shared
-        self.receipt: Receipt | None = None
+        self.receipt = None
         self._count = count
         self._only = only
+        self._began = time.perf_counter()
 
     def end(self, error: BaseException | None) -> None:
         """Note the end; only the first one counts."""
@@ -113,10 +118,14 @@ class ProcessSpan(_Timed):
         context: Context,
         settled: Callable[[str], None] | None,
     ) -> None:
-        super().__init__(instruments, operation, span)
+        self._instruments = instruments
+        self._operation = operation
+        self._span = span
+        self._ended = False
         self.context = context
         self._settled = settled
         self._token: Token[Context] | None = None
+        self._began = time.perf_counter()
 
     def __enter__(self) -> Self:
         self._token = attach(self.context)

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from ..core.produce.grouping import BulkProperties
 
 
+_PRODUCER, _CONSUMER = trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER
+_NO_CONTEXT = Context()
+
+
 class Tracer(hooks.Hooks):
     """The spans and metrics of the clients of this process. The switches are those of ``FlintMQInstrumentor``."""
 
@@ -55,6 +59,8 @@ class Tracer(hooks.Hooks):
 
     def send(self, side: Side, messages: Sequence[Message], record_bytes_max: int, *, several: bool) -> SendSpan:
         """Begin a call that sends messages, each of which gets the context of a span, unless it has one."""
+        if not (several or self._create_spans):
+            return self._send_one(side, messages, record_bytes_max)
         operation = operation_of(side, "send", common_topic(messages))
         count, only = (len(messages), None) if several else (None, messages[0])
         fields = trace_fields()
@@ -73,7 +79,19 @@ class Tracer(hooks.Hooks):
                     else carrying(message, added, record_bytes_max)
                     for message in messages
                 ]
-        return SendSpan(self._instruments, operation, span, messages, count=len(messages), only=only, shared={})
+        return SendSpan(self._instruments, operation, span, messages, len(messages), only)
+
+    def _send_one(self, side: Side, messages: Sequence[Message], record_bytes_max: int) -> SendSpan:
+        """Begin a call that sends one message, as ``send`` does."""
+        (message,) = messages
+        operation = operation_of(side, "send", message.topic)
+        fields, wire, current = trace_fields(), message.row()[1], get_current()
+        has_own = not fields.isdisjoint(wire)
+        links = links_to((wire,), fields) if has_own else ()
+        span = self._tracer.start_span(operation.name, current, _PRODUCER, operation.attributes, links)
+        if not has_own and (added := injected(span, current)):
+            messages = (carrying(message, added, record_bytes_max),)
+        return SendSpan(self._instruments, operation, span, messages, 1, message)
 
     def send_bulk(
         self, side: Side, topic: str, bodies: Sequence[bytes], shared: BulkProperties, record_bytes_max: int
@@ -92,7 +110,7 @@ class Tracer(hooks.Hooks):
                 if variant and have_room(own, variant, bodies, record_bytes_max):
                     shared = {**shared, "properties": {**variant, **own}}
                     break
-        return SendSpan(self._instruments, operation, span, (), count=len(bodies), only=None, shared=shared)
+        return SendSpan(self._instruments, operation, span, (), len(bodies), shared=shared)
 
     def _created(self, side: Side, message: Message, record_bytes_max: int, links: list[trace.Link]) -> Message:
         """Return a message with the context of a span of its own, to which the span of the call gets a link."""
@@ -134,7 +152,7 @@ class Tracer(hooks.Hooks):
         topic = messages[0].topic
         operation = operation_of(side, "process", topic)
         # A listener's thread or task is the client's own; what called it is no part of the trace.
-        parent = context = Context() if pushed else get_current()
+        parent = context = _NO_CONTEXT if pushed else get_current()
         if several:
             links = links_to(map(properties_of, messages), trace_fields())
         else:
@@ -142,10 +160,12 @@ class Tracer(hooks.Hooks):
             if BAGGAGE in properties:
                 context = extracted(properties)
             sender = sender_of(properties)
-            links = [] if sender is None else [trace.Link(sender)]
             if sender is not None and self._process_parent:
                 links, parent = [], trace.set_span_in_context(trace.NonRecordingSpan(sender), context)
-        span = self._begin(operation, trace.SpanKind.CONSUMER, parent, links, count=len(messages) if several else None)
+            else:
+                links = [] if sender is None else [trace.Link(sender)]
+        attributes = {**operation.attributes, BATCH_COUNT: len(messages)} if several else operation.attributes
+        span = self._tracer.start_span(operation.name, parent, _CONSUMER, attributes, links)
         if not several and span.is_recording():
             span.set_attributes(of_stored(messages[0]))
         if pushed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Self
 
 from opentelemetry import context, metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -12,11 +13,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from flintmq.client.otel import FlintMQInstrumentor
+from flintmq.client.core import hooks
+from flintmq.client.otel.tracer import Tracer
 
 PARENT = trace.SpanContext(1, 2, is_remote=True, trace_flags=trace.TraceFlags(1))
 _WAITING_SPANS_MAX = 1_000_000
 _BARE_LOOPS = 5_000
+_ATTRIBUTES = {f"messaging.attribute.{number}": "value" for number in range(8)}
+_FEW_ATTRIBUTES = dict(list(_ATTRIBUTES.items())[:5])
 
 
 class _Dropped(SpanExporter):
@@ -27,22 +31,118 @@ class _Dropped(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-@contextmanager
-def without_sdk() -> Iterator[None]:
-    """Trace with the interface alone: a span is the context of its parent, which travels with the messages."""
-    with _traced(trace.NoOpTracerProvider(), metrics.NoOpMeterProvider()):
-        token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(PARENT)))
-        try:
-            yield
-        finally:
-            context.detach(token)
+class _Call(hooks.Sending):
+    """A call, or the handling of messages, of which nothing is noted."""
+
+    def __init__(self, messages: Any, shared: Any = None) -> None:
+        self.messages = messages
+        self.shared = shared
+
+    def end(self, error: BaseException | None) -> None:
+        """Note nothing."""
+
+
+class _Nothing(hooks.Hooks):
+    """Hooks that do nothing."""
+
+    def send(self, side: hooks.Side, messages: Any, record_bytes_max: int, *, several: bool) -> _Call:
+        """Begin a call."""
+        return _Call(messages)
+
+    def send_bulk(self, side: hooks.Side, topic: str, bodies: Any, shared: Any, record_bytes_max: int) -> _Call:
+        """Begin a call."""
+        return _Call((), shared)
+
+    def received(self, side: hooks.Side, topic: str, messages: Any, times_ns: tuple[int, int]) -> None:
+        """Note nothing."""
+
+    def not_received(self, side: hooks.Side, topic: str, error: BaseException, times_ns: tuple[int, int]) -> None:
+        """Note nothing."""
+
+    def process(self, side: hooks.Side, messages: Any, *, several: bool, pushed: bool) -> _Call:
+        """Begin the handling of messages."""
+        return _Call(messages)
+
+
+class _Interface(_Nothing):
+    """Hooks that call what every instrumentation must call: a span and its end, a current span for a listener, and two
+    metrics."""
+
+    def __init__(self) -> None:
+        self._tracer = trace.NoOpTracerProvider().get_tracer("bench")
+        meter = metrics.NoOpMeterProvider().get_meter("bench")
+        self.instruments = meter.create_histogram("seconds"), meter.create_counter("messages")
+
+    def _begin(self, kind: trace.SpanKind, parent: context.Context) -> trace.Span:
+        return self._tracer.start_span("send bench", parent, kind, _ATTRIBUTES)
+
+    def send(self, side: hooks.Side, messages: Any, record_bytes_max: int, *, several: bool) -> _Call:
+        """Begin a call."""
+        return _Span(self, self._begin(trace.SpanKind.PRODUCER, context.get_current()), messages)
+
+    def send_bulk(self, side: hooks.Side, topic: str, bodies: Any, shared: Any, record_bytes_max: int) -> _Call:
+        """Begin a call."""
+        return _Span(self, self._begin(trace.SpanKind.PRODUCER, context.get_current()), (), shared)
+
+    def process(self, side: hooks.Side, messages: Any, *, several: bool, pushed: bool) -> _Call:
+        """Begin the handling of messages."""
+        return _Handling(self, self._begin(trace.SpanKind.CONSUMER, context.Context()), messages)
+
+
+class _Span(_Call):
+    """A span, which ends with two metrics."""
+
+    def __init__(self, owner: _Interface, span: trace.Span, messages: Any, shared: Any = None) -> None:
+        self.owner = owner
+        self.span = span
+        self.messages = messages
+        self.shared = shared
+
+    def end(self, error: BaseException | None) -> None:
+        """End the span."""
+        self.span.end()
+        histogram, counter = self.owner.instruments
+        histogram.record(0.001, _FEW_ATTRIBUTES)
+        counter.add(1, _FEW_ATTRIBUTES)
+
+
+class _Handling(_Span):
+    """A span in which code runs."""
+
+    def __enter__(self) -> Self:
+        self.token = context.attach(trace.set_span_in_context(self.span, context.Context()))
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        context.detach(self.token)
+        self.end(None)
 
 
 @contextmanager
-def with_sdk() -> Iterator[None]:
-    """Trace with the SDK: every span is recorded and exported to nowhere, and the metrics are kept in memory."""
-    with _sdk() as (tracers, meters), _traced(tracers, meters):
+def _in_a_span() -> Iterator[None]:
+    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(PARENT)))
+    try:
         yield
+    finally:
+        context.detach(token)
+
+
+@contextmanager
+def ways() -> Iterator[dict[str, hooks.Hooks | None]]:
+    """Yield the hooks to compare: ``off``, none; ``nothing`` and ``interface``, see above; ``all``: those of
+    ``flintmq.client.otel`` without an SDK, so that a span is the context of its parent, which travels with the
+    messages; ``sdk``: with the SDK, which records every span, exports them to nowhere, and keeps the metrics in memory.
+    """
+    with _sdk() as (tracers, meters), _in_a_span():
+        yield {
+            "off": None,
+            "nothing": _Nothing(),
+            "interface": _Interface(),
+            "all": Tracer(
+                trace.NoOpTracerProvider().get_tracer("bench"), metrics.NoOpMeterProvider().get_meter("bench")
+            ),
+            "sdk": Tracer(tracers.get_tracer("bench"), meters.get_meter("bench")),
+        }
 
 
 def bare_seconds() -> float:
@@ -50,13 +150,11 @@ def bare_seconds() -> float:
     with _sdk() as (tracers, meters):
         tracer, meter = tracers.get_tracer("bench"), meters.get_meter("bench")
         histogram, counter = meter.create_histogram("seconds"), meter.create_counter("messages")
-        attributes = {f"messaging.attribute.{number}": "value" for number in range(8)}
-        few = dict(list(attributes.items())[:5])
         began = time.perf_counter()
         for _ in range(_BARE_LOOPS):
-            tracer.start_span("send bench", kind=trace.SpanKind.PRODUCER, attributes=attributes).end()
-            histogram.record(0.001, few)
-            counter.add(1, few)
+            tracer.start_span("send bench", kind=trace.SpanKind.PRODUCER, attributes=_ATTRIBUTES).end()
+            histogram.record(0.001, _FEW_ATTRIBUTES)
+            counter.add(1, _FEW_ATTRIBUTES)
         return (time.perf_counter() - began) / _BARE_LOOPS
 
 
@@ -70,13 +168,3 @@ def _sdk() -> Iterator[tuple[TracerProvider, MeterProvider]]:
     finally:
         tracers.shutdown()
         meters.shutdown()
-
-
-@contextmanager
-def _traced(tracers: trace.TracerProvider, meters: metrics.MeterProvider) -> Iterator[None]:
-    instrumentor = FlintMQInstrumentor()
-    instrumentor.instrument(tracer_provider=tracers, meter_provider=meters)
-    try:
-        yield
-    finally:
-        instrumentor.uninstrument()
