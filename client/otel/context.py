@@ -31,11 +31,6 @@ _NOTHING: Mapping[str, str] = {}
 _log_rate = LogRate()
 
 
-def trace_fields() -> frozenset[str]:
-    """Return the properties in which the process's propagators write the context of a span."""
-    return _fields_of(propagate.get_global_textmap())
-
-
 @lru_cache(maxsize=4)
 def _writes_usually(propagator: TextMapPropagator) -> bool:
     """Return whether a propagator writes the formats of the W3C, as that of most processes does. A ``traceparent``
@@ -44,20 +39,23 @@ def _writes_usually(propagator: TextMapPropagator) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _fields_of(propagator: TextMapPropagator) -> frozenset[str]:
+def fields_of(propagator: TextMapPropagator) -> frozenset[str]:
+    """Return the properties in which a propagator writes the context of a span."""
     return frozenset(propagator.fields) - {BAGGAGE}
 
 
-def injected(span: trace.Span, context: Context) -> Mapping[str, str]:
-    """Return ``context`` with ``span`` as properties of messages: none if it cannot be written as such."""
+def injected(span: trace.Span, context: Context, propagator: TextMapPropagator) -> Mapping[str, str]:
+    """Return ``context`` with ``span`` as ``propagator`` writes it into properties of messages: none if it cannot be
+    written as such."""
     # A tuple, so that one step has all: this runs for every send.
     trace_id, span_id, _, flags, state, is_valid = span.get_span_context()
-    if not state and _writes_usually(propagate.get_global_textmap()) and not baggage.get_all(context):
+    has_state = state is not trace.DEFAULT_TRACE_STATE and state
+    if not has_state and _writes_usually(propagator) and not (context and baggage.get_all(context)):
         # %, because it formats in half of the time.
         return {TRACEPARENT: "00-%032x-%016x-%02x" % (trace_id, span_id, flags)} if is_valid else _NOTHING  # noqa: UP031
     carrier: dict[str, str] = {}
     try:
-        propagate.inject(carrier, trace.set_span_in_context(span, context))
+        propagator.inject(carrier, trace.set_span_in_context(span, context))
     except Exception as error:  # noqa: BLE001 - a propagator that fails must not fail the send
         _warn("no context is sent, because a propagator failed", error)
         return _NOTHING
@@ -108,7 +106,7 @@ def sender_of(properties: Mapping[str, str]) -> trace.SpanContext | None:
             trace_id, span_id, flags = found.groups()
             sender = trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)))
             return sender if sender.is_valid else None
-    elif trace_fields().isdisjoint(properties):
+    elif fields_of(propagate.get_global_textmap()).isdisjoint(properties):
         return None
     sender = trace.get_current_span(extracted(properties)).get_span_context()
     return sender if sender.is_valid else None

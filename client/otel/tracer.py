@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context, get_current
+from opentelemetry.propagate import get_global_textmap
 
 from ..core import hooks
 from ..core.hooks import Side
 from ..errors import InvalidMessage
-from ..message import Message, check_properties, have_room
+from ..message import Message, check_properties, have_room, with_properties
 from .attributes import BATCH_COUNT, TracedOperation, common_topic, of_sent, of_stored, operation_of
 from .context import (
     BAGGAGE,
     LINKS_MAX,
     carrying,
     extracted,
+    fields_of,
     injected,
     links_to,
     properties_of,
     sender_of,
-    trace_fields,
     without_baggage,
 )
 from .spans import Instruments, ProcessSpan, SendSpan, note_error
@@ -59,20 +60,35 @@ class Tracer(hooks.Hooks):
 
     def send(self, side: Side, messages: Sequence[Message], record_bytes_max: int, *, several: bool) -> SendSpan:
         """Begin a call that sends messages, each of which gets the context of a span, unless it has one."""
-        if not (several or self._create_spans):
-            return self._send_one(side, messages, record_bytes_max)
+        if several or self._create_spans:
+            return self._send(side, messages, record_bytes_max, several=several)
+        # By itself and with few calls: a single send waits for the broker, and what runs after a wait has cold caches.
+        message = messages[0]
+        operation = operation_of(side, "send", message.topic)
+        propagator, current = get_global_textmap(), get_current()
+        fields, wire = fields_of(propagator), message.row()[1]
+        has_own = not fields.isdisjoint(wire)
+        links = links_to((wire,), fields) if has_own else ()
+        span = self._tracer.start_span(operation.name, current, _PRODUCER, operation.attributes, links)
+        if not has_own and (added := injected(span, current, propagator)):
+            messages = (
+                with_properties(message, added, record_bytes_max) or carrying(message, added, record_bytes_max),
+            )
+        return SendSpan(self._instruments, operation, span, messages, 1, message)
+
+    def _send(self, side: Side, messages: Sequence[Message], record_bytes_max: int, *, several: bool) -> SendSpan:
         operation = operation_of(side, "send", common_topic(messages))
         count, only = (len(messages), None) if several else (None, messages[0])
-        fields = trace_fields()
+        propagator, current = get_global_textmap(), get_current()
+        fields = fields_of(propagator)
         own = [wire for message in messages if not fields.isdisjoint(wire := message.row()[1])]
         links = links_to(own, fields) if own else []
-        current = get_current()
         if self._create_spans:
             messages = [self._created(side, message, record_bytes_max, links) for message in messages]
             span = self._begin(operation, trace.SpanKind.CLIENT, current, links, count=count)
         else:
             span = self._begin(operation, trace.SpanKind.PRODUCER, current, links, count=count)
-            if added := injected(span, current):
+            if added := injected(span, current, propagator):
                 messages = [
                     message
                     if own and not fields.isdisjoint(message.row()[1])
@@ -81,31 +97,19 @@ class Tracer(hooks.Hooks):
                 ]
         return SendSpan(self._instruments, operation, span, messages, len(messages), only)
 
-    def _send_one(self, side: Side, messages: Sequence[Message], record_bytes_max: int) -> SendSpan:
-        """Begin a call that sends one message, as ``send`` does."""
-        (message,) = messages
-        operation = operation_of(side, "send", message.topic)
-        fields, wire, current = trace_fields(), message.row()[1], get_current()
-        has_own = not fields.isdisjoint(wire)
-        links = links_to((wire,), fields) if has_own else ()
-        span = self._tracer.start_span(operation.name, current, _PRODUCER, operation.attributes, links)
-        if not has_own and (added := injected(span, current)):
-            messages = (carrying(message, added, record_bytes_max),)
-        return SendSpan(self._instruments, operation, span, messages, 1, message)
-
     def send_bulk(
         self, side: Side, topic: str, bodies: Sequence[bytes], shared: BulkProperties, record_bytes_max: int
     ) -> SendSpan:
         """Begin a ``send_bulk``, whose messages all get the context of its span, unless they have one."""
         operation = operation_of(side, "send", topic if isinstance(topic, str) else "")
-        current, fields = get_current(), trace_fields()
+        current, fields = get_current(), fields_of(get_global_textmap())
         own: Mapping[str, str] | None = None
         with suppress(InvalidMessage):  # the call is about to raise it
             own = check_properties(shared.get("properties") or {})
         links = links_to([own or {}], fields)
         span = self._begin(operation, trace.SpanKind.PRODUCER, current, links, count=len(bodies))
         if own is not None and fields.isdisjoint(own):
-            added = injected(span, current)
+            added = injected(span, current, get_global_textmap())
             for variant in (added, without_baggage(added)):
                 if variant and have_room(own, variant, bodies, record_bytes_max):
                     shared = {**shared, "properties": {**variant, **own}}
@@ -114,12 +118,12 @@ class Tracer(hooks.Hooks):
 
     def _created(self, side: Side, message: Message, record_bytes_max: int, links: list[trace.Link]) -> Message:
         """Return a message with the context of a span of its own, to which the span of the call gets a link."""
-        if not trace_fields().isdisjoint(message.row()[1]):
+        if not fields_of(get_global_textmap()).isdisjoint(message.row()[1]):
             return message
         current = get_current()
         span = self._begin(operation_of(side, "create", message.topic), trace.SpanKind.PRODUCER, current, [])
         span.set_attributes(of_sent(message, None))
-        message = carrying(message, injected(span, current), record_bytes_max)
+        message = carrying(message, injected(span, current, get_global_textmap()), record_bytes_max)
         span.end()
         if len(links) < LINKS_MAX:
             links.append(trace.Link(span.get_span_context()))
@@ -130,7 +134,7 @@ class Tracer(hooks.Hooks):
     def received(self, side: Side, topic: str, messages: hooks.Messages, times_ns: tuple[int, int]) -> None:
         """Note messages that the application gets now."""
         operation = operation_of(side, "receive", topic or common_topic(messages))
-        links = links_to(map(properties_of, messages), trace_fields())
+        links = links_to(map(properties_of, messages), fields_of(get_global_textmap()))
         began_ns, ended_ns = times_ns
         self._begin(operation, trace.SpanKind.CLIENT, None, links, began_ns, len(messages)).end(ended_ns)
         self._instruments.operation_duration.record((ended_ns - began_ns) / 1e9, operation.of_metrics)
@@ -154,7 +158,7 @@ class Tracer(hooks.Hooks):
         # A listener's thread or task is the client's own; what called it is no part of the trace.
         parent = context = _NO_CONTEXT if pushed else get_current()
         if several:
-            links = links_to(map(properties_of, messages), trace_fields())
+            links = links_to(map(properties_of, messages), fields_of(get_global_textmap()))
         else:
             properties = properties_of(messages[0])
             if BAGGAGE in properties:

@@ -150,7 +150,7 @@ def test_a_context_is_written_as_opentelemetry_writes_it(
         context = baggage.set_baggage(name, value, context)
     carrier: dict[str, str] = {}
     propagate.inject(carrier, trace.set_span_in_context(span, context))
-    assert injected(span, context) == carrier
+    assert injected(span, context, propagate.get_global_textmap()) == carrier
 
 
 @pytest.mark.parametrize("several", [False, True])
