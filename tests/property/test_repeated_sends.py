@@ -85,12 +85,13 @@ class SendSide(Side):
         )
 
     def answers(self) -> list[bytes]:
-        """Return the frames that the broker sent."""
+        """Return the frames that the broker sent, sorted: an error need not wait for the disk as other answers do, so
+        their order depends on when the disk is done."""
         sent, at, frames = bytes(self.wire.sent), 0, []
         while at + 4 <= len(sent) and (end := at + 4 + int.from_bytes(sent[at : at + 4], "big")) <= len(sent):
             frames.append(sent[at:end])
             at = end
-        return frames
+        return sorted(frames)
 
 
 @pytest.fixture(scope="module", params=["async", "sync"])
