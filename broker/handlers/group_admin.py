@@ -40,7 +40,7 @@ from ..delivery.topic_changes import TopicChanges
 from ..requests.counters import Counters
 from ..requests.request import Request
 from ..store import MessageStore, WouldBlock
-from .offsets import NOTHING_COMMITTED, sees_progress
+from .offsets import NOTHING_COMMITTED, next_stored_ms, sees_progress
 from .readable import check_readable
 
 RESETS = ("first", "last", "time", "offset")
@@ -103,7 +103,7 @@ def get_group_members(
                     committed != NOTHING_COMMITTED
                     or queue[0] in from_first
                     or ends.bounds[queue][0] == ends.bounds[queue][1],
-                    ends.next_ms.get((queue, committed), -1),
+                    ends.next_ms[queue, committed],
                     pops.table.in_flight_in(QueueKey(name, *queue)),
                 ]
                 for queue, member, committed in progress
@@ -160,7 +160,7 @@ def _queues(request: Request, store: MessageStore, topics: set[str]) -> list[Que
 @dataclass(slots=True)
 class _Ends:
     """``bounds``: min and max offset of each queue that still exists; ``next_ms``: store time of the next message to
-    read, by queue and committed offset, for those that have one."""
+    read, by queue and committed offset; -1: there is none."""
 
     bounds: dict[Queue, tuple[int, int]] = field(default_factory=dict)
     next_ms: dict[tuple[Queue, int], int] = field(default_factory=dict)
@@ -175,10 +175,7 @@ def _queue_ends(store: MessageStore, queues: list[Queue], progress: list[tuple[Q
             ends.bounds[queue] = reads.min_offset(*queue, hot=hot), reads.max_offset(*queue)
     for queue, _, committed in progress:
         low, high = ends.bounds.get(queue, (0, 0))
-        if max(committed, low) < high:
-            with contextlib.suppress(TopicNotExist, QueueNotExist):
-                stored_ms = reads.stored_ms(*queue, max(committed, low), hot=hot)
-                ends.next_ms[queue, committed] = -1 if stored_ms is None else stored_ms
+        ends.next_ms[queue, committed] = next_stored_ms(reads, queue, max(committed, low), high, hot=hot)
     return ends
 
 

@@ -26,6 +26,7 @@ from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARA
 from ..delivery.groups.coordinator import GroupCoordinator
 from ..requests.request import Request
 from ..store import MessageStore, WouldBlock
+from ..store.read.queue_reads import QueueReads
 from .readable import check_readable
 
 NOTHING_COMMITTED = -1
@@ -33,6 +34,8 @@ REFUSED_SHOWN_MAX = 128
 """Maximum number of queues that a refused commit names; a header must not hold more than 256 items."""
 HOT_STATS_ROWS_MAX = 256
 """Above this number of rows a reader thread does the lookup, so that the loop is not blocked."""
+HOT_TIMED_ROWS_MAX = 16
+"""The same for rows with the store time of the next message: each takes a record's head."""
 
 
 def search_offset_by_timestamp(request: Request, store: MessageStore) -> None:
@@ -205,9 +208,10 @@ def get_consume_stats(request: Request, store: MessageStore, groups: GroupCoordi
             for row in _all_queues(store, groups, uncommitted=params.uncommitted)
             if params.group in ("", row[0]) and params.topic in ("", row[1]) and sees_progress(request, row[0], row[1])
         ]
-        request.read(lambda hot: _consume_stats(store, wanted, hot), done)
+        times = params.times and params.uncommitted
+        request.read(lambda hot: _consume_stats(store, wanted, times, hot), done)
 
-    def done(rows: list[tuple[str, str, int, int, int, int, bool]]) -> None:
+    def done(rows: list[tuple[str | int, ...]]) -> None:
         shown = rows if params.uncommitted else [row[:6] for row in rows]
         request.respond(ConsumeStatsAnswer(count=len(rows)), msgpack.packb(shown))
 
@@ -241,12 +245,15 @@ def _all_queues(
 
 
 def _consume_stats(
-    store: MessageStore, wanted: list[tuple[str, str, int, int, bool]], hot: bool
-) -> list[tuple[str, str, int, int, int, int, bool]]:
-    """Return the rows of the response: those of ``wanted`` whose queue exists, with its min and max offset."""
-    if hot and len(wanted) > HOT_STATS_ROWS_MAX:
+    store: MessageStore, wanted: list[tuple[str, str, int, int, bool]], times: bool, hot: bool
+) -> list[tuple[str | int, ...]]:
+    """Return the rows of the response: those of ``wanted`` whose queue exists, with its min and max offset.
+
+    ``times``: also with the store time of the next message.
+    """
+    if hot and len(wanted) > (HOT_TIMED_ROWS_MAX if times else HOT_STATS_ROWS_MAX):
         raise WouldBlock
-    rows = []
+    rows: list[tuple[str | int, ...]] = []
     for group, topic, queue, next_offset, known in wanted:
         try:
             min_offset, max_offset = (
@@ -255,5 +262,22 @@ def _consume_stats(
             )
         except (QueueNotExist, TopicNotExist):
             continue  # deleted; its committed offsets stay for a topic that is created again
-        rows.append((group, topic, queue, next_offset, min_offset, max_offset, known or min_offset == max_offset))
+        row = (group, topic, queue, next_offset, min_offset, max_offset, known or min_offset == max_offset)
+        if times:
+            first = max(next_offset, min_offset)
+            rows.append((*row, next_stored_ms(store.queue_reads, (topic, queue), first, max_offset, hot=hot)))
+        else:
+            rows.append(row)
     return rows
+
+
+def next_stored_ms(reads: QueueReads, queue: tuple[str, int], first: int, end: int, *, hot: bool) -> int:
+    """Return the store time of the message at offset ``first``, the next one to read, in ms; -1 if there is none
+    before ``end`` or the queue is deleted."""
+    if first >= end:
+        return -1
+    try:
+        found = reads.stored_ms(*queue, first, hot=hot)
+    except (QueueNotExist, TopicNotExist):
+        return -1
+    return -1 if found is None else found

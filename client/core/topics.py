@@ -103,7 +103,8 @@ class ConsumeStats:
 
     ``committed``: offset of the next message to read; -1: the group has not committed one in this queue. In that case
     it reads the queue from its first message, unless ``known`` is False: then it has not started with the topic, and
-    its first member will set the start rule.
+    its first member will set the start rule. ``next_stored_ms``: store time of the next message to read, ms since 1970
+    UTC, or -1: there is none, or it was not asked for.
     """
 
     group: str
@@ -113,6 +114,12 @@ class ConsumeStats:
     min_offset: int
     max_offset: int
     known: bool = True
+    next_stored_ms: int = -1
+
+    @property
+    def next_stored_at(self) -> datetime | None:
+        """Store time of the next message to read; None if there is none, or it was not asked for."""
+        return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
 
     @property
     def lag(self) -> int:
@@ -225,13 +232,20 @@ def created_queues(client_name: str) -> Operation[int]:
 
 
 def consume_stats(
-    group: str | None = None, topic: str | None = None, *, uncommitted: bool = False, timeout: float | None = None
+    group: str | None = None,
+    topic: str | None = None,
+    *,
+    uncommitted: bool = False,
+    times: bool = False,
+    timeout: float | None = None,
 ) -> Operation[list[ConsumeStats]]:
     """Return the progress of groups by group, topic and queue: of one group or (None) all, in one topic or all.
 
     Queues in which a group has not committed an offset are left out unless ``uncommitted`` is set. Set it to sum up
-    lags.
+    lags, and with it ``times`` to learn when the next message of each queue was stored.
     """
+    if times and not uncommitted:
+        raise InvalidArgument("times needs uncommitted: the lag in time includes queues without a committed offset")
 
     def decode(answer: Answer) -> list[ConsumeStats]:
         return [ConsumeStats(*row) for row in unpack_rows(answer, "consume stats")]
@@ -243,6 +257,7 @@ def consume_stats(
         group=group or "",
         topic=topic or "",
         uncommitted=uncommitted,
+        times=times,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...protocol.storage.delivery import MEMBER_SEPARATOR, dead_letter_topic
+from ..core.times import from_millis
 from .units import plural
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ..core.admin.groups import GroupInfo, GroupQueue
     from ..core.topics import ConsumeStats
 
@@ -28,12 +32,14 @@ class Lag:
     """Number of messages that a group has still to read, as far as it is known.
 
     ``unknown_queues``: number of queues in which the broker does not know where the group will start; ``partial``: the
-    group has topics that the user may not see.
+    group has topics that the user may not see. ``oldest_ms``: store time of the oldest of these messages, ms since 1970
+    UTC; None: there is none, or it was not asked for.
     """
 
     messages: int = 0
     unknown_queues: int = 0
     partial: bool = False
+    oldest_ms: int | None = None
 
     @property
     def known(self) -> int | None:
@@ -52,16 +58,31 @@ class Lag:
             reasons.append("the user needs the permission query on all of its topics (flintmq user grant NAME --query)")
         return "; ".join(reasons)
 
+    @property
+    def oldest_at(self) -> datetime | None:
+        """Store time of the oldest message to read; None as for ``oldest_ms``."""
+        return None if self.oldest_ms is None else from_millis(self.oldest_ms)
+
+    @property
+    def seconds(self) -> float | None:
+        """Age of the oldest message to read: the lag in time; None as for ``oldest_ms``."""
+        return None if self.oldest_ms is None else max(0.0, time.time() - self.oldest_ms / 1000)
+
     def __add__(self, other: Lag) -> Lag:
         """Return the sum of both lags."""
+        times = [each.oldest_ms for each in (self, other) if each.oldest_ms is not None]
         return Lag(
-            self.messages + other.messages, self.unknown_queues + other.unknown_queues, self.partial or other.partial
+            self.messages + other.messages,
+            self.unknown_queues + other.unknown_queues,
+            self.partial or other.partial,
+            min(times, default=None),
         )
 
 
 def lag_in(row: ConsumeStats | GroupQueue) -> Lag:
     """Return the lag in one queue."""
-    return Lag(row.lag) if row.known else Lag(unknown_queues=1)
+    oldest = row.next_stored_ms if row.next_stored_ms >= 0 else None
+    return Lag(row.lag, oldest_ms=oldest) if row.known else Lag(unknown_queues=1)
 
 
 def lag_by_group(rows: Iterable[ConsumeStats]) -> dict[str, Lag]:
@@ -73,12 +94,13 @@ def lag_by_group(rows: Iterable[ConsumeStats]) -> dict[str, Lag]:
 
 
 def lag_of(info: GroupInfo, lags: dict[str, Lag]) -> Lag:
-    """Return the lag of one group; for a broadcasting group, the largest lag of a member."""
+    """Return the lag of one group; for a broadcasting group, the largest lags of a member."""
     if info.mode != BROADCASTING:
         found = lags.get(info.group, Lag())
     else:
         own = tuple(info.group + separator for separator in MEMBER_SEPARATORS)
         of_members = [lag for name, lag in lags.items() if name.startswith(own)]
         unknown = max((lag.unknown_queues for lag in of_members), default=0)
-        found = Lag(max((lag.messages for lag in of_members), default=0), unknown)
+        oldest = min((lag.oldest_ms for lag in of_members if lag.oldest_ms is not None), default=None)
+        found = Lag(max((lag.messages for lag in of_members), default=0), unknown, oldest_ms=oldest)
     return found + Lag(partial=info.partial)

@@ -79,12 +79,14 @@ class ConsumeStatsRequest:
     group: str = text("consumer group; empty: all", GROUP_BYTES_MAX, default="")
     topic: str = text("topic; empty: all", 32767, default="")
     uncommitted: bool = boolean("also queues without a committed offset of the group", False)
+    times: bool = boolean("with `uncommitted`: also the store time of the next message to read", False)
 
 
 @dataclass(slots=True)
 class ConsumeStatsAnswer:
     """Body: one msgpack array of arrays ``[group, topic, queue, committed, min_offset, max_offset]``; with
-    ``uncommitted`` each has a seventh item ``known``."""
+    ``uncommitted`` each has a seventh item ``known``, and with ``times`` too an eighth, ``next_stored_ms``: the store
+    time of the next message to read (-1: there is none)."""
 
     count: int = integer("number of rows in the body")
 

@@ -145,8 +145,12 @@ class TestStatus:
 
 
 class TestList:
-    def test_groups_are_listed_with_their_lag(self, cli: Cli, member: RawMember, filled: str) -> None:
+    def test_groups_are_listed_with_their_lag(
+        self, cli: Cli, member: RawMember, filled: str, shared_broker: RunningBroker
+    ) -> None:
         rows = cli.run("group", "list", member.group, "-o", "json").rows
+        with Consumer(shared_broker.address) as consumer:
+            first = min(next(iter(consumer.pull(filled, queue, 0))).stored_at for queue in (0, 1))
         assert rows == [
             {
                 "group": member.group,
@@ -155,10 +159,14 @@ class TestList:
                 "state": "stable",
                 "members": 1,
                 "lag": 6,
+                "next_stored_at": f"{first:%Y-%m-%dT%H:%M:%S}.{first.microsecond // 1000:03}Z",
                 "topics": [filled],
             }
         ]
         assert set(rows[0]) == described("group list")
+        (status,) = cli.run("group", "status", member.group, "-o", "json").rows
+        assert status["next_stored_at"] == rows[0]["next_stored_at"]
+        assert "BEHIND" in cli.run("group", "list", member.group, "-o", "table").out
         assert cli.run("group", "list", "no-such*", "-o", "table").out == "no group matches no-such*\n"
 
     def test_dead_letters_that_are_dealt_with_make_no_group_and_no_lag(

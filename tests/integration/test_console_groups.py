@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from starlette.testclient import TestClient
@@ -40,6 +41,7 @@ def test_groups_are_listed_with_their_lag(running: RunningBroker, client: TestCl
     assert "billing" in page
     assert ">17</td>" in page
     assert "○ no members" in page
+    assert 'data-label="Lag in time">0 s' not in page
     assert requests_of(running, lambda: client.get("/groups")) <= 3
     assert "No group has" in client.get("/groups?q=nothing").text
 
@@ -62,7 +64,24 @@ def test_the_lag_in_time_is_the_age_of_the_next_message(running: RunningBroker, 
         assert rows[1].next_stored_at == next(iter(consumer.pull("orders", 1, 3))).stored_at
         consumer.commit("billing", "orders", {0: 10})
         assert {row.queue: row.next_stored_at for row in admin.group("billing").queues}[0] is None
-    assert "Lag in time</dt><dd>0 s" not in client.get("/groups/billing").text
+        assert "Lag in time</dt><dd>0 s" not in client.get("/groups/billing").text
+        lagging = ("/groups", "/topics/orders/readers")
+        assert all('data-label="Lag in time">0 s' not in client.get(path).text for path in lagging)
+        consumer.commit("billing", "orders", {1: 10})
+        assert all('data-label="Lag in time">0 s' in client.get(path).text for path in lagging)
+
+
+def test_the_group_that_is_furthest_behind_in_time_can_come_first(running: RunningBroker, client: TestClient) -> None:
+    with Consumer(running.address) as consumer, Producer(running.address) as producer:
+        stored_at = next(iter(consumer.pull("orders", 0, 9))).stored_at
+        until(lambda: datetime.now(UTC) - stored_at > timedelta(milliseconds=2))
+        producer.send(Message("orders", b"20"), queue=0)
+        for group, offset in (("few-but-old", 9), ("recent", 10), ("all-read", 11)):
+            consumer.commit(group, "orders", {0: offset, 1: 10})
+    page = client.get("/groups?sort=time").text
+    places = [page.index(f'href="/groups/{name}"') for name in ("billing", "few-but-old", "recent", "all-read")]
+    assert places == sorted(places)
+    assert 'aria-sort="descending"' in page
 
 
 def test_a_reset_shows_the_outcome_before_it_happens(running: RunningBroker, client: TestClient) -> None:

@@ -27,7 +27,7 @@ from ..topics import matches
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ...core.admin.groups import GroupMember, GroupQueue, GroupStatus
+    from ...core.admin.groups import GroupInfo, GroupMember, GroupQueue, GroupStatus
     from ...core.consume.stored import StoredMessage
 
 TOPICS_SHOWN = 3
@@ -55,6 +55,7 @@ LIST_COLUMNS = (
     TableColumn("state", "STATE"),
     number("members", "MEMBERS"),
     number("lag", "LAG"),
+    TableColumn("next_stored_at", "BEHIND", _age),
     TableColumn("topics", "TOPICS", _first_names, fold=True),
 )
 GROUP_COLUMNS = (
@@ -64,6 +65,7 @@ GROUP_COLUMNS = (
     TableColumn("state", "state"),
     TableColumn("epoch", "epoch"),
     TableColumn("lag", "lag"),
+    TableColumn("next_stored_at", "behind", _age),
 )
 MEMBER_COLUMNS = (
     number("number", "#"),
@@ -113,26 +115,30 @@ def group() -> None:
 @pass_settings
 @click.argument("pattern", type=GROUP_PATTERN, default="*")
 def list_groups(settings: BrokerChoice, pattern: str) -> None:
-    """List the consumer groups, or those that match PATTERN, such as 'billing*'."""
+    """List the consumer groups, or those that match PATTERN, such as 'billing*'.
+
+    BEHIND is the age of the oldest message that the group has still to read.
+    """
     with settings.admin() as admin:
-        lags = lag_by_group(admin.consume_stats(uncommitted=True))
-        rows = [
-            {
-                "group": info.group,
-                "kind": info.kind or None,
-                "mode": info.mode,
-                "state": info.state,
-                "members": info.members,
-                "lag": lag_of(info, lags).known,
-                "topics": list(info.topics),
-            }
-            for info in admin.groups()
-            if matches(info.group, pattern)
-        ]
+        lags = lag_by_group(admin.consume_stats(uncommitted=True, times=True))
+        rows = [_list_row(info, lag_of(info, lags)) for info in admin.groups() if matches(info.group, pattern)]
     what = (
         f"no group matches {pattern}" if pattern != "*" else "there are no groups; the first member creates its group"
     )
     settings.output.rows(LIST_COLUMNS, rows, empty=what)
+
+
+def _list_row(info: GroupInfo, lag: Lag) -> dict[str, Any]:
+    return {
+        "group": info.group,
+        "kind": info.kind or None,
+        "mode": info.mode,
+        "state": info.state,
+        "members": info.members,
+        "lag": lag.known,
+        "next_stored_at": lag.oldest_at,
+        "topics": list(info.topics),
+    }
 
 
 # ---- one group
@@ -145,8 +151,8 @@ def status(settings: BrokerChoice, group: str) -> None:
     """Show the members of a group, their queues, and the progress in each queue.
 
     READY messages have not been delivered yet, IN FLIGHT messages are with a member or leased to a consumer of a work
-    group, and DELAYED messages failed and wait for another attempt. -o json prints one object, -o plain one line per
-    queue.
+    group, and DELAYED messages failed and wait for another attempt. BEHIND is the age of the next message to read.
+    -o json prints one object, -o plain one line per queue.
     """
     with settings.admin() as admin:
         found = admin.group(group)
@@ -238,6 +244,7 @@ def _whole(found: GroupStatus, members: list[dict[str, Any]], queues: list[dict[
         "ready": total("ready"),
         "in_flight": total("in_flight"),
         "delayed": found.delayed,
+        "next_stored_at": lag.oldest_at,
         "waiting": list(found.waiting),
         "members": [_without(row, "number", "shown_subscriptions") for row in members],
         "queues": [_without(row, "number", "group") for row in queues],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from urllib.parse import quote
 
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN, GROUP
-from ...core.admin.groups import GroupInfo, GroupQueue
+from ...core.admin.groups import GroupInfo
 from ...core.topics import ConsumeStats
 from ...errors import InvalidArgument
 from ...operator.lags import Lag, lag_by_group, lag_in, lag_of, read_rows
@@ -19,7 +19,7 @@ from ...operator.positions import offsets_to_commit, parse_position
 from ..visit import Refused, Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 100
-ORDERS = {"lag": "lag", "name": "name", "members": "members"}
+ORDERS = {"lag": "lag", "name": "name", "members": "members", "time": "lag in time"}
 TIMED_QUEUES_MAX = 256
 """Maximum number of queues of a topic that a reset to a time looks up: each takes a request."""
 
@@ -36,13 +36,15 @@ async def group_list(visit: Visit) -> Response:
     """Return the groups: two requests, however many there are."""
     wanted, order = visit.text("q"), chosen(ORDERS, visit.text("sort"))
     infos = await visit.admin.groups()
-    lags = lag_by_group(await visit.admin.consume_stats(uncommitted=True))
+    lags = lag_by_group(await visit.admin.consume_stats(uncommitted=True, times=True))
     rows = [GroupRow(info, lag_of(info, lags)) for info in infos if is_called(info.group, wanted)]
     rows.sort(key=lambda row: row.info.group)
     if order == "lag":
         rows.sort(key=lambda row: row.lag.messages, reverse=True)
     elif order == "members":
         rows.sort(key=lambda row: row.info.members, reverse=True)
+    elif order == "time":
+        rows.sort(key=lambda row: row.lag.seconds or 0.0, reverse=True)
     first = visit.number("first", 0, 0, max(0, len(rows) - 1))
     return await visit.page(
         "groups.html",
@@ -55,24 +57,15 @@ async def group_list(visit: Visit) -> Response:
     )
 
 
-def behind_seconds(queue: GroupQueue, now: datetime) -> float | None:
-    """Return the age of the next message to read in seconds; None if everything is read or the start is unknown."""
-    if queue.next_stored_at is None or not queue.known:
-        return None
-    return max(0.0, (now - queue.next_stored_at).total_seconds())
-
-
 async def group_detail(visit: Visit) -> Response:
     """Return one group: its members, their queues, and the lag of each queue in messages and in time."""
     group = await visit.admin.group(visit.path("group"))
-    now = datetime.now(UTC)
-    queues = [(queue, behind_seconds(queue, now)) for queue in group.queues]
+    queues = [(queue, lag_in(queue).seconds) for queue in group.queues]
     return await visit.page(
         "group.html",
         group=group,
         queues=queues,
         lag=sum((lag_in(queue) for queue, _ in queues), Lag(partial=group.partial)),
-        behind=max((seconds for _, seconds in queues if seconds is not None), default=None),
         deleted=sum(queue.deleted_unread for queue, _ in queues),
         topics=sorted({queue.topic for queue, _ in queues}, key=lambda name: (name.startswith("%"), name)),
         numbers={member.member: place for place, member in enumerate(group.members, 1)},
@@ -135,7 +128,7 @@ async def topic_readers(visit: Visit) -> Response:
     """Return the groups that read a topic, and their lag in it."""
     topic = visit.path("topic")
     by_group: dict[str, list[ConsumeStats]] = {}
-    for row in read_rows(await visit.admin.consume_stats(topic=topic, uncommitted=True)):
+    for row in read_rows(await visit.admin.consume_stats(topic=topic, uncommitted=True, times=True)):
         by_group.setdefault(row.group, []).append(row)
     rows = [(group, sum(map(lag_in, found), Lag()), len(found)) for group, found in sorted(by_group.items())]
     return await visit.page("readers.html", topic=topic, rows=rows)
