@@ -18,6 +18,7 @@ from ...protocol.errors import (
     RequestTimeout,
     SubscriptionIllegal,
     TopicNotExist,
+    UserExistsAlready,
     UserNotExist,
 )
 from ..errors import DeliveryFailed
@@ -63,6 +64,6 @@ def _status(error: FlintError) -> int:
         return 403
     if isinstance(error, TopicNotExist | QueueNotExist | GroupNotExist | MessageNotFound | UserNotExist):
         return 404
-    if isinstance(error, DelayIllegal | FilterIllegal | InvalidParameter | SubscriptionIllegal):
+    if isinstance(error, DelayIllegal | FilterIllegal | InvalidParameter | SubscriptionIllegal | UserExistsAlready):
         return 400
     return 502 if isinstance(error, BrokerError | DeliveryFailed) else 400

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ...protocol.auth.permissions import BROKER
+from ...protocol.auth.permissions import ADMIN, BROKER
 from ...protocol.errors import FlintError
 from ..errors import InvalidArgument
 from ..operator.names import shown_name
@@ -83,6 +83,11 @@ class Visit:
             return False
         rights = self.session.rights
         return rights is None or rights.allows(action, kind, name)
+
+    @property
+    def may_change_users(self) -> bool:
+        """Predicate: should the page offer the administration of users?"""
+        return bool(self.session.user) and self.may(ADMIN)
 
     # ---- answers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +16,7 @@ from flintmq.protocol.commands import HELLO
 from tests.conftest import Brokers, RawConnection, RunningBroker
 from tests.console_tools import console_process
 from tests.dead_letter_tools import bury
+from tests.security_tools import PASSWORD, broker_with_users
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
@@ -66,6 +67,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]
 
 
 @pytest.fixture(scope="module")
+def guarded_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the URL of a console of a broker with users: ``ops``, who may do everything, and ``shop``."""
+    grants: dict[str, list[dict[str, Any]]] = {
+        "ops": [{"actions": ["admin"], "broker": True}],
+        "shop": [{"actions": ["publish", "query"], "topic": "orders"}, {"actions": ["consume"], "groupPrefix": "bill"}],
+    }
+    with broker_with_users(tmp_path_factory.mktemp("guarded"), grants, {}) as guarded:
+        with Admin(guarded.address, user="ops", password=PASSWORD) as admin:
+            admin.add_access_key("shop")
+        with console_process(guarded) as url:
+            yield url
+
+
+@pytest.fixture(scope="module")
 def console(running: RunningBroker) -> Iterator[str]:
     """Return the URL of a console of that broker."""
     with console_process(running) as url:
@@ -97,6 +112,39 @@ class Tab:
         # The browser logs every response of 400 and above, which some tests ask for.
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             self.faults.append(message.text)
+
+
+async def axe_findings(tab: Tab, url: str) -> list[str]:
+    """Open a page and return what axe finds wrong in it by the rules of WCAG 2.2 AA. The tab must have ``bypass_csp``,
+    because the policy would stop axe, too."""
+    axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="the extra `browser` is not installed")
+    await tab.page.goto(url)
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+    results = await axe.Axe().run(tab.page, options=rules)
+    return [
+        f"{url}: {violation['id']}: {node['html'][:150]} {node['failureSummary']}"
+        for violation in results.response["violations"]
+        for node in violation["nodes"][:3]
+    ]
+
+
+async def misfits(tab: Tab, urls: Iterable[str]) -> list[str]:
+    """Open pages and return what is wrong: errors, violations of the policy, and pages wider than a phone."""
+    await tab.page.add_init_script(
+        "addEventListener('securitypolicyviolation', (event) => console.error('CSP ' + event.violatedDirective))"
+    )
+    wide = []
+    for url in urls:
+        await tab.page.set_viewport_size({"width": 1280, "height": 800})
+        await tab.page.goto(url)
+        await tab.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+        await tab.page.set_viewport_size({"width": 320, "height": 640})
+        width = await tab.page.evaluate("document.documentElement.scrollWidth")
+        if width > 320:
+            wide.append(f"{url} is {width} pixels wide")
+        if tab.faults:
+            tab.faults.append(f"^ {url}")
+    return tab.faults + wide
 
 
 async def open_tab(browser: Browser, **options: Any) -> Tab:

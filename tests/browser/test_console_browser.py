@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flintmq.client import Message, Producer
-from tests.browser.conftest import open_tab
+from tests.browser.conftest import axe_findings, misfits, open_tab
 from tests.conftest import RunningBroker
 
 if TYPE_CHECKING:
@@ -60,38 +60,15 @@ IMAGES = os.environ.get("FLINTMQ_IMAGES")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_is_free_of_errors_and_fits_a_phone(browser: Browser, console: str, scheme: str) -> None:
     tab = await open_tab(browser, color_scheme=scheme)
-    await tab.page.add_init_script(
-        "addEventListener('securitypolicyviolation', (event) => console.error('CSP ' + event.violatedDirective))"
-    )
-    wide = []
-    for path in PATHS:
-        await tab.page.set_viewport_size({"width": 1280, "height": 800})
-        await tab.page.goto(console + path)
-        await tab.page.set_viewport_size({"width": 320, "height": 640})
-        width = await tab.page.evaluate("document.documentElement.scrollWidth")
-        if width > 320:
-            wide.append(f"{path}: {width}")
-        if tab.faults:
-            tab.faults.append(f"^ {path}")
+    found = await misfits(tab, [console + path for path in PATHS])
     await tab.page.context.close()
-    assert tab.faults == []
-    assert wide == []
+    assert found == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing(browser: Browser, console: str, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="the extra `browser` is not installed")
-    tab = await open_tab(browser, color_scheme=scheme, bypass_csp=True)  # the policy would stop axe, too
-    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-    found = []
-    for path in PATHS:
-        await tab.page.goto(console + path)
-        results = await axe.Axe().run(tab.page, options=rules)
-        found += [
-            f"{path}: {violation['id']}: {node['html'][:150]} {node['failureSummary']}"
-            for violation in results.response["violations"]
-            for node in violation["nodes"][:3]
-        ]
+    tab = await open_tab(browser, color_scheme=scheme, bypass_csp=True)
+    found = [each for path in PATHS for each in await axe_findings(tab, console + path)]
     await tab.page.context.close()
     assert found == [], "\n".join(found)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import secrets
 from typing import Any
 
 import click
@@ -12,6 +10,7 @@ from ....protocol.auth.permissions import ADMIN, BROKER, Grant
 from ....protocol.auth.scram import ScramError, make_verifier
 from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
+from ...operator.rights import generate_password, password_warning
 from ..access import given_password
 from ..command import CliGroup, confirm, is_interactive, note, pass_settings
 from ..failures import nearest
@@ -21,10 +20,6 @@ from ..user_store import UserStore, open_users, store_option
 from .user_grants import grant, revoke, show_grants
 from .user_keys import key_group
 
-GENERATED_BYTES = 18
-"""Random bytes of a generated password: 24 characters."""
-PASSWORD_CHARS_SHORT = 8
-"""Length below which the command warns: the broker's pauses after a failed login only slow down guessing."""
 COLUMNS = (
     TableColumn("user", "USER"),
     TableColumn("admin", "ADMIN", lambda admin: "yes" if admin else ""),
@@ -147,7 +142,7 @@ def _new_password(
     """
     password = ""
     if generate:
-        password = base64.urlsafe_b64encode(secrets.token_bytes(GENERATED_BYTES)).decode()
+        password = generate_password()
     elif new_password_file or store is not None:
         password = given_password(new_password_file or settings.password_file)
     if not password:
@@ -155,8 +150,8 @@ def _new_password(
             also = ", --password-file FILE or FLINTMQ_PASSWORD" if store is not None else ""
             raise ConfigurationError(f"user {name!r} needs a password: use --generate, --new-password-file FILE{also}")
         password = click.prompt(f"new password for {name}", hide_input=True, confirmation_prompt=True, err=True)
-    if len(password) < PASSWORD_CHARS_SHORT:
-        note(settings, f"a password of {len(password)} characters is easy to guess; --generate creates a strong one")
+    if warning := password_warning(password):
+        note(settings, f"{warning}; --generate creates a strong one")
     try:
         make_verifier(password)
     except ScramError as error:

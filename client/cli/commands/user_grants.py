@@ -7,23 +7,13 @@ from typing import Any
 
 import click
 
-from ....protocol.auth.permissions import (
-    ACTIONS,
-    ADMIN,
-    BROKER,
-    CONSUME,
-    GROUP,
-    PUBLISH,
-    QUERY,
-    TOPIC,
-    Grant,
-    make_grant,
-)
+from ....protocol.auth.permissions import ACTIONS, BROKER, Grant
 from ....protocol.auth.users import check_user_name
 from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
-from ...operator.names import real_name, shown_name
+from ...operator.names import shown_name
+from ...operator.rights import RIGHTS, grant_of
 from ..command import CliCommand, note, pass_settings
 from ..failures import nearest
 from ..output import TableColumn
@@ -38,29 +28,23 @@ DATA_COLUMNS = (
     TableColumn("prefix", "PREFIX"),
 )
 
-_OPTIONS: dict[str, tuple[str, str, str]] = {
-    "publish": (PUBLISH, TOPIC, "Send to a topic."),
-    "consume": (CONSUME, TOPIC, "Read a topic."),
-    "query": (QUERY, TOPIC, "Look up messages and offsets of a topic; --consume includes this."),
-    "manage": (ADMIN, TOPIC, "Create, change and delete a topic."),
-    "group": (CONSUME, GROUP, "Join a consumer group, commit for it, and read its retry topic."),
-    "query_group": (QUERY, GROUP, "See members and lag of a group; --group includes this."),
-    "manage_group": (ADMIN, GROUP, "Reset and delete a group."),
-    "producer_group": (PUBLISH, GROUP, "Send transactions as a producer group."),
-}
-"""Action, kind of resource and help text by option."""
+
+def _option(right: str) -> str:
+    return f"--{right.replace('_', '-')}"
 
 
 def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the permissions to grant or revoke; each is repeatable."""
     decorators = [
-        click.option(f"--{name.replace('_', '-')}", name, multiple=True, metavar=kind.upper(), help=text)
-        for name, (_, kind, text) in _OPTIONS.items()
+        click.option(_option(name), name, multiple=True, metavar=right.kind.upper(), help=right.text)
+        for name, right in RIGHTS.items()
+        if right.kind != BROKER
     ]
+    decorators.append(click.option("--prefix", is_flag=True, help="Treat the names as prefixes of topics or groups."))
     decorators += [
-        click.option("--prefix", is_flag=True, help="Treat the names as prefixes of topics or groups."),
-        click.option("--query-broker", is_flag=True, help="See figures, settings and lists of the whole broker."),
-        click.option("--admin", is_flag=True, help="Everything, including the broker's own topics."),
+        click.option(_option(name), name, is_flag=True, help=right.text)
+        for name, right in RIGHTS.items()
+        if right.kind == BROKER
     ]
     for decorator in reversed(decorators):
         function = decorator(function)
@@ -130,26 +114,17 @@ def grant_row(each: Grant, *, table: bool) -> dict[str, Any]:
 
 def _grants(given: dict[str, Any]) -> list[Grant]:
     """Return the grants for the options. Raises ``ConfigurationError`` for an invalid name."""
-    prefix = given["prefix"]
+    names = {name: ("",) * given[name] if right.kind == BROKER else given[name] for name, right in RIGHTS.items()}
     found = [
-        make_grant((action,), kind, _real(kind, name), prefix, f"--{option.replace('_', '-')} {escape(name)}")
-        for option, (action, kind, _) in _OPTIONS.items()
-        for name in given[option]
+        grant_of(right, name, given["prefix"], f"{_option(right)} {escape(name)}")
+        for right, chosen in names.items()
+        for name in chosen
     ]
-    if given["query_broker"]:
-        found.append(Grant(frozenset((QUERY,)), BROKER))
-    if given["admin"]:
-        found.append(Grant(frozenset((ADMIN,)), BROKER))
     if not found:
         raise click.UsageError(
             "pass what to grant or revoke: --publish, --consume, --group, … or --admin", click.get_current_context()
         )
     return found
-
-
-def _real(kind: str, name: str) -> str:
-    """Return the real name, or prefix of names, for one that a person typed. A pattern stays, to be refused."""
-    return name if "*" in name else real_name(name, "topic" if kind == TOPIC else "group")
 
 
 def _tell(settings: BrokerChoice, users: UserStore, name: str, when: str) -> None:

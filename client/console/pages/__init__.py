@@ -7,7 +7,21 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from ..visit import Visit
-from . import clients, dead_letters, groups, live, me, messages, overview, send, settings, store, topics, undelivered
+from . import (
+    clients,
+    dead_letters,
+    groups,
+    live,
+    me,
+    messages,
+    overview,
+    send,
+    settings,
+    store,
+    topics,
+    undelivered,
+    users,
+)
 
 PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/", overview.overview),
@@ -49,6 +63,15 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/settings", settings.setting_list),
     ("GET", "/settings/{name}", settings.setting),
     ("POST", "/settings/{name}", settings.change),
+    ("GET", "/users", users.user_list),
+    ("POST", "/users", users.create),
+    ("GET", "/users/{user}", users.user_detail),
+    ("POST", "/users/{user}/grant", users.grant),
+    ("POST", "/users/{user}/revoke", users.revoke),
+    ("POST", "/users/{user}/password", users.change_password),
+    ("POST", "/users/{user}/keys", users.add_key),
+    ("POST", "/users/{user}/keys/remove", users.remove_key),
+    ("POST", "/users/{user}/delete", users.delete),
     ("GET", "/me", me.me),
     ("POST", "/me/end", me.end_session),
 )

@@ -146,7 +146,7 @@ document.addEventListener("input", (event) => {
 
 // ---- keys; a person can switch them off, because single letters collide with speech input
 
-const places = { o: "/", t: "/topics", g: "/groups", d: "/dlq", w: "/waiting", s: "/store", c: "/clients" };
+const places = { o: "/", t: "/topics", g: "/groups", d: "/dlq", w: "/waiting", s: "/store", c: "/clients", u: "/users" };
 let awaitsPlace = false;
 const keysOn = () => localStorage.getItem("keys") !== "off";
 
@@ -164,7 +164,7 @@ function showHelp() {
   title.textContent = "Keys";
   const table = document.createElement("table");
   const rows = [
-    ["/", "search"], ["g then o t g d w s c", "Overview, Topics, Groups, Dead letters, Waiting, Store, Clients"],
+    ["/", "search"], ["g then o t g d w s c u", "Overview, Topics, Groups, Dead letters, Waiting, Store, Clients, Users"],
     ["j k", "next and previous row"], ["Enter", "open the row"], ["[ ]", "previous and next message in a detail"],
     ["p", "pause or resume the live view"], ["l", "refresh on or off"], ["Esc", "close"], ["?", "this list"],
   ];

@@ -34,8 +34,9 @@ class UserInfo:
     access_keys: Sequence[AccessKeyInfo] = ()
 
 
-def users(*, timeout: float | None = None) -> Operation[list[UserInfo]]:
-    """Return the users of the broker, by name. This and every change of users needs ``admin`` on the broker."""
+def users(user: str | None = None, *, timeout: float | None = None) -> Operation[list[UserInfo]]:
+    """Return the users of the broker by name, or one of them. This and every change of users needs ``admin`` on the
+    broker. Raises ``UserNotExist``."""
 
     def decode(answer: Answer) -> list[UserInfo]:
         rows = unpack_rows(answer, "users")
@@ -48,7 +49,7 @@ def users(*, timeout: float | None = None) -> Operation[list[UserInfo]]:
             for row in rows
         ]
 
-    return operation(commands.AUTH_LIST_USER, decode, timeout=timeout)
+    return operation(commands.AUTH_LIST_USER, decode, timeout=timeout, user=user or "")
 
 
 def create_user(
