@@ -151,6 +151,7 @@ CASES = [
     Case(commands.BROWSE_MESSAGES, [on("topic", "T", "query")], T),
     Case(commands.GET_DELAY_STATS, [{"actions": ["query"], "broker": True}]),
     Case(commands.GET_CONNECTIONS, [{"actions": ["query"], "broker": True}]),
+    Case(commands.CLOSE_CONNECTION, ADMIN, {"connection": 2**62}),
     Case(commands.GET_QUARANTINE, [{"actions": ["query"], "broker": True}]),
     Case(
         commands.REPLICATE,

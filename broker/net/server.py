@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.errors import BrokerError, ConfigurationError, SystemBusy
+from ...protocol.errors import BrokerError, ConfigurationError, ServiceNotAvailable, SystemBusy
 from ..addresses import format_address, parse_address, unmapped
 from ..requests.audit import author
 from ..requests.broker import Broker
@@ -39,6 +39,7 @@ ACCEPTS_A_TURN = 64
 """Maximum number of connections accepted before existing ones are served again."""
 ACCEPT_PAUSE_S = 0.5
 """Pause after a failed accept; usually the process or the machine has run out of descriptors."""
+CLOSED_BY_HAND = "an administrator closed this connection; the broker takes a new one"
 REFUSAL_LOGGED_S = 1.0
 """Minimum time between two log lines about refused connections, which may come by the thousand."""
 SWEEP_S = (0.05, 1.0)
@@ -130,6 +131,7 @@ class Server:
         broker.when_settings_change.append(lambda settings: self.take_limits())
         broker.users_changed = self._look_at_users
         broker.list_connections = self._list
+        broker.close_connection = self._close
 
     def take_limits(self) -> None:
         """Apply the broker's current limits."""
@@ -349,6 +351,14 @@ class Server:
     def _list(self, after: int, count: int) -> list[tuple[Any, ...]]:
         later = (connection for connection in self._connections if connection.number > after)
         return [_row(each) for each in heapq.nsmallest(count, later, key=lambda each: each.number)]
+
+    def _close(self, number: int, opened_ms: int) -> tuple[Any, ...] | None:
+        found = next((each for each in self._connections if each.number == number), None)
+        if found is None or found.ending or opened_ms not in (-1, found.opened_ms):
+            return None
+        # Soon, because it may be the connection that asks for it, which gets its response first.
+        self._broker.loop.call_soon(found.turn_away, ServiceNotAvailable(CLOSED_BY_HAND), 0)
+        return _row(found)
 
     # ---- timeouts and reloading ----
 

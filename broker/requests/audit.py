@@ -29,6 +29,7 @@ _AUDITED = {
         commands.AUTH_LIST_USER,
         commands.SWITCH_PRIMARY,
         commands.CHANGE_MEMBERS,
+        commands.CLOSE_CONNECTION,
     )
 }
 
@@ -44,9 +45,8 @@ def audit_refused(log: AuditLog, peer: ConnectedClient, frame: Frame, error: Bro
     if command is None or (command is commands.END_TRANSACTION and not is_by_hand(frame)):
         return
     fields = frame.fields
-    names = [
-        f"{kind} {fields[kind]}" for kind in ("group", "topic", "transaction_id", "user", "member") if fields.get(kind)
-    ]
+    kinds = ("group", "topic", "transaction_id", "user", "member", "connection")
+    names = [f"{kind} {fields[kind]}" for kind in kinds if fields.get(kind)]
     audit(log, peer, command, ", ".join(names) or "the broker", outcome=error.name, reason=error.message)
 
 

@@ -101,6 +101,10 @@ class RemotingFigures(NamedTuple):
 class Broker:
     """The parts of the broker that handlers use, by name. Belongs to the event loop."""
 
+    close_connection: Callable[[int, int], tuple[Any, ...] | None]
+    """Callback, which the server sets, that closes the connection with this number and time of opening (ms since 1970,
+    or -1: any) and returns its GET_CONNECTIONS row; None: it is not open."""
+
     def __init__(
         self,
         settings: Settings,

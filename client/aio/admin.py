@@ -62,6 +62,7 @@ class Admin(Client):
     remove_access_key = async_method(user_operations.remove_access_key)
 
     connections = async_method(connection_operations.connections)
+    close_connection = async_method(connection_operations.close_connection)
     whoami = async_method(connection_operations.whoami)
     quarantine = async_method(quarantine_operations.quarantine)
 

@@ -118,6 +118,18 @@ class CliGroup(click.Group):
         refuse_command(ctx, args[0], self.list_commands(ctx))
 
 
+class CommandGroup(CliCommand, CliGroup):
+    """A group that is a command too, if none of its commands is named."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, invoke_without_command=True, **kwargs)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands before the options."""
+        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+
 def refuse_command(ctx: click.Context, name: str, known: list[str], also: str = "") -> NoReturn:
     """Raise ``UsageError`` for a command that does not exist, with a suggestion."""
     suggestion = advice(name) or nearest(name.lower(), known) or f"; the commands are {', '.join(known)}"

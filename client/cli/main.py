@@ -49,7 +49,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "check": Lazy("check", "Print one line and an exit code for a monitor."),
         "dev": Lazy("dev", "Run a broker and its console together, for development."),
         "console": Lazy("console", "Serve a page for the browser: messages, topics, groups, dead letters."),
-        "connections": Lazy("connections", "List the clients that are connected."),
+        "connections": Lazy("connections", "List the clients that are connected; close a connection."),
         "quarantine": Lazy("quarantine", "List damage of the broker's log, and the messages lost."),
         "replica": Lazy("replica", "Show the replica set; switch its primary; add and remove members."),
         "config": Lazy("config", "List, show and change the broker's settings."),

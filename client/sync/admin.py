@@ -62,6 +62,7 @@ class Admin(Client):
     remove_access_key = blocking_method(user_operations.remove_access_key)
 
     connections = blocking_method(connection_operations.connections)
+    close_connection = blocking_method(connection_operations.close_connection)
     whoami = blocking_method(connection_operations.whoami)
     quarantine = blocking_method(quarantine_operations.quarantine)
 

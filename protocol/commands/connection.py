@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
-from .common import QUEUES_MAX, EmptyRequest
+from .common import QUEUES_MAX, EmptyAnswer, EmptyRequest
 from .table import Command
 from .users import USER_CHARS_MAX
 
@@ -89,6 +89,16 @@ class ConnectionsAnswer:
 
 
 @dataclass(slots=True)
+class CloseConnectionRequest:
+    """Close a connection. Its client is told why, and may connect again."""
+
+    connection: int = integer("`id` of GET_CONNECTIONS", 0, I64_MAX)
+    opened_ms: int = integer(
+        "its `opened_ms`, because a broker that restarts begins to count again; -1: not compared", -1, I64_MAX, -1
+    )
+
+
+@dataclass(slots=True)
 class RightsAnswer:
     """Body: one msgpack array of the user's grants, as in AUTH_CREATE_USER."""
 
@@ -100,3 +110,4 @@ HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
 AUTH = Command("AUTH", 1001, AuthRequest, AuthAnswer)
 GET_CONNECTIONS = Command("GET_CONNECTIONS", 1013, GetConnectionsRequest, ConnectionsAnswer)
 GET_RIGHTS = Command("GET_RIGHTS", 1014, EmptyRequest, RightsAnswer)
+CLOSE_CONNECTION = Command("CLOSE_CONNECTION", 1017, CloseConnectionRequest, EmptyAnswer)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
-PATHS = ["/users", "/users/shop", "/users/nobody", "/clients", "/me"]
+PATHS = ["/users", "/users/shop", "/users/nobody", "/clients", "/clients/{own}", "/me"]
 
 
 async def logged_in(browser: Browser, console: str, **options: Any) -> Tab:
@@ -28,12 +28,19 @@ async def logged_in(browser: Browser, console: str, **options: Any) -> Tab:
     return tab
 
 
+async def urls(tab: Tab, console: str) -> list[str]:
+    """Return the URLs of the pages; that of a connection is the console's own."""
+    await tab.page.goto(f"{console}/clients")
+    own = await tab.page.get_attribute("tbody a[data-dialog]", "href")
+    return [console + path.replace("/clients/{own}", own or "") for path in PATHS]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_pages_of_administrators_are_free_of_errors_and_fit_a_phone(
     browser: Browser, guarded_console: str, scheme: str
 ) -> None:
     tab = await logged_in(browser, guarded_console, color_scheme=scheme)
-    found = await misfits(tab, [guarded_console + path for path in PATHS])
+    found = await misfits(tab, await urls(tab, guarded_console))
     await tab.page.context.close()
     assert found == []
 
@@ -43,7 +50,7 @@ async def test_axe_finds_nothing_in_the_pages_of_administrators(
     browser: Browser, guarded_console: str, scheme: str
 ) -> None:
     tab = await logged_in(browser, guarded_console, color_scheme=scheme, bypass_csp=True)
-    found = [each for path in PATHS for each in await axe_findings(tab, guarded_console + path)]
+    found = [each for url in await urls(tab, guarded_console) for each in await axe_findings(tab, url)]
     await tab.page.context.close()
     assert found == [], "\n".join(found)
 
@@ -84,4 +91,18 @@ async def test_a_user_is_changed_and_deleted_without_javascript(browser: Browser
     await page.fill("[action$=delete] [name=name]", "brief")
     await page.click("text=Delete this user")
     assert "user brief is deleted" in await page.inner_text("[role=status]")
+    await page.context.close()
+
+
+async def test_a_connection_is_closed_by_the_keyboard_in_a_dialog(browser: Browser, guarded_console: str) -> None:
+    tab = await logged_in(browser, guarded_console)
+    page = tab.page
+    await page.goto(f"{guarded_console}/clients")
+    await page.focus("tbody tr:last-child a[data-dialog]")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector("dialog[open] #dialog-title")
+    await page.focus("dialog button.danger")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector("[role=status]:has-text('is closed; its client may connect again')")
+    assert tab.faults == []
     await page.context.close()

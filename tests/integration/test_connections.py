@@ -1,7 +1,8 @@
-"""GET_CONNECTIONS and GET_RIGHTS: who is connected, and what the own user may do."""
+"""GET_CONNECTIONS, CLOSE_CONNECTION and GET_RIGHTS: who is connected, and what the own user may do."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,20 @@ from typing import Any
 
 import pytest
 
-from flintmq.client import Admin, InvalidArgument, InvalidArgumentType, Message, NoPermission, Producer
+from flintmq.client import (
+    Admin,
+    InvalidArgument,
+    InvalidArgumentType,
+    InvalidParameter,
+    Message,
+    NoPermission,
+    Producer,
+    ServiceNotAvailable,
+)
+from flintmq.client.cli.failures import EXIT_USAGE
 from flintmq.protocol import commands
 from tests.cli_tools import Cli
+from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.group_tools import until
 from tests.security_tools import PASSWORD, broker_with_users
@@ -119,6 +131,85 @@ def test_a_user_sees_its_own_rights_and_only_an_operator_the_connections(with_us
         assert {each.user for each in ops.connections()} == {"ops", "shop"}
         with pytest.raises(NoPermission, match="query on the broker"):
             shop.connections()
+
+
+def test_a_closed_client_is_told_and_connects_again(
+    broker: BrokerFactory, connect: ConnectionFactory, clients: Clients
+) -> None:
+    running = broker()
+    with clients.Admin(running.address) as admin, Producer(running.address) as producer:
+        admin.create_topic("orders", queues=1)
+        producer.send(Message("orders", b"x"))
+        raw = connect(running)
+        raw.send(commands.PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 30_000})
+        until(lambda: any(each.held_pulls for each in admin.connections()))
+        _, sending, pulling = admin.connections()
+        admin.close_connection(pulling.id)
+        told = raw.receive()  # instead of the answer to the held pull
+        assert (told.request_id, told.code) == (0, ServiceNotAvailable.code)
+        assert "an administrator closed this connection" in told.fields["message"]
+        assert raw.sock.recv(1) == b""
+        with pytest.raises(InvalidParameter, match=f"connection {pulling.id} is not open"):
+            admin.close_connection(pulling.id)
+        admin.close_connection(sending.id, sending.opened_ms)
+        producer.send(Message("orders", b"y"))
+        again = [each for each in admin.connections() if each.client == sending.client]
+        assert sending.id not in [each.id for each in again]
+
+
+def test_a_connection_that_was_opened_at_another_time_stays_open(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    running = broker()
+    connect(running)
+    with Admin(running.address) as admin:
+        other = admin.connections()[0]
+        with pytest.raises(InvalidParameter, match="not open"):
+            admin.close_connection(other.id, other.opened_ms - 1)
+        assert admin.connections()[0].id == other.id
+
+
+def test_who_closes_the_own_connection_gets_the_response_first(broker: BrokerFactory) -> None:
+    with Admin(broker().address) as admin:
+        (own,) = admin.connections()
+        admin.close_connection(own.id)
+        until(lambda: [each.id for each in admin.connections()] == [own.id + 1])
+
+
+def test_only_an_administrator_closes_a_connection_and_the_audit_log_has_it(tmp_path: Path) -> None:
+    with broker_with_users(tmp_path, GRANTS, {"log.audit": tmp_path / "audit.log"}) as running:
+        with (
+            Admin(running.address, user="ops", password=PASSWORD) as ops,
+            Admin(running.address, user="shop", password=PASSWORD, client_name="till 7") as shop,
+        ):
+            shop.whoami()
+            with pytest.raises(NoPermission, match="admin on the broker"):
+                shop.close_connection(1)
+            till = next(each for each in ops.connections() if each.client == "till 7")
+            ops.close_connection(till.id)
+        lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+        refused, closed = [line for line in lines if line["action"] == "CLOSE_CONNECTION"]
+        assert (refused["user"], refused["object"], refused["outcome"]) == ("shop", "connection 1", "NO_PERMISSION")
+        assert (closed["user"], closed["object"], closed["outcome"]) == ("ops", f"connection {till.id}", "done")
+        assert closed["before"] == {"address": f"{till.host}:{till.port}", "user": "shop", "client": "till 7"}
+
+
+def test_the_command_line_closes_connections(broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path) -> None:
+    running = broker()
+    cli = Cli(tmp_path / "home", running.address)
+    connect(running)
+    connect(running)
+    first, second, _ = cli.run("connections", "-o", "json").rows
+    unsure = cli.run("connections", "close", str(first["id"]))
+    assert unsure.code == EXIT_USAGE
+    assert "--yes closes without asking" in unsure.err
+    closed = cli.run("connections", "close", str(first["id"]), str(second["id"]), "--yes")
+    assert closed.code == 0
+    assert f"closed connection {first['id']} of {first['address']} (test)" in closed.err
+    until(lambda: len(cli.run("connections", "-o", "json").rows) == 1)  # the clients have the time to read why
+    gone = cli.run("connections", "close", str(first["id"]), "--yes")
+    assert gone.code == EXIT_USAGE
+    assert f"connection {first['id']} is not open" in gone.err
 
 
 def test_encrypted_connections_are_marked(broker: BrokerFactory, tmp_path: Path) -> None:

@@ -275,6 +275,49 @@ def test_clients_are_listed_and_found_by_name(running: RunningBroker, client: Te
     assert "None of" in client.get("/clients", params={"q": "no such"}).text
 
 
+def test_a_connection_is_closed_after_a_page_that_shows_whose_it_is(running: RunningBroker, client: TestClient) -> None:
+    with Admin(running.address, client_name=EVIL) as admin:
+        (own,) = [each for each in admin.connections() if each.client == EVIL]
+        client.get("/clients")
+        assert f'href="/clients/{own.id}"' in client.get("/clients").text
+        page = client.get(f"/clients/{own.id}")
+        assert faults_of(page.text) == []
+        assert EVIL not in page.text
+        assert f"127.0.0.1:{own.port}" in page.text
+        assert requests_of(running, lambda: client.get(f"/clients/{own.id}")) <= 3
+        form = {"opened": str(own.opened_ms - 1)}
+        assert client.post(f"/clients/{own.id}/close", data=form, headers=SAME_SITE).status_code == 400
+        form = {"opened": str(own.opened_ms)}
+        assert client.post(f"/clients/{own.id}/close", data=form, headers=SAME_SITE).status_code == 303
+        assert "is closed" in client.get("/clients").text
+        until(lambda: client.get(f"/clients/{own.id}").status_code == 404)
+
+
+def test_the_consoles_own_connection_can_be_closed(running: RunningBroker, client: TestClient) -> None:
+    client.get("/clients")
+    with Admin(running.address) as admin:
+        own = next(each for each in admin.connections() if each.client.startswith("console/"))
+        done = client.post(f"/clients/{own.id}/close", data={"opened": ""}, headers=SAME_SITE)
+        assert done.status_code == 303
+        until(lambda: own.id not in [each.id for each in admin.connections()])
+        assert client.get("/clients").status_code == 200
+
+
+def test_a_read_only_console_and_a_viewer_close_no_connection(guarded: RunningBroker) -> None:
+    for read_only, user in ((True, "ops"), (False, "viewer")):
+        with (
+            console_of(guarded, read_only=read_only) as client,
+            Admin(guarded.address, user="ops", password=PASSWORD) as admin,
+        ):
+            log_in(client, user, PASSWORD)
+            own = admin.connections()[-1]
+            assert f'href="/clients/{own.id}"' not in client.get("/clients").text
+            assert "<form method" not in client.get(f"/clients/{own.id}").text.partition("<main")[2]
+            form = {"opened": str(own.opened_ms)}
+            assert client.post(f"/clients/{own.id}/close", data=form, headers=SAME_SITE).status_code == 403
+            assert own.id in [each.id for each in admin.connections()]
+
+
 def test_many_clients_are_several_pages(
     running: RunningBroker, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

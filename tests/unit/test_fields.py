@@ -179,6 +179,7 @@ def test_codes_are_rocketmqs_if_it_has_the_command() -> None:
         "GET_CONNECTIONS": 1013,
         "BROWSE_MESSAGES": 1016,
         "GET_RIGHTS": 1014,
+        "CLOSE_CONNECTION": 1017,
         "GET_QUARANTINE": 1015,
         "REPLICATE": 1030,
         "REPLICATE_LOG": 1031,

@@ -60,6 +60,8 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("POST", "/waiting/stages/drop", undelivered.drop_stage),
     ("GET", "/store", store.store),
     ("GET", "/clients", clients.client_list),
+    ("GET", "/clients/{connection:int}", clients.connection),
+    ("POST", "/clients/{connection:int}/close", clients.close),
     ("GET", "/settings", settings.setting_list),
     ("GET", "/settings/{name}", settings.setting),
     ("POST", "/settings/{name}", settings.change),

@@ -1,4 +1,4 @@
-"""Clients: the broker's open connections."""
+"""Clients: the broker's open connections, and closing one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
+from ....protocol.auth.permissions import ADMIN
 from ....protocol.commands import CONNECTIONS_MAX
 from ...core.admin.connections import ConnectionInfo
-from ..visit import Visit
+from ..visit import Refused, Visit, whole_number
 
 ROWS_MAX = 200
 REQUESTS_MAX = 2
@@ -29,7 +30,30 @@ async def client_list(visit: Visit) -> Response:
     """Return the connections whose address, user or client name contains a text."""
     wanted = visit.text("q")
     found = await _connections(visit, wanted.lower(), visit.number("after", 0, 0, 2**63 - 1))
-    return await visit.page("clients.html", found=found, wanted=wanted, after=visit.text("after"))
+    return await visit.page(
+        "clients.html", found=found, wanted=wanted, after=visit.text("after"), may_close=visit.may(ADMIN)
+    )
+
+
+# ---- closing one
+
+
+async def connection(visit: Visit) -> Response:
+    """Return one connection, with the form that closes it."""
+    number = int(visit.path("connection"))
+    found = await visit.admin.connections(max(0, number - 1), max_count=1)
+    if not found or found[0].id != number:
+        raise Refused(404, f"connection {number} is not open any more")
+    return await visit.page("connection.html", row=found[0], may_close=visit.may(ADMIN))
+
+
+async def close(visit: Visit) -> Response:
+    """Close the connection that the person saw."""
+    visit.check_writable()
+    number, form = int(visit.path("connection")), await visit.form()
+    opened_ms = whole_number("opened", form.get("opened", ""), -1, -1, 2**63 - 1)
+    await visit.admin.close_connection(number, opened_ms)
+    return visit.done(f"connection {number} is closed; its client may connect again", "/clients")
 
 
 async def _connections(visit: Visit, wanted: str, after: int) -> ConnectionPage:

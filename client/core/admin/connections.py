@@ -9,7 +9,7 @@ from ....protocol import commands
 from ....protocol.auth.permissions import Permissions
 from ....protocol.commands import CONNECTIONS_MAX
 from ....protocol.fields import decode_fields
-from ..rpc.operation import Operation, operation, unpack_rows
+from ..rpc.operation import Operation, nothing, operation, unpack_rows
 from ..rpc.session import Answer
 from ..times import from_millis
 from .users import UserInfo
@@ -56,6 +56,15 @@ def connections(
         return [ConnectionInfo(*row) for row in unpack_rows(answer, "connections")]
 
     return operation(commands.GET_CONNECTIONS, decode, timeout=timeout, after=after, max_count=max_count)
+
+
+def close_connection(connection: int, opened_ms: int = -1, *, timeout: float | None = None) -> Operation[None]:
+    """Close the connection with this ``id``; its client is told, and may connect again. Needs ``admin`` on the broker.
+
+    ``opened_ms``: as listed, so that a broker that has restarted since then closes no other one. Raises
+    ``InvalidParameter`` if it is not open any more.
+    """
+    return operation(commands.CLOSE_CONNECTION, nothing, timeout=timeout, connection=connection, opened_ms=opened_ms)
 
 
 def whoami(*, timeout: float | None = None) -> Operation[UserInfo]:
