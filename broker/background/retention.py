@@ -17,12 +17,15 @@ from pathlib import Path
 from ...protocol.errors import ServiceNotAvailable
 from ..config import RetentionSection
 from ..store import MessageStore
-from ..store.retention.expiry import HOUR_MS, OldFile
+from ..store.retention.expiry import HOUR_MS, NextExpiry, OldFile
 from .service import OnFatal, Post, Service, log
 
 FILES_A_ROUND = 10
 """Maximum number of files deleted in a round, as in RocketMQ."""
 RETRY_AFTER_MS = 1_000
+HOURS_A_DAY = 24
+AHEAD_SECONDS = 30
+"""Time for which the next file to be deleted is remembered: to find it, the ends of all queues are looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,24 @@ class Policy:
             return Verdict(file, True, f"the disk is {disk.used_percent:.0f} % full and the file is the oldest")
         return Verdict(file, False, f"its newest message is {age_hours:,.1f} of {reserved} h old")
 
+    def goes_at(self, file: OldFile, now: float, disk: Disk) -> float | None:
+        """Return when the oldest file is to be deleted if the disk stays as it is, seconds since 1970; None: that is
+        unknown, because its messages keep it."""
+        if file.newest_ms is None or (file.kept_for and not file.rolls):
+            return None
+        if self.forced(disk):
+            return now
+        at = max(now, file.newest_ms / 1000 + self.settings.file_reserved_hours * HOUR_MS / 1000)
+        if self._tight(disk, self.settings.disk_clean_percent):
+            return at
+        # An hour may be missing on the day on which the clocks change.
+        for _ in range(2 * HOURS_A_DAY + 1):
+            local = time.localtime(at)
+            if local.tm_hour in self._hours:
+                break
+            at = int(at) + 3600 - 60 * local.tm_min - local.tm_sec
+        return at
+
 
 class CleanCommitLogService(Service):
     """Retention of one store. ``clock``: seconds since 1970; ``disk``: reads the usage of a folder's file system."""
@@ -130,18 +151,20 @@ class CleanCommitLogService(Service):
         self._kept = ""
         """Last logged file and reason of an expired file that is kept."""
         self._primary_begin: int | None = None
+        self._ahead_at: float | None = None
+        """When the next file was looked for last; None: it is to be looked for now."""
         self.roll: Callable[[int], object] = lambda end_offset: None
         """Has the messages that wait below ``end_offset`` appended again, so that a later round can delete the file."""
 
     def follow(self, begin: int | None) -> None:
         """Delete what is before ``begin``, where the log of the primary begins, and nothing else; None: decide by the
         rules. Any thread."""
-        self._primary_begin = begin
+        self._primary_begin, self._ahead_at = begin, None
         self.wake()
 
     def change(self, settings: RetentionSection) -> None:
         """Use these settings from now on. Any thread."""
-        self._policy = Policy(settings)
+        self._policy, self._ahead_at = Policy(settings), None
         self.interval_seconds = settings.check_interval_ms / 1000
         self.wake()
 
@@ -159,7 +182,24 @@ class CleanCommitLogService(Service):
             more = self._clean(now, disk)
             disk = self._look(store.path)
         self._refuse(disk)
+        if not more:
+            self._look_ahead(now, disk)
         return more
+
+    def _look_ahead(self, now: float, disk: Disk) -> None:
+        known, files = self._store.expiry.next, self._store.commitlog.queue.files
+        is_oldest = (known.file if known else "") == (files[0].path.name if len(files) > 1 else "")
+        if is_oldest and self._ahead_at is not None and 0 <= now - self._ahead_at < AHEAD_SECONDS:
+            return
+        self._ahead_at = now
+        old = self._store.expiry.old_files(int(now * 1000), self._policy.settings.file_reserved_hours)
+        file = next(old, None) if self._primary_begin is None else None
+        if file is None:
+            self._store.expiry.next = None
+            return
+        at = self._policy.goes_at(file, now, disk)
+        reason = self._policy.verdict(file, now, disk, first=True).reason
+        self._store.expiry.next = NextExpiry(file.path.name, -1 if at is None else int(at * 1000), reason)
 
     def _delete_before(self, begin: int) -> None:
         files = self._store.commitlog.queue.files
@@ -188,6 +228,7 @@ class CleanCommitLogService(Service):
         if not count:
             return False
         gone_bytes = self._store.expire(count)
+        self._ahead_at = None
         if gone_bytes:
             log.info(
                 "retention removed %d CommitLog files, %d bytes; the log begins at %d: %s",

@@ -42,7 +42,7 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
     produced, pulled = counters.produced.total(), counters.pulled.total()
     flush_p50, flush_p99 = stats.flush_quantiles(0.5, 0.99)
     refusal = broker.write_refusal()  # read once: the retention thread may lift it between two reads
-    runway = stats.runway_seconds()
+    runway, ahead = stats.runway_seconds(), store.expiry.next
     rss_bytes, mapped_bytes = _memory()
     info: dict[str, int | float | str | bool] = {
         "name": broker.settings.server.name,
@@ -73,6 +73,9 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
         "disk_room_bytes": 0 if refusal else stats.room_bytes(),
         "disk_runway_seconds": runway if math.isfinite(runway) else -1,
         "write_refusal": refusal,
+        "expiry_next_file": "" if ahead is None else ahead.file,
+        "expiry_next_ms": -1 if ahead is None else ahead.at_ms,
+        "expiry_next_reason": "" if ahead is None else ahead.reason,
         "metrics_address": broker.metrics_address,
         "topics": len(store.topics),
         "known_groups": len(broker.groups.group_names(store.consumer_offsets.rows())),

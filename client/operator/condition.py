@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+
+from ..core.times import from_millis
+
+
+@dataclass(frozen=True, slots=True)
+class NextDeletion:
+    """A file of the log that retention deletes next. ``at``: when, None if its messages keep it; ``reason``: why."""
+
+    file: str
+    at: datetime | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,15 @@ class Condition:
     def write_refusal(self) -> str:
         """Reason why the broker refuses messages at the moment; empty if it accepts them."""
         return str(self.info.get("write_refusal") or "")
+
+    @property
+    def next_deletion(self) -> NextDeletion | None:
+        """The file of the log that retention deletes next; None: there is none, or an older broker does not say."""
+        file, at_ms = self.info.get("expiry_next_file"), self.number("expiry_next_ms")
+        if not file or at_ms is None:
+            return None
+        at = from_millis(int(at_ms)) if at_ms >= 0 else None
+        return NextDeletion(str(file), at, str(self.info.get("expiry_next_reason") or ""))
 
     @property
     def errors(self) -> dict[str, int]:

@@ -182,6 +182,10 @@ RUNTIME_INFO: dict[str, str] = {
     "disk_room_bytes": "bytes that can be written before the broker refuses messages",
     "disk_runway_seconds": "how long that lasts at the rate of the last minute; −1: nothing is written",
     "write_refusal": "why the broker refuses messages at the moment; empty: it accepts them",
+    "expiry_next_file": "CommitLog file that retention deletes next; empty: there is only the last one, or the primary "
+    "decides",
+    "expiry_next_ms": "when, if the disk stays as it is, in ms since 1970 UTC; −1: unknown, its messages keep it",
+    "expiry_next_reason": "why then, or why it stays, in words; as of the last half a minute, as are the two before it",
     "metrics_address": "HOST:PORT of the metrics over HTTP; empty: they are off",
     "topics": "number of topics, the broker's own included",
     "known_groups": "number of consumer groups, with or without live members",

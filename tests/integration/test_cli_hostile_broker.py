@@ -230,7 +230,8 @@ def content(command: Command, fields: dict[str, Any]) -> tuple[int, dict[str, An
         return 0, {"count": 1}, msgpack.packb([[0, 1, EVIL, 1, 1, EVIL, 1, 1, [[EVIL, 0, 0, 1]]]])
     if command is commands.GET_BROKER_RUNTIME_INFO:
         info: dict[str, Any] = dict.fromkeys(RUNTIME_INFO, 1)
-        texts = dict.fromkeys(("name", "version", "store_path", "flush", "write_refusal", "metrics_address"), EVIL)
+        names = "name version store_path flush write_refusal metrics_address expiry_next_file expiry_next_reason"
+        texts = dict.fromkeys(names.split(), EVIL)
         return 0, {}, msgpack.packb({**info, **texts, f"errors_{EVIL}": 3, EVIL: EVIL})
     if command is commands.GET_BROKER_CONFIG:
         row = {"name": "log.level", "value": EVIL, "at_start": EVIL, "hot": True, "rule": EVIL}

@@ -137,6 +137,18 @@ def test_health_looks_at_what_is_wrong_first() -> None:
 # ---- store
 
 
+def test_the_store_says_which_file_goes_next(running: RunningBroker, client: TestClient) -> None:
+    assert "Nothing is deleted next" in client.get("/store").text
+    with Producer(running.address, compress_over=None) as producer:
+        producer.send_bulk("orders", [bytes(100_000)] * 200, queue=0)
+    until(lambda: "Deleted next" in client.get("/store").text)
+    page = client.get("/store").text
+    assert faults_of(page) == []
+    assert "<code>00000000000000000000</code>" in page
+    assert "of 72 h old" in page or "the disk is" in page
+    assert re.search(r'When</dt><dd><time datetime="\d{4}-', page)
+
+
 def test_the_store_shows_places_disk_retention_and_lost_messages(
     broker: BrokerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,9 @@ from tests.tools_runs import tool
 EVERY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 SOON = {"retention.file_reserved_hours": 0, "retention.delete_when": EVERY_HOUR, "retention.check_interval_ms": 20}
 LONG_S = 60.0
+HOUR_MS = 3_600_000
+NO_DISK_RULE = {"retention.headroom_bytes": 0}
+"""The use of the machine's disk does not count."""
 
 
 def fill(running: RunningBroker, megabytes: int) -> int:
@@ -70,6 +73,29 @@ def test_plan_clean_lists_files_to_delete_while_a_broker_runs(broker: BrokerFact
     assert going.code == 0, going.errors
     assert any(re.match(r"[23] of [34] CommitLog files would go, ", line) for line in going.output), going.output
     assert running.stop() == 0
+
+
+def test_the_broker_says_which_file_goes_next_and_when(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker(
+        settings={"store.commitlog_file_bytes": 4 * 1024 * 1024, "retention.delete_when": EVERY_HOUR, **NO_DISK_RULE}
+    )
+    with Admin(running.address) as admin:
+        assert (admin.status()["expiry_next_file"], admin.status()["expiry_next_ms"]) == ("", -1)
+        fill(running, 12)
+        soon(lambda: admin.status()["expiry_next_file"] != "")
+        info = admin.status()
+        first = min(path.name for path in (running.store / "commitlog").iterdir())
+        assert info["expiry_next_file"] == first
+        with Consumer(running.address) as consumer:
+            newest = max(
+                message.stored_at for message in consumer.pull("orders", 0, 0, 100) if message.physical_offset < 4 << 20
+            )
+        assert abs(info["expiry_next_ms"] - (newest.timestamp() * 1000 + 72 * HOUR_MS)) < 1000
+        planned = tool("plan-clean", running.store, "--set", f"retention.delete_when={EVERY_HOUR}")
+        assert any(first in line and "of 72 h old" in line for line in planned.output)
+        assert "of 72 h old" in info["expiry_next_reason"]
+        shown = Cli(tmp_path / "home", running.address).run("status", "-o", "table").out
+        assert re.search(rf"goes next +{first}, \d{{4}}-", shown)
 
 
 def test_a_follower_that_lost_messages_gets_an_error_and_continues_at_the_new_minimum(broker: BrokerFactory) -> None:

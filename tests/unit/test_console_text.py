@@ -139,7 +139,7 @@ def test_the_parts_of_a_body_joined_are_the_body(lines: list[str]) -> None:
 @pytest.mark.parametrize(
     ("free", "rule"),
     [
-        (50, "Now 50.0 GB is free and 50 % is used: nothing is deleted before 04:00 and 16:00."),
+        (50, "Now 50.0 GB is free and 50 % is used: files are deleted only at 04:00 and 16:00."),
         (22, "Now 22.0 GB is free and 78 % is used: files of that age are deleted at any hour."),
         (12, "Now 12.0 GB is free and 88 % is used: the oldest file is deleted next, whatever its age."),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,37 @@ def test_a_file_goes_when_it_is_old_at_its_hour_or_when_the_disk_wants_room(
 def test_only_one_young_file_goes_at_a_time() -> None:
     policy = Policy(RetentionSection())
     assert not policy.verdict(old_file(1, AT_12), AT_12, full(99), first=False).goes
+
+
+@pytest.mark.parametrize(
+    ("age_hours", "disk", "in_hours"),
+    [
+        (71, ROOMY, 15.5),  # old enough at 13:30, and deleted at 4:00
+        (73, ROOMY, 15.5),
+        (50, ROOMY, 39.5),  # old enough at 10:30 tomorrow, and deleted at 4:00 on the day after
+        (71, full(76), 1),
+        (73, full(76), 0),
+        (1, full(86), 0),
+    ],
+)
+def test_the_time_at_which_a_file_goes_is_known_before(age_hours: float, disk: Disk, in_hours: float) -> None:
+    policy = Policy(RetentionSection())
+    file = old_file(age_hours, AT_12)
+    at = policy.goes_at(file, AT_12, disk)
+    assert at is not None
+    assert at == pytest.approx(AT_12 + in_hours * 3600, abs=1)
+    assert policy.verdict(file, at + 1, disk, first=True).goes
+    assert in_hours == 0 or not policy.verdict(file, at - 2, disk, first=True).goes
+
+
+def test_a_file_that_is_due_goes_now() -> None:
+    assert Policy(RetentionSection()).goes_at(old_file(73, AT_4), AT_4, ROOMY) == AT_4
+
+
+def test_it_is_unknown_when_a_file_goes_that_its_messages_keep() -> None:
+    policy = Policy(RetentionSection())
+    assert policy.goes_at(old_file(999, AT_4, "a message"), AT_4, full(99)) is None
+    assert policy.goes_at(replace(old_file(1, AT_4, "unreadable"), newest_ms=None), AT_4, full(99)) is None
 
 
 @pytest.mark.parametrize("disk", [ROOMY, full(99)])
@@ -135,6 +167,33 @@ def test_all_old_files_go_but_the_last(store: MessageStore) -> None:
     world.turn()
     assert len(store.commitlog.queue.files) == 1
     assert store.min_physical_offset == 13 * SMALL.commitlog_file_bytes
+
+
+def test_the_next_file_is_noted_and_is_the_one_that_goes(store: MessageStore) -> None:
+    world = World(store, delete_when=EVERY_HOUR, file_reserved_hours=1)
+    world.turn()
+    ahead = store.expiry.next
+    assert ahead is not None
+    assert ahead.file == store.commitlog.queue.files[0].path.name
+    assert world.now + 3590 < ahead.at_ms / 1000 <= world.now + 3600
+    assert ahead.reason.endswith("of 1 h old")
+    world.service.change(RetentionSection(delete_when=EVERY_HOUR, file_reserved_hours=2))
+    world.turn()
+    assert store.expiry.next is not None
+    assert store.expiry.next.at_ms == ahead.at_ms + HOUR_MS
+    world.now += 7200 + 60
+    world.turn()
+    assert len(store.commitlog.queue.files) == 1
+    assert store.expiry.next is None
+
+
+def test_a_member_of_a_replica_set_that_follows_expects_no_deletion(store: MessageStore) -> None:
+    world = World(store)
+    world.turn()
+    assert store.expiry.next is not None
+    world.service.follow(0)
+    world.turn()
+    assert store.expiry.next is None
 
 
 def test_at_another_hour_nothing_goes(store: MessageStore) -> None:

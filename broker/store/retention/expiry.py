@@ -55,6 +55,16 @@ class OldFile:
     rolls: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NextExpiry:
+    """The CommitLog file that retention deletes next. ``at_ms``: when, as things are, ms since 1970; -1: unknown,
+    because its messages keep it; ``reason``: for a person."""
+
+    file: str
+    at_ms: int
+    reason: str
+
+
 class Expiry:
     """The age of a loaded log's files, and the messages that keep them."""
 
@@ -83,6 +93,9 @@ class Expiry:
         self.oldest_timed: Callable[[], int | None] | None = None
         """Function of the timer service: physical offset of the oldest waiting timed message, None if none waits.
         Without the service, every timed message that is not yet due counts as waiting."""
+        self.next: NextExpiry | None = None
+        """The file that goes next, which retention notes every half a minute; None: only the last one is left, or the
+        primary of the replica set decides."""
 
     def old_files(self, now_ms: int | None = None, reserved_hours: int = 0) -> Iterator[OldFile]:
         """Yield every file except the last, oldest first. Reads from disk.

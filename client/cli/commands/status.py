@@ -6,7 +6,7 @@ from typing import Any
 
 from ....protocol.display import TABLE, show_bytes
 from ...operator.condition import Condition
-from ...operator.units import plural, show_count, show_seconds
+from ...operator.units import plural, show_count, show_second, show_seconds
 from ..command import command
 from ..output import TableColumn
 from ..settings import BrokerChoice
@@ -21,6 +21,7 @@ COLUMNS = (
     TableColumn("index", "index"),
     TableColumn("behind", "behind"),
     TableColumn("disk", "disk"),
+    TableColumn("next_deletion", "goes next"),
     TableColumn("refusal", "refuses", style="bold red"),
     TableColumn("memory", "memory"),
     TableColumn("topics", "topics"),
@@ -70,6 +71,7 @@ def shown(condition: Condition, address: str) -> dict[str, Any]:
         "behind": f"flush {show_bytes(condition.flush_behind_bytes)}, "
         f"queues {show_bytes(condition.reput_behind_bytes)}, index {show_bytes(condition.index_behind_bytes)}",
         "disk": _disk(condition),
+        "next_deletion": _next_deletion(condition),
         "refusal": condition.write_refusal or None,
         "memory": f"{show_bytes(condition.memory_bytes)}, and {show_bytes(condition.number('mapped_bytes'))} "
         "of mapped files",
@@ -113,6 +115,13 @@ def _flush(condition: Condition) -> str:
     policy = str(condition.info.get("flush"))
     p50, p99 = condition.flush_p50_seconds, condition.flush_p99_seconds
     return policy if p99 is None else f"{policy}, p50 {show_seconds(p50)}, p99 {show_seconds(p99)} in the last minute"
+
+
+def _next_deletion(condition: Condition) -> str | None:
+    found = condition.next_deletion
+    if found is None:
+        return None
+    return f"{found.file}, {show_second(found.at) if found.at else 'which stays'}: {found.reason}"
 
 
 def _disk(condition: Condition) -> str | None:

@@ -101,7 +101,7 @@ def retention_steps(settings: Iterable[Setting], condition: Condition) -> list[s
     old = f"whose newest message is older than {int(now['file_reserved_hours']):,} h"
     used = 100 * (1 - share)
     if free >= headroom or used < clean:
-        at_present = f"nothing is deleted before {hours}"
+        at_present = f"files are deleted only at {hours}"
     elif used < force:
         at_present = "files of that age are deleted at any hour"
     else:
