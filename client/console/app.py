@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mimetypes
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -16,8 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from ... import __version__
 from ...protocol.errors import (
@@ -42,6 +43,8 @@ from .sessions import BrokerClients, ConsoleSession, Sessions
 from .visit import Refused, Visit, nonce_of
 
 COOKIE = "flintmq_console"
+THEME_COOKIE = "flintmq_theme"
+THEMES = ("light", "dark")
 SWEEP_SECONDS = 30.0
 LOGIN_NEEDED_SECONDS = 5.0
 """Seconds for which a broker that asked for a login is not asked again on behalf of visitors without one."""
@@ -136,6 +139,7 @@ class Console:
         text = self._templates.get_template(template).render(
             options=self.options,
             version=__version__,
+            theme=theme if (theme := request.cookies.get(THEME_COOKIE)) in THEMES else "",
             path=request.url.path,
             url=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
             nonce=nonce_of(request),
@@ -229,7 +233,7 @@ def make_app(console: Console) -> Starlette:
         return console.html("plain_error.html", error.status_code, {"failure": failure}, request)
 
     routes = [
-        Mount("/static", _Static(directory=render.FOLDER / "static")),
+        Route("/static/{path:path}", static_files(render.FOLDER / "static"), methods=["GET"]),
         Route("/login", login.endpoint(console), methods=["GET", "POST"]),
         Route("/logout", login.logout(console), methods=["POST"]),
         *(Route(path, console.endpoint(page), methods=[method]) for method, path, page in PAGES),
@@ -242,10 +246,19 @@ def make_app(console: Console) -> Starlette:
     )
 
 
-class _Static(StaticFiles):
-    """Scripts and styles. Their URLs contain the release, so browsers may keep them."""
+def static_files(folder: Path) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of scripts and styles, which are kept in memory: a page needs several of them before it is
+    drawn, and a look at the disk takes a thread each. Their URLs contain the release, so browsers may keep them."""
+    responses = {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), mimetypes.guess_type(path.name)[0])
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers["cache-control"] = "public, max-age=86400"
-        return response
+    async def serve(request: Request) -> Response:
+        found = responses.get(request.path_params["path"])
+        if found is None:
+            raise HTTPException(404)
+        return Response(found[0], headers={"cache-control": "public, max-age=86400"}, media_type=found[1])
+
+    return serve

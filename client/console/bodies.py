@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ MSGPACK_BYTES_MAX = 256 * 1024
 """Larger bodies are not decoded as msgpack: small values take many times their size in memory."""
 _SCHEMA_HEAD_BYTES = 5
 _HEX_COLUMNS = 16
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""Control characters that no text has."""
 VIEWS = ("json", "text", "hex", "msgpack")
 
 
@@ -75,7 +78,7 @@ def preview(prefix: bytes, sys_flag: int, is_whole: bool) -> str:
 def visible_text(data: bytes) -> str:
     """Return bytes as text with its line ends; other control characters and marks of direction are escaped."""
     text = data.decode("utf-8", "backslashreplace")
-    if text.isprintable():
+    if text.replace("\n", "").isprintable():  # as indented JSON, without a look at each of its lines
         return text
     return "\n".join(
         "\t".join(escape(cell) for cell in line.removesuffix("\r").split("\t")) for line in text.split("\n")
@@ -103,7 +106,7 @@ def _is_text(body: bytes, bytes_max: int) -> bool:
         if not is_cut_letter:
             return False
         text = head[: error.start].decode("utf-8")
-    return not any(ord(letter) < 32 and letter not in "\t\r\n" for letter in text)
+    return _CONTROL.search(text) is None
 
 
 def _as_json(body: bytes, bytes_max: int) -> tuple[str, bool] | None:

@@ -18,11 +18,11 @@ NONCE = "csp_nonce"
 
 def content_security_policy(nonce: str) -> str:
     """Return the policy of every page: own files only, no inline code, no frame, and no script that makes HTML out of
-    strings, except htmx."""
+    strings, except htmx; the console's own loads htmx."""
     return (
         f"default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types htmx"
+        "require-trusted-types-for 'script'; trusted-types htmx flintmq"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from .options import ConsoleOptions
 CONNECTIONS_MAX = 500
 """Maximum number of requests and open connections; further ones get the status 503."""
 STOP_SECONDS = 2
+NICENESS = 10
+"""Lower priority of the process: on a machine that it shares with the broker, a page waits for the broker's clients and
+not they for a page."""
 
 
 def serve(options: ConsoleOptions, ready: Callable[[str], None]) -> None:
@@ -25,6 +29,8 @@ def serve(options: ConsoleOptions, ready: Callable[[str], None]) -> None:
     Raises ``ConfigurationError`` if the address is in use.
     """
     listener = _listen(options)
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
     try:
         asyncio.run(serve_on(listener, options, ready))
     finally:

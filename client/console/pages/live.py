@@ -27,9 +27,9 @@ from ..visit import Refused, Visit
 TICK_SECONDS = 0.25
 QUIET_TICK_SECONDS = 1.0
 """Seconds between two looks at a topic that has had nothing for a while."""
-LOOKS_PER_SECOND_MAX = 20
-"""Maximum number of looks of all streams of the console: each takes the broker a few milliseconds, for which other
-clients wait."""
+LOOKS_PER_SECOND_MAX = 10
+"""Maximum number of looks of all streams of the console: each takes the broker a millisecond, for which other clients
+wait."""
 ROWS_MAX = 50
 """Maximum number of rows in one event."""
 KEEP_ALIVE_SECONDS = 15.0

@@ -5,6 +5,36 @@ const $ = (selector, root = document) => root.querySelector(selector);
 const main = $("#main");
 const dialog = $("#dialog");
 
+// ---- htmx: no page needs it before a person does something, so it is loaded after the page is drawn
+
+const later = document.currentScript.dataset.later.split(" ");
+const own = (url) => {
+  if (!url.startsWith("/static/vendor/")) throw new TypeError(`${url} is no script of the console`);
+  return url;
+};
+const policy = window.trustedTypes?.createPolicy("flintmq", { createScriptURL: own }) ?? { createScriptURL: own };
+let loading = null;
+
+function loadScript(url) {
+  return new Promise((loaded, failed) => {
+    const script = document.createElement("script");
+    script.addEventListener("load", loaded);
+    script.addEventListener("error", () => failed(new Error(`${url} cannot be loaded`)));
+    script.src = policy.createScriptURL(url);
+    document.head.append(script);
+  });
+}
+
+async function loadHtmx() {
+  for (const url of later) await loadScript(url);
+}
+
+const withHtmx = () => (loading ??= loadHtmx().catch((error) => {
+  loading = null; // the next use tries again
+  throw error;
+}));
+addEventListener("load", () => setTimeout(withHtmx));
+
 // ---- times: the server writes UTC, the browser shows its own zone
 
 const pad = (number, digits = 2) => String(number).padStart(digits, "0");
@@ -19,24 +49,25 @@ function showTimes(root) {
   }
 }
 
-// ---- theme
+// ---- theme: in a cookie, so that the page arrives in it and no script must run before the first paint
 
 const themes = ["system", "light", "dark"];
 const themeButton = $("#theme");
 
-function showTheme() {
-  const theme = localStorage.getItem("theme") ?? "system";
-  if (theme === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  themeButton.textContent = `Theme: ${theme}`;
-  document.dispatchEvent(new Event("themechange"));
-}
+const theme = () => document.documentElement.dataset.theme ?? "system";
+const showTheme = () => (themeButton.textContent = `Theme: ${theme()}`);
 
 themeButton.hidden = false;
 themeButton.addEventListener("click", () => {
-  const next = themes[(themes.indexOf(localStorage.getItem("theme") ?? "system") + 1) % themes.length];
-  if (next === "system") localStorage.removeItem("theme");
-  else localStorage.setItem("theme", next);
+  const next = themes[(themes.indexOf(theme()) + 1) % themes.length];
+  const terms = `path=/; samesite=strict${location.protocol === "https:" ? "; secure" : ""}`;
+  if (next === "system") {
+    delete document.documentElement.dataset.theme;
+    document.cookie = `flintmq_theme=; max-age=0; ${terms}`;
+  } else {
+    document.documentElement.dataset.theme = next;
+    document.cookie = `flintmq_theme=${next}; max-age=31536000; ${terms}`;
+  }
   showTheme();
 });
 showTheme();
@@ -51,6 +82,7 @@ async function refresh() {
   if (!live?.checked || busy) return;
   refreshing = true;
   try {
+    await withHtmx();
     await htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph" });
   } finally {
     refreshing = false;
@@ -71,6 +103,7 @@ let opener = null;
 
 async function openDetail(link) {
   opener = link;
+  await withHtmx();
   await htmx.ajax("GET", link.href, { target: "#dialog", select: "#detail", swap: "innerHTML" });
   showTimes(dialog);
   if (!dialog.open) dialog.showModal();

@@ -199,7 +199,7 @@ def transferred(url: str) -> Sample:
         blobs = [urllib.request.urlopen(url.rstrip("/") + name).read() for name in names]
         return sum(len(gzip.compress(blob, 9)) for blob in blobs) / 1024
 
-    scripts = re.findall(r'<script src="([^"]+)"', text)
+    scripts = re.findall(r"/static/[^\"? ]+\.js", text)
     styles = re.findall(r'<link rel="stylesheet" href="([^"]+)"', text)
     return {"scripts": packed(*scripts), "style": packed(*styles), "html": len(gzip.compress(page, 9)) / 1024}
 
