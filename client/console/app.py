@@ -29,6 +29,7 @@ from ...protocol.errors import (
     FlintError,
     RequestTimeout,
 )
+from ..core.consume.pages import TopicPage
 from ..core.rpc.access import CLIENT_NAME_CHARS_MAX, AccessOptions
 from . import login, render
 from .attempts import LoginAttempts
@@ -69,6 +70,8 @@ class Console:
         """Set when the console stops: live streams end, which uvicorn would otherwise wait for."""
         self.streams: dict[str, int] = {}
         """Number of live streams by user."""
+        self.looks: dict[tuple[str, str, int], tuple[float, TopicPage]] = {}
+        """The newest page of a topic's messages, and when it was looked at, by user, topic and queue (-1: all)."""
         self.jobs: dict[str, ResendJob] = {}
         """The newest job of each group whose dead letters were sent again."""
         self.decoders = Decoders()

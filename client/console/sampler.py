@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from ...protocol.commands import TOPICS_STATS_MAX
 from ...protocol.errors import FlintError, NoPermission
+from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..core.topics import TopicInfo, TopicTotals
 from .changes import ChangeLog
 from .sessions import STATUS_SECONDS, ConsoleSession
@@ -22,6 +23,8 @@ CHANGES_SECONDS = 30.0
 WATCHED_SECONDS = 30.0
 """Seconds after the last page for which sampling continues, so that a reload does not begin again."""
 HISTORY_SECONDS = 3600.0
+DEAD_ROWS = 64
+"""Number of topics in a request for the dead-letter topics beyond twice those of the last time."""
 TOPIC_SAMPLES_MAX = 30
 """Number of samples kept by topic: the sparklines show one minute."""
 
@@ -48,8 +51,12 @@ class Sampler:
         self._session: ConsoleSession | None = None
         self._watched_at = 0.0
         self._task: asyncio.Task[None] | None = None
-        self.topics: list[TopicTotals] = []
-        """The topics as of the last sample."""
+        self._topics_watched_at = -math.inf
+        self._dead: list[TopicTotals] = []
+        """The dead-letter topics as of the last sample."""
+        self._dead_at = -math.inf
+        self._dead_counts: deque[tuple[float, dict[str, int]]] = deque(maxlen=TOPIC_SAMPLES_MAX)
+        self._dead_rows = TOPICS_STATS_MAX
         self.changes = ChangeLog()
         self._looked_at = -math.inf
         self._configs: dict[str, TopicInfo] = {}
@@ -70,17 +77,21 @@ class Sampler:
             self._task.cancel()
 
     def add_topics(self, rows: list[TopicTotals]) -> None:
-        """Take the figures that a page has just requested as a sample."""
-        self.topics = rows
+        """Take the figures of all topics that a page has just requested as a sample, and sample them for a while."""
+        self._topics_watched_at = self._clock()
         if self._is_due:
             self._produced.append((self._clock(), {row.topic: row.max_offsets for row in rows}))
 
-    async def recent_topics(self, session: ConsoleSession) -> list[TopicTotals]:
-        """Return the figures of all topics, at most ``SAMPLE_SECONDS`` old: a thousand topics take the broker ten
-        milliseconds, and many people keep an overview open that refreshes itself."""
-        if not self._produced or self._clock() - self._produced[-1][0] > SAMPLE_SECONDS:
-            self.add_topics(await all_topics(session))
-        return self.topics
+    async def dead_letters(self, session: ConsoleSession) -> list[TopicTotals]:
+        """Return the figures of the dead-letter topics, at most ``SAMPLE_SECONDS`` old: many people keep an overview
+        open that refreshes itself, and other clients wait for a request that takes the broker long."""
+        now = self._clock()
+        if now - self._dead_at > SAMPLE_SECONDS:
+            self._dead = await dead_letter_topics(session, self._dead_rows)
+            self._dead_at = now
+            self._dead_rows = min(TOPICS_STATS_MAX, 2 * len(self._dead) + DEAD_ROWS)
+            self._dead_counts.append((now, {row.topic: row.max_offsets for row in self._dead}))
+        return self._dead
 
     @property
     def _is_due(self) -> bool:
@@ -109,9 +120,10 @@ class Sampler:
         return _rate(topic, self._produced[-2], self._produced[-1]) if len(self._produced) > 1 else None
 
     def growth(self, topic: str) -> int | None:
-        """Return how many messages a topic got during the last minute, as far as it was watched; None if unknown."""
+        """Return how many messages a dead-letter topic got during the last minute, as far as it was watched; None if
+        unknown."""
         since = self._clock() - TOPIC_SAMPLES_MAX * SAMPLE_SECONDS - SAMPLE_SECONDS
-        recent = [counts for at, counts in self._produced if at >= since]
+        recent = [counts for at, counts in self._dead_counts if at >= since]
         if len(recent) < 2 or topic not in recent[0] or topic not in recent[-1]:
             return None
         return max(0, recent[-1][topic] - recent[0][topic])
@@ -144,8 +156,11 @@ class Sampler:
         if all(figure is not None for figure in (*figures, *volumes)):
             counts = [float(figure or 0) for figure in (*figures, *volumes)]
             self._broker.append(BrokerSample(self._clock(), *counts))
-        if self._is_due:  # else a page has just requested them
-            self.add_topics(await all_topics(session))
+        await self.dead_letters(session)
+        # The rates of all topics are only in their list.
+        if self._clock() - self._topics_watched_at < WATCHED_SECONDS and self._is_due:
+            rows = await all_topics(session)
+            self._produced.append((self._clock(), {row.topic: row.max_offsets for row in rows}))
 
     async def _look_for_changes(self, session: ConsoleSession) -> None:
         if self._clock() - self._looked_at < CHANGES_SECONDS:
@@ -161,6 +176,20 @@ def _rate(topic: str, before: tuple[float, dict[str, int]], after: tuple[float, 
     first, last = before[1].get(topic), after[1].get(topic)
     seconds = after[0] - before[0]
     return None if first is None or last is None or last < first or seconds <= 0 else (last - first) / seconds
+
+
+async def dead_letter_topics(session: ConsoleSession, rows: int) -> list[TopicTotals]:
+    """Return the figures of the dead-letter topics that the user may see. Their names follow each other, so it is one
+    request unless they are more than ``rows``."""
+    found: list[TopicTotals] = []
+    after = DEAD_LETTER_TOPIC_PREFIX
+    while True:
+        page = await session.clients.admin.topics_stats(after, max_count=rows)
+        dead = [row for row in page if row.topic.startswith(DEAD_LETTER_TOPIC_PREFIX)]
+        found += dead
+        if len(dead) < rows:
+            return found
+        after = dead[-1].topic
 
 
 async def all_topics(session: ConsoleSession) -> list[TopicTotals]:

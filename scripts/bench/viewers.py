@@ -29,7 +29,7 @@ REFRESH_SECONDS = 3.0
 """Seconds between two requests of a page that refreshes itself, as in the console's script."""
 SEND_EVERY_SECONDS = 0.002
 ANSWER_SECONDS_MAX = 30.0
-STREAM_SECONDS_MAX = 5.0
+STREAM_SECONDS_MAX = 15.0
 """Seconds within which a live view of a topic that gets messages shows something."""
 
 

@@ -84,7 +84,7 @@ async def _counted(visit: Visit, tail: _Tail, first: str) -> AsyncIterator[str]:
 @dataclass(slots=True)
 class _Tail:
     """The state of one stream. ``after``: physical offset from which messages are new; ``seen``: number of messages
-    that were shown, counted as skipped, or there before."""
+    that were shown, counted as skipped, or there before; ``looked_at``: time of the last look."""
 
     visit: Visit
     queue: int
@@ -93,11 +93,27 @@ class _Tail:
     after: int = 0
     seen: int = 0
     slow: int = 0
+    looked_at: float = 0.0
 
     @property
     def selects(self) -> bool:
         """Predicate: does a tag or a filter choose messages?"""
         return bool(self.tag or self.condition)
+
+    async def _newest_page(self) -> TopicPage:
+        """Return the newest messages. The live views of one user look together: this takes a page that another one has
+        got since this one's last look."""
+        looks = self.visit.console.looks
+        key = (self.visit.session.user, self.visit.path("topic"), self.queue)
+        kept = looks.get(key)
+        if kept is None or kept[0] <= self.looked_at:
+            kept = time.monotonic(), await self._browse(newest_first=True)
+            looks.pop(key, None)
+            looks[key] = kept
+            while len(looks) > STREAMS_MAX:
+                looks.pop(next(iter(looks)))
+        self.looked_at = time.monotonic()
+        return kept[1]
 
     async def _browse(self, *, newest_first: bool, physical: int | None = None, count: int = ROWS_MAX) -> TopicPage:
         return await self.visit.consumer.browse(
@@ -117,7 +133,7 @@ class _Tail:
         page = await self._browse(newest_first=True, count=20)
         newest = page if not self.selects else await self._newest()
         self.after = newest[0].physical_offset + 1 if newest else 0
-        self.seen = page.max_offsets
+        self.seen, self.looked_at = page.max_offsets, time.monotonic()
         return self._event([row for row in page if row.physical_offset < self.after][::-1], 0)
 
     async def _newest(self) -> TopicPage:
@@ -154,7 +170,7 @@ class _Tail:
         """Return the new messages to show, oldest first, and the number of those that are skipped."""
         if self.selects:
             return await self._selected_news()
-        page = await self._browse(newest_first=True)
+        page = await self._newest_page()
         rows = [row for row in page if row.physical_offset >= self.after]
         arrived, self.seen = page.max_offsets - self.seen, page.max_offsets
         if rows:

@@ -47,7 +47,7 @@ class DeadLetterRow:
 async def overview(visit: Visit) -> Response:
     """Return the state of the broker: two requests besides the status of the bar."""
     sampler = visit.console.sampler(visit.session)
-    topics = await sampler.recent_topics(visit.session)
+    dead = await sampler.dead_letters(visit.session)
     stats = await visit.admin.consume_stats(uncommitted=True)
     sampler.changes.saw_progress(stats)
     history = sampler.history()
@@ -57,7 +57,7 @@ async def overview(visit: Visit) -> Response:
         plot=plot(history),
         last=history[-1] if history else None,
         lags=_worst_lags(stats),
-        dead=_dead_letters(topics, stats, sampler),
+        dead=_dead_letters(dead, stats, sampler),
         changes=sampler.changes,
         changes_shown=CHANGES_SHOWN,
         rows_max=ROWS_MAX,
