@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer
+from flintmq.client.console import sampler
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, requests_of
 from tests.dead_letter_tools import bury
@@ -184,6 +185,21 @@ def test_dead_letters_say_why(dead: RunningBroker, client: TestClient) -> None:
     assert 'href="/topics/orders"' in group
     for path in ("/dlq", "/dlq/billing"):
         assert requests_of(dead, lambda path=path: client.get(path)) <= 3  # type: ignore[misc] # binds the loop's path
+
+
+def test_the_overview_has_the_dead_letters_of_all_groups_in_few_requests(
+    running: RunningBroker, connect: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect(running)
+    for number in range(70):
+        connection.produce(f"%DLQ%group-{number}", b"dead", queue=0).raise_for_error()
+    with console_of(running) as client:
+        assert "All 70 groups" in client.get("/").text
+        # The sampler asks every two seconds besides: one of three measurements is without it.
+        assert min(requests_of(running, lambda: client.get("/")) for _ in range(3)) <= 3
+    monkeypatch.setattr(sampler, "TOPICS_STATS_MAX", 8)
+    with console_of(running) as client:
+        assert "All 70 groups" in client.get("/").text
 
 
 def test_a_plan_sends_nothing_and_the_confirmed_one_does(dead: RunningBroker, client: TestClient) -> None:

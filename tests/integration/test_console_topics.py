@@ -162,6 +162,22 @@ def test_the_live_view_shows_what_arrives(running: RunningBroker) -> None:
     assert selected.ended.wait(10)
 
 
+def test_live_views_of_one_user_that_look_together_show_each_message_once(running: RunningBroker) -> None:
+    with console_process(running) as url, Producer(running.address) as producer:
+        streams = [Stream(f"{url}/topics/orders/live/stream") for _ in range(3)]
+        for number in range(60):
+            producer.send(Message("orders", b"%d" % number))
+            if number == 30:
+                until(lambda: bool(streams[0].shown))
+                streams.append(Stream(f"{url}/topics/orders/live/stream"))
+        for stream in streams:
+            until(lambda stream=stream: stream.shown[-1:] == ["59"])  # type: ignore[misc] # binds the loop's stream
+        counts = [len(stream.shown) + stream.skipped for stream in streams]
+        assert counts[:3] == [60] * 3
+        for stream in streams:
+            assert stream.shown == sorted(set(stream.shown), key=int)
+
+
 def test_a_flood_is_counted_and_not_shown(running: RunningBroker) -> None:
     with console_process(running) as url, Producer(running.address) as producer:
         stream = Stream(f"{url}/topics/orders/live/stream")
