@@ -160,7 +160,7 @@ def _queues(request: Request, store: MessageStore, topics: set[str]) -> list[Que
 @dataclass(slots=True)
 class _Ends:
     """``bounds``: min and max offset of each queue that still exists; ``next_ms``: store time of the next message to
-    read, by queue and committed offset; -1: there is none."""
+    read, by queue and committed offset; -1: everything is read."""
 
     bounds: dict[Queue, tuple[int, int]] = field(default_factory=dict)
     next_ms: dict[tuple[Queue, int], int] = field(default_factory=dict)

@@ -272,8 +272,8 @@ def _consume_stats(
 
 
 def next_stored_ms(reads: QueueReads, queue: tuple[str, int], first: int, end: int, *, hot: bool) -> int:
-    """Return the store time of the message at offset ``first``, the next one to read, in ms; -1 if there is none
-    before ``end`` or the queue is deleted."""
+    """Return the store time of the message at offset ``first``, the next one to read, in ms; -1 if that is ``end``
+    or the queue is deleted."""
     if first >= end:
         return -1
     try:

@@ -104,7 +104,7 @@ class ConsumeStats:
     ``committed``: offset of the next message to read; -1: the group has not committed one in this queue. In that case
     it reads the queue from its first message, unless ``known`` is False: then it has not started with the topic, and
     its first member will set the start rule. ``next_stored_ms``: store time of the next message to read, ms since 1970
-    UTC, or -1: there is none, or it was not asked for.
+    UTC, or -1: everything is read, or it was not asked for.
     """
 
     group: str
@@ -118,7 +118,7 @@ class ConsumeStats:
 
     @property
     def next_stored_at(self) -> datetime | None:
-        """Store time of the next message to read; None if there is none, or it was not asked for."""
+        """Store time of the next message to read; None if everything is read, or it was not asked for."""
         return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
 
     @property

@@ -116,7 +116,7 @@ class Condition:
 
     @property
     def next_deletion(self) -> NextDeletion | None:
-        """The file of the log that retention deletes next; None: there is none, or an older broker does not say."""
+        """The file of the log that retention deletes next; None: only one is left, or the broker is older."""
         file, at_ms = self.info.get("expiry_next_file"), self.number("expiry_next_ms")
         if not file or at_ms is None:
             return None

@@ -33,7 +33,7 @@ class Lag:
 
     ``unknown_queues``: number of queues in which the broker does not know where the group will start; ``partial``: the
     group has topics that the user may not see. ``oldest_ms``: store time of the oldest of these messages, ms since 1970
-    UTC; None: there is none, or it was not asked for.
+    UTC; None: everything is read, or it was not asked for.
     """
 
     messages: int = 0

@@ -86,7 +86,7 @@ class ConsumeStatsRequest:
 class ConsumeStatsAnswer:
     """Body: one msgpack array of arrays ``[group, topic, queue, committed, min_offset, max_offset]``; with
     ``uncommitted`` each has a seventh item ``known``, and with ``times`` too an eighth, ``next_stored_ms``: the store
-    time of the next message to read (-1: there is none)."""
+    time of the next message to read (-1: everything is read)."""
 
     count: int = integer("number of rows in the body")
 
