@@ -103,7 +103,8 @@ def test_the_power_cut_finds_a_flush_that_does_nothing(prepared: PreparedParent,
 
 
 def test_the_power_cut_finds_an_acknowledgement_before_the_flush(prepared: PreparedParent, tmp_path: Path) -> None:
-    with pytest.raises(RoundFailed, match="lost"):
+    # Its queues may have more than its log: a start may refuse them before it finds out what is lost.
+    with pytest.raises(RoundFailed, match=r"lost|before it listened"):
         run(prepared, tmp_path, ["power"] * 12, broken={"acknowledges_early": True})
 
 

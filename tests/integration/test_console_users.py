@@ -16,6 +16,7 @@ from flintmq.client import Admin, AuthenticationFailed, NoPermission
 from flintmq.client.console.pages import users
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, requests_of
+from tests.group_tools import until
 from tests.security_tools import PASSWORD, broker_with_users
 
 GRANTS: dict[str, list[dict[str, Any]]] = {
@@ -198,9 +199,13 @@ def test_every_change_is_in_the_audit_log_with_the_browsers_address(client: Test
     change(client, "/users", user="new", password="a new password")
     change(client, "/users/new/grant", right="publish", name="orders")
     change(client, "/users/new/delete", name="new")
-    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
-    own = [line for line in lines if line["object"] == "user new"]
-    assert len(own) == 3
+
+    def own_lines() -> list[dict[str, str]]:
+        lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+        return [line for line in lines if line["object"] == "user new"]
+
+    until(lambda: len(own_lines()) == 3, "the last change")  # it is written after the response
+    own = own_lines()
     assert {line["user"] for line in own} == {"ops"}
     assert all(line["client"].endswith("for testclient") for line in own)
     assert "a new password" not in (tmp_path / "audit.log").read_text()
