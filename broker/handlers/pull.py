@@ -35,6 +35,9 @@ HOT_BYTES_MAX = 2 * 1024 * 1024
 HOT_COUNT_MAX = 4
 """A pull for more than ``HOT_BYTES_MAX`` runs in a reader thread if more than ``HOT_COUNT_MAX`` messages exist: copying
 16 MiB on the loop would block all connections for 10 ms."""
+SHARED_BYTES_MAX = 2 * 1024 * 1024
+"""Maximum bytes of a response while other connections are active: writing 16 MiB to a socket blocks the loop for
+milliseconds. The client continues with its next pull."""
 PARSED_AT_ONCE_CHARS = 512
 """Longer tags and filters are parsed in a step of their own, between the requests of other connections."""
 FILTER_STEPS_MAX = 16
@@ -131,8 +134,11 @@ def _pull(request: Request, params: PullRequest, tags: frozenset[int] | None, re
 
 def _read(broker: Broker, params: PullRequest, offset: int, selection: PullSelection, *, hot: bool) -> PullResult:
     """Read records as ``Pulls.pull`` does, as many as memory allows; move a group that asks for expired messages."""
-    if (answer_bytes := broker.send_memory.answer_bytes()) < selection.max_bytes:
-        selection = selection._replace(max_bytes=answer_bytes)
+    bytes_max = broker.send_memory.answer_bytes()
+    if selection.max_bytes > SHARED_BYTES_MAX and broker.dispatch.sharing.is_shared(time.monotonic()):
+        bytes_max = min(bytes_max, SHARED_BYTES_MAX)
+    if bytes_max < selection.max_bytes:
+        selection = selection._replace(max_bytes=bytes_max)
     try:
         return broker.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot)
     except OffsetOutOfRange as error:
