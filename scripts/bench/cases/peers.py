@@ -49,7 +49,8 @@ PEERS = (
 
 
 def samples(bench: Bench) -> Samples:
-    """Yield one sample per run. A peer that is not installed is left out, and the reason ends the case."""
+    """Yield one sample per run. A peer that is not installed, or does not start, is left out, and the reason ends the
+    case."""
     if bench.alone:
         raise Skipped("the comparison with other brokers is off (--alone)")
     left_out: list[str] = []
@@ -57,10 +58,11 @@ def samples(bench: Bench) -> Samples:
         pythons: dict[str, Path] = {}
         for peer in PEERS:
             try:
-                with bench.store() as folder, peer.start(folder, "async"):
-                    pass
+                for flush in FLUSHES:
+                    with bench.store() as folder, peer.start(folder, flush):
+                        pass
                 pythons[peer.name] = install(stack.enter_context(bench.store()), peer.requirement)
-            except Skipped as reason:
+            except (Skipped, BenchFailed) as reason:  # an old release may not know the setting for sync
                 left_out.append(f"{peer.name}: {reason}")
         present = [peer for peer in PEERS if peer.name in pythons]
         for _ in range(bench.runs):
