@@ -14,6 +14,7 @@ from ...protocol.auth.permissions import ADMIN, BROKER
 from ...protocol.errors import FlintError
 from ..errors import InvalidArgument
 from ..operator.names import shown_name
+from .favourites import favourites_of
 from .policy import NONCE
 from .sessions import ConsoleSession
 
@@ -88,6 +89,10 @@ class Visit:
     def may_change_users(self) -> bool:
         """Predicate: should the page offer the administration of users?"""
         return bool(self.session.user) and self.may(ADMIN)
+
+    def is_favourite(self, topic: str) -> bool:
+        """Return whether a topic is a favourite of this browser."""
+        return topic in favourites_of(self.request)
 
     # ---- answers
 

@@ -138,7 +138,7 @@ def test_health_looks_at_what_is_wrong_first() -> None:
 
 
 def test_the_store_says_which_file_goes_next(running: RunningBroker, client: TestClient) -> None:
-    assert "Nothing is deleted next" in client.get("/store").text
+    assert "No file is deleted next" in client.get("/store").text
     with Producer(running.address, compress_over=None) as producer:
         producer.send_bulk("orders", [bytes(100_000)] * 200, queue=0)
     until(lambda: "Deleted next" in client.get("/store").text)

@@ -35,6 +35,7 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("GET", "/topics/{topic}/send", send.send_form),
     ("POST", "/topics/{topic}/send", send.send_message),
     ("GET", "/topics/{topic}/queues", topics.queues),
+    ("POST", "/topics/{topic}/favourite", topics.favourite),
     ("GET", "/topics/{topic}/config", topics.config),
     ("POST", "/topics/{topic}/config", topics.change),
     ("POST", "/topics/{topic}/delete", topics.delete),

@@ -13,6 +13,7 @@ from ....protocol.commands import QUEUES_MAX
 from ....protocol.errors import TopicNotExist
 from ...core.topics import TopicInfo, TopicTotals
 from ...operator.names import is_called, real_name, shown_name
+from ..favourites import favourites_of, packed_favourites, set_favourites
 from ..sampler import all_topics
 from ..sparkline import sparkline_points
 from ..visit import Visit, check_typed, chosen, whole_number
@@ -55,6 +56,8 @@ async def topic_list(visit: Visit) -> Response:
         shown.sort(key=lambda row: row.messages, reverse=True)
     elif order == "last":
         shown.sort(key=lambda row: row.last_stored_ms, reverse=True)
+    favourites = favourites_of(visit.request)
+    shown.sort(key=lambda row: row.topic not in favourites)
     first = visit.number("first", 0, 0, max(0, len(shown) - 1))
     rows = [
         TopicRow(row, configs[row.topic], sampler.last_rate(row.topic), sparkline_points(sampler.rates(row.topic)))
@@ -63,6 +66,7 @@ async def topic_list(visit: Visit) -> Response:
     return await visit.page(
         "topics.html",
         rows=rows,
+        favourites=favourites,
         total=len(shown),
         hidden=sum(1 for row in totals if row.topic in configs and configs[row.topic].system),
         first=first,
@@ -86,6 +90,18 @@ async def create(visit: Visit) -> Response:
 
 
 # ---- one topic
+
+
+async def favourite(visit: Visit) -> Response:
+    """Make a topic a favourite of this browser, or no longer."""
+    topic, form = visit.path("topic"), await visit.form()
+    others = [each for each in favourites_of(visit.request) if each != topic]
+    is_added = form.get("on") == "1"
+    packed = packed_favourites([*others, topic] if is_added else others)
+    outcome = "is a favourite, at the top of the list of topics" if is_added else "is not a favourite any more"
+    response = visit.done(f"topic {shown_name(topic)} {outcome}", f"/topics/{quote(topic, safe='')}")
+    set_favourites(response, packed, is_encrypted=visit.console.options.is_encrypted)
+    return response
 
 
 async def queues(visit: Visit) -> Response:
