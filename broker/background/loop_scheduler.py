@@ -40,9 +40,11 @@ class ContentionTracker:
 
     def turn(self, whose: object, now: float) -> None:
         """Note a turn of a connection."""
-        if self.last is not whose:
-            self.last = whose
+        if self.last is whose:
+            return
+        if self.last is not None:  # otherwise it is the first connection, or the one before is closed
             self._changed = now
+        self.last = whose
 
     def forget(self, who: object) -> None:
         """Forget a closed connection."""

@@ -1,7 +1,7 @@
 """A broker that is killed repeatedly delivers every delayed message that it acknowledged; after an orderly stop it
 delivers each once.
 
-``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` repeats a run.
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` makes another run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def received(address: str, wanted: set[bytes]) -> Counter[bytes]:
 def test_nothing_that_was_acknowledged_is_left_out_and_an_orderly_stop_repeats_nothing(
     broker: Callable[..., RunningBroker], tmp_path: Path, end: str
 ) -> None:
-    seed = int(os.environ.get("FLINTMQ_SEED", random.randrange(2**32)))
+    seed = int(os.environ.get("FLINTMQ_SEED", "1"))
     chance = random.Random(f"{seed} {end}")
     store = tmp_path / "store"
     sent: set[bytes] = set()

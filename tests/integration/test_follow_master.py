@@ -1,7 +1,7 @@
 """A follower and masters of every kind: right ones, wrong ones, and masters that lie. See also
 ``test_rocketmq_follow``.
 
-``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` repeats a run.
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` makes another run.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ async def test_files_that_the_master_deleted_are_deleted(source: Source, store: 
 
 async def test_kills_at_any_moment_lose_and_repeat_nothing(source: Source, tmp_path: Path) -> None:
     path, said = tmp_path / "store", tmp_path / "said"
-    seed = int(os.environ.get("FLINTMQ_SEED", random.SystemRandom().randrange(2**32)))
+    seed = int(os.environ.get("FLINTMQ_SEED", "1"))
     print(f"seed {seed}, {ROUNDS} rounds")  # noqa: T201 - what repeats a failure
     draws = random.Random(seed)
     async with FakeMaster(b"") as master:

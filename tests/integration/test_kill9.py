@@ -1,7 +1,7 @@
 """A broker that is killed repeatedly loses nothing that it acknowledged under sync flush.
 
-``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below; a hundred for the long run), ``FLINTMQ_SEED`` repeats a
-run.
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below; a hundred for the long run), ``FLINTMQ_SEED`` makes
+another run.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _check_keys(connection: Any, ledger: Ledger, rng: random.Random) -> None:
 def test_kill_9_at_random_moments_loses_nothing_that_was_acknowledged(
     broker: Factory, connect: Factory, tmp_path: Path
 ) -> None:
-    seed = int(os.environ.get("FLINTMQ_SEED", random.SystemRandom().randrange(2**32)))
+    seed = int(os.environ.get("FLINTMQ_SEED", "1"))
     print(f"seed {seed}, {ROUNDS} rounds")  # noqa: T201 - what repeats a failure
     rng = random.Random(seed)
     store = tmp_path / "store"

@@ -6,6 +6,7 @@ Optional: skipped without a JDK or Maven, or if Maven cannot fetch RocketMQ's ja
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -171,7 +172,7 @@ def test_rocketmq_has_all_that_was_acknowledged_before_a_kill(
 ) -> None:
     """RocketMQ's own recovery goes by store times: of a log whose beginning is old it reads only the end again."""
     store = tmp_path / "store"
-    kill_at = random.randrange(1_000, 4_000)
+    kill_at = random.Random(os.environ.get("FLINTMQ_SEED", "1")).randrange(1_000, 4_000)
     killed = writer(store, "--aged-rounds", ROUNDS // 2 if aged else 0)
     killed.read_until(kill_at)
     killed.kill()

@@ -1,6 +1,6 @@
 """A broker that is killed repeatedly commits each transaction once, whatever it was doing, and loses none.
 
-``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` repeats a run.
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` makes another run.
 """
 
 from __future__ import annotations

@@ -75,8 +75,7 @@ def test_a_step_is_called_although_one_alone_takes_longer_than_a_slice() -> None
 def test_a_single_client_is_not_contended_and_a_second_one_is_remembered() -> None:
     sharing = ContentionTracker()
     one, other = object(), object()
-    sharing.turn(one, 10.0)
-    for now in (10.0 + SHARED_S, 20.0, 30.0):
+    for now in (10.0, 10.0 + SHARED_S, 20.0, 30.0):
         sharing.turn(one, now)
         assert not sharing.is_shared(now)
     sharing.turn(other, 30.1)
@@ -93,3 +92,5 @@ def test_a_departed_client_is_forgotten() -> None:
     assert sharing.last is one
     sharing.forget(one)
     assert sharing.last is None
+    sharing.turn(object(), 1.01)
+    assert not sharing.is_shared(1.01)
