@@ -124,6 +124,7 @@ dialog.addEventListener("click", (event) => {
   if (event.target === dialog) dialog.close();
 });
 dialog.addEventListener("close", () => {
+  if (dialog.open) return; // opened again before this event came
   dialog.replaceChildren();
   if (opener?.isConnected) opener.focus();
 });
