@@ -57,6 +57,16 @@ START_TIMEOUT_S = 100.0
 STOP_TIMEOUT_S = 60.0
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Name the failed tests once more, in the last lines of a log whose reports may be long."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if not isinstance(reporter, pytest.TerminalReporter):
+        return
+    for kind in ("failed", "error"):
+        for report in reporter.stats.get(kind, ()):
+            reporter.write_line(f"{kind}: {report.nodeid}")
+
+
 @dataclass
 class RunningBroker:
     """A ``flintmq-broker serve`` process that has printed its address."""
