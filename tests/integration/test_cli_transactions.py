@@ -10,21 +10,18 @@ import pytest
 from flintmq.client import Admin, TransactionEnded
 from flintmq.client.cli.failures import EXIT_NOT_FOUND, EXIT_USAGE
 from tests.cli_tools import Cli
-from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.integration.test_cli_admin import described
 from tests.transaction_tools import GROUP, common, end, listed, messages, send_half, wait_until
+
+PARKING = {"transactions.timeout_ms": 400, "transactions.check_interval_ms": 400, "transactions.check_times_max": 1}
 
 
 @pytest.fixture(scope="module")
 def parking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     """A broker that parks a transaction after one check, which no producer answers."""
-    settings = {
-        "transactions.timeout_ms": 400,
-        "transactions.check_interval_ms": 400,
-        "transactions.check_times_max": 1,
-    }
     brokers = Brokers(tmp_path_factory.mktemp("parking"))
-    yield brokers.start(settings=settings)
+    yield brokers.start(settings=PARKING)
     brokers.stop_all()
 
 
@@ -50,8 +47,15 @@ def parked_one(connection: RawConnection, topic: str) -> str:
 
 
 class TestList:
-    def test_open_transactions_come_first(self, cli: Cli, connection: RawConnection, topic: str) -> None:
-        parked = parked_one(connection, topic)
+    def test_open_transactions_come_first(
+        self, broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path
+    ) -> None:
+        topic, store = "orders", tmp_path / "store"
+        parking = broker(store=store, settings=PARKING)
+        parked = parked_one(connect(parking), topic)
+        assert parking.stop() == 0
+        patient = broker(store=store)
+        connection, cli = connect(patient), Cli(tmp_path, patient.address)
         half = send_half(connection, topic, b"paid", next(_numbers))
         rows = [row for row in cli.run("tx", "list", "-o", "json").rows if row["topic"] == topic]
         assert set(rows[0]) == described("tx list")

@@ -115,16 +115,17 @@ def _start(name: str, writer: DataStreamWriter) -> StreamingQuery:
     try:
         return writer.start()
     except PySparkException as error:
-        raise _failed(name, error) from error
+        raise _failed([(name, error)]) from error
 
 
 def _update(followers: Sequence[Follower], show: Callable[[Sequence[QueryProgress]], None]) -> bool:
     """Show the progress; return whether any query still runs. Raises ``QueryFailed`` if one failed."""
     running = [follower.query.isActive for follower in followers]  # before the update, so that the last one is complete
     show([follower.update() for follower in followers])
-    for follower in followers:
-        if (error := follower.query.exception()) is not None:
-            raise _failed(follower.progress.query, error)
+    # Spark may end the workers of one query with those of another that failed: name all, the cause is among them.
+    failures = [(each.progress.query, error) for each in followers if (error := each.query.exception()) is not None]
+    if failures:
+        raise _failed(failures)
     return any(running)
 
 
@@ -153,8 +154,6 @@ def _stop(followers: Sequence[Follower]) -> None:
             follower.progress.state = "stopped"
 
 
-def _failed(name: str, error: BaseException) -> QueryFailed:
-    return QueryFailed(
-        f"the query {name!r} failed: {reason_of(error)}. Fix the cause and run it again with the same folder to "
-        "continue"
-    )
+def _failed(failures: Sequence[tuple[str, BaseException]]) -> QueryFailed:
+    reasons = "; ".join(f"the query {name!r} failed: {reason_of(error)}" for name, error in failures)
+    return QueryFailed(f"{reasons}. Fix the cause and run it again with the same folder to continue")
