@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeAlias
 
+from ..store import PullResult
 from .loop_scheduler import SLICE_S, CallAt, LoopTimer, StepScheduler
 
 STALE_ENTRIES_MIN = 256
@@ -47,9 +48,9 @@ class Wake(enum.Enum):
 
 
 class HeldPull:
-    """One waiting pull. ``callback`` gets the reason exactly once, or never after ``cancel``."""
+    """One waiting pull. ``callback`` gets the reason exactly once, or never after ``cancel`` or ``give``."""
 
-    __slots__ = ("alike", "callback", "deadline", "offset", "service")
+    __slots__ = ("alike", "callback", "deadline", "offset", "service", "take")
 
     def __init__(
         self,
@@ -64,6 +65,8 @@ class HeldPull:
         self.offset = offset
         self.deadline = deadline
         self.callback = callback
+        self.take: Callable[[PullResult], None] | None = None
+        """Callback that takes the result instead of ``callback``; None: the pull wants to read it."""
 
     def cancel(self) -> None:
         """Stop waiting; the callback will not be called. May be called at any time and more than once."""
@@ -186,6 +189,18 @@ class PullRequestHoldService:
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)
         return held
+
+    def taker(self, topic: str, queue: int, offset: int) -> HeldPull | None:
+        """Return the queue's only pull, if it waits for ``offset`` and takes a result."""
+        of_queue = self._by_queue.get((topic, queue))
+        held = of_queue.only_pull() if of_queue is not None and not self._in_turns else None
+        return held if held is not None and held.offset == offset and held.take is not None else None
+
+    def give(self, held: HeldPull, pulled: PullResult) -> None:
+        """End the wait of a pull that ``taker`` returned, with the result for its offset."""
+        assert held.take is not None
+        self.forget(held)
+        held.take(pulled)
 
     def wake(self, topic: str, queue: int, max_offset: int) -> None:
         """Wake the pulls that wait for messages of a queue, which now has messages below ``max_offset``."""

@@ -25,7 +25,7 @@ def acknowledge(
     """
     broker, name, prefix = request.broker, params.topic, params.unique_prefix
     if into == name:
-        broker.dispatch.appended_to(name, queue)
+        broker.dispatch.appended_to(name, queue, appended)
     else:
         broker.dispatch.appended()  # one of the broker's own workers waits for them
     if prefix:

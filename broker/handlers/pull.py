@@ -277,6 +277,8 @@ class _Pull:
             grouped=bool(params.group),
             of_many=self.request.deferred.holds_many(),
         )
+        if self.share is None:
+            self.held.take = self._take
         self.request.deferred.held_pulls.add(self.held)
         broker.dispatch.hurry()
 
@@ -300,17 +302,35 @@ class _Pull:
         self.request.attempt(self._answer_newest)
         self.request.deferred.on_progress()
 
+    def _take(self, pulled: PullResult) -> None:
+        """Respond with the message that the pull has waited for, which was read for it."""
+        self.request.deferred.held_pulls.discard(self.held)
+        if self.request.responses.paused:
+            self.request.deferred.waiting.append(self._resume)
+            return
+        self.request.frame.began = time.monotonic() - self.busy_s
+        self.request.attempt(lambda: self._answer(pulled))
+        self.request.deferred.on_progress()
+
     def _answer_newest(self) -> None:
         """Respond with the message that the pull has waited for, if it is a single small one; else read on."""
+        params = self.params
+        newest = None
+        if self.tags is None:
+            newest = self.request.broker.store.pulls.newest(params.topic, params.queue, self.offset)
+        self._answer(newest)
+
+    def _answer(self, pulled: PullResult | None) -> None:
+        """Respond with a single message, if there is room in memory and in the response; else read on."""
         request, params = self.request, self.params
-        if self.tags is not None or not request.broker.send_memory.may_read(request.responses):
+        if (
+            pulled is None
+            or len(pulled.body) > params.max_bytes
+            or not request.broker.send_memory.may_read(request.responses)
+        ):
             self.read()
             return
         self._check_again()
-        pulled = request.broker.store.pulls.newest(params.topic, params.queue, self.offset)
-        if pulled is None or len(pulled.body) > params.max_bytes:
-            self.read()
-            return
         send_pulled(request, params, pulled)
 
 

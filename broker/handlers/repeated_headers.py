@@ -222,7 +222,7 @@ class RepeatedHeaders:
         if header.queue < 0:
             broker.next_queue[name] = queue + 1
         parser.start = body_end
-        broker.dispatch.appended_to(name, queue)
+        broker.dispatch.appended_to(name, queue, appended)
         queue_offset = appended.queue_offset
         if prefix:
             broker.sequences.stored(prefix, name, first, count, name, queue, queue_offset, began)

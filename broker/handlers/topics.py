@@ -132,11 +132,19 @@ def delete_topic_in_broker(
 
 
 def remove_topic(request: Request, parts: TopicParts, topic: str, done: Callable[[], None]) -> None:
-    """Delete a topic; call ``done`` when its files are gone, or respond with the error."""
+    """Delete a topic; call ``done`` when its files are gone, or respond with the error.
+
+    Its acknowledged messages are dispatched first: those that the deletion overtakes get no units, and its queues would
+    end before the offset from which the topic continues.
+    """
     _check_own(topic)
+    request.after_dispatch(partial(_remove_topic, request, parts, topic, done))
+
+
+def _remove_topic(request: Request, parts: TopicParts, topic: str, done: Callable[[], None]) -> None:
     topic_changes = parts.topic_changes
     if topic in topic_changes.pending:
-        topic_changes.when_done(topic, lambda _: request.attempt(partial(remove_topic, request, parts, topic, done)))
+        topic_changes.when_done(topic, lambda _: request.attempt(partial(_remove_topic, request, parts, topic, done)))
         return
     old = parts.store.topics.get(topic)
     if old is None:

@@ -132,7 +132,7 @@ class RepeatedSends:
         if appended is None:
             return False
         parser.start = body_end
-        broker.dispatch.appended_to(name, queue)
+        broker.dispatch.appended_to(name, queue, appended)
         queue_offset = appended.queue_offset
         if prefix:
             broker.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)

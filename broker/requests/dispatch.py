@@ -18,7 +18,7 @@ from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_scheduler import ContentionTracker
 from ..background.preallocation import AllocateMappedFileService
 from ..background.reput import ReputMessageService
-from ..store import MessageStore
+from ..store import Appended, MessageStore
 
 LAZY_S = 0.002
 """Maximum time for which messages that no client waits for stay undispatched."""
@@ -32,6 +32,8 @@ TURN_BACKLOG_SHARED_BYTES = 512 * 1024
 """The same limit while several connections are active, for bytes that wait for a sync flush too. It allows hardly two
 large frames at a time, which leaves CPU time and the disk for the other connections. A single producer is faster with
 the larger limit, because the broker writes its next frame while it dispatches the last one."""
+OFFSET_BYTES = 8
+"""Bytes of one physical offset in ``Appended``."""
 DISPATCH_WAIT_S = 1.0
 """Maximum time that a request waits for the dispatch of just-acknowledged messages."""
 
@@ -53,6 +55,7 @@ class DispatchScheduler:
         self._commitlog = store.commitlog
         self._dispatcher = store.dispatcher
         self._store = store
+        self._holds = holds
         self._only_flushed = store.settings.flush_policy == "sync"
         self._flush = flush
         self._reput = reput
@@ -69,6 +72,8 @@ class DispatchScheduler:
         """True if a client waits for messages that are not dispatched yet."""
         self.awaited = False
         """True if a held pull waits for messages that are not dispatched yet: ``serve_waiting`` should be called."""
+        self._awaited_message: tuple[str, int, Appended] | None = None
+        """Topic, queue and place of the awaited message, if it is the only reason for ``_urgent``."""
         self._late_due = False
         self.replicate: Callable[[], None] = lambda: None
         """Called at the end of a turn in which messages were appended: it sends them to other brokers."""
@@ -84,30 +89,51 @@ class DispatchScheduler:
         One wake and one dispatch serve every connection that was read in the turn, and responses are sent before them.
         """
         self._flush_due = self._urgent = True
+        self._awaited_message = None
         if not self._turn_due:
             self.soon()
 
-    def appended_to(self, topic: str, queue: int) -> None:
+    def appended_to(self, topic: str, queue: int, appended: Appended) -> None:
         """Do what ``appended`` does, but dispatch later unless a pull waits for this queue."""
         self._flush_due = True
-        if not self.awaited and self.waits_for(topic, queue):
+        if self.awaited:
+            self._awaited_message = None
+        elif self.waits_for(topic, queue):
             self._urgent = self.awaited = True
+            if len(appended.physical_offsets) == OFFSET_BYTES:
+                self._awaited_message = topic, queue, appended
         if not self._turn_due:
             self.soon()
 
     def serve_waiting(self) -> None:
-        """Dispatch now, so that the response to a held pull leaves before the producer's.
+        """Answer a held pull now, so that its response leaves before the producer's.
 
         A consumer that waits notices the time of each step; a producer that has its response earlier would only compete
-        with the consumer for a CPU. Does nothing if there is so much to dispatch that the producers would notice it.
+        with the consumer for a CPU. The only pull that waits for a single message gets it before the dispatch. Other
+        pulls get theirs after it, unless there is so much to dispatch that the producers would notice it.
         """
-        if 0 < self._store.dispatchable_offset - self._dispatcher.reput_offset <= WAITING_BYTES_MAX:
+        if self._awaited_message is not None and self._give(*self._awaited_message):
+            self._awaited_message = None
+            self.awaited = self._urgent = False
+        elif 0 < self._store.dispatchable_offset - self._dispatcher.reput_offset <= WAITING_BYTES_MAX:
             self._step()
+
+    def _give(self, topic: str, queue: int, appended: Appended) -> bool:
+        """Give a message to the only pull that waits for it; return False if that is not possible."""
+        if appended.end_offset > self._store.dispatchable_offset:
+            return False
+        held = self._holds.taker(topic, queue, appended.queue_offset)
+        pulled = self._store.pulls.appended(topic, queue, appended) if held is not None else None
+        if held is None or pulled is None:
+            return False
+        self._holds.give(held, pulled)
+        return not self.waits_for(topic, queue)
 
     def hurry(self) -> None:
         """Dispatch what has been appended as soon as that is allowed, because a pull was held."""
         if self._dispatcher.reput_offset < self._commitlog.write_offset:
             self._urgent = True
+            self._awaited_message = None
             self.soon()
 
     def soon(self) -> None:
@@ -147,6 +173,8 @@ class DispatchScheduler:
         if self._urgent:
             self._urgent = self._dispatcher.reput_offset < self._commitlog.write_offset
             self.awaited &= self._urgent
+            if not self.awaited:
+                self._awaited_message = None
         if self._waiting:
             self.run_waiting()
 

@@ -16,6 +16,7 @@ from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES
 from ...kernels import gather as kernel
 from ..errors import CorruptLog, DamagedRecord, WouldBlock
 from ..log.commitlog import CommitLog
+from ..log.produce_batch import Appended
 from ..queue.consume_queue import ConsumeQueue
 from .log_reads import ANSWER_BYTES_MAX, LogReads
 from .queue_reads import QueueReads
@@ -36,6 +37,7 @@ NEWEST_BYTES_MAX = 64 * 1024
 
 _NO_TAGS = np.zeros(1, np.int64)
 _SIZE = struct.Struct(">I")
+_PHYSICAL = struct.Struct(">q")
 _IDENTITY = struct.Struct(">ii4xi4xqq")
 """First fields of a record: total_size, magic, queue_id, queue_offset, physical_offset."""
 assert _IDENTITY.size == RECORD.at["physical_offset"] + 8
@@ -96,11 +98,31 @@ class Pulls:
         not simply a small, sound one in the page cache.
         """
         queue = self._queues.queue(topic, queue_id)
-        if queue is None or queue.max_offset != offset + 1 or self._log.quarantine:
+        if queue is None or queue.max_offset != offset + 1:
+            return None
+        try:
+            physical_offset, size, _ = queue.unit(offset, hot=True)
+        except (WouldBlock, CorruptLog):
+            return None
+        return self._single(queue, offset, physical_offset, size)
+
+    def appended(self, topic: str, queue_id: int, appended: Appended) -> PullResult | None:
+        """Return what ``pull`` at the offset of a single appended message will return after its dispatch; or None.
+
+        The caller makes sure that the message may be dispatched, and that those before it in the queue are.
+        """
+        queue = self._queues.queue(topic, queue_id)
+        if queue is None or queue.max_offset != appended.queue_offset:
+            return None
+        (physical_offset,) = _PHYSICAL.unpack(appended.physical_offsets)
+        return self._single(queue, appended.queue_offset, physical_offset, appended.end_offset - physical_offset)
+
+    def _single(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> PullResult | None:
+        """Return the result of a pull for one record; None if it is not simply a small, sound one in the page cache."""
+        if self._log.quarantine:
             return None
         try:
             min_offset = self._queues.first_offset(queue, hot=True)
-            physical_offset, size, _ = queue.unit(offset, hot=True)
             if not (min_offset <= offset and RECORD_BYTES_MIN <= size <= NEWEST_BYTES_MAX):
                 return None
             body = bytearray(_SIZE.size + size)
@@ -109,7 +131,7 @@ class Pulls:
             return None
         total_size, magic, record_queue, queue_offset, record_offset = _IDENTITY.unpack_from(body, _SIZE.size)
         if (
-            (total_size, record_queue, queue_offset, record_offset) != (size, queue_id, offset, physical_offset)
+            (total_size, record_queue, queue_offset, record_offset) != (size, queue.queue_id, offset, physical_offset)
             or magic not in (MAGIC_V1, MAGIC_V2)
             or physical_offset + size > self._commitlog.write_offset
         ):
