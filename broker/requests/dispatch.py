@@ -32,8 +32,6 @@ TURN_BACKLOG_SHARED_BYTES = 512 * 1024
 """The same limit while several connections are active, for bytes that wait for a sync flush too. It allows hardly two
 large frames at a time, which leaves CPU time and the disk for the other connections. A single producer is faster with
 the larger limit, because the broker writes its next frame while it dispatches the last one."""
-OFFSET_BYTES = 8
-"""Bytes of one physical offset in ``Appended``."""
 DISPATCH_WAIT_S = 1.0
 """Maximum time that a request waits for the dispatch of just-acknowledged messages."""
 
@@ -73,7 +71,7 @@ class DispatchScheduler:
         self.awaited = False
         """True if a held pull waits for messages that are not dispatched yet: ``serve_waiting`` should be called."""
         self._awaited_message: tuple[str, int, Appended] | None = None
-        """Topic, queue and place of the awaited message, if it is the only reason for ``_urgent``."""
+        """Topic, queue and place of what is awaited, if it is the only reason for ``_urgent``."""
         self._late_due = False
         self.replicate: Callable[[], None] = lambda: None
         """Called at the end of a turn in which messages were appended: it sends them to other brokers."""
@@ -100,8 +98,7 @@ class DispatchScheduler:
             self._awaited_message = None
         elif self.waits_for(topic, queue):
             self._urgent = self.awaited = True
-            if len(appended.physical_offsets) == OFFSET_BYTES:
-                self._awaited_message = topic, queue, appended
+            self._awaited_message = topic, queue, appended
         if not self._turn_due:
             self.soon()
 

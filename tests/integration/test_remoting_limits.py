@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.background.held_pulls import TIMER_RESOLUTION_S
 from flintmq.client import Admin, Consumer, FlintError
 from flintmq.protocol.commands import HELLO, PROTOCOL_VERSION
 from flintmq.protocol.frames import FRAME_BYTES_MAX, REQUEST, RESPONSE, FrameParser, encode_frame
@@ -198,7 +197,7 @@ class TestLimits:
             began = time.monotonic()
             client.send_bytes(encode_head(REQUEST, codes.SEND_MESSAGE_V2, 1, {"b": "orders"}, 100))
             answer = client.receive_for(0)
-            assert time.monotonic() - began >= 0.3 - TIMER_RESOLUTION_S
+            assert time.monotonic() - began >= 0.3
             assert "half_frame_timeout_ms" in answer.remark
             assert client.is_closed()
 

@@ -107,10 +107,13 @@ class Pulls:
         return self._single(queue, offset, physical_offset, size)
 
     def appended(self, topic: str, queue_id: int, appended: Appended) -> PullResult | None:
-        """Return what ``pull`` at the offset of a single appended message will return after its dispatch; or None.
+        """Return what ``pull`` at the offset of an appended message will return after its dispatch; None as ``newest``,
+        and if there are several.
 
         The caller makes sure that the message may be dispatched, and that those before it in the queue are.
         """
+        if len(appended.physical_offsets) != _PHYSICAL.size:
+            return None
         queue = self._queues.queue(topic, queue_id)
         if queue is None or queue.max_offset != appended.queue_offset:
             return None
