@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from flintmq.protocol.commands import HELLO, PRODUCE, PROTOCOL_VERSION, PULL
 from flintmq.protocol.errors import PULL_NOT_FOUND
 from flintmq.protocol.frames import REQUEST, encode_frame
+from flintmq.protocol.storage.layout import RECORD
 from tests.native_side import NativeSide, change_topic
 from tests.paired_brokers import Pair, pair_of
 
@@ -46,6 +48,9 @@ class ConsumerSide(NativeSide):
 
         def count(held: Any, pulled: Any) -> None:
             self.given += 1
+            record = memoryview(pulled.body)[4:]
+            (physical_offset,) = struct.unpack_from(">q", record, RECORD.at["physical_offset"])
+            assert physical_offset + len(record) <= self.broker.store.dispatchable_offset, "not on disk yet"
             give(held, pulled)
 
         self.broker.holds.give = count  # type: ignore[method-assign]  # counted or left out here
