@@ -134,11 +134,11 @@ def delete_topic_in_broker(
 def remove_topic(request: Request, parts: TopicParts, topic: str, done: Callable[[], None]) -> None:
     """Delete a topic; call ``done`` when its files are gone, or respond with the error.
 
-    Its acknowledged messages are dispatched first: those that the deletion overtakes get no units, and its queues would
-    end before the offset from which the topic continues.
+    Its messages that are written are acknowledged and dispatched first: those that the deletion overtakes get no units,
+    and its queues would end before the offset from which the topic continues.
     """
     _check_own(topic)
-    request.after_dispatch(partial(_remove_topic, request, parts, topic, done))
+    request.after_written(partial(_remove_topic, request, parts, topic, done))
 
 
 def _remove_topic(request: Request, parts: TopicParts, topic: str, done: Callable[[], None]) -> None:

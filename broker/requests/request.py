@@ -279,6 +279,13 @@ class Request:
         done = self.later(call)
         self.broker.dispatch.when_done(lambda: done(None))
 
+    def after_written(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once everything written by now is acknowledged and visible; an error that it raises, or that
+        the flush ends with, becomes the response."""
+        self.deferred.check_may_wait()
+        broker = self.broker
+        broker.writer.when_acknowledged(broker.store.write_offset, self.later(lambda: self.after_dispatch(call)))
+
     def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
         """Return a function to be called once, when the request's wait ends.
 

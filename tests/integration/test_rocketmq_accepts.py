@@ -28,6 +28,7 @@ from tests.integration.rocketmq.harness import (
     class_path,
     find_flint,
     keys_of,
+    lost_its_tail,
     read_flint,
 )
 from tests.integration.rocketmq.writer import SETTINGS, TOPICS, Batches
@@ -189,6 +190,9 @@ def test_rocketmq_has_all_that_was_acknowledged_before_a_kill(
     running.close()
     assert errors_logged(running) == []
 
+    last = max(read, key=by_position)
+    if last["physical_offset"] not in written and lost_its_tail(store, last["physical_offset"]):
+        read.remove(last)
     flint = open_flint(store)
     assert_same(read_flint(flint), read)
     assert find_flint(flint, keys_of(read)) == keys_of(read)

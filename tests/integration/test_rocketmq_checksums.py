@@ -1,10 +1,11 @@
-"""Apache RocketMQ itself checks FlintMQ's checksums over whole records, and FlintMQ checks RocketMQ's.
+"""Apache RocketMQ itself checks records, with and without FlintMQ's checksums, and FlintMQ checks RocketMQ's.
 
 Optional, see ``test_rocketmq_accepts``.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,17 @@ import pytest
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.storage.layout import RECORD
 from flintmq.protocol.storage.record import check_record_crc
-from tests.integration.rocketmq.harness import Message, RocketMQ, Writer
+from tests.integration.rocketmq.harness import Message, RocketMQ, Writer, lost_its_tail, read_flint
 from tests.integration.rocketmq.writer import SETTINGS
-from tests.integration.test_rocketmq_accepts import append_with, assert_same, classes, rocketmq, writer
+from tests.integration.test_rocketmq_accepts import (
+    append_with,
+    assert_same,
+    by_position,
+    classes,
+    open_flint,
+    rocketmq,
+    writer,
+)
 from tests.tools_runs import findings
 
 __all__ = ["classes", "rocketmq", "writer"]
@@ -75,3 +84,36 @@ def test_rocketmq_sees_a_changed_header_by_it(
     running = rocketmq(store, **ON)
     assert running.opened == {"min": 0, "max": at}  # where RocketMQ cuts the log
     running.close()
+
+
+def test_a_torn_message_that_rocketmq_accepts_is_cut(
+    writer: Callable[..., Writer], rocketmq: Callable[..., RocketMQ], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    written = writer(store, "--rounds", 5)
+    written.finish()
+    messages = written.acknowledged
+    newest = max((each for each in messages if each["properties"]), key=by_position)
+    at, end = newest["physical_offset"], written.end
+    with (store / "commitlog" / f"{0:020d}").open("r+b") as log:
+        log.seek(at)
+        (size,) = struct.unpack(">i", log.read(4))
+        log.seek(at)
+        torn = bytearray(log.read(size))
+        struct.pack_into(">q", torn, RECORD.at["queue_offset"], newest["queue_offset"] + 1)
+        struct.pack_into(">q", torn, RECORD.at["physical_offset"], end)
+        torn[-8:] = bytes(8)
+        log.seek(end)
+        log.write(torn)
+    (store / "abort").touch()
+
+    running = rocketmq(store)
+    _, read = running.read()
+    assert [each["physical_offset"] for each in read if each not in messages] == [end]
+    running.close()
+    assert lost_its_tail(store, end)
+
+    flint = open_flint(store)
+    assert flint.write_offset == end
+    assert_same(read_flint(flint), messages)
+    flint.close()
