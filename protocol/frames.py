@@ -20,6 +20,8 @@ REQUEST = 0
 RESPONSE = 1
 ONE_WAY = 2
 
+FRAME_LENGTH_BYTES = 4
+"""Size of a frame's length field, which no limit counts."""
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Default maximum of ``frame_length``."""
 HEADER_BYTES_MAX = 64 * 1024
@@ -180,10 +182,10 @@ class FrameParser:
             return None
         frame_length, header_length = _LENGTHS.unpack_from(self.buffer, start)
         self._check_frame_length(frame_length)
-        if header_length > HEADER_BYTES_MAX or header_length > frame_length - 4:
+        if header_length > HEADER_BYTES_MAX or header_length > frame_length - FRAME_LENGTH_BYTES:
             raise RemoteProtocolError(
                 f"a header of {header_length} bytes in a frame of {frame_length}; "
-                f"at most {min(HEADER_BYTES_MAX, frame_length - 4)} are possible"
+                f"at most {min(HEADER_BYTES_MAX, frame_length - FRAME_LENGTH_BYTES)} are possible"
             )
         frame_end = start + 4 + frame_length
         if frame_end > self.end:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ..store import MessageStore
-from .service import OnFatal, Post, Service, log
+from .service import Service, log
+
+if TYPE_CHECKING:
+    from ..store import MessageStore
+    from .service import OnFatal, Post
 
 SYNC_SHARE = 20
 """After a sync of queues and index, this many times its duration pass before the next one."""

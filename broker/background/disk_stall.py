@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from .flush import FlushService
-from .loop_scheduler import CallAt, LoopTimer
+if TYPE_CHECKING:
+    from .flush import FlushService
+    from .loop_scheduler import CallAt, LoopTimer
 
 log = logging.getLogger(__name__)
 

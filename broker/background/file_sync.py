@@ -6,11 +6,14 @@ import os
 import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..kernels import sync_loop as kernel
-from ..store import MappedFile
+
+if TYPE_CHECKING:
+    from ..store import MappedFile
 
 OnSynced = Callable[[OSError | None], None]
 """Called on the loop after a sync, with its error or None."""

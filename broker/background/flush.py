@@ -17,13 +17,18 @@ import time
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import BrokerError, ServiceNotAvailable
 from ..latency import Latencies
-from ..store import Files, MessageStore, StoreFailed
+from ..store import Files, StoreFailed
 from .file_sync import FileSync
-from .loop_scheduler import CallAt
-from .service import OnFatal, Post, Service
+from .service import Service
+
+if TYPE_CHECKING:
+    from ..store import MessageStore
+    from .loop_scheduler import CallAt
+    from .service import OnFatal, Post
 
 PAGE_BYTES = 4096
 MARK_INTERVAL_S = 0.1

@@ -19,10 +19,13 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from ..store import PullResult
-from .loop_scheduler import SLICE_S, CallAt, LoopTimer, StepScheduler
+from .loop_scheduler import SLICE_S
+
+if TYPE_CHECKING:
+    from ..store import PullResult
+    from .loop_scheduler import CallAt, LoopTimer, StepScheduler
 
 STALE_ENTRIES_MIN = 256
 """The heap of deadlines is cleaned when it has more stale entries than this and they are more than half of it."""

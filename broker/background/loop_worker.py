@@ -10,11 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ...protocol.errors import NotEnoughReplicas, NotPrimary, ServiceNotAvailable
 from ..store import StoreError
-from .service import OnFatal
+
+if TYPE_CHECKING:
+    from .service import OnFatal
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from ..store import MessageStore
-from .service import OnFatal, Post, Service, log
+from typing import TYPE_CHECKING
+
+from .service import Service, log
+
+if TYPE_CHECKING:
+    from ..store import MessageStore
+    from .service import OnFatal, Post
 
 
 class AllocateMappedFileService(Service):

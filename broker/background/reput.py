@@ -11,9 +11,13 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ..store import MessageStore
-from .service import OnFatal, Post, Service, log
+from .service import Service, log
+
+if TYPE_CHECKING:
+    from ..store import MessageStore
+    from .service import OnFatal, Post
 
 Touched = list[tuple[str, int, int]]
 """(topic, queue, new max offset) of queues that got messages."""

@@ -13,12 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import ServiceNotAvailable
-from ..config import RetentionSection
-from ..store import MessageStore
-from ..store.retention.expiry import HOUR_MS, NextExpiry, OldFile
-from .service import OnFatal, Post, Service, log
+from ..store.retention.expiry import HOUR_MS, NextExpiry
+from .service import Service, log
+
+if TYPE_CHECKING:
+    from ..config import RetentionSection
+    from ..store import MessageStore
+    from ..store.retention.expiry import OldFile
+    from .service import OnFatal, Post
 
 FILES_A_ROUND = 10
 """Maximum number of files deleted in a round, as in RocketMQ."""

@@ -7,9 +7,11 @@ corresponding number of additional pulls, per connection and in total.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from ..filters import Filter
+if TYPE_CHECKING:
+    from ..filters import Filter
 
 HELD_PULL_BYTES = 1536
 """Memory of a waiting pull without its selection."""

@@ -8,14 +8,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..config import RetentionSection
 from ..latency import quantile
-from ..store import MessageStore
-from .checkpoint import CheckpointService
-from .flush import FlushService
 from .retention import Disk
-from .service import OnFatal, Post, Service
+from .service import Service
+
+if TYPE_CHECKING:
+    from ..config import RetentionSection
+    from ..store import MessageStore
+    from .checkpoint import CheckpointService
+    from .flush import FlushService
+    from .service import OnFatal, Post
 
 WINDOW_S = 60
 """Period of rates and quantiles."""

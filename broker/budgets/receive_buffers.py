@@ -11,9 +11,12 @@ connection can have beyond the bound.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ...protocol.frames import Frame, FrameParser
+from ...protocol.frames import FrameParser
+
+if TYPE_CHECKING:
+    from ...protocol.frames import Frame
 
 SHARED_BYTES = 256 * 1024
 FLOOR_BYTES = 4 * 1024

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ...protocol.commands import Command
 from ...protocol.frames import Frame
+
+if TYPE_CHECKING:
+    from ...protocol.commands import Command
 
 Answered = Callable[[Frame | None], None]
 """Called with the response to a request of the broker, or with None if the connection was lost before it came."""

@@ -16,10 +16,12 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.errors import PartlyStored
-from ..store import StoredRun
+
+if TYPE_CHECKING:
+    from ..store import StoredRun
 
 SEQUENCE_WEIGHT = 4
 """Weight of a sequence in ``runs_max`` besides its runs: even a producer of one message takes memory."""

@@ -8,9 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import BrokerError, FlintError, ServiceNotAvailable
-from ..store import MessageStore, TopicConfig
+
+if TYPE_CHECKING:
+    from ..store import MessageStore, TopicConfig
 
 log = logging.getLogger(__name__)
 

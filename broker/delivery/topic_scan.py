@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ...protocol.storage.layout import UNIT
-from ...protocol.storage.record import Record
-from ..store import MessageStore
+
+if TYPE_CHECKING:
+    from ...protocol.storage.record import Record
+    from ..store import MessageStore
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import BrokerError
-from ...protocol.storage.record import Record
-from ..background.flush import FlushService
-from ..store import MessageStore, TopicConfig
-from .topic_changes import TopicChanges
+
+if TYPE_CHECKING:
+    from ...protocol.storage.record import Record
+    from ..background.flush import FlushService
+    from ..store import MessageStore, TopicConfig
+    from .topic_changes import TopicChanges
 
 Done = Callable[[BrokerError | None], None]
 

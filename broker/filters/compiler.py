@@ -9,27 +9,15 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...protocol.storage.record import PROPERTY_SEPARATOR
 from .parser import parse
-from .syntax import (
-    All,
-    AnyOf,
-    Between,
-    Comparison,
-    Condition,
-    Missing,
-    Not,
-    Number,
-    OneOf,
-    Operand,
-    Property,
-    Text,
-    TextMatch,
-    Truth,
-)
+from .syntax import All, AnyOf, Between, Comparison, Missing, Not, Number, OneOf, Property, Text, TextMatch, Truth
 from .values import Lookup, Source, number_of, take_apart, truth_of
+
+if TYPE_CHECKING:
+    from .syntax import Condition, Operand
 
 COMPILED_MAX = 256
 """Maximum number of compiled filters in the cache (LRU)."""

@@ -16,6 +16,7 @@ As in SQL, NOT binds less tightly than a comparison.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from .syntax import (
     CONDITIONS,
@@ -23,19 +24,21 @@ from .syntax import (
     AnyOf,
     Between,
     Comparison,
-    Condition,
     Missing,
     Not,
     Number,
     OneOf,
-    Operand,
     Property,
     Text,
     TextMatch,
     Truth,
     describe,
 )
-from .tokens import END, KEYWORD, NAME, NUMBER, SYMBOL, TEXT, Token, illegal, tokenize
+from .tokens import END, KEYWORD, NAME, NUMBER, SYMBOL, TEXT, illegal, tokenize
+
+if TYPE_CHECKING:
+    from .syntax import Condition, Operand
+    from .tokens import Token
 
 DEPTH_MAX = 32
 """Maximum nesting of parentheses and NOTs."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from ...protocol.commands import ProduceRequest
+from typing import TYPE_CHECKING
+
 from ...protocol.frames import REQUEST
-from ..requests.request import Request
-from ..store import Appended
+
+if TYPE_CHECKING:
+    from ...protocol.commands import ProduceRequest
+    from ..requests.request import Request
+    from ..store import Appended
 
 
 def acknowledge(

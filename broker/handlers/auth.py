@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from ...protocol.auth.scram import MECHANISM, ServerExchange
+from typing import TYPE_CHECKING
+
+from ...protocol.auth.scram import MECHANISM
 from ...protocol.commands import AUTH, AuthAnswer, AuthRequest
 from ...protocol.errors import AuthenticationFailed, InvalidParameter
 from ...protocol.fields import decode_fields
 from ..addresses import format_address
-from ..requests.request import Request
-from ..security.audit import AuditLog, Author
-from ..security.authenticator import Authenticator
+from ..security.audit import Author
+
+if TYPE_CHECKING:
+    from ...protocol.auth.scram import ServerExchange
+    from ..requests.request import Request
+    from ..security.audit import AuditLog
+    from ..security.authenticator import Authenticator
 
 
 def auth(request: Request, authenticator: Authenticator | None, audit: AuditLog) -> None:

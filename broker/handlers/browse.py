@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgpack
 
 from ...protocol.commands import BrowseMessagesAnswer, BrowseMessagesRequest
 from ...protocol.errors import InvalidParameter, TopicNotExist
 from ...protocol.fields import decode_fields
 from ..filters import compile_filter
-from ..requests.request import Request
 from ..store import WouldBlock
-from ..store.read.pages import MessagePage, PageBounds, PageSelection
+from ..store.read.pages import PageBounds, PageSelection
 from .pull import parse_tags
 from .readable import check_has_messages
+
+if TYPE_CHECKING:
+    from ..requests.request import Request
+    from ..store.read.pages import MessagePage
 
 
 def browse_messages(request: Request) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -19,7 +19,9 @@ from ...protocol.commands import (
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import decode_fields
 from ..addresses import format_address
-from ..requests.request import Request
+
+if TYPE_CHECKING:
+    from ..requests.request import Request
 
 
 def get_connections(request: Request, list_connections: Callable[[int, int], list[tuple[Any, ...]]]) -> None:

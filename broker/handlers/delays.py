@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgpack
 
 from ...protocol.commands import DelayStatsAnswer, GetDelayStatsRequest
 from ...protocol.fields import decode_fields
-from ..delivery.scheduled.delayed_counts import DelayedCounts, delayed_counts
-from ..delivery.scheduled.worker import Delays
-from ..requests.request import Request
+from ..delivery.scheduled.delayed_counts import delayed_counts
+
+if TYPE_CHECKING:
+    from ..delivery.scheduled.delayed_counts import DelayedCounts
+    from ..delivery.scheduled.worker import Delays
+    from ..requests.request import Request
 
 
 def get_delay_stats(request: Request, delays: Delays) -> None:

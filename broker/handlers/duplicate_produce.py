@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ...protocol.commands import EmptyAnswer, ProduceRequest
-from ...protocol.errors import BrokerError, SystemBusy
+from ...protocol.commands import EmptyAnswer
+from ...protocol.errors import SystemBusy
 from ...protocol.frames import REQUEST
 from ..config import BUSY_RETRY_AFTER_MS
-from ..delivery.deduplication import StoredBefore
-from ..requests.request import Request
-from ..store import Places, WouldBlock, check_count
+from ..store import WouldBlock, check_count
+
+if TYPE_CHECKING:
+    from ...protocol.commands import ProduceRequest
+    from ...protocol.errors import BrokerError
+    from ..delivery.deduplication import StoredBefore
+    from ..requests.request import Request
+    from ..store import Places
 
 
 def answer_again(request: Request, params: ProduceRequest, before: StoredBefore) -> None:

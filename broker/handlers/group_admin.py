@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
@@ -26,22 +26,26 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import CommitIllegal, GroupNotExist, InvalidParameter, QueueNotExist, TopicNotExist
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import pop_retry_topic, retry_topic
-from ..delivery.client_handle import ClientHandle
-from ..delivery.groups.assignment import Queue
-from ..delivery.groups.coordinator import GroupCoordinator
-from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE, ConsumerGroup
-from ..delivery.pop.service import PopService
+from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE
 from ..delivery.pop.table import QueueKey
-from ..delivery.scheduled.worker import Delays
-from ..delivery.topic_changes import TopicChanges
-from ..requests.counters import Counters
-from ..requests.request import Request
-from ..store import MessageStore, WouldBlock
+from ..store import WouldBlock
 from .offsets import NOTHING_COMMITTED, next_stored_ms, sees_progress
 from .readable import check_readable
+
+if TYPE_CHECKING:
+    from ...protocol.frames import Frame
+    from ..delivery.client_handle import ClientHandle
+    from ..delivery.groups.assignment import Queue
+    from ..delivery.groups.coordinator import GroupCoordinator
+    from ..delivery.groups.group import ConsumerGroup
+    from ..delivery.pop.service import PopService
+    from ..delivery.scheduled.worker import Delays
+    from ..delivery.topic_changes import TopicChanges
+    from ..requests.counters import Counters
+    from ..requests.request import Request
+    from ..store import MessageStore
 
 RESETS = ("first", "last", "time", "offset")
 

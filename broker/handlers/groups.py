@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgpack
 
@@ -10,18 +11,22 @@ from ...protocol.auth.permissions import CONSUME, TOPIC, Need
 from ...protocol.commands import EmptyAnswer, HeartBeatAnswer, HeartBeatRequest, UnregisterClientRequest
 from ...protocol.errors import InvalidParameter, NoPermission, QueueNotExist, TopicNotExist
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import UNREADABLE_TOPICS
-from ..delivery.groups.assignment import Queue
-from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX, GroupCoordinator
-from ..delivery.groups.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, MemberSubscription
-from ..delivery.groups.producer_groups import ProducerGroups
+from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
+from ..delivery.groups.group import BROADCASTING, CLUSTERING, MemberSubscription
 from ..filters import compile_filter
-from ..requests.request import Request
-from ..store import MessageStore
 from .msgpack_body import ArrayBody
 from .pull import parse_tags
+
+if TYPE_CHECKING:
+    from ...protocol.frames import Frame
+    from ..delivery.groups.assignment import Queue
+    from ..delivery.groups.coordinator import GroupCoordinator
+    from ..delivery.groups.group import ConsumerGroup, Member
+    from ..delivery.groups.producer_groups import ProducerGroups
+    from ..requests.request import Request
+    from ..store import MessageStore
 
 SUBSCRIPTIONS_MAX = 1_000
 """Maximum number of a member's subscriptions."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ... import __version__
 from ...protocol.auth.scram import MECHANISM
 from ...protocol.commands import PROTOCOL_VERSION, READ_FROM_ANY, HelloAnswer, HelloRequest
 from ...protocol.errors import VersionNotSupported
 from ...protocol.fields import decode_fields
-from ..config import Settings
-from ..requests.request import Request
-from ..security.authenticator import Authenticator
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from ..requests.request import Request
+    from ..security.authenticator import Authenticator
 
 VERSION = __version__
 

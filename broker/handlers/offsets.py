@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgpack
 
 from ...protocol.auth.permissions import GROUP, QUERY, TOPIC
@@ -23,11 +25,14 @@ from ...protocol.errors import CommitIllegal, EpochFenced, InvalidParameter, Que
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR
-from ..delivery.groups.coordinator import GroupCoordinator
-from ..requests.request import Request
-from ..store import MessageStore, WouldBlock
-from ..store.read.queue_reads import QueueReads
+from ..store import WouldBlock
 from .readable import check_readable
+
+if TYPE_CHECKING:
+    from ..delivery.groups.coordinator import GroupCoordinator
+    from ..requests.request import Request
+    from ..store import MessageStore
+    from ..store.read.queue_reads import QueueReads
 
 NOTHING_COMMITTED = -1
 REFUSED_SHOWN_MAX = 128

@@ -8,23 +8,29 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
-from ...protocol.errors import BrokerError, BrokerFailure, NoPermission, OffsetOutOfRange, SystemBusy
+from ...protocol.errors import BrokerFailure, NoPermission, OffsetOutOfRange, SystemBusy
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
 from ...protocol.storage.layout import RECORD
-from ..background.selections import Share
 from ..delivery.pop.in_flight import Take
-from ..delivery.pop.service import PopService
 from ..delivery.pop.table import QueueKey
-from ..delivery.pop.waits import ALL_QUEUES, Wait, WaitEnd, Waits
-from ..filters import Filter, compile_filter
-from ..requests.broker import Broker
-from ..requests.request import Request
-from ..store import CorruptLog, DamagedRecord, MessageStore, PullResult, PullSelection, WouldBlock
+from ..delivery.pop.waits import ALL_QUEUES, WaitEnd
+from ..filters import compile_filter
+from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, parse_tags
 from .readable import check_readable
+
+if TYPE_CHECKING:
+    from ...protocol.errors import BrokerError
+    from ..background.selections import Share
+    from ..delivery.pop.service import PopService
+    from ..delivery.pop.waits import Wait, Waits
+    from ..filters import Filter
+    from ..requests.broker import Broker
+    from ..requests.request import Request
+    from ..store import MessageStore
 
 POP_COUNT_MAX = 32
 """Maximum number of messages of one pop."""

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...protocol.auth.permissions import GROUP, PUBLISH, Need
 from ...protocol.commands import PRODUCE, ProduceRequest
-from ...protocol.errors import (
-    BrokerError,
-    InvalidParameter,
-    LimitReached,
-    MessageIllegal,
-    NoPermission,
-    QueueNotExist,
-    SystemBusy,
-)
+from ...protocol.errors import InvalidParameter, LimitReached, MessageIllegal, NoPermission, QueueNotExist, SystemBusy
 from ...protocol.fields import decode_fields
+from ...protocol.frames import FRAME_LENGTH_BYTES
 from ...protocol.names import check_name, may_produce_to
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
-from ..delivery.routing import Route, delay_of, route
+from ..delivery.routing import delay_of, route
 from ..delivery.transactions.frames import half_request
 from ..requests.audit import topic_values
-from ..requests.broker import FRAME_LENGTH_BYTES
-from ..requests.request import Request
-from ..store import TopicConfig, common_properties
+from ..store import common_properties
 from .acknowledgement import acknowledge
 from .duplicate_produce import answer_again
 from .staged import FLUSHES, append_staged, check_staged
 from .transactions import append_half_messages
+
+if TYPE_CHECKING:
+    from ...protocol.errors import BrokerError
+    from ..delivery.routing import Route
+    from ..requests.request import Request
+    from ..store import TopicConfig
 
 
 def produce(request: Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ...protocol.commands import PullRequest
@@ -19,14 +20,18 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
 from ...protocol.storage.javahash import tags_code
 from ...protocol.storage.layout import RECORD_BYTES_MIN
-from ..background.held_pulls import PASSED_OVER_S, HeldPull, Wake
-from ..background.selections import Share
-from ..filters import Filter, compile_filter
+from ..background.held_pulls import PASSED_OVER_S, Wake
+from ..filters import compile_filter
 from ..memo import remembered
-from ..requests.broker import Broker
-from ..requests.request import Request
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 from .readable import check_has_messages, check_readable
+
+if TYPE_CHECKING:
+    from ..background.held_pulls import HeldPull
+    from ..background.selections import Share
+    from ..filters import Filter
+    from ..requests.broker import Broker
+    from ..requests.request import Request
 
 HEAD_BYTES_MAX = 1024
 """Upper bound for the part of a pull response before its sizes and records."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from ...protocol.commands import QUARANTINE_LOST_MAX, GetQuarantineRequest, QuarantineAnswer
 from ...protocol.fields import decode_fields
-from ..requests.request import Request
-from ..store import MessageStore, WouldBlock
-from ..store.damage.quarantine import QuarantinedRange
+from ..store import WouldBlock
+
+if TYPE_CHECKING:
+    from ..requests.request import Request
+    from ..store import MessageStore
+    from ..store.damage.quarantine import QuarantinedRange
 
 
 def get_quarantine(request: Request, store: MessageStore) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...protocol.auth.permissions import QUERY, TOPIC
 from ...protocol.commands import QueryByKeyAnswer, QueryByKeyRequest, ViewMessageAnswer, ViewMessageByIdRequest
 from ...protocol.errors import BrokerFailure, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import HEADER_BYTES_MAX
-from ..requests.request import Request
-from ..store import KeySearch, QueryResult
+from ..store import KeySearch
 from .readable import check_has_messages
+
+if TYPE_CHECKING:
+    from ..requests.request import Request
+    from ..store import QueryResult
 
 
 def query_by_key(request: Request) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...protocol.errors import NoPermission, TopicNotExist
 from ...protocol.storage.delivery import UNREADABLE_TOPICS
-from ..store.tables.config_files import TopicTable
+
+if TYPE_CHECKING:
+    from ..store.tables.config_files import TopicTable
 
 
 def check_readable(topics: TopicTable, name: str) -> None:

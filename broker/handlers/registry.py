@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...protocol import commands
 from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
-from ..requests.request import Request
 from . import (
     auth,
     browse,
@@ -35,7 +35,10 @@ from . import (
     users,
     work_queues,
 )
-from .rules import Handler, Rule
+
+if TYPE_CHECKING:
+    from ..requests.request import Request
+    from .rules import Handler, Rule
 
 ROWS: tuple[tuple[commands.Command, Callable[..., None], Rule], ...] = (
     (commands.HELLO, hello.hello, rules.anybody),

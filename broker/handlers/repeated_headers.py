@@ -9,7 +9,9 @@ it was, or not as simple, the frame takes the general way, as if it had not been
 
 from __future__ import annotations
 
-from ...protocol.commands import PULL, ProduceRequest, PullRequest
+from typing import TYPE_CHECKING
+
+from ...protocol.commands import PULL, PullRequest
 from ...protocol.fields import I64_MAX, encode_fields
 from ...protocol.fixed_width import LENGTHS_BYTES, REQUEST_START
 from ...protocol.frames import REQUEST, REQUEST_ID_MAX, Frame
@@ -23,10 +25,14 @@ from ...protocol.produce_frame import (
 )
 from ...protocol.pull_frame import PULL_BEGIN, PULL_END, PullHead
 from ..config import PRODUCE_MESSAGES_MAX
-from ..requests.broker import Broker
-from ..requests.request import FrameSource, Request
-from ..store import TopicConfig
+from ..requests.request import Request
 from .pull import pull_again
+
+if TYPE_CHECKING:
+    from ...protocol.commands import ProduceRequest
+    from ..requests.broker import Broker
+    from ..requests.request import FrameSource
+    from ..store import TopicConfig
 
 HEADERS_PER_CONNECTION_MAX = 16
 """Maximum number of headers that one connection keeps."""

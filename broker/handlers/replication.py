@@ -10,7 +10,6 @@ import msgpack
 from ...protocol import commands
 from ...protocol.commands import (
     ChangeMembersRequest,
-    Command,
     EmptyAnswer,
     ReplicaStatusAnswer,
     ReplicateRequest,
@@ -21,10 +20,11 @@ from ...protocol.errors import ConfigurationError, InvalidParameter, Replication
 from ...protocol.fields import decode_fields
 from ..addresses import parse_address
 from ..replication.member.wire import hello_of, position_of
-from ..requests.request import Request
 
 if TYPE_CHECKING:
+    from ...protocol.commands import Command
     from ..replication.member.replica_member import ReplicaMember
+    from ..requests.request import Request
 
 
 class FollowerConnection:

@@ -7,16 +7,19 @@ import os
 import resource
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgpack
 
 from ...protocol.commands import EmptyRequest, RuntimeInfoAnswer
 from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
 from ...protocol.fields import decode_fields
-from ..requests.broker import Broker
-from ..requests.request import Request
 from ..security.access import QUERY_BROKER
 from .hello import VERSION
+
+if TYPE_CHECKING:
+    from ..requests.broker import Broker
+    from ..requests.request import Request
 
 FOR_EVERY_USER = ("name", "version", "uptime_seconds", "flush")
 """Figures for users without permission to query the broker."""

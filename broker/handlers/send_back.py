@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ...protocol.auth.permissions import CONSUME, TOPIC, Permissions
+from ...protocol.auth.permissions import CONSUME, TOPIC
 from ...protocol.commands import PHYSICAL_OFFSET_STRUCT, SendMessageBackAnswer, SendMessageBackRequest
 from ...protocol.errors import DelayIllegal, InvalidParameter, MessageNotFound
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import DELAY_LEVEL_MAX
-from ...protocol.storage.record import Record
 from ..delivery.groups.retry import send_back, topics_for
 from ..delivery.pop.redelivery import ReturnRule
-from ..requests.request import Request
-from ..store import MessageStore
 from .work_queues import give_back, receipts_in
+
+if TYPE_CHECKING:
+    from ...protocol.auth.permissions import Permissions
+    from ...protocol.storage.record import Record
+    from ..requests.request import Request
+    from ..store import MessageStore
 
 
 @dataclass(frozen=True, slots=True)

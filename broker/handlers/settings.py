@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -17,10 +17,13 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import ConfigurationError, InvalidParameter
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
-from ..config import FIELDS, Settings, valid_values, value_of
+from ..config import FIELDS, valid_values, value_of
 from ..config_sources import changed_settings
-from ..requests.request import Request
+
+if TYPE_CHECKING:
+    from ...protocol.frames import Frame
+    from ..config import Settings
+    from ..requests.request import Request
 
 HOT_SETTINGS = frozenset(
     {

@@ -6,6 +6,7 @@ The wire calls a staged transaction *prepared* and a stage *attempt*.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgpack
 
@@ -18,7 +19,6 @@ from ...protocol.commands import (
     CommitPreparedRequest,
     GetPreparedRequest,
     PreparedAnswer,
-    ProduceRequest,
 )
 from ...protocol.errors import InvalidParameter, NoPermission
 from ...protocol.fields import decode_fields
@@ -26,13 +26,17 @@ from ...protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PR
 from ...protocol.storage.record import encode_properties
 from ..delivery.routing import delay_of
 from ..delivery.staged.notes import STAGED_CONFIG, TOPICS
-from ..delivery.staged.service import StagedTransactions
-from ..delivery.staged.table import Stage
-from ..delivery.writer import RecordWriter
-from ..requests.request import Request
-from ..store import Appended, ProduceBatch, common_properties
+from ..store import ProduceBatch, common_properties
 from .acknowledgement import acknowledge
 from .msgpack_body import ArrayBody
+
+if TYPE_CHECKING:
+    from ...protocol.commands import ProduceRequest
+    from ..delivery.staged.service import StagedTransactions
+    from ..delivery.staged.table import Stage
+    from ..delivery.writer import RecordWriter
+    from ..requests.request import Request
+    from ..store import Appended
 
 FLUSHES = frozenset({"", "sync", "async"})
 

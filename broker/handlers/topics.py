@@ -7,7 +7,7 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
@@ -15,7 +15,6 @@ from ...protocol import commands
 from ...protocol.auth.permissions import TOPIC
 from ...protocol.commands import (
     QUEUE_STATS_STRUCT,
-    Command,
     EmptyAnswer,
     GetTopicsStatsRequest,
     TopicRequest,
@@ -24,16 +23,22 @@ from ...protocol.commands import (
     TopicStatsAnswer,
     UpdateAndCreateTopicRequest,
 )
-from ...protocol.errors import BrokerError, InvalidParameter, NoPermission, TopicExistsAlready, TopicNotExist
+from ...protocol.errors import InvalidParameter, NoPermission, TopicExistsAlready, TopicNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name, is_system_topic
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ..background.held_pulls import PullRequestHoldService
-from ..delivery.topic_changes import TopicChanges
 from ..requests.audit import topic_values
-from ..requests.counters import Counters, Traffic
-from ..requests.request import Request
-from ..store import MessageStore, TopicConfig, WouldBlock
+from ..requests.counters import Traffic
+from ..store import TopicConfig, WouldBlock
+
+if TYPE_CHECKING:
+    from ...protocol.commands import Command
+    from ...protocol.errors import BrokerError
+    from ..background.held_pulls import PullRequestHoldService
+    from ..delivery.topic_changes import TopicChanges
+    from ..requests.counters import Counters
+    from ..requests.request import Request
+    from ..store import MessageStore
 
 _DELETED = (0, 0, 0, -1)
 """Totals of a topic that was deleted since the names were chosen: without a row, the page would seem to be the last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -15,23 +15,26 @@ from ...protocol.commands import (
     EmptyAnswer,
     EndTransactionRequest,
     GetTransactionsRequest,
-    ProduceRequest,
     TransactionsAnswer,
 )
 from ...protocol.errors import NoPermission
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
-from ..delivery.transactions.frames import HalfRequest, half_frame
+from ..delivery.transactions.frames import half_frame
 from ..delivery.transactions.records import TOPICS, Half
-from ..delivery.transactions.service import TransactionalMessageService
-from ..delivery.transactions.startup_scan import History
-from ..delivery.transactions.table import OpenTransactions
 from ..requests.audit import is_by_hand
-from ..requests.request import Request
-from ..security.access import UserRights
 from ..store import ProduceBatch, WouldBlock
 from .acknowledgement import acknowledge
+
+if TYPE_CHECKING:
+    from ...protocol.commands import ProduceRequest
+    from ..delivery.transactions.frames import HalfRequest
+    from ..delivery.transactions.service import TransactionalMessageService
+    from ..delivery.transactions.startup_scan import History
+    from ..delivery.transactions.table import OpenTransactions
+    from ..requests.request import Request
+    from ..security.access import UserRights
 
 Row = dict[str, Any]
 Page = tuple[list[Row], int]

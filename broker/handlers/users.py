@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
-from ...protocol.auth.access_keys import AccessKey, parse_access_key
-from ...protocol.auth.permissions import GRANTS_MAX, Grant, Permissions
+from ...protocol.auth.access_keys import parse_access_key
+from ...protocol.auth.permissions import GRANTS_MAX, Permissions
 from ...protocol.auth.user_file import UserFile
 from ...protocol.auth.users import (
     Users,
@@ -41,10 +41,14 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import BrokerError, ConfigurationError, InvalidParameter, ServiceNotAvailable
 from ...protocol.fields import decode_fields
-from ...protocol.frames import Frame
 from ..requests.connected_client import ConnectedClient
-from ..requests.request import Request
-from ..security.authenticator import Authenticator
+
+if TYPE_CHECKING:
+    from ...protocol.auth.access_keys import AccessKey
+    from ...protocol.auth.permissions import Grant
+    from ...protocol.frames import Frame
+    from ..requests.request import Request
+    from ..security.authenticator import Authenticator
 
 log = logging.getLogger(__name__)
 

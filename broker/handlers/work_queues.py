@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ...protocol.commands import (
     RECEIPT_STRUCT,
@@ -18,13 +19,16 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
 from ..delivery.pop.redelivery import ReturnRule
-from ..delivery.pop.service import PopService, Receipt
 from ..delivery.pop.table import QueueKey
-from ..requests.request import Request
-from ..store import MessageStore
 from .groups import STARTS
-from .pop import POP_BYTES_MAX, Pop, PopParams, Popped
+from .pop import POP_BYTES_MAX, Pop, PopParams
 from .readable import check_has_messages
+
+if TYPE_CHECKING:
+    from ..delivery.pop.service import PopService, Receipt
+    from ..requests.request import Request
+    from ..store import MessageStore
+    from .pop import Popped
 
 NOT_COUNTED = ReturnRule(counts=False)
 

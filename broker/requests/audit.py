@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol import commands
-from ...protocol.commands import Command
-from ...protocol.errors import BrokerError
-from ...protocol.frames import Frame
 from ..addresses import format_address
-from ..security.audit import AuditLog, Author
-from ..store import TopicConfig
-from .connected_client import ConnectedClient
+from ..security.audit import Author
+
+if TYPE_CHECKING:
+    from ...protocol.commands import Command
+    from ...protocol.errors import BrokerError
+    from ...protocol.frames import Frame
+    from ..security.audit import AuditLog
+    from ..store import TopicConfig
+    from .connected_client import ConnectedClient
 
 _AUDITED = {
     command.code: command

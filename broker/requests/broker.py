@@ -11,17 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...protocol.errors import BrokerError
+from ...protocol.frames import FRAME_LENGTH_BYTES
 from ..background.cold_reads import ColdReads
 from ..background.disk_stall import DiskStall
-from ..background.flush import FlushService
-from ..background.held_pulls import PullRequestHoldService
-from ..background.preallocation import AllocateMappedFileService
-from ..background.reput import ReputMessageService
 from ..background.selections import Selections
-from ..background.store_stats import StoreStatsService
 from ..budgets.receive_buffers import ReceiveBudget
 from ..budgets.send_budget import SendBudget
-from ..config import PRODUCER_RUNS_MAX, Settings
+from ..config import PRODUCER_RUNS_MAX
 from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.coordinator import GroupCoordinator
 from ..delivery.groups.offset_moved import TOPIC as OFFSET_MOVED
@@ -35,21 +31,24 @@ from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
 from ..security.access import AccessTable
-from ..security.audit import AuditLog
-from ..security.authenticator import Authenticator
-from ..security.tls import TlsFiles
-from ..store import MessageStore
 from .counters import Counters
 from .dispatch import DispatchScheduler
 
 if TYPE_CHECKING:
+    from ..background.flush import FlushService
+    from ..background.held_pulls import PullRequestHoldService
+    from ..background.preallocation import AllocateMappedFileService
+    from ..background.reput import ReputMessageService
+    from ..background.store_stats import StoreStatsService
+    from ..config import Settings
     from ..replication.member.replica_member import ReplicaMember
+    from ..security.audit import AuditLog
+    from ..security.authenticator import Authenticator
+    from ..security.tls import TlsFiles
+    from ..store import MessageStore
     from .connected_client import ConnectedClient
 
 log = logging.getLogger(__name__)
-
-FRAME_LENGTH_BYTES = 4
-"""Size of a frame's length field, which the limits do not count."""
 
 
 @dataclass(frozen=True, slots=True)

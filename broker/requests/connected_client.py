@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.auth.permissions import PUBLISH, TOPIC
-from ...protocol.auth.scram import ServerExchange
-from ...protocol.commands import Command
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import encode_fields
-from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame, encode_head
+from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, encode_head
 from ...protocol.storage.record import encode_host
-from ..delivery.client_handle import Answered
-from ..security.access import AccessTable, UserRights
-from ..security.users import User
-from .response_queue import ResponseQueue
+
+if TYPE_CHECKING:
+    from ...protocol.auth.scram import ServerExchange
+    from ...protocol.commands import Command
+    from ...protocol.frames import Frame
+    from ..delivery.client_handle import Answered
+    from ..security.access import AccessTable, UserRights
+    from ..security.users import User
+    from .response_queue import ResponseQueue
 
 TELL_MAX = 100
 """Maximum number of callbacks for the loss of one connection. Most are group members, which take memory."""

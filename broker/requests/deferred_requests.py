@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import SystemBusy
-from ..background.held_pulls import HeldPull
-from ..background.selections import HELD_PULL_BYTES, Selection, Share, Shares
+from ..background.selections import HELD_PULL_BYTES, Share, Shares
 from ..config import BUSY_RETRY_AFTER_MS
-from ..delivery.pop.waits import Wait
-from .response_queue import ResponseQueue
 
 if TYPE_CHECKING:
+    from ..background.held_pulls import HeldPull
+    from ..background.selections import Selection
+    from ..delivery.pop.waits import Wait
     from .broker import Broker
+    from .response_queue import ResponseQueue
 
 COLD_READS_MAX = 2
 """Maximum number of concurrent cold reads of one connection, so that other connections get a thread soon."""

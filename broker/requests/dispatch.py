@@ -11,14 +11,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ...protocol.errors import BrokerError
-from ..background.flush import FlushService
-from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_scheduler import ContentionTracker
-from ..background.preallocation import AllocateMappedFileService
-from ..background.reput import ReputMessageService
-from ..store import Appended, MessageStore
+
+if TYPE_CHECKING:
+    from ...protocol.errors import BrokerError
+    from ..background.flush import FlushService
+    from ..background.held_pulls import PullRequestHoldService
+    from ..background.preallocation import AllocateMappedFileService
+    from ..background.reput import ReputMessageService
+    from ..store import Appended, MessageStore
 
 LAZY_S = 0.002
 """Maximum time for which messages that no client waits for stay undispatched."""

@@ -7,22 +7,27 @@ import logging
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from ...protocol.commands import COMMANDS, PRODUCE, Command, ProduceRequest, PullRequest, RecordsAnswer
+from ...protocol.commands import COMMANDS, PRODUCE, RecordsAnswer
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, TopicNotExist
 from ...protocol.fields import encode_fields
-from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser, encode_head
+from ...protocol.frames import REQUEST, RESPONSE, encode_head
 from ...protocol.names import is_system_topic
 from ...protocol.produce_frame import encode_produce_answer
 from ...protocol.pull_frame import encode_records_head
-from ..security.users import User
-from ..store import ProduceBatch, PullResult, TopicConfig, WouldBlock
+from ..store import ProduceBatch, TopicConfig, WouldBlock
 from .audit import audit, audit_refused
-from .connected_client import ConnectedClient
-from .deferred_requests import COLD_READS_MAX, DeferredRequests
-from .response_queue import Bytes, ResponseQueue, encode_error
+from .deferred_requests import COLD_READS_MAX
+from .response_queue import encode_error
 
 if TYPE_CHECKING:
+    from ...protocol.commands import Command, ProduceRequest, PullRequest
+    from ...protocol.frames import Frame, FrameParser
+    from ..security.users import User
+    from ..store import PullResult
     from .broker import Broker
+    from .connected_client import ConnectedClient
+    from .deferred_requests import DeferredRequests
+    from .response_queue import Bytes, ResponseQueue
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

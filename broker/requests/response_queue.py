@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ...protocol.errors import BrokerError
-from ...protocol.frames import RESPONSE, Frame, encode_head
+from ...protocol.frames import RESPONSE, encode_head
 from ..budgets.send_budget import SMALL_BYTES
 
 if TYPE_CHECKING:
+    from ...protocol.errors import BrokerError
+    from ...protocol.frames import Frame
     from .broker import Broker
 
 Bytes: TypeAlias = bytes | bytearray | memoryview

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from ...protocol.auth.scram import MECHANISM, ProofWrong, ScramError, ServerExchange
 from ...protocol.errors import AuthenticationFailed, AuthenticationRequired
-from .backoff import LoginBackoff
-from .users import User, UserTable
+
+if TYPE_CHECKING:
+    from .backoff import LoginBackoff
+    from .users import User, UserTable
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import SystemBusy
-from ..background.loop_scheduler import LoopTimer
+
+if TYPE_CHECKING:
+    from ..background.loop_scheduler import LoopTimer
 
 PAUSE_S = 0.1
 """Pause after the first failure; each further failure doubles it."""

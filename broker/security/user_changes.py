@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .users import User
+if TYPE_CHECKING:
+    from .users import User
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...protocol.auth.access_keys import AccessKey
 from ...protocol.auth.scram import ITERATIONS, KEY_BYTES, SALT_BYTES, Verifier, hmac_of
 from ...protocol.auth.users import BACKUP_SUFFIX, USERS_FILE, User, Users, choose_users
 from ...protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ...protocol.auth.access_keys import AccessKey
 
 __all__ = ["USERS_FILE", "User", "UserTable"]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...protocol.storage.layout import INDEX_ENTRY_BYTES
-from .message_store import MessageStore
-from .queue.consume_queue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from .message_store import MessageStore
+    from .queue.consume_queue import ConsumeQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,6 @@
 
 from __future__ import annotations
 
-from ..lazy_exports import lazy_exports
+from ...protocol.lazy_exports import lazy_exports
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)  # the names are in __init__.pyi

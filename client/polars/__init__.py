@@ -9,8 +9,8 @@ Needs ``flintmq[arrow]`` and Polars.
 
 from __future__ import annotations
 
+from ...protocol.lazy_exports import lazy_exports
 from ..arrow.requirements import check_arrow
-from ..lazy_exports import lazy_exports
 
 check_arrow(__name__, "polars")
 

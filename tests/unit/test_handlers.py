@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
+import subprocess
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import msgpack
 import pytest
@@ -43,7 +48,7 @@ async def test_a_broker_has_what_each_handler_names(tmp_path: Path) -> None:
     await lifecycle.start(lambda stage, done, total: None)
     try:
         for command, handler, _ in ROWS:
-            hints = typing.get_type_hints(handler)
+            hints = typing.get_type_hints(handler, names_of_types(sys.modules[handler.__module__]))
             for name in list(inspect.signature(handler).parameters)[1:]:
                 part = getattr(lifecycle._broker, name)
                 classes = typing.get_args(hints[name]) or (hints[name],)
@@ -51,6 +56,23 @@ async def test_a_broker_has_what_each_handler_names(tmp_path: Path) -> None:
                 assert callable(part) if is_call else isinstance(part, classes), f"{command.name}: {name}"
     finally:
         await lifecycle.stop()
+
+
+def names_of_types(module: ModuleType) -> dict[str, Any]:
+    """Return the names of a module, including those that it imports only for type checkers."""
+    names = dict(vars(module))
+    for statement in ast.parse(inspect.getsource(module)).body:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            exec(compile(ast.Module(statement.body, []), module.__name__, "exec"), names)
+    return names
+
+
+def test_handlers_import_neither_the_whole_store_nor_the_whole_broker() -> None:
+    modules = {handler.__module__ for _, handler, _ in ROWS}
+    whole = ["flintmq.broker.store.message_store", "flintmq.broker.requests.broker"]
+    program = f"import sys; from importlib import import_module as load; [load(each) for each in {sorted(modules)}]; "
+    program += f"print([each for each in {whole} if each in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout == b"[]\n"
 
 
 async def test_a_topic_is_created_grows_and_never_shrinks(store: MessageStore) -> None:

@@ -12,12 +12,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
 from ....protocol.errors import GroupKind, GroupRunning, LimitReached
-from ..client_handle import ClientHandle
-from .assignment import Queue
 from .queue_locks import QueueLocks
+
+if TYPE_CHECKING:
+    from ..client_handle import ClientHandle
+    from .assignment import Queue
 
 log = logging.getLogger(__name__)
 

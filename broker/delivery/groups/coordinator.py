@@ -6,16 +6,20 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, HeartBeatRequest, IdsChangedRequest
+from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
 from ....protocol.errors import GroupRunning, LimitReached, NoPermission
 from ....protocol.fields import I64_MAX
 from ....protocol.storage.delivery import MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, dead_letter_topic, retry_topic
-from ...store import MessageStore
-from ..client_handle import ClientHandle
-from .assignment import Queue
 from .consumer_clients import ConsumerClients
 from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
+
+if TYPE_CHECKING:
+    from ....protocol.commands import HeartBeatRequest
+    from ...store import MessageStore
+    from ..client_handle import ClientHandle
+    from .assignment import Queue
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ....protocol.errors import EpochFenced, MemberNameTaken, MemberUnknown, SubscriptionIllegal
-from ..client_handle import ClientHandle
-from .assignment import Queue, assign
+from .assignment import assign
+
+if TYPE_CHECKING:
+    from ..client_handle import ClientHandle
+    from .assignment import Queue
 
 CLUSTERING = "clustering"
 BROADCASTING = "broadcasting"

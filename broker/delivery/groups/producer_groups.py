@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..client_handle import ClientHandle
+if TYPE_CHECKING:
+    from ..client_handle import ClientHandle
 
 
 class _Producer(NamedTuple):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .assignment import Queue
+if TYPE_CHECKING:
+    from .assignment import Queue
 
 LOCK_S = 60.0
 """Life of a lock that is not renewed (RocketMQ's ``rebalance.lockMaxLiveTime``); clients renew it each 20 s."""

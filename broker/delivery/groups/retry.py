@@ -7,6 +7,7 @@ the delay levels to ``%RETRY%group``, a dead one goes to ``%DLQ%group``.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ....protocol.storage.delivery import (
     DEAD_LETTER_LEVEL,
@@ -29,8 +30,11 @@ from ....protocol.storage.delivery import (
 )
 from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
-from ....protocol.storage.record import PROPERTY_DELAY, Record, encode_properties
+from ....protocol.storage.record import PROPERTY_DELAY, encode_properties
 from ...store import TopicConfig
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,15 @@ A queue in order is left out: its consumers begin again at the committed offset.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ...store import PopEntry
-from .in_flight import InFlight, QueueInFlight, Ranges, Take
-from .table import InFlightTable, QueueKey
+from .in_flight import InFlight, QueueInFlight, Take
+from .table import QueueKey
+
+if TYPE_CHECKING:
+    from ...store import PopEntry
+    from .in_flight import Ranges
+    from .table import InFlightTable
 
 QUEUE, TAKEN, SETTLED, RENEWED, FORGOTTEN = "q", "t", "s", "r", "f"
 

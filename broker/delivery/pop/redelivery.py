@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ....protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange, QueueNotExist, SystemBusy, TopicNotExist
 from ....protocol.storage.delivery import (
@@ -29,11 +29,15 @@ from ....protocol.storage.delivery import (
 )
 from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import Record, decode_record, encode_properties
-from ...store import CorruptLog, DamagedRecord, MessageStore, PullSelection, TopicConfig, WouldBlock
+from ....protocol.storage.record import decode_record, encode_properties
+from ...store import CorruptLog, DamagedRecord, PullSelection, TopicConfig, WouldBlock
 from ..groups.retry import send_back
-from ..writer import RecordWriter
-from .table import Expired, InFlightTable, QueueKey
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ...store import MessageStore
+    from ..writer import RecordWriter
+    from .table import Expired, InFlightTable, QueueKey
 
 log = logging.getLogger(__name__)
 

@@ -6,19 +6,25 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
-from ....protocol.errors import BrokerError
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
 from ...background.loop_worker import LoopWorker
-from ...background.service import OnFatal
-from ...store import MessageStore, PopEntry, SettledAhead
-from ..groups.coordinator import GroupCoordinator
-from ..writer import RecordWriter
+from ...store import SettledAhead
 from . import journal
-from .in_flight import InFlight, QueueInFlight, Take
-from .redelivery import Moving, Redelivery, ReturnedBatch, ReturnRule, Tally
+from .in_flight import Take
+from .redelivery import Moving, Redelivery, ReturnedBatch
 from .table import Expired, InFlightTable, QueueKey
 from .waits import ALL_QUEUES, Waits
+
+if TYPE_CHECKING:
+    from ....protocol.errors import BrokerError
+    from ...background.service import OnFatal
+    from ...store import MessageStore, PopEntry
+    from ..groups.coordinator import GroupCoordinator
+    from ..writer import RecordWriter
+    from .in_flight import InFlight, QueueInFlight
+    from .redelivery import ReturnRule, Tally
 
 log = logging.getLogger(__name__)
 

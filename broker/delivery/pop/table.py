@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from .in_flight import InFlight, QueueInFlight, Ranges, Take
+from .in_flight import QueueInFlight, Take
+
+if TYPE_CHECKING:
+    from .in_flight import InFlight, Ranges
 
 OF_QUEUE_MAX = 10_000
 """Maximum number of messages of one queue that a group has in flight."""

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.delivery import DELAY_LEVEL_MAX, SCHEDULE_TOPIC
 from ...kernels.dispatch import DELAY_LEVELS_MS
-from ...store.queue.consume_queue import ConsumeQueue
 from ...store.timers.timer_state import add_counts
 from .delivered_copies import CopyFinder
-from .redelivery import RECORDS_A_STEP, DeliveryFigures, Redeliverer, UnflushedEvents, choose, topics_of
+from .redelivery import RECORDS_A_STEP, DeliveryFigures, UnflushedEvents, choose, topics_of
+
+if TYPE_CHECKING:
+    from ...store.queue.consume_queue import ConsumeQueue
+    from .redelivery import Redeliverer
 
 COPIES_A_STEP = 64
 """Number of messages whose copies one step looks for in the log after a crash."""

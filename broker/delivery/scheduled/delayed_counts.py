@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.delivery import DELAY_LEVEL_MAX, PARKED_TOPIC, SCHEDULE_TOPIC
-from ...store import MessageStore
 from ...store.queue.queue_check import UNIT_DTYPE
 from ...store.timers.timer_state import HOUR_SECONDS
 from .timers import SECOND_MS
-from .worker import Delays
+
+if TYPE_CHECKING:
+    from ...store import MessageStore
+    from .worker import Delays
 
 Row = tuple[int, int, int]
 """A level or the beginning of an hour (ms), the number of waiting messages, and when the next is due (ms; 0: none)."""

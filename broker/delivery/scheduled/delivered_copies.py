@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.errors import TopicNotExist
 from ....protocol.storage.delivery import PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
-from ....protocol.storage.record import PROPERTY_UNIQ_KEY, Record, decode_record
-from ...store import KeySearch, MessageStore
+from ....protocol.storage.record import PROPERTY_UNIQ_KEY, decode_record
+from ...store import KeySearch
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ...store import MessageStore
 
 
 class CopyFinder:

@@ -8,12 +8,16 @@ So whether a message is recalled follows from the log alone, on every member of 
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...store.read.record_copies import WaitingRecords
 from ..routing import SECOND_MS
-from .redelivery import PLACES, RECORDS_A_STEP, Redeliverer, chosen_places
+from .redelivery import PLACES, RECORDS_A_STEP, chosen_places
+
+if TYPE_CHECKING:
+    from ...store.read.record_copies import WaitingRecords
+    from .redelivery import Redeliverer
 
 _DIGEST_BYTES = 16
 _DIGEST = f"S{_DIGEST_BYTES}"

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,14 @@ from ....protocol.storage.delivery import PARKED_TOPIC, UNREADABLE_TOPICS
 from ....protocol.storage.layout import PRE_BLANK_SIZE
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
 from ...latency import Latencies
-from ...store import CorruptLog, MessageStore, TopicConfig, WouldBlock
-from ...store.queue.consume_queue import ConsumeQueue
+from ...store import CorruptLog, TopicConfig, WouldBlock
 from ...store.queue.queue_check import UNIT_DTYPE
-from ...store.read.record_copies import Place, WaitingRecords
-from ..writer import RecordWriter
+
+if TYPE_CHECKING:
+    from ...store import MessageStore
+    from ...store.queue.consume_queue import ConsumeQueue
+    from ...store.read.record_copies import Place, WaitingRecords
+    from ..writer import RecordWriter
 
 log = logging.getLogger(__name__)
 

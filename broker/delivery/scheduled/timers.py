@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,12 +17,9 @@ from ....protocol.storage.delivery import TIMER_TOPIC
 from ....protocol.storage.layout import RECORD
 from ...kernels.deliver import UNSOUND
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
-from ...store.read.record_copies import WaitingRecords
-from ...store.timers.timer_files import TimerFiles
 from ...store.timers.timer_state import (
     HOUR_SECONDS,
     ROWS,
-    Event,
     Indexed,
     Reached,
     Rolled,
@@ -32,16 +30,13 @@ from ...store.timers.timer_state import (
 )
 from .delivered_copies import CopyFinder
 from .recalls import RecallsOfSecond
-from .redelivery import (
-    BYTES_A_STEP,
-    PLACES,
-    RECORDS_A_STEP,
-    DeliveryFigures,
-    Redeliverer,
-    choose,
-    chosen_places,
-    topics_of,
-)
+from .redelivery import BYTES_A_STEP, PLACES, RECORDS_A_STEP, DeliveryFigures, choose, chosen_places, topics_of
+
+if TYPE_CHECKING:
+    from ...store.read.record_copies import WaitingRecords
+    from ...store.timers.timer_files import TimerFiles
+    from ...store.timers.timer_state import Event
+    from .redelivery import Redeliverer
 
 SECOND_MS = 1_000
 _QUEUE_OFFSET_AT = RECORD.at["queue_offset"]

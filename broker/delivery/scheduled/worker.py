@@ -7,15 +7,18 @@ import errno
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
 from ....protocol.storage.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
 from ...background.loop_worker import LoopWorker, wall_ms
-from ...store import MessageStore
 from ...store.timers.timer_files import TimerFiles
-from ..writer import RecordWriter
 from .delay_levels import DelayLevels
 from .redelivery import Redeliverer
 from .timers import Timers
+
+if TYPE_CHECKING:
+    from ...store import MessageStore
+    from ..writer import RecordWriter
 
 log = logging.getLogger(__name__)
 

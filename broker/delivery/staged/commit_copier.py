@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.delivery import PREPARED_TOPIC
 from ...background.loop_worker import LoopWorker, wall_ms
-from ...background.service import OnFatal
-from ...store.queue.consume_queue import ConsumeQueue
 from ..scheduled.redelivery import RECORDS_A_STEP, choose
 from .notes import COPY, DONE
-from .service import PendingCommit, StagedTransactions
-from .table import Commit
+
+if TYPE_CHECKING:
+    from ...background.service import OnFatal
+    from ...store.queue.consume_queue import ConsumeQueue
+    from .service import PendingCommit, StagedTransactions
+    from .table import Commit
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from .table import Range, Stage
+from .table import Range
+
+if TYPE_CHECKING:
+    from .table import Stage
 
 log = logging.getLogger(__name__)
 

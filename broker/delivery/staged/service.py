@@ -11,15 +11,20 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ....protocol.errors import BrokerError, PreparedIncomplete, QueueNotExist, SystemBusy, TopicNotExist
+from ....protocol.errors import PreparedIncomplete, QueueNotExist, SystemBusy, TopicNotExist
 from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from ...store import StagedSnapshot
-from ..scheduled.redelivery import Redeliverer
-from ..writer import Done, RecordWriter
-from .notes import COMMIT, STAGE, Note, drop_notes, note_record
-from .table import Commit, Stage, StageTable
+from .notes import COMMIT, STAGE, drop_notes, note_record
+from .table import Stage, StageTable
+
+if TYPE_CHECKING:
+    from ....protocol.errors import BrokerError
+    from ..scheduled.redelivery import Redeliverer
+    from ..writer import Done, RecordWriter
+    from .notes import Note
+    from .table import Commit
 
 log = logging.getLogger(__name__)
 

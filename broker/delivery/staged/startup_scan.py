@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import Record
-from ...store import MessageStore
-from ...store.damage.tombstones import LostRange
-from ...store.queue.consume_queue import ConsumeQueue
 from ...store.queue.queue_check import UNIT_DTYPE
 from ..scheduled.redelivery import RECORDS_A_STEP
 from ..topic_scan import records_from
 from .lost_notes import LostNotes
-from .notes import COMMIT, COPY, DONE, DROP, STAGE, Note, read_note
-from .table import Commit, Range, Stage, StageTable
+from .notes import COMMIT, COPY, DONE, DROP, STAGE, read_note
+from .table import Commit, Stage, StageTable
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ...store import MessageStore
+    from ...store.damage.tombstones import LostRange
+    from ...store.queue.consume_queue import ConsumeQueue
+    from .notes import Note
+    from .table import Range
 
 log = logging.getLogger(__name__)
 

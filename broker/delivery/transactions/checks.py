@@ -12,19 +12,22 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ....protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
 from ....protocol.errors import SUCCESS, BrokerError, FlintError, InvalidParameter, TransactionEnded
 from ....protocol.fields import decode_fields
-from ....protocol.frames import Frame
-from ....protocol.storage.record import Record
-from ...background.loop_scheduler import CallAt, LoopTimer
 from ...store import WouldBlock
-from ..groups.producer_groups import ProducerGroups
-from ..writer import RecordWriter
 from .records import Half, checked_again, shown_as_real
-from .service import TransactionalMessageService
 from .table import COMMIT, PARKED, ROLLBACK, OpenTransaction
+
+if TYPE_CHECKING:
+    from ....protocol.frames import Frame
+    from ....protocol.storage.record import Record
+    from ...background.loop_scheduler import CallAt, LoopTimer
+    from ..groups.producer_groups import ProducerGroups
+    from ..writer import RecordWriter
+    from .service import TransactionalMessageService
 
 log = logging.getLogger(__name__)
 

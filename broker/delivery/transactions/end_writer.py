@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal
 from ....protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
-from ....protocol.storage.record import Record
-from ..topic_changes import TopicChanges
-from ..writer import RecordWriter
 from .records import TOPICS, check_destination, committed, ended_notes, ended_offsets, parked
-from .table import COMMIT, PARKED, Ended, Ending, OpenTransactions
+from .table import COMMIT, PARKED
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ..topic_changes import TopicChanges
+    from ..writer import RecordWriter
+    from .table import Ended, Ending, OpenTransactions
 
 log = logging.getLogger(__name__)
 

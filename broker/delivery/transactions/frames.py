@@ -6,11 +6,11 @@ The produce kernel applies the rules for messages to the resulting rows; this mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from ....protocol.commands import LAYOUT_ROWS, ProduceRequest
+from ....protocol.commands import LAYOUT_ROWS
 from ....protocol.errors import InvalidParameter, MessageIllegal
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import (
@@ -28,6 +28,9 @@ from ....protocol.storage.ids import unique_key
 from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, encode_properties
 from ...memo import remembered
 from ...store import common_properties
+
+if TYPE_CHECKING:
+    from ....protocol.commands import ProduceRequest
 
 _PAIR_END = "\x02"
 _DELAYS = (PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ....protocol.errors import SystemBusy
-from ....protocol.storage.record import Record
-from ..writer import RecordWriter
-from .records import Half, check_destination, committed
-from .table import COMMIT, Ended, OpenTransactions
+from .records import check_destination, committed
+from .table import COMMIT, Ended
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ..writer import RecordWriter
+    from .records import Half
+    from .table import OpenTransactions
 
 RETRY_AFTER_MS = 100
 

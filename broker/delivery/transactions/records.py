@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ....protocol.errors import QueueNotExist, TopicNotExist
 from ....protocol.storage.delivery import (
@@ -23,7 +24,10 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_TAGS, PROPERTY_UNIQ_KEY, Record, encode_properties
-from ...store import MessageStore, TopicConfig
+from ...store import TopicConfig
+
+if TYPE_CHECKING:
+    from ...store import MessageStore
 
 TOPICS = tuple(
     TopicConfig(name, read_queues=1, write_queues=1) for name in (HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_PARKED_TOPIC)

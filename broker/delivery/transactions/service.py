@@ -7,18 +7,22 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ....protocol.commands import EndTransactionRequest
 from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal, SystemBusy
 from ...store import WouldBlock
-from ..topic_changes import TopicChanges
-from ..writer import Done, RecordWriter
 from .end_writer import EndWriter
 from .parked import ParkedMessages
-from .records import Half
-from .startup_scan import AtStart, History
-from .table import COMMIT, PARKED, ROLLBACK, Ending, OpenTransaction, OpenTransactions, check_group
+from .startup_scan import History
+from .table import COMMIT, PARKED, ROLLBACK, Ending, OpenTransactions, check_group
+
+if TYPE_CHECKING:
+    from ....protocol.commands import EndTransactionRequest
+    from ..topic_changes import TopicChanges
+    from ..writer import Done, RecordWriter
+    from .records import Half
+    from .startup_scan import AtStart
+    from .table import OpenTransaction
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,15 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ....protocol.commands import RECORD_SIZE_STRUCT
 from ....protocol.errors import BrokerFailure, TopicNotExist, TransactionGroupWrong, TransactionNotExist
 from ....protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
-from ....protocol.storage.record import PROPERTY_UNIQ_KEY, Record, decode_record
-from ...store import KeySearch, MessageStore
+from ....protocol.storage.record import PROPERTY_UNIQ_KEY, decode_record
+from ...store import KeySearch
 from ..topic_scan import records_from
 from .records import Half, ended_offsets, id_of, is_committed
 from .table import COMMIT, PARKED, ROLLBACK, Ended
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ...store import MessageStore
 
 log = logging.getLogger(__name__)
 

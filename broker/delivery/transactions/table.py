@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ....protocol.errors import BrokerError, TransactionEnded, TransactionGroupWrong, TransactionNotExist
-from ....protocol.storage.record import Record
-from ..writer import Done
-from .records import Half
+from ....protocol.errors import TransactionEnded, TransactionGroupWrong, TransactionNotExist
+
+if TYPE_CHECKING:
+    from ....protocol.errors import BrokerError
+    from ....protocol.storage.record import Record
+    from ..writer import Done
+    from .records import Half
 
 ENDED_MAX = 10_000
 """Maximum number of ended transactions in memory; the log has the others."""

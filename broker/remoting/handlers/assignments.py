@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ....protocol.auth.permissions import ADMIN, CONSUME, GROUP, TOPIC, Need
 from ....protocol.errors import InvalidParameter, NoPermission
 from ....protocol.names import check_client_group
 from ....protocol.remoting import fastjson
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ...delivery.groups.assignment import Queue
 from ...delivery.groups.consumer_clients import BROADCASTING
-from ...delivery.groups.coordinator import GroupCoordinator
 from ...delivery.pop.waits import ALL_QUEUES
 from ...handlers.readable import check_readable
-from ...store import MessageStore
-from ..gateway import RemotingGateway
 from ..json_fields import json_body
-from ..request import RemotingRequest
 from ..rules import check, sees
 from .locks import queue_row
+
+if TYPE_CHECKING:
+    from ...delivery.groups.assignment import Queue
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 AVERAGE, CIRCLE = "AVG", "AVG_BY_CIRCLE"
 PULL, POP = "PULL", "POP"

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import GROUP, TOPIC
 from ....protocol.remoting import codes
 from ....protocol.remoting.fastjson import encode
-from ...config import Settings
 from ...handlers.settings import change_hot_settings
-from ...store import MessageStore
 from ..bodies import encode_lines, settings_lines
 from ..broker_settings import own_changes, rocketmq_settings
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
 from ..rules import sees
 from ..runtime_table import runtime_table
 from .routes import reply_json
+
+if TYPE_CHECKING:
+    from ...config import Settings
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 
 def get_broker_runtime_info(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ....protocol.auth.permissions import QUERY, TOPIC
 from ....protocol.errors import BrokerError, BrokerFailure
-from ....protocol.frames import Frame
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.remoting.command import RemotingFrame
-from ...delivery.groups.coordinator import GroupCoordinator
-from ...store import MessageStore
 from ..client import RemotingClient
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
+
+if TYPE_CHECKING:
+    from ....protocol.frames import Frame
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 TIMEOUT_S = 10.0
 _SIZE_BYTES = 4

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ....protocol.errors import InvalidParameter
 from ....protocol.names import check_client_group, check_name
 from ....protocol.remoting import codes, fastjson
 from ....protocol.storage.delivery import retry_topic
 from ...delivery.groups.consumer_clients import EXPIRY_S, ClientIdentity, ClientRole, ClientSubscription
-from ...delivery.groups.coordinator import GroupCoordinator
-from ...delivery.groups.producer_groups import ProducerGroups
-from ...delivery.writer import RecordWriter
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX, SUBSCRIPTIONS_MAX
 from ...store import TopicConfig
 from ..client import RemotingClient
-from ..gateway import RemotingGateway
-from ..json_fields import JsonFields, json_body
-from ..request import RemotingRequest
+from ..json_fields import json_body
 from ..rules import check
 from ..subscription import check_subscription
+
+if TYPE_CHECKING:
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...delivery.groups.producer_groups import ProducerGroups
+    from ...delivery.writer import RecordWriter
+    from ..gateway import RemotingGateway
+    from ..json_fields import JsonFields
+    from ..request import RemotingRequest
 
 GROUPS_MAX = 100
 """Maximum number of producer groups, and of consumer groups, that a heartbeat names."""

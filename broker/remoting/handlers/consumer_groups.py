@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import GROUP
 from ....protocol.commands import ResetOffsetRequest
@@ -15,21 +15,24 @@ from ....protocol.remoting.fastjson import ObjectMap
 from ....protocol.storage.delivery import retry_topic
 from ....protocol.storage.javahash import tags_code
 from ...addresses import format_address
-from ...delivery.client_handle import ClientHandle
-from ...delivery.groups.assignment import Queue
 from ...delivery.groups.consumer_clients import ClientSubscription
-from ...delivery.groups.coordinator import GroupCoordinator
-from ...delivery.groups.group import ConsumerGroup
-from ...delivery.groups.producer_groups import ProducerGroups
 from ...handlers.group_admin import HOT_QUEUES_MAX, reset_progress
 from ...handlers.offsets import sees_progress
-from ...store import MessageStore, WouldBlock
+from ...store import WouldBlock
 from ..client import RemotingClient
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
 from ..rules import sees
 from ..subscription import SQL92, TAG, tags_and_filter
 from .locks import queue_row
+
+if TYPE_CHECKING:
+    from ...delivery.client_handle import ClientHandle
+    from ...delivery.groups.assignment import Queue
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...delivery.groups.group import ConsumerGroup
+    from ...delivery.groups.producer_groups import ProducerGroups
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 OWN_LANGUAGE = "PYTHON"
 """Language of FlintMQ's own clients in ``LanguageCode``: RocketMQ's tools know no other names."""

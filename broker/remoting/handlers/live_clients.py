@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import GROUP
 from ....protocol.names import check_client_group
 from ....protocol.remoting.fastjson import encode
-from ...delivery.groups.producer_groups import ProducerGroups
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
 from ..rules import sees
 from .consumer_groups import connection_row, subscription_row
+
+if TYPE_CHECKING:
+    from ...delivery.groups.producer_groups import ProducerGroups
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 
 def get_all_producer_info(request: RemotingRequest, producer_groups: ProducerGroups) -> None:

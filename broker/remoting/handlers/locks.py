@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ....protocol.auth.permissions import CONSUME, GROUP, Need
 from ....protocol.names import check_client_group
 from ....protocol.remoting import fastjson
-from ...delivery.groups.assignment import Queue
-from ...delivery.groups.consumer_clients import ConsumerClients
-from ...delivery.groups.coordinator import GroupCoordinator
-from ...store import MessageStore
-from ..gateway import RemotingGateway
 from ..json_fields import json_body
-from ..request import RemotingRequest
 from ..rules import check
+
+if TYPE_CHECKING:
+    from ...delivery.groups.assignment import Queue
+    from ...delivery.groups.consumer_clients import ConsumerClients
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 QUEUES_MAX = 65_536
 """Maximum number of queues in a request."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ....protocol.errors import GroupNotExist, InvalidParameter
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
-from ...delivery.groups.coordinator import GroupCoordinator
 from ...handlers.readable import check_readable
-from ...store import MessageStore
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
+
+if TYPE_CHECKING:
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 _QUEUE_MAX = 2**31 - 1
 _I64_MAX = 2**63 - 1

@@ -7,6 +7,7 @@ import base64
 import binascii
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ....protocol.errors import InvalidParameter, MessageIllegal, QueueNotExist, TopicNotExist
@@ -16,14 +17,13 @@ from ....protocol.storage.delivery import PROPERTY_RECORD_CRC
 from ....protocol.storage.record import decode_record, encode_properties
 from ...delivery.groups.consumer_clients import ClientSubscription
 from ...delivery.pop.in_flight import Take
-from ...delivery.pop.service import PopService
 from ...delivery.pop.table import QueueKey
 from ...delivery.pop.waits import ALL_QUEUES, WaitEnd
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
-from ...handlers.pop import POP_COUNT_MAX, Pop, PopParams, Popped, check_may_pop, hold, queues_to_visit, run_woken
-from ...store import MessageStore, WouldBlock
+from ...handlers.pop import POP_COUNT_MAX, Pop, PopParams, check_may_pop, hold, queues_to_visit, run_woken
+from ...store import WouldBlock
 from .. import rules
-from ..json_fields import JsonFields, json_body
+from ..json_fields import json_body
 from ..receipts import (
     ORDERED_REVIVE_QUEUE,
     PROPERTY_POP_CK,
@@ -35,8 +35,14 @@ from ..receipts import (
     queue_of,
     start_offset_info,
 )
-from ..request import RemotingRequest
 from ..subscription import TAG, tags_and_filter
+
+if TYPE_CHECKING:
+    from ...delivery.pop.service import PopService
+    from ...handlers.pop import Popped
+    from ...store import MessageStore
+    from ..json_fields import JsonFields
+    from ..request import RemotingRequest
 
 POLL_MS_MAX = 5 * 60_000
 """Longest time for which a request waits; a client that asks for more asks again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgpack
 
 from ....protocol.commands import LAYOUT_ROWS, ProduceRequest
@@ -14,11 +16,14 @@ from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY
 from ...delivery.groups.retry import topics_for
 from ...handlers.produce import append_frame
 from ...store import LAYOUT_BATCH, LAYOUT_BODY, count_batch
-from ..gateway import RemotingGateway
 from ..recall import recall_handle
-from ..request import RemotingRequest
 from ..resends import answer_resend
-from ..sends import SendFields, decode_send, join_properties, sequence_of, settle_delay, settle_half, split_properties
+from ..sends import decode_send, join_properties, sequence_of, settle_delay, settle_half, split_properties
+
+if TYPE_CHECKING:
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
+    from ..sends import SendFields
 
 
 def send_message(request: RemotingRequest, gateway: RemotingGateway) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.errors import TopicNotExist
 from ....protocol.names import check_client_group
@@ -11,11 +11,14 @@ from ....protocol.remoting.fastjson import ObjectMap, encode
 from ....protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ...handlers.offsets import sees_progress
 from ...handlers.readable import check_readable
-from ...store import MessageStore, WouldBlock
+from ...store import WouldBlock
 from ..bodies import message_queue
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
 from .routes import reply_json
+
+if TYPE_CHECKING:
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 
 def query_consume_time_span(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:

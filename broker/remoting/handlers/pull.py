@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ....protocol.commands import PullRequest
 from ....protocol.errors import BrokerError, InvalidParameter, NoPermission, QueueNotExist
 from ....protocol.frames import REQUEST
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ...delivery.groups.consumer_clients import ClientSubscription
-from ...delivery.groups.coordinator import GroupCoordinator
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
 from ...handlers.pull import pull_records
 from ...handlers.readable import check_has_messages
-from ...store import MessageStore
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest, pull_fields
+from ..request import pull_fields
 from ..subscription import TAG, tags_and_filter
+
+if TYPE_CHECKING:
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 FLAG_COMMIT_OFFSET = 1
 FLAG_SUSPEND = 2

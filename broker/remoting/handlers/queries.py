@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.errors import InvalidParameter
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
 from ...handlers.query import shown_to
 from ...handlers.readable import check_has_messages
-from ...store import KeySearch, MessageStore, QueryResult, WouldBlock
+from ...store import KeySearch, QueryResult, WouldBlock
 from ...store.read.queries import LATEST_MS, QUERY_PAGE_MAX
-from ..request import RemotingRequest
 from .routes import reply_json
+
+if TYPE_CHECKING:
+    from ...store import MessageStore
+    from ..request import RemotingRequest
 
 UNIQUE_KEY_COUNT_MAX = 32
 """Maximum number of messages in the answer to a query by unique key (``defaultQueryMaxNum``)."""

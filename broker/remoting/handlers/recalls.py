@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ....protocol.commands import ProduceRequest
 from ....protocol.errors import TopicNotExist
 from ...delivery.routing import DAY_MS, route_recall
-from ...delivery.scheduled.worker import Delays
 from ...handlers.produce import append_waiting, check_load
-from ...store import LAYOUT_BODY, MessageStore
-from ..gateway import RemotingGateway
+from ...store import LAYOUT_BODY
 from ..recall import RecallRefused, split_recall_handle
-from ..request import RemotingRequest
+
+if TYPE_CHECKING:
+    from ...delivery.scheduled.worker import Delays
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 RECALL_BODY = b"0"
 """Body of a recall's record, as RocketMQ writes it: the properties say everything."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ....protocol.errors import BrokerFailure, MessageIllegal, MessageNotFound, TopicNotExist
-from ....protocol.frames import Frame
 from ....protocol.names import check_name
 from ....protocol.remoting import codes
 from ....protocol.remoting.command import REGION
 from ....protocol.storage.record import decode_host
 from ...addresses import format_address
-from ...delivery.groups.producer_groups import ProducerGroups
 from ..client import RemotingClient
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
-from ..sends import PROPERTY_REGION, PROPERTY_TRACE, SendFields, decode_send, join_properties, split_properties
+from ..sends import PROPERTY_REGION, PROPERTY_TRACE, decode_send, join_properties, split_properties
+
+if TYPE_CHECKING:
+    from ....protocol.frames import Frame
+    from ...delivery.groups.producer_groups import ProducerGroups
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
+    from ..sends import SendFields
 
 ANSWER_S = 10.0
 """Time that the asking client has to accept the reply."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import TOPIC
 from ....protocol.remoting import codes
 from ....protocol.remoting.fastjson import encode
 from ..bodies import audit_change, encode_lines
-from ..gateway import RemotingGateway
 from ..name_server import PRIMARY_ID
-from ..request import RemotingRequest
 from ..rules import sees
+
+if TYPE_CHECKING:
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 # Without blanks: the Go client cuts ``brokerAddrs`` at its signs itself.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ....protocol.errors import GroupNotExist, InvalidParameter
 from ....protocol.names import check_client_group
 from ....protocol.storage.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX
 from ...handlers.send_back import SendBack, store_again
-from ...store import MessageStore
-from ..request import RemotingRequest
+
+if TYPE_CHECKING:
+    from ...store import MessageStore
+    from ..request import RemotingRequest
 
 _I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
 

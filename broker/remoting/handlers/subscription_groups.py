@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import ADMIN, GROUP, TOPIC, Need
 from ....protocol.errors import BrokerFailure, GroupNotExist, GroupRunning, InvalidParameter, TopicNotExist
 from ....protocol.names import check_client_group
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ...delivery.groups.coordinator import GroupCoordinator
-from ...delivery.topic_changes import TopicChanges
 from ...handlers.group_admin import GroupParts, remove_group, when_replicated
-from ...requests.counters import Counters
-from ...store import MessageStore
 from ..bodies import audit_change, json_object, json_objects
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
 from ..rules import check, sees
 from .routes import reply_json
+
+if TYPE_CHECKING:
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...delivery.topic_changes import TopicChanges
+    from ...requests.counters import Counters
+    from ...store import MessageStore
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 GROUPS_AT_ONCE_MAX = 1_000
 RETRY_TIMES_LARGEST = 10_000

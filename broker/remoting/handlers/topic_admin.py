@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import ADMIN, TOPIC, Need
 from ....protocol.commands import UpdateAndCreateTopicRequest
 from ....protocol.commands.common import QUEUES_MAX
 from ....protocol.errors import InvalidParameter, TopicNotExist
 from ....protocol.remoting.fastjson import ObjectMap, encode
-from ...background.held_pulls import PullRequestHoldService
-from ...delivery.topic_changes import TopicChanges
 from ...handlers.topics import AS_IT_IS, TopicParts, change_topic, remove_topic
-from ...store import MessageStore, TopicConfig
 from ..bodies import json_objects, message_queue
-from ..gateway import RemotingGateway
-from ..request import RemotingRequest
 from ..rules import check, sees
 from ..topic_rows import pop_retry_topics
 from .routes import reply_json
+
+if TYPE_CHECKING:
+    from ...background.held_pulls import PullRequestHoldService
+    from ...delivery.topic_changes import TopicChanges
+    from ...store import MessageStore, TopicConfig
+    from ..gateway import RemotingGateway
+    from ..request import RemotingRequest
 
 TOPICS_AT_ONCE_MAX = 1_000
 PERM_MAX = 7

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ....protocol.commands import EndTransactionRequest
-from ....protocol.errors import (
-    BrokerError,
-    InvalidParameter,
-    MessageNotFound,
-    NoPermission,
-    TransactionEnded,
-    TransactionNotExist,
-)
+from ....protocol.errors import InvalidParameter, MessageNotFound, NoPermission, TransactionEnded, TransactionNotExist
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from ....protocol.storage.ids import parse_offset_id
-from ....protocol.storage.record import Record
 from ...delivery.transactions.records import TOPICS, Half, checked_again
-from ...delivery.transactions.service import TransactionalMessageService
 from ...delivery.transactions.table import COMMIT, ROLLBACK
-from ...delivery.writer import RecordWriter
-from ...store import MessageStore
-from ..request import RemotingRequest
+
+if TYPE_CHECKING:
+    from ....protocol.errors import BrokerError
+    from ....protocol.storage.record import Record
+    from ...delivery.transactions.service import TransactionalMessageService
+    from ...delivery.writer import RecordWriter
+    from ...store import MessageStore
+    from ..request import RemotingRequest
 
 COMMITTED, ROLLED_BACK = 8, 12
 """Values of ``commitOrRollback``, of which any other one means that the producer does not know yet."""

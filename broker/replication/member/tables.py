@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ....protocol.auth.user_file import UserFile
 from ....protocol.auth.users import USERS_FILE, choose_users
-from ...store import MessageStore
 from ...store.files.file_system import make_durable_folder, replace_file
 from ...store.files.json_table import SHAPE_ERRORS
-from ...store.tables.pop_journal import Entry, encode_entries
+from ...store.tables.pop_journal import encode_entries
 from ...store.tables.store_state import DeletedTopic
+
+if TYPE_CHECKING:
+    from ...store import MessageStore
+    from ...store.tables.pop_journal import PopEntry
 
 
 class Table(Protocol):
@@ -179,7 +182,7 @@ class PopTable:
     def __init__(self, store: MessageStore) -> None:
         self._journal = store.pop_journal
         self._changes = -1
-        self._entries: list[Entry] = []
+        self._entries: list[PopEntry] = []
 
     def version(self) -> object:
         """Return the number of changes, after a look at the messages in flight, which belong to the loop."""

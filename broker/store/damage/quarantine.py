@@ -12,14 +12,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import CorruptFile
-from ..files.file_system import Files, make_durable_folder
+from ..files.file_system import make_durable_folder
 from ..files.json_table import ConfigFile
 from .tombstones import LostRange
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 _COPY_NAME = re.compile(r"(\d{20})-(\d{1,19})(-\d{1,9})?\.bin\Z", re.ASCII)
 COPY_CHUNK_BYTES = 1 << 20

@@ -6,13 +6,17 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ..index.index_file import IndexService
-from ..log.commitlog import CommitLog
-from ..queue.queue_table import ConsumeQueueTable
-from ..tables.checkpoint import StoreCheckpoint
-from ..tables.store_state import QueueEnds, Snapshot, StoreState
-from .dispatcher import Dispatcher
+from ..tables.store_state import Snapshot
+
+if TYPE_CHECKING:
+    from ..index.index_file import IndexService
+    from ..log.commitlog import CommitLog
+    from ..queue.queue_table import ConsumeQueueTable
+    from ..tables.checkpoint import StoreCheckpoint
+    from ..tables.store_state import QueueEnds, StoreState
+    from .dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +17,13 @@ from ....protocol.names import is_folder_name
 from ....protocol.storage.layout import INDEX_ENTRY_BYTES, RECORD, UNIT_BYTES
 from ...kernels import dispatch as kernel
 from ..errors import CorruptLog, DamagedRecord
-from ..files.mapped_file import MappedFile
-from ..index.index_file import IndexService
-from ..log.commitlog import CommitLog
 from ..queue.consume_queue import ConsumeQueue
-from ..queue.queue_table import ConsumeQueueTable
+
+if TYPE_CHECKING:
+    from ..files.mapped_file import MappedFile
+    from ..index.index_file import IndexService
+    from ..log.commitlog import CommitLog
+    from ..queue.queue_table import ConsumeQueueTable
 
 UNITS_MAX = 16_384
 """Maximum number of units of one kernel call."""

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from ....protocol.storage.layout import RECORD_HEAD_BYTES_MAX, UNIT_BYTES
 from ....protocol.storage.record import decode_record, unpack_head
 from ...kernels import dispatch
 from ...kernels import sequences as kernel
-from ..files.mapped_file import MappedFile
-from ..index.index_file import IndexService
-from ..log.commitlog import CommitLog
 from ..queue.queue_check import UNIT_DTYPE, is_filling
-from ..queue.queue_table import ConsumeQueueTable
-from ..tables.config_files import TopicTable
-from ..tables.store_state import StoreState
+
+if TYPE_CHECKING:
+    from ..files.mapped_file import MappedFile
+    from ..index.index_file import IndexService
+    from ..log.commitlog import CommitLog
+    from ..queue.queue_table import ConsumeQueueTable
+    from ..tables.config_files import TopicTable
+    from ..tables.store_state import StoreState
 
 RUNS_A_CALL = 8192
 """Maximum number of runs that one kernel call finds."""

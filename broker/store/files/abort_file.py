@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .file_system import Files
+if TYPE_CHECKING:
+    from .file_system import Files
 
 
 class AbortFile:

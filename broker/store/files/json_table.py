@@ -13,11 +13,14 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....protocol.checked_json import encode_checked, take_checksum
 from ..errors import CorruptFile
-from .file_system import Files, make_durable_folder, replace_file
+from .file_system import make_durable_folder, replace_file
+
+if TYPE_CHECKING:
+    from .file_system import Files
 
 SHAPE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """Exceptions that reading a table of an unexpected shape raises."""

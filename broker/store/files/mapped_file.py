@@ -6,12 +6,16 @@ import errno
 import logging
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.store_files import OFFSET_NAME, file_name
 from ..errors import CorruptLog, SettingMismatch, WouldBlock
-from .file_system import Files, create_whole
+from .file_system import create_whole
+
+if TYPE_CHECKING:
+    from .file_system import Files
 
 log = logging.getLogger(__name__)
 

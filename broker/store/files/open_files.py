@@ -11,9 +11,10 @@ import errno
 import resource
 import threading
 from collections import OrderedDict
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from .file_system import Descriptor
+if TYPE_CHECKING:
+    from .file_system import Descriptor
 
 STORE_DESCRIPTORS_MIN = 4096
 """Minimum number of descriptors reserved for the store, unless that is more than half of all."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import StoreLocked
-from .file_system import Files
+
+if TYPE_CHECKING:
+    from .file_system import Files
 
 LOCK_CONTENT = b"lock"
 

@@ -12,9 +12,12 @@ import logging
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .file_system import Files, replace_file
+from .file_system import replace_file
+
+if TYPE_CHECKING:
+    from .file_system import Files
 
 log = logging.getLogger(__name__)
 

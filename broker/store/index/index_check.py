@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...kernels import index as kernel
-from .index_file import IndexFile, IndexService
+
+if TYPE_CHECKING:
+    from .index_file import IndexFile, IndexService
 
 CHECK_BYTES_MAX = 512 * 1024 * 1024
 """Chains are checked in the newest file, and in older ones as long as the files together are no larger than this."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...kernels import index as kernel
-from .index_file import IndexFile
+
+if TYPE_CHECKING:
+    from .index_file import IndexFile
 
 _NO_KEYS = np.zeros(0, np.int64)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,12 +16,15 @@ from ....protocol.storage.layout import (
     INDEX_HEADER,
     INDEX_HEADER_BYTES,
     INDEX_SLOT_BYTES,
-    IndexHeader,
 )
 from ...kernels import index as kernel
 from ...kernels.dispatch import K_PHYSICAL_OFFSET, KEY_ROW
 from ..errors import SettingMismatch, WouldBlock
-from ..files.file_system import Files, create_whole, move_aside
+from ..files.file_system import create_whole, move_aside
+
+if TYPE_CHECKING:
+    from ....protocol.storage.layout import IndexHeader
+    from ..files.file_system import Files
 
 NAME_DIGITS = 17
 _NAME = re.compile(rf"\d{{{NAME_DIGITS}}}\Z", re.ASCII)

@@ -5,24 +5,29 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.errors import MessageIllegal, ServiceNotAvailable
 from ....protocol.storage.ids import UNIQUE_PREFIX_DIGITS
 from ....protocol.storage.layout import BLANK_BYTES_MIN, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
-from ....protocol.storage.record import Record
 from ....protocol.storage.record_crc import RECORD_CRC_BYTES
 from ...kernels import produce as kernel
 from ...kernels import produce_plan
-from ..files.file_system import Files
-from ..files.mapped_file import MappedFile, MappedFileQueue
-from ..settings import StoreSettings
+from ..files.mapped_file import MappedFileQueue
 from ..tables.clock import StoreClock
 from .log_writer import LogWriter
 from .preallocation import LogPreallocator
-from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, FrameBody, ProduceBatch, check_count, refusal
+from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, check_count, refusal
 from .repeated_batch import RepeatedBatch
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ..files.file_system import Files
+    from ..files.mapped_file import MappedFile
+    from ..settings import StoreSettings
+    from .produce_batch import FrameBody, ProduceBatch
 
 _NUMBERS = struct.Struct(f"={produce_plan.N_LENGTH}q")
 _PLAN_MESSAGES = 4096

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.layout import BLANK_BYTES_MIN
 from ...kernels import dispatch as kernel
 from ..errors import CorruptLog, DamagedRecord, LogCopyRefused, StoreFailed
-from .commitlog import CommitLog
+
+if TYPE_CHECKING:
+    from .commitlog import CommitLog
 
 COPY_BYTES_MAX = 64 * 1024 * 1024
 """Maximum number of bytes of one append."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....protocol.errors import ServiceNotAvailable
 from ....protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK
 from ..errors import StoreFailed
-from ..files.file_system import Files, zero
-from ..files.mapped_file import MappedFile
-from .preallocation import LogPreallocator, is_full
+from ..files.file_system import zero
+from .preallocation import is_full
+
+if TYPE_CHECKING:
+    from ....protocol.errors import ServiceNotAvailable
+    from ..files.file_system import Files
+    from ..files.mapped_file import MappedFile
+    from .preallocation import LogPreallocator
 
 BUFFER_BYTES = 1024 * 1024
 """Size of the buffer: a larger one would leave the processor's cache, a smaller one needs more system calls."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import threading
+from typing import TYPE_CHECKING
 
 from ....protocol.errors import ServiceNotAvailable
 from ....protocol.storage.layout import BLANK_BYTES_MIN
 from ..errors import StoreFailed
-from ..files.file_system import Files
-from ..files.mapped_file import MappedFile, MappedFileQueue
-from ..settings import StoreSettings
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
+    from ..files.mapped_file import MappedFile, MappedFileQueue
+    from ..settings import StoreSettings
 
 
 def is_full(error: OSError) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from ....protocol.store_files import OFFSET_NAME, file_name
 from ..errors import CorruptFile, WouldBlock
-from ..files.file_system import Descriptor, Files, zero
-from ..files.open_files import OpenFiles
+from ..files.file_system import Descriptor, zero
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
+    from ..files.open_files import OpenFiles
 
 _PRE_BLANK = UNIT.pack(0, PRE_BLANK_SIZE, 0)
 

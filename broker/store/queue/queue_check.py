@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
-from .consume_queue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from .consume_queue import ConsumeQueue
 
 UNIT_DTYPE = np.dtype(UNIT.dtype())
 BLOCK_UNITS = 8192

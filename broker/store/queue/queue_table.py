@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +24,12 @@ from ...kernels.dispatch import (
     queue_hash,
 )
 from ..errors import SettingMismatch
-from ..files.file_system import Files, move_aside
+from ..files.file_system import move_aside
 from ..files.open_files import OpenFiles
 from .consume_queue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LIGHT_QUEUE_PREFIX = "%LMQ%"

@@ -8,16 +8,21 @@ fresh buffer.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ....protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from ....protocol.storage.layout import RECORD, RECORD_BYTES_MIN
-from ....protocol.storage.record import CorruptRecord, Record, check_record_crc, decode_record
+from ....protocol.storage.record import CorruptRecord, check_record_crc, decode_record
 from ...kernels import gather as kernel
-from ..damage.quarantine import Quarantine
-from ..files.checksummed import ChecksummedRanges
-from ..log.commitlog import CommitLog
-from ..tables.store_state import StoreState
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ..damage.quarantine import Quarantine
+    from ..files.checksummed import ChecksummedRanges
+    from ..log.commitlog import CommitLog
+    from ..tables.store_state import StoreState
 
 ANSWER_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 8
 """Maximum bytes of the sizes and records in one response."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,12 +15,16 @@ from ....protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS,
 from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, UNIT_BYTES
 from ...kernels import gather as kernel
 from ..errors import CorruptLog, DamagedRecord, WouldBlock
-from ..log.commitlog import CommitLog
-from ..log.produce_batch import Appended
-from ..queue.consume_queue import ConsumeQueue
-from .log_reads import ANSWER_BYTES_MAX, LogReads
-from .queue_reads import QueueReads
-from .record_filter import RecordFilter, keep_matching
+from .log_reads import ANSWER_BYTES_MAX
+from .record_filter import keep_matching
+
+if TYPE_CHECKING:
+    from ..log.commitlog import CommitLog
+    from ..log.produce_batch import Appended
+    from ..queue.consume_queue import ConsumeQueue
+    from .log_reads import LogReads
+    from .queue_reads import QueueReads
+    from .record_filter import RecordFilter
 
 UNITS_A_STEP = 4096
 FILTERED_UNITS_MAX = 65_536

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,18 +23,21 @@ from ....protocol.storage.record import (
     PROPERTY_KEYS,
     PROPERTY_UNIQ_KEY,
     CorruptRecord,
-    Record,
     check_record_crc,
     decode_record,
     split_keys,
 )
 from ...kernels.text import java_hash
-from ..damage.quarantine import QuarantinedRange
 from ..errors import WouldBlock
-from ..index.index_file import IndexFile, IndexService
-from ..tables.config_files import TopicTable
-from ..tables.store_state import StoreState
-from .log_reads import ANSWER_BYTES_MAX, LogReads
+from .log_reads import ANSWER_BYTES_MAX
+
+if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ..damage.quarantine import QuarantinedRange
+    from ..index.index_file import IndexFile, IndexService
+    from ..tables.config_files import TopicTable
+    from ..tables.store_state import StoreState
+    from .log_reads import LogReads
 
 log = logging.getLogger(__name__)
 

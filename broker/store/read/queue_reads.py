@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ....protocol.errors import QueueNotExist, TopicNotExist
 from ....protocol.storage.layout import UNIT
 from ..errors import WouldBlock
-from ..log.commitlog import CommitLog
-from ..queue.consume_queue import ConsumeQueue, QueueTotals
-from ..queue.queue_table import ConsumeQueueTable
-from ..tables.config_files import TopicConfig, TopicTable
-from ..tables.store_state import StoreState
-from .log_reads import LogReads
+from ..queue.consume_queue import QueueTotals
+
+if TYPE_CHECKING:
+    from ..log.commitlog import CommitLog
+    from ..queue.consume_queue import ConsumeQueue
+    from ..queue.queue_table import ConsumeQueueTable
+    from ..tables.config_files import TopicConfig, TopicTable
+    from ..tables.store_state import StoreState
+    from .log_reads import LogReads
 
 TAGS_LOOKED_AT_MAX = 256
 """Maximum number of new messages whose tags are read in order to wake only the held pulls that want one of them."""

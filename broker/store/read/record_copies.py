@@ -8,6 +8,7 @@ creates a Python object for a message: a thousand messages cost two kernel calls
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from ....protocol.storage.record_crc import RECORD_CRC_BYTES
 from ...kernels import deliver as kernel
 from ...kernels.dispatch import PARTS
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
-from ..log.commitlog import CommitLog
-from .log_reads import LogReads
+
+if TYPE_CHECKING:
+    from ..log.commitlog import CommitLog
+    from .log_reads import LogReads
 
 TOPIC_BYTES_AT_MOST = 255
 """The length of a topic is one byte of the record."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from ...kernels import dispatch as kernel
 from ..errors import DamagedRecord
 from ..index.index_cursor import IndexCursor
 from ..queue.queue_check import count_units
-from .loaded_store import LoadedStore
-from .log_recovery import Progress
+
+if TYPE_CHECKING:
+    from .loaded_store import LoadedStore
+    from .log_recovery import Progress
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """CommitLog bytes that one kernel call derives."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ..errors import DamagedRecord
 from ..index.index_check import index_problem
-from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import count_units, first_unit, last_record_unit, order_problem
-from ..queue.queue_table import ConsumeQueueTable
-from .derived_check import DerivedCheck
-from .loaded_store import LoadedStore
-from .log_recovery import LogRecovery, Progress
+
+if TYPE_CHECKING:
+    from ..queue.consume_queue import ConsumeQueue
+    from ..queue.queue_table import ConsumeQueueTable
+    from .derived_check import DerivedCheck
+    from .loaded_store import LoadedStore
+    from .log_recovery import LogRecovery, Progress
 
 GAP_UNITS_JUDGED_MAX = 1000
 """Maximum number of units of one gap that are compared with the records that they point at."""

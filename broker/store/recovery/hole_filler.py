@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,14 +17,18 @@ from ....protocol.storage.layout import UNIT
 from ....protocol.storage.record import decode_record
 from ....protocol.storage.record_crc import without_record_crc
 from ...kernels import dispatch as kernel
-from ..damage.quarantine import Quarantine, QuarantinedRange
-from ..damage.tombstones import LostRange, Tombstone, blank, plan, that_fit
-from ..files.checksummed import ChecksummedRanges
+from ..damage.quarantine import QuarantinedRange
+from ..damage.tombstones import LostRange, blank, plan, that_fit
 from ..files.file_system import zero
-from ..files.mapped_file import MappedFile
-from ..log.commitlog import CommitLog
-from ..queue.queue_table import ConsumeQueueTable
-from .hole_finder import Hole
+
+if TYPE_CHECKING:
+    from ..damage.quarantine import Quarantine
+    from ..damage.tombstones import Tombstone
+    from ..files.checksummed import ChecksummedRanges
+    from ..files.mapped_file import MappedFile
+    from ..log.commitlog import CommitLog
+    from ..queue.queue_table import ConsumeQueueTable
+    from .hole_finder import Hole
 
 WRITE_BYTES = 1 << 20
 """Approximate size of one write to a hole."""

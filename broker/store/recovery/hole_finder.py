@@ -14,17 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, SysFlag
 from ...kernels import dispatch as kernel
 from ..damage.tombstones import HOLE_BYTES_MIN
-from ..files.mapped_file import MappedFile
-from ..log.commitlog import CommitLog
-from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import RECORD_BYTES_MAX, count_units, is_filling, read_units
+
+if TYPE_CHECKING:
+    from ..files.mapped_file import MappedFile
+    from ..log.commitlog import CommitLog
+    from ..queue.consume_queue import ConsumeQueue
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Bytes of the log whose units are looked up in the queues together."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..damage.quarantine import Quarantine
-from ..dispatch.dispatcher import Dispatcher
-from ..index.index_file import IndexService
-from ..log.commitlog import CommitLog
-from ..queue.queue_table import ConsumeQueueTable
-from ..tables.checkpoint import StoreCheckpoint
-from ..tables.config_files import TopicTable
-from ..tables.store_state import StoreState
+if TYPE_CHECKING:
+    from ..damage.quarantine import Quarantine
+    from ..dispatch.dispatcher import Dispatcher
+    from ..index.index_file import IndexService
+    from ..log.commitlog import CommitLog
+    from ..queue.queue_table import ConsumeQueueTable
+    from ..tables.checkpoint import StoreCheckpoint
+    from ..tables.config_files import TopicTable
+    from ..tables.store_state import StoreState
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import CorruptFile
 from ..files.abort_file import AbortFile
-from ..files.file_system import Files, make_durable_folder, replace_file, zero
+from ..files.file_system import make_durable_folder, replace_file, zero
 from ..tables.checkpoint import StoreCheckpoint
 from ..tables.store_state import StoreState
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 DIVERGED_BYTES_MAX = 256 * 1024 * 1024
 """Maximum number of bytes that a cut keeps in ``flintmq/diverged/``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,13 +25,17 @@ from ....protocol.storage.layout import (
 from ....protocol.storage.record import unpack_head
 from ....protocol.store_files import file_name
 from ...kernels import dispatch as kernel
-from ..errors import CorruptLog, DamagedRecord
+from ..errors import CorruptLog
 from ..files.file_system import zero
-from ..files.mapped_file import MappedFile
-from ..queue.consume_queue import ConsumeQueue
-from ..tables.checkpoint import Mark
-from .hole_finder import Hole, HoleFinder, UnitEvidence
-from .loaded_store import LoadedStore
+from .hole_finder import Hole, HoleFinder
+
+if TYPE_CHECKING:
+    from ..errors import DamagedRecord
+    from ..files.mapped_file import MappedFile
+    from ..queue.consume_queue import ConsumeQueue
+    from ..tables.checkpoint import Mark
+    from .hole_finder import UnitEvidence
+    from .loaded_store import LoadedStore
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is done, bytes done, bytes in all)."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ....protocol.store_files import file_name
 from ..errors import CorruptFile
 from ..files.abort_file import AbortFile
-from ..files.file_system import Files, create_whole, make_durable_folder, remove_content, replace_file
+from ..files.file_system import create_whole, make_durable_folder, remove_content, replace_file
 from ..files.json_table import SHAPE_ERRORS
 from ..tables.checkpoint import StoreCheckpoint
-from ..tables.replica_state import ReplicaRecord, ReplicaState
+from ..tables.replica_state import ReplicaRecord
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
+    from ..tables.replica_state import ReplicaState
 
 DERIVED = ("commitlog", "consumequeue", "index", "config/delayOffset.json", "config/delayOffset.json.bak")
 """Parts of a store that belong to its log."""

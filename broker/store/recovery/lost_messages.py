@@ -6,15 +6,18 @@ These are the messages whose ConsumeQueue units point into it, and those missing
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ..damage.tombstones import LostRange
 from ..dispatch.dispatcher import GAP_MAX
-from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import count_units
 from .derived_check import derive
-from .hole_finder import Hole, KnownRecord, RecordIsSound, UnitEvidence
-from .loaded_store import LoadedStore
+
+if TYPE_CHECKING:
+    from ..queue.consume_queue import ConsumeQueue
+    from .hole_finder import Hole, KnownRecord, RecordIsSound, UnitEvidence
+    from .loaded_store import LoadedStore
 
 
 class LostMessages:

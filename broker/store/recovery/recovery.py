@@ -21,22 +21,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from ....protocol.names import is_system_topic
 from ....protocol.storage.layout import UNIT_BYTES
 from ..errors import ContainmentStuck, CorruptLog, DamagedRecord
-from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
 from ..tables.config_files import TopicConfig
 from ..tables.store_state import DeletedTopic
 from .derived_check import DerivedCheck
 from .examination import Examination, sound_queues
 from .hole_filler import HoleFiller
-from .hole_finder import Hole, UnitEvidence
-from .loaded_store import LoadedStore
-from .log_recovery import LogRecovery, Progress
+from .hole_finder import UnitEvidence
+from .log_recovery import LogRecovery
 from .lost_messages import LostMessages
 from .recovery_report import RecoveryReport, damage_line
+
+if TYPE_CHECKING:
+    from ..queue.consume_queue import ConsumeQueue
+    from .hole_finder import Hole
+    from .loaded_store import LoadedStore
+    from .log_recovery import Progress
 
 DISPATCH_CHUNK_BYTES = 4 * 1024 * 1024
 """CommitLog bytes that one dispatch step of a start covers."""

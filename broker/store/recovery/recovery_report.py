@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ..damage.quarantine import Quarantine, QuarantinedRange
+if TYPE_CHECKING:
+    from ..damage.quarantine import Quarantine, QuarantinedRange
 
 
 @dataclass(slots=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..files.file_system import Files
 from ..tables.replica_state import ReplicaState
 from .log_cut import LogCut
 from .log_restart import LogRestart
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 
 class ReplicaFiles:

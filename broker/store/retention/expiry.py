@@ -10,17 +10,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
-from ..files.mapped_file import MappedFile
-from ..log.commitlog import CommitLog
-from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import count_units, last_record_unit
-from ..queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
-from ..read.log_reads import LogReads
-from ..read.queue_reads import QueueReads, first_stored_since
-from ..tables.config_files import RETENTION_FOREVER, ConsumerOffsetTable, DelayOffsetTable, TopicTable
-from ..tables.staged_state import StagedState
+from ..queue.queue_table import SCHEDULE_TOPIC
+from ..read.queue_reads import first_stored_since
+from ..tables.config_files import RETENTION_FOREVER
+
+if TYPE_CHECKING:
+    from ..files.mapped_file import MappedFile
+    from ..log.commitlog import CommitLog
+    from ..queue.consume_queue import ConsumeQueue
+    from ..queue.queue_table import ConsumeQueueTable
+    from ..read.log_reads import LogReads
+    from ..read.queue_reads import QueueReads
+    from ..tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicTable
+    from ..tables.staged_state import StagedState
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP = "CID_RMQ_SYS_TRANS"

@@ -9,18 +9,22 @@ topic table, the queues and the clock, and are computed again at each start.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE
-from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_check import UNIT_DTYPE
-from ..queue.queue_table import ConsumeQueueTable
-from ..read.log_reads import LogReads
-from ..read.queue_reads import QueueReads, first_stored_since
-from ..tables.config_files import TopicConfig, TopicTable
-from ..tables.store_state import StoreState
+from ..read.queue_reads import first_stored_since
 from .expiry import HOUR_MS
+
+if TYPE_CHECKING:
+    from ..queue.consume_queue import ConsumeQueue
+    from ..queue.queue_table import ConsumeQueueTable
+    from ..read.log_reads import LogReads
+    from ..read.queue_reads import QueueReads
+    from ..tables.config_files import TopicConfig, TopicTable
+    from ..tables.store_state import StoreState
 
 UNITS_A_STEP = 65_536
 """Maximum number of units that are read of one queue at a time."""

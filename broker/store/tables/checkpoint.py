@@ -11,10 +11,13 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ....protocol.storage.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, CheckpointTimes
 from ....protocol.store_files import checkpoint_mark, encode_checkpoint
-from ..files.file_system import Files
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 log = logging.getLogger(__name__)
 

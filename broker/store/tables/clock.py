@@ -11,13 +11,15 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..errors import CorruptFile
-from ..files.file_system import Files
 from ..files.json_table import ConfigFile
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 log = logging.getLogger(__name__)
 

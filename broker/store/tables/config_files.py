@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.names import SYSTEM_GROUP_PREFIX, is_folder_name
-from ..files.file_system import Files
 from ..files.json_table import ConfigFile
 from ..files.table_journal import TableJournal
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 PERM_READ = 4
 PERM_WRITE = 2

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import CorruptFile, FollowsMaster
-from ..files.file_system import Files, make_durable_folder, replace_file
+from ..files.file_system import make_durable_folder, replace_file
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 
 class FollowedMaster:

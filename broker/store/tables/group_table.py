@@ -6,12 +6,14 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.storage.delivery import RETRY_TIMES_MAX
-from ..files.file_system import Files
 from ..files.json_table import ConfigFile
 from .config_files import next_data_version
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..files.file_system import Files, replace_file
+from ..files.file_system import replace_file
 from ..files.table_journal import JOURNAL_SUFFIX, decode_line, encode_line
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 log = logging.getLogger(__name__)
 
-Entry = list[Any]
+PopEntry = list[Any]
 """One change: its kind, group, topic, queue, and what the kind has."""
 
 
-def encode_entries(entries: Iterable[Entry]) -> bytes:
+def encode_entries(entries: Iterable[PopEntry]) -> bytes:
     """Return the lines of the file for these changes."""
     return b"".join(map(encode_line, entries))
 
@@ -38,17 +41,17 @@ class PopJournal:
         """Length of what ``begin`` wrote."""
         self.changes = 0
         """Number of calls of ``begin`` and ``append``."""
-        self.everything: Callable[[], Iterable[Entry]] = list
+        self.everything: Callable[[], Iterable[PopEntry]] = list
         """Returns what a journal that begins now would begin with. Set by its writer; for the event loop."""
         self._fd: int | None = None
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[PopEntry]:
         """Return the changes in the file, oldest first; none if there is no file."""
         try:
             lines = self.path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        entries: list[Entry] = []
+        entries: list[PopEntry] = []
         for number, line in enumerate(lines, 1):
             entry = decode_line(line)
             if not isinstance(entry, list) or len(entry) < 4:
@@ -91,7 +94,7 @@ class PopJournal:
         self._fd = fd
         self.bytes = self.base_bytes = len(blob)
 
-    def append(self, entries: Iterable[Entry]) -> None:
+    def append(self, entries: Iterable[PopEntry]) -> None:
         """Append changes. After a failure, which is logged, there is no journal until it begins again: what was in
         flight by then is delivered again after a crash. A journal with a gap could skip messages, if an operator moved
         a group's offsets back in the gap."""

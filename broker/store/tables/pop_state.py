@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..files.file_system import Files
 from ..files.json_table import ConfigFile
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 RANGES_MAX = 50_000
 """Maximum number of ranges in the file, so that writing it takes tens of milliseconds at most."""

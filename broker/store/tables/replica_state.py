@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..files.file_system import Files
 from ..files.json_table import ConfigFile
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 
 @dataclass(frozen=True, slots=True)

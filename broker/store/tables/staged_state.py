@@ -7,10 +7,12 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..files.file_system import Files
 from ..files.json_table import ConfigFile
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files.checksummed import ChecksummedRanges
-from ..files.file_system import Files
 from ..files.json_table import ConfigFile
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 QueueEnds = dict[str, dict[int, int]]
 """Next queue offset by topic and queue id."""

@@ -15,15 +15,20 @@ import zlib
 from collections import deque
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import CorruptFile, StoreError
-from ..files.file_system import Files, make_durable_folder, remove_content, replace_file
+from ..files.file_system import make_durable_folder, remove_content, replace_file
 from ..files.json_table import ConfigFile
-from ..queue.consume_queue import ConsumeQueue
 from .timer_log import TIMER_LOG_UNITS, remove_timer_log, timer_log_file_bytes, write_timer_log
-from .timer_state import HOUR_SECONDS, ROWS, Event, Indexed, TimerHour, TimerState, by_hour
+from .timer_state import HOUR_SECONDS, ROWS, Indexed, TimerHour, TimerState, by_hour
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
+    from ..queue.consume_queue import ConsumeQueue
+    from .timer_state import Event
 
 log = logging.getLogger(__name__)
 

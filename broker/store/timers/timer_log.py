@@ -8,11 +8,15 @@ than two days are marked, because RocketMQ defers those again.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.store_files import file_name
-from ..files.file_system import Files, make_durable_folder, remove_content
+from ..files.file_system import make_durable_folder, remove_content
+
+if TYPE_CHECKING:
+    from ..files.file_system import Files
 
 FILE_BYTES = 100 * 1024 * 1024
 """RocketMQ's default file size, used if the store has no timerlog files yet."""

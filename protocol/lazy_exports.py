@@ -1,8 +1,8 @@
 """Names that a package exports and imports on first use; the package's stub is their only list.
 
 The command line and its completion have to be instant and need few of the names, so ``import flintmq.client`` must not
-import all of them. Type checkers and editors read the stub, ``__init__.pyi``, in place of the package; here the same
-file says which module has each name.
+import all of them; a handler of the broker needs one or two names of the store. Type checkers and editors read the
+stub, ``__init__.pyi``, in place of the package; here the same file says which module has each name.
 """
 
 from __future__ import annotations
