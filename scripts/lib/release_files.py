@@ -131,7 +131,8 @@ def flaws(folder: Path, version: str) -> list[str]:
     with tarfile.open(folder / f"{source}.tar.gz") as archive:
         packed = set(archive.getnames())
     wanted = {
-        *(f"flintmq/{name}" for name in ("py.typed", "conf/broker.toml", "conf/compose.yaml", "client/__init__.pyi")),
+        *(f"flintmq/{name}" for name in ("py.typed", "conf/broker.toml", "conf/compose.yaml")),
+        *(f"flintmq/{package}/__init__.pyi" for package in ("broker/store", "client")),
         *(f"{info}/{name}" for name in ("METADATA", "RECORD", "entry_points.txt", "sboms/flintmq.cdx.json")),
         f"{info}/licenses/LICENSE",
         f"{info}/licenses/{VENDOR.as_posix()}/htmx-LICENSE.txt",
