@@ -12,7 +12,7 @@ Line: TypeAlias = Sequence[tuple[float, float]]
 """Points of (size, figure), smallest size first."""
 
 _WIDTH = 900
-_MARGIN_LEFT = 44
+_MARGIN_LEFT = 58
 _GAP = 24
 _TOP = 44
 _HEIGHT = 220

@@ -72,7 +72,7 @@ TOPICS = Part(
     SIZES,
     (
         Figure("create", "created by 10 connections", "s", plotted=False),
-        Figure("rate", "sends of 10 connections, one at a time each", "msg/s"),
+        Figure("rate", "one send at a time, 10 connections", "msg/s"),
         Figure("p99", "p99", "ms"),
         Figure("cpu", "broker CPU a message", "µs"),
         Figure("memory", "memory without file pages", "MB"),
