@@ -151,10 +151,9 @@ class FrameParser:
         if pending > size // 2:
             # Half of the buffer is pending, so the frame's length has arrived, and next_frame has checked it.
             (frame_length,) = struct.unpack_from(">I", self.buffer, self.start)
-            assert pending < 4 + frame_length <= 4 + self.frame_bytes_max, (
-                "take all complete frames before reading more"
-            )
-            size = max(size, min(4 * pending, 4 + frame_length + _ROOM_BYTES_MIN, 4 + self.frame_bytes_max))
+            whole, largest = FRAME_LENGTH_BYTES + frame_length, FRAME_LENGTH_BYTES + self.frame_bytes_max
+            assert pending < whole <= largest, "take all complete frames before reading more"
+            size = max(size, min(4 * pending, whole + _ROOM_BYTES_MIN, largest))
         if size > len(self.buffer):
             grown = bytearray(size)
             grown[:pending] = memoryview(self.buffer)[self.start : self.end]
