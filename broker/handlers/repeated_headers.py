@@ -229,6 +229,8 @@ class RepeatedHeaders:
             broker.next_queue[name] = queue + 1
         parser.start = body_end
         broker.dispatch.appended_to(name, queue, appended)
+        if broker.dispatch.awaited and not header.sync and body_end == parser.end:
+            broker.dispatch.serve_waiting()  # before the rest, which the consumer need not wait for
         queue_offset = appended.queue_offset
         if prefix:
             broker.sequences.stored(prefix, name, first, count, name, queue, queue_offset, began)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from flintmq.broker.background import loop_scheduler
 from flintmq.broker.net import connection
-from flintmq.protocol.commands import HELLO, PRODUCE, PROTOCOL_VERSION, PULL
+from flintmq.protocol.commands import HELLO, LAYOUT_ROWS, PRODUCE, PROTOCOL_VERSION, PULL
 from flintmq.protocol.errors import PULL_NOT_FOUND
 from flintmq.protocol.frames import REQUEST, encode_frame
+from flintmq.protocol.produce_frame import ProduceHead
 from flintmq.protocol.storage.layout import RECORD
 from tests.native_side import NativeSide, change_topic
 from tests.paired_brokers import Pair, pair_of
@@ -143,9 +144,9 @@ def test_a_message_that_is_given_before_its_dispatch_is_the_one_that_a_pull_read
             requests.append(encode_frame(REQUEST, PULL.code, pair.next_id, fields | {"max_count": 10} | pull["more"]))
         for queue, count, properties in produced:
             pair.next_id += 1
-            fields = {"topic": TOPIC, "queue": queue, "count": count}
             body = msgpack.packb((b"x" * 40, properties)) * count
-            messages.append(encode_frame(REQUEST, PRODUCE.code, pair.next_id, fields, body))
+            head = ProduceHead(TOPIC, queue, LAYOUT_ROWS, "", "", "")
+            messages.append(head.encode(pair.next_id, count, 0, 0, len(body)) + body)
             ends[queue] += count
         for side in sides:
             pair.runner.run(side.ask(requests))

@@ -233,3 +233,28 @@ def test_addresses_of_both_families_are_stored_found_and_recovered(tmp_path: Pat
         assert split_answer(found.body, found.count) == [record.encode()]
         assert find(store, "orders", record.property_map()["KEYS"]) == [record]
     store.close()
+
+
+def test_the_writer_gives_only_the_bytes_that_are_in_the_log(store: MessageStore) -> None:
+    writer, chance = store.commitlog.writer, random.Random(7)
+    given = []
+    for size in [40, 40, 300, 40, *(chance.choice([40, 900, 500_000]) for _ in range(12))]:
+        for own in (False, True):
+            begin = store.write_offset
+            if own:
+                store.append_records([Record(topic=b"orders", body=b"y" * size)])
+            else:
+                put(store, "orders", 0, [Message(b"x" * size)])
+            written = store.write_offset - begin
+            bytes_of_log = log_bytes(store)[begin : store.write_offset]
+            assert writer.written(begin, written) in (None, bytes_of_log)
+            for offset, length in ((begin, written - 1), (begin + 1, written), (begin - written, written)):
+                assert writer.written(offset, length) is None
+            given.append(writer.written(begin, written) is not None)
+    assert given[:2] == [True, False]
+
+
+def test_the_writer_gives_nothing_of_an_append_over_several_files(store: MessageStore) -> None:
+    begin = store.write_offset
+    put(store, "orders", 0, plain(9, size=500_000))
+    assert store.commitlog.writer.written(begin, store.write_offset - begin) is None

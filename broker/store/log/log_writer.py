@@ -43,6 +43,8 @@ class LogWriter:
         """Files of this append: the log's last, then those that it rolled into."""
         self._begin = 0
         self._record_bytes_max = 0
+        self._in_buffer = 0
+        """Size of the append's last records, if they are still at the start of the buffer."""
         self.array = self._buffer
         """Buffer in which kernels make the next records."""
         self.offset = 0
@@ -57,6 +59,7 @@ class LogWriter:
         """
         self._files = [file]
         self._begin = self.offset = write_offset
+        self._in_buffer = 0
         self._record_bytes_max = record_bytes_max
         self.limit = min(file.end_offset - write_offset, BUFFER_BYTES)
 
@@ -73,6 +76,8 @@ class LogWriter:
         """
         self.write(self.array.data[:size])
         if is_last:
+            if self.array is self._buffer:
+                self._in_buffer = size
             return
         # The end of the file was the limit, not that of the buffer.
         if size + self.room == self.limit:
@@ -108,6 +113,12 @@ class LogWriter:
             self._ahead.enter_next()
         self.array = self._buffer
         return self.offset
+
+    def written(self, offset: int, size: int) -> memoryview | None:
+        """Return these bytes of the log if they are all that the last append wrote and still in the buffer."""
+        if offset != self._begin or size != self._in_buffer or self.offset != offset + size:
+            return None
+        return self._buffer.data[:size]
 
     def _undo(self, error: OSError, size: int) -> ServiceNotAvailable:
         """Return the error for the producer if the disk is full; raise ``StoreFailed`` for any other error.

@@ -122,7 +122,17 @@ class Pulls:
         if queue is None or queue.max_offset != appended.queue_offset:
             return None
         (physical_offset,) = _PHYSICAL.unpack(appended.physical_offsets)
-        return self._single(queue, appended.queue_offset, physical_offset, appended.end_offset - physical_offset)
+        offset, size = appended.queue_offset, appended.end_offset - physical_offset
+        record = self._commitlog.writer.written(physical_offset, size)
+        if record is None or size > NEWEST_BYTES_MAX or self._log.quarantine:
+            return self._single(queue, offset, physical_offset, size)
+        try:
+            min_offset = self._queues.first_offset(queue, hot=True)
+        except (WouldBlock, CorruptLog):
+            return None
+        if min_offset > offset:
+            return None
+        return PullResult(SUCCESS, 1, offset + 1, min_offset, offset + 1, bytearray(_SIZE.pack(size)) + record)
 
     def _single(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> PullResult | None:
         """Return the result of a pull for one record; None if it is not simply a small, sound one in the page cache."""
