@@ -105,7 +105,7 @@ class Message:
         self._body: bytes = body if type(body) is bytes else copy_body(body)
         joined: Any = ""
         if keys:
-            joined = keys[0] if type(keys) is list and len(keys) == 1 else keys
+            joined = keys[0] if (type(keys) is tuple or type(keys) is list) and len(keys) == 1 else keys
             if type(joined) is not str or not joined or not joined.isprintable() or KEY_SEPARATOR in joined:
                 joined = join_keys(keys)
         self._keys: str = joined

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgpack
 
-from .commands import PULL
+from .commands import PULL, RecordsAnswer
 from .errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS
+from .fields import I64_MAX
 from .fixed_width import ARRAY_OF_4, LENGTHS_BYTES, REQUEST_START, UINT32, UINT64, map_of, request_begin
 from .frames import RESPONSE
 
@@ -70,6 +71,7 @@ _BEGINS = {
     for code in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY)
 }
 """Bytes of a response's header before the request id, by code; all have the same length."""
+_CODES = {begin: code for code, begin in _BEGINS.items()}
 _HEAD = struct.Struct(f">II{len(_BEGINS[SUCCESS])}sI{len(_COUNT)}sI{len(_NEXT)}sQ{len(_MIN)}sQ{len(_MAX)}sQ")
 _HEADER_BYTES = _HEAD.size - LENGTHS_BYTES
 
@@ -92,3 +94,21 @@ def encode_records_head(
         _MAX,
         max_offset,
     )
+
+
+def decode_records_head(buffer: bytearray, start: int, end: int) -> tuple[int, int, RecordsAnswer, int] | None:
+    """Return (code, request id, fields, position of the body) of the response to a PULL in ``buffer[start:end]``.
+
+    None if the bytes are anything else, which may be as valid.
+    """
+    if end - start < _HEAD.size:
+        return None
+    length, header, begin, request_id, a, count, b, next_offset, c, min_offset, d, max_offset = _HEAD.unpack_from(
+        buffer, start
+    )
+    code = _CODES.get(begin)
+    if code is None or (length, header, a, b, c, d) != (end - start - 4, _HEADER_BYTES, _COUNT, _NEXT, _MIN, _MAX):
+        return None
+    if next_offset > I64_MAX or min_offset > I64_MAX or max_offset > I64_MAX:
+        return None
+    return code, request_id, RecordsAnswer(count, next_offset, min_offset, max_offset), start + _HEAD.size

@@ -40,7 +40,7 @@ class PulledRows:
 
 
 def _pulled(answer: Answer) -> PulledRows:
-    head = decode_fields(commands.RecordsAnswer, answer.fields)
+    head = answer.records or decode_fields(commands.RecordsAnswer, answer.fields)
     starts, sizes = _records(answer.body, head.count)
     offsets = head.next_offset, head.min_offset, head.max_offset
     return PulledRows(answer.body, starts, sizes, *offsets, head.lost, head.lost_from)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -196,7 +195,7 @@ class Caller:
     def run(self, plan: Plan[T], deadline: float) -> T:
         """Run a plan and return its result."""
         results: list[Any] | None = None
-        with contextlib.closing(plan):
+        try:
             while True:
                 try:
                     operations = plan.send(results)  # type: ignore[arg-type] # the first send of a generator takes None
@@ -204,3 +203,5 @@ class Caller:
                     result: T = stop.value
                     return result
                 results = [self.call(operation, deadline) for operation in operations]
+        finally:
+            plan.close()

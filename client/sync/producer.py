@@ -19,7 +19,7 @@ from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import NEVER, Bulk, Single
 from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.produce.grouping import BulkProperties, Flush, check_bodies, check_messages
+from ..core.produce.grouping import BulkProperties, Flush, check_bodies, check_messages, check_queue
 from ..core.produce.producer_core import ASK, BulkTerms, Groups, ProducerCore, raise_unseen
 from ..core.produce.receipts import Receipt
 from ..core.rpc.access import AccessOptions, access_for
@@ -144,9 +144,9 @@ class Producer:
         # The role that ``claim`` gave, if the driver adopts what the single sender has sent.
         role: Role | None = True
         try:
-            if queue is None and flush is None and timeout is None and type(message) is Message:
+            if flush is None and timeout is None and type(message) is Message:
                 self._guard.check()
-                sent = self._single_sender.send(message)
+                sent = self._single_sender.send(message, check_queue(queue))
                 if isinstance(sent, Receipt):
                     return sent
                 single = sent

@@ -36,24 +36,28 @@ class SingleSender:
         self._driver = driver
         self._frames = core.delivery.frames
         self._body_bytes_max = min(BODY_BYTES_MAX, core.compress_over)
-        self._heads: dict[str, ProduceHead] = {}
+        self._heads: dict[tuple[str, int], ProduceHead] = {}
         self._packer = new_packer()
 
-    def send(self, message: Message) -> Receipt | Single | None:
-        """Send one message with the default options, and return its receipt.
+    def send(self, message: Message, to: int) -> Receipt | Single | None:
+        """Send one message with the default options to a queue, or to any, and return its receipt.
 
         Returns the message if the driver has adopted it, which must then wait for it with the role True; None if
         nothing was done.
         """
         row = message.row()
-        if message.common or message.sharding_key is not None or len(row[0]) > self._body_bytes_max:
+        if (
+            message.common
+            or (message.sharding_key is not None and to == ANY_QUEUE)
+            or len(row[0]) > self._body_bytes_max
+        ):
             return None
         connection = self._driver.claim()
         if connection is None:
             return None
         try:
             topic, frames = message.topic, self._frames
-            head = self._heads.get(topic) or self._new_head(topic)
+            head = self._heads.get((topic, to)) or self._new_head(topic, to)
             body: bytes = self._packer.pack(row)
             first, born_ms, request_id = frames.take_counters(1), now_millis(), connection.new_request_id()
             began = time.monotonic()
@@ -74,16 +78,14 @@ class SingleSender:
             self._driver.interrupted()
             raise
         deadline = began + self._core.delivery_seconds
-        sent = SentSingle(topic, row, head, body, first, born_ms, self._core.flush, deadline)
+        sent = SentSingle(topic, to, row, head, body, first, born_ms, self._core.flush, deadline)
         if isinstance(arrived, tuple):
             arrived = RemoteProtocolError(f"a response to request {arrived[0]}, which was not sent")
         return self._driver.adopt(sent, request_id, arrived)
 
-    def _new_head(self, topic: str) -> ProduceHead:
+    def _new_head(self, topic: str, to: int) -> ProduceHead:
         if len(self._heads) >= HEADS_KEPT:
             self._heads.clear()
-        head = ProduceHead(
-            topic, ANY_QUEUE, LAYOUT_ROWS, self._core.flush, self._frames.common, self._frames.unique_prefix
-        )
-        self._heads[topic] = head
+        head = ProduceHead(topic, to, LAYOUT_ROWS, self._core.flush, self._frames.common, self._frames.unique_prefix)
+        self._heads[topic, to] = head
         return head

@@ -191,6 +191,15 @@ class TestRestart:
             producer.send(Message("t", b"after"))
             assert {message.body for message in consumer.iter("t", until="latest")} == {b"before", b"after"}
 
+    def test_a_pinned_message_goes_to_its_queue_after_a_restart(self, clients: Clients, broker: BrokerFactory) -> None:
+        running = broker()
+        with clients.Producer(running.address, delivery_timeout=60) as producer:
+            producer.send(Message("t", b"before"), queue=2)
+            running.stop()
+            restart(broker, running)
+            receipts = [producer.send(Message("t", b"after"), queue=2) for _ in range(2)]
+        assert [(receipt.queue, receipt.queue_offset) for receipt in receipts] == [(2, 1), (2, 2)]
+
     def test_acknowledged_messages_survive_every_failure(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         acknowledged: list[bytes] = []

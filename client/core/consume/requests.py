@@ -42,7 +42,7 @@ def pull(
 
 def batch_of(answer: Answer, topic: str, queue: int, tags: TagFilter) -> Batch:
     """Return the messages in the response to a pull."""
-    head = decode_fields(commands.RecordsAnswer, answer.fields)
+    head = answer.records or decode_fields(commands.RecordsAnswer, answer.fields)
     return Batch(
         topic,
         queue,

@@ -73,9 +73,11 @@ class Single:
 
 
 class SentSingle(NamedTuple):
-    """A single message that was sent before an ``Outbox`` knew of it. ``deadline``: monotonic seconds."""
+    """A single message that was sent before an ``Outbox`` knew of it. ``queue``: its queue, or ``ANY_QUEUE``;
+    ``deadline``: monotonic seconds."""
 
     topic: str
+    queue: int
     row: Row
     head: ProduceHead
     body: bytes

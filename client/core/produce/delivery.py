@@ -107,7 +107,7 @@ class Outbox:
 
     def adopt(self, sent: SentSingle, request_id: int) -> Single:
         """Accept a single message that was already sent, as the only one in flight."""
-        lane = self._lane(sent.topic, ANY_QUEUE, bulk=False)
+        lane = self._lane(sent.topic, sent.queue, bulk=False)
         lane.in_flight += 1
         frame = self.in_flight[request_id] = sent.frame(lane)
         self.pending_bytes += frame.singles[0].size

@@ -21,6 +21,7 @@ from ....protocol.commands import (
     Command,
     HelloAnswer,
     HelloRequest,
+    RecordsAnswer,
 )
 from ....protocol.errors import (
     SUCCESS,
@@ -34,7 +35,7 @@ from ....protocol.errors import (
 )
 from ....protocol.fields import decode_fields, encode_fields
 from ....protocol.frames import FRAME_BYTES_MAX, REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
-from ....protocol.pull_frame import PullFields
+from ....protocol.pull_frame import PullFields, decode_records_head
 
 if TYPE_CHECKING:
     from .access import ClientAccess
@@ -53,15 +54,18 @@ the oldest."""
 
 
 class Answer:
-    """One response of the broker."""
+    """One response of the broker. ``records``: the fields of a short response to PULL, whose ``fields`` are empty."""
 
-    __slots__ = ("body", "code", "fields", "request_id")
+    __slots__ = ("body", "code", "fields", "records", "request_id")
 
-    def __init__(self, request_id: int, code: int, fields: dict[str, Any], body: bytes) -> None:
+    def __init__(
+        self, request_id: int, code: int, fields: dict[str, Any], body: bytes, records: RecordsAnswer | None = None
+    ) -> None:
         self.request_id = request_id
         self.code = code
         self.fields = fields
         self.body = body
+        self.records = records
 
 
 class Asked:
@@ -221,6 +225,11 @@ class Session:
         """Parse the pending bytes as a single response on the fast path; None if they may be anything else."""
         parser = self.parser
         buffer, start, end = parser.buffer, parser.start, parser.end
+        pulled = decode_records_head(buffer, start, end)
+        if pulled is not None:
+            code, request_id, records, body_at = pulled
+            parser.start = end
+            return Answer(request_id, code, {}, bytes(buffer[body_at:end]), records)
         if end - start < _LENGTHS.size:
             return None
         frame_length, header_length = _LENGTHS.unpack_from(buffer, start)
