@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
 from types import MappingProxyType
@@ -51,7 +51,11 @@ properties.)"""
 _TAG_OR = "||"
 _RECORD_OVERHEAD_BYTES = 512
 """More than a record has besides the body and the properties of its message: head, topic, unique key, delay."""
+_KEYS_OVERHEAD_BYTES = _RECORD_OVERHEAD_BYTES + 4 * (len(PROPERTY_KEYS) + 2)
+"""The same, if the message may have keys."""
 _body_of = attrgetter("_body")
+wire_of: Callable[[Message], Mapping[str, str] | None] = attrgetter("_wire")
+"""Returns the properties of a message as PRODUCE takes them; None if it has no property but its keys."""
 _KNOWN_TOPICS_MAX = 10_000
 _known_topics: set[str] = set()
 """Topic names that have already been checked."""
@@ -212,14 +216,23 @@ def rows_of(messages: Sequence[Message]) -> list[Row]:
 def with_properties(message: Message, properties: Mapping[str, str], record_bytes_max: int) -> Message | None:
     """Return the message with additional properties, which ``check_properties`` has passed; its own take precedence.
     None if it has no room for them in a record of at most ``record_bytes_max`` bytes."""
-    wire = message._wire if message._wire is not None else {PROPERTY_KEYS: message._keys}
-    merged = {**properties, **wire}
-    if not _has_room(merged, len(message._body), record_bytes_max):
+    keys, body, wire = message._keys, message._body, message._wire
+    if wire is None:
+        merged = {**properties, PROPERTY_KEYS: keys}
+        chars = len(keys)
+        for name, value in properties.items():
+            chars += len(name) + len(value) + 2
+        size = chars * 4 + _KEYS_OVERHEAD_BYTES  # a character has at most 4 bytes
+        fits = size <= PRODUCED_PROPERTIES_BYTES_MAX and size + len(body) <= record_bytes_max
+    else:
+        merged = {**properties, **wire}
+        fits = False
+    if not fits and not _has_room(merged, len(body), record_bytes_max):
         return None
     copy = object.__new__(Message)
     copy._topic = message._topic
-    copy._body = message._body
-    copy._keys = message._keys
+    copy._body = body
+    copy._keys = keys
     copy._tags = message._tags
     copy._sharding_key = message._sharding_key
     copy._delay = message._delay

@@ -60,6 +60,8 @@ class Sending(Observation):
     """A call that sends messages. ``messages``: those to send instead of the call's, the same with additional
     properties; ``shared``: those of a ``send_bulk``; ``receipt``: set by the client if the call sends one message."""
 
+    __slots__ = ("messages", "receipt", "shared")
+
     messages: Sequence[Message]
     shared: BulkProperties
     receipt: Receipt | None

@@ -84,8 +84,8 @@ def of_sent(message: Message, receipt: Receipt | None) -> Attributes:
     if receipt is not None:
         attributes[MESSAGE_ID] = receipt.message_id
         attributes[PARTITION] = str(receipt.queue)
-    if message.keys:
-        attributes[KEYS] = message.keys
+    if keys := message.keys:
+        attributes[KEYS] = keys
     if message.tags is not None:
         attributes[TAG] = message.tags
     if message.common and (level := message.delay_level) is not None:
@@ -98,10 +98,10 @@ def of_stored(message: StoredMessage) -> Attributes:
     try:
         times = message.reconsume_times
         attributes: Attributes = {MESSAGE_ID: message.message_id, RECONSUME_TIMES: times}
-        if message.keys:
-            attributes[KEYS] = message.keys
-        if message.tags is not None:
-            attributes[TAG] = message.tags
+        if keys := message.keys:
+            attributes[KEYS] = keys
+        if (tag := message.tags) is not None:
+            attributes[TAG] = tag
     except CorruptRecord:
         return {}
     if not times:  # a redelivered message is in another queue than it was sent to

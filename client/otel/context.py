@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import overload
 
 from opentelemetry import baggage, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
 
-from ...protocol.storage.record import CorruptRecord
+from ...protocol.storage.record import NAME_VALUE_SEPARATOR, CorruptRecord
 from ..core.consume.stored import StoredMessage
 from ..errors import InvalidMessage
 from ..log_rate import LogRate
@@ -25,37 +26,46 @@ TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 _USUAL = {TRACEPARENT, TRACESTATE, BAGGAGE}
 _TRACEPARENT_TEXT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_FLAGS = {f"{flags:02x}": trace.TraceFlags(flags) for flags in range(1, 4)}
 LINKS_MAX = 128
 """Maximum number of links of a span, which is OpenTelemetry's default."""
+BAGGAGE_MARKER = BAGGAGE.encode() + NAME_VALUE_SEPARATOR
+(_BAGGAGE_KEY,) = baggage.set_baggage("name", "value", Context())
 _NOTHING: Mapping[str, str] = {}
 _log_rate = LogRate()
 
 
-@lru_cache(maxsize=4)
-def _writes_usually(propagator: TextMapPropagator) -> bool:
-    """Return whether a propagator writes the formats of the W3C, as that of most processes does. A ``traceparent``
-    alone, which is what most messages have, is then written and read here, in a third of the time."""
-    return set(propagator.fields) == _USUAL
+class ContextFields(frozenset[str]):
+    """The properties in which a propagator writes the context of a span. ``are_usual``: it writes the formats of the
+    W3C, as that of most processes does. A ``traceparent`` alone, which is what most messages have, is then written and
+    read here, in a third of the time."""
+
+    propagator: TextMapPropagator
+    are_usual: bool
 
 
 @lru_cache(maxsize=4)
-def fields_of(propagator: TextMapPropagator) -> frozenset[str]:
+def fields_of(propagator: TextMapPropagator) -> ContextFields:
     """Return the properties in which a propagator writes the context of a span."""
-    return frozenset(propagator.fields) - {BAGGAGE}
+    written = set(propagator.fields)
+    fields = ContextFields(written - {BAGGAGE})
+    fields.propagator = propagator
+    fields.are_usual = written == _USUAL
+    return fields
 
 
-def injected(span: trace.Span, context: Context, propagator: TextMapPropagator) -> Mapping[str, str]:
-    """Return ``context`` with ``span`` as ``propagator`` writes it into properties of messages: none if it cannot be
-    written as such."""
+def injected(span: trace.Span, context: Context, fields: ContextFields) -> Mapping[str, str]:
+    """Return ``context`` with ``span`` as the propagator of ``fields`` writes it into properties of messages: none if
+    it cannot be written as such."""
     # A tuple, so that one step has all: this runs for every send.
     trace_id, span_id, _, flags, state, is_valid = span.get_span_context()
     has_state = state is not trace.DEFAULT_TRACE_STATE and state
-    if not has_state and _writes_usually(propagator) and not (context and baggage.get_all(context)):
+    if fields.are_usual and not has_state and _BAGGAGE_KEY not in context:
         # %, because it formats in half of the time.
         return {TRACEPARENT: "00-%032x-%016x-%02x" % (trace_id, span_id, flags)} if is_valid else _NOTHING  # noqa: UP031
     carrier: dict[str, str] = {}
     try:
-        propagator.inject(carrier, trace.set_span_in_context(span, context))
+        fields.propagator.inject(carrier, trace.set_span_in_context(span, context))
     except Exception as error:  # noqa: BLE001 - a propagator that fails must not fail the send
         _warn("no context is sent, because a propagator failed", error)
         return _NOTHING
@@ -100,13 +110,15 @@ def link_to(message: StoredMessage) -> trace.Link | None:
 def sender_of(properties: Mapping[str, str]) -> trace.SpanContext | None:
     """Return the span with which a message with these properties was sent; None if it was sent without one."""
     text = properties.get(TRACEPARENT)
-    if text is not None and TRACESTATE not in properties and _writes_usually(propagate.get_global_textmap()):
+    fields = fields_of(propagate.get_global_textmap())
+    if text is not None and TRACESTATE not in properties and fields.are_usual:
         found = _TRACEPARENT_TEXT.fullmatch(text)
         if found is not None:
             trace_id, span_id, flags = found.groups()
-            sender = trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)))
+            known = _FLAGS.get(flags) or trace.TraceFlags(int(flags, 16))
+            sender = trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, known)
             return sender if sender.is_valid else None
-    elif fields_of(propagate.get_global_textmap()).isdisjoint(properties):
+    elif fields.isdisjoint(properties):
         return None
     sender = trace.get_current_span(extracted(properties)).get_span_context()
     return sender if sender.is_valid else None
@@ -121,8 +133,48 @@ def extracted(properties: Mapping[str, str]) -> Context:
         return Context()
 
 
-def links_to(several: Iterable[Mapping[str, str]], fields: frozenset[str]) -> list[trace.Link]:
+class SenderLinks(Sequence[trace.Link]):
+    """Links to the spans with which messages were sent: each span once, at most 128. The messages are read when the
+    links are: never for a span that is not recorded, unless its sampler asks for them."""
+
+    __slots__ = ("_found", "_messages")
+    _found: list[trace.Link]
+
+    def __init__(self, messages: Sequence[StoredMessage]) -> None:
+        self._messages: Sequence[StoredMessage] | None = messages
+
+    def __bool__(self) -> bool:
+        """Return True: the messages need not be read to tell a tracer that there may be links."""
+        return True
+
+    def __len__(self) -> int:
+        return len(self._links())
+
+    @overload
+    def __getitem__(self, index: int) -> trace.Link: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[trace.Link]: ...
+    def __getitem__(self, index: int | slice) -> trace.Link | Sequence[trace.Link]:
+        return self._links()[index]
+
+    def __iter__(self) -> Iterator[trace.Link]:
+        return iter(self._links())
+
+    def _links(self) -> list[trace.Link]:
+        messages = self._messages
+        if messages is not None:
+            if len(messages) == 1:
+                sender = sender_of(properties_of(messages[0]))
+                self._found = [] if sender is None else [trace.Link(sender)]
+            else:
+                self._found = links_to(map(properties_of, messages))
+            self._messages = None  # so that the span does not keep them
+        return self._found
+
+
+def links_to(several: Iterable[Mapping[str, str]]) -> list[trace.Link]:
     """Return links to the spans with which messages with these properties were sent: each span once, at most 128."""
+    fields = fields_of(propagate.get_global_textmap())
     links: dict[tuple[str | None, ...], trace.Link | None] = {}
     for properties in several:
         if fields.isdisjoint(properties):

@@ -47,7 +47,7 @@ class Instruments:
 class _Timed(hooks.Observation):
     """The span of an operation, and the time at which it began."""
 
-    __slots__ = ("_began", "_ended", "_instruments", "_operation", "_span")
+    __slots__ = ()
 
     # Each subclass sets all attributes in one call: after a wait, it runs with cold caches.
     _began: float
@@ -57,13 +57,14 @@ class _Timed(hooks.Observation):
     _span: trace.Span
 
 
+_TIMED = ("_began", "_ended", "_instruments", "_operation", "_span")
 _NOTHING_SHARED: BulkProperties = {}
 
 
 class SendSpan(_Timed, hooks.Sending):
     """A call that sends ``count`` messages. ``only``: the message of a call that sends one."""
 
-    __slots__ = ("_count", "_only", "messages", "receipt", "shared")
+    __slots__ = (*_TIMED, "_count", "_only")
 
     def __init__(
         self,
@@ -108,7 +109,8 @@ class ProcessSpan(_Timed):
     """The handling of one message, or of a batch. ``context``: in which its code runs, with the span; ``settled``:
     called at the end with the name of the settlement."""
 
-    __slots__ = ("_settled", "_token", "context")
+    __slots__ = (*_TIMED, "_settled", "_token", "context")
+    _token: Token[Context]
 
     def __init__(
         self,
@@ -124,7 +126,6 @@ class ProcessSpan(_Timed):
         self._ended = False
         self.context = context
         self._settled = settled
-        self._token: Token[Context] | None = None
         self._began = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -134,7 +135,6 @@ class ProcessSpan(_Timed):
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._token is not None
         detach(self._token)
         self.end(raised)
 

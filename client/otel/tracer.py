@@ -14,11 +14,13 @@ from opentelemetry.propagate import get_global_textmap
 from ..core import hooks
 from ..core.hooks import Side
 from ..errors import InvalidMessage
-from ..message import Message, check_properties, have_room, with_properties
+from ..message import Message, check_properties, have_room, wire_of, with_properties
 from .attributes import BATCH_COUNT, TracedOperation, common_topic, of_sent, of_stored, operation_of
 from .context import (
     BAGGAGE,
+    BAGGAGE_MARKER,
     LINKS_MAX,
+    SenderLinks,
     carrying,
     extracted,
     fields_of,
@@ -64,35 +66,38 @@ class Tracer(hooks.Hooks):
             return self._send(side, messages, record_bytes_max, several=several)
         # By itself and with few calls: a single send waits for the broker, and what runs after a wait has cold caches.
         message = messages[0]
-        operation = operation_of(side, "send", message.topic)
-        propagator, current = get_global_textmap(), get_current()
-        fields, wire = fields_of(propagator), message.row()[1]
-        has_own = not fields.isdisjoint(wire)
-        links = links_to((wire,), fields) if has_own else ()
-        span = self._tracer.start_span(operation.name, current, _PRODUCER, operation.attributes, links)
-        if not has_own and (added := injected(span, current, propagator)):
-            messages = (
-                with_properties(message, added, record_bytes_max) or carrying(message, added, record_bytes_max),
-            )
+        topic = message.topic
+        operation = side.kept.get(("send", topic))
+        if operation is None or operation.server is not side.addresses.first:
+            operation = operation_of(side, "send", topic)
+        current, fields, wire = get_current(), fields_of(get_global_textmap()), wire_of(message)
+        if wire is not None and not fields.isdisjoint(wire):
+            span = self._tracer.start_span(operation.name, current, _PRODUCER, operation.attributes, links_to((wire,)))
+        else:
+            span = self._tracer.start_span(operation.name, current, _PRODUCER, operation.attributes)
+            if added := injected(span, current, fields):
+                messages = (
+                    with_properties(message, added, record_bytes_max) or carrying(message, added, record_bytes_max),
+                )
         return SendSpan(self._instruments, operation, span, messages, 1, message)
 
     def _send(self, side: Side, messages: Sequence[Message], record_bytes_max: int, *, several: bool) -> SendSpan:
         operation = operation_of(side, "send", common_topic(messages))
         count, only = (len(messages), None) if several else (None, messages[0])
-        propagator, current = get_global_textmap(), get_current()
-        fields = fields_of(propagator)
-        own = [wire for message in messages if not fields.isdisjoint(wire := message.row()[1])]
-        links = links_to(own, fields) if own else []
+        current, fields = get_current(), fields_of(get_global_textmap())
+        wires = [wire for wire in map(wire_of, messages) if wire]
+        own = [wire for wire in wires if not fields.isdisjoint(wire)]
+        links = links_to(own) if own else []
         if self._create_spans:
             messages = [self._created(side, message, record_bytes_max, links) for message in messages]
             span = self._begin(operation, trace.SpanKind.CLIENT, current, links, count=count)
         else:
             span = self._begin(operation, trace.SpanKind.PRODUCER, current, links, count=count)
-            if added := injected(span, current, propagator):
+            if added := injected(span, current, fields):
                 messages = [
                     message
-                    if own and not fields.isdisjoint(message.row()[1])
-                    else carrying(message, added, record_bytes_max)
+                    if own and not fields.isdisjoint(wire_of(message) or ())
+                    else with_properties(message, added, record_bytes_max) or carrying(message, added, record_bytes_max)
                     for message in messages
                 ]
         return SendSpan(self._instruments, operation, span, messages, len(messages), only)
@@ -106,10 +111,10 @@ class Tracer(hooks.Hooks):
         own: Mapping[str, str] | None = None
         with suppress(InvalidMessage):  # the call is about to raise it
             own = check_properties(shared.get("properties") or {})
-        links = links_to([own or {}], fields)
+        links = links_to([own]) if own else []
         span = self._begin(operation, trace.SpanKind.PRODUCER, current, links, count=len(bodies))
         if own is not None and fields.isdisjoint(own):
-            added = injected(span, current, get_global_textmap())
+            added = injected(span, current, fields)
             for variant in (added, without_baggage(added)):
                 if variant and have_room(own, variant, bodies, record_bytes_max):
                     shared = {**shared, "properties": {**variant, **own}}
@@ -118,12 +123,12 @@ class Tracer(hooks.Hooks):
 
     def _created(self, side: Side, message: Message, record_bytes_max: int, links: list[trace.Link]) -> Message:
         """Return a message with the context of a span of its own, to which the span of the call gets a link."""
-        if not fields_of(get_global_textmap()).isdisjoint(message.row()[1]):
+        current, fields = get_current(), fields_of(get_global_textmap())
+        if not fields.isdisjoint(wire_of(message) or ()):
             return message
-        current = get_current()
         span = self._begin(operation_of(side, "create", message.topic), trace.SpanKind.PRODUCER, current, [])
         span.set_attributes(of_sent(message, None))
-        message = carrying(message, injected(span, current, get_global_textmap()), record_bytes_max)
+        message = carrying(message, injected(span, current, fields), record_bytes_max)
         span.end()
         if len(links) < LINKS_MAX:
             links.append(trace.Link(span.get_span_context()))
@@ -134,7 +139,7 @@ class Tracer(hooks.Hooks):
     def received(self, side: Side, topic: str, messages: hooks.Messages, times_ns: tuple[int, int]) -> None:
         """Note messages that the application gets now."""
         operation = operation_of(side, "receive", topic or common_topic(messages))
-        links = links_to(map(properties_of, messages), fields_of(get_global_textmap()))
+        links = SenderLinks(messages)
         began_ns, ended_ns = times_ns
         self._begin(operation, trace.SpanKind.CLIENT, None, links, began_ns, len(messages)).end(ended_ns)
         self._instruments.operation_duration.record((ended_ns - began_ns) / 1e9, operation.of_metrics)
@@ -153,31 +158,29 @@ class Tracer(hooks.Hooks):
 
     def process(self, side: Side, messages: hooks.Messages, *, several: bool, pushed: bool) -> ProcessSpan:
         """Begin the handling of messages, linked to the spans with which they were sent."""
-        topic = messages[0].topic
-        operation = operation_of(side, "process", topic)
+        message = messages[0]
+        topic = message.topic
+        operation = side.kept.get(("process", topic))
+        if operation is None or operation.server is not side.addresses.first:
+            operation = operation_of(side, "process", topic)
         # A listener's thread or task is the client's own; what called it is no part of the trace.
         parent = context = _NO_CONTEXT if pushed else get_current()
-        if several:
-            links = links_to(map(properties_of, messages), fields_of(get_global_textmap()))
-        else:
-            properties = properties_of(messages[0])
-            if BAGGAGE in properties:
+        links: Sequence[trace.Link] = SenderLinks(messages)
+        if not several:
+            if message.may_have_property(BAGGAGE_MARKER) and BAGGAGE in (properties := properties_of(message)):
                 context = extracted(properties)
-            sender = sender_of(properties)
-            if sender is not None and self._process_parent:
-                links, parent = [], trace.set_span_in_context(trace.NonRecordingSpan(sender), context)
-            else:
-                links = [] if sender is None else [trace.Link(sender)]
+            if self._process_parent and (sender := sender_of(properties_of(message))) is not None:
+                links, parent = (), trace.set_span_in_context(trace.NonRecordingSpan(sender), context)
         attributes = {**operation.attributes, BATCH_COUNT: len(messages)} if several else operation.attributes
         span = self._tracer.start_span(operation.name, parent, _CONSUMER, attributes, links)
         if not several and span.is_recording():
-            span.set_attributes(of_stored(messages[0]))
+            span.set_attributes(of_stored(message))
         if pushed:
             self._instruments.consumed.add(len(messages), operation.of_metrics)
         settled = partial(self._settled, side, topic, links) if self._settle_spans else None
         return ProcessSpan(self._instruments, operation, span, trace.set_span_in_context(span, context), settled)
 
-    def _settled(self, side: Side, topic: str, links: list[trace.Link], name: str) -> None:
+    def _settled(self, side: Side, topic: str, links: Sequence[trace.Link], name: str) -> None:
         """Note the settlement of messages, which the client tells the broker later, with others."""
         self._begin(operation_of(side, name, topic, "settle"), trace.SpanKind.CLIENT, None, links).end()
 

@@ -135,8 +135,15 @@ class Producer:
         """
         if (active := hooks.installed) is None or not isinstance(message, Message):
             return self._send(message, queue, flush, timeout)
-        with active.send(self._side, [message], self._sending.record_bytes_max, several=False) as observed:
-            observed.receipt = receipt = self._send(observed.messages[0], queue, flush, timeout)
+        # No ``with``: it takes two more calls, and after a wait each of them has cold caches.
+        observed = active.send(self._side, [message], self._sending.record_bytes_max, several=False)
+        try:
+            receipt = self._send(observed.messages[0], queue, flush, timeout)
+        except BaseException as error:
+            observed.end(error)
+            raise
+        observed.receipt = receipt
+        observed.end(None)
         return receipt
 
     def _send(self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None) -> Receipt:

@@ -114,7 +114,9 @@ def decode_properties(blob: Buffer) -> dict[str, str]:
 
 def split_keys(keys: str | None) -> tuple[str, ...]:
     """Return the non-empty keys of a KEYS property."""
-    return tuple(key for key in keys.split(KEY_SEPARATOR) if key) if keys else ()
+    if not keys:
+        return ()
+    return tuple([key for key in keys.split(KEY_SEPARATOR) if key]) if KEY_SEPARATOR in keys else (keys,)
 
 
 def encode_host(host: str, port: int) -> bytes:

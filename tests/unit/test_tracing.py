@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opentelemetry import baggage, propagate, trace
+from opentelemetry import baggage, metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 
 from flintmq.client import BrokerFailure, ConnectionFailed, DeliveryFailed, Message, StoredMessage
@@ -22,8 +24,9 @@ from flintmq.client.groups.push.outcome import GiveUp, TryLater
 from flintmq.client.message import with_properties
 from flintmq.client.otel import context_of, link_to
 from flintmq.client.otel.attributes import error_type_of
-from flintmq.client.otel.context import injected, sender_of
+from flintmq.client.otel.context import fields_of, injected, sender_of
 from flintmq.client.otel.spans import settlement_of
+from flintmq.client.otel.tracer import Tracer
 from flintmq.protocol.errors import SystemBusy
 from flintmq.protocol.storage.record import Record, encode_host, encode_properties
 from tests.tracing_tools import Traces, traced
@@ -94,14 +97,7 @@ def test_a_context_that_cannot_be_written_is_left_out(
 def test_a_context_that_cannot_be_read_is_no_link(
     propagator: None, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:
-    blob = Record(
-        body=b"0",
-        topic=b"orders",
-        properties=encode_properties({"UNIQ_KEY": "7F00000155A7382098906AE109820000", "traceparent": "00-1-2-01"}),
-        born_host=encode_host("10.0.0.1", 5000),
-        store_host=encode_host("10.0.0.2", 10911),
-    ).encode()
-    message = StoredMessage(len(blob), 0, blob, "orders")
+    message = stored(b"0", traceparent="00-1-2-01")
     with installed().process(SIDE, [message], several=False, pushed=True):
         pass
     installed().received(SIDE, "orders", [message], (1, 2))
@@ -150,7 +146,46 @@ def test_a_context_is_written_as_opentelemetry_writes_it(
         context = baggage.set_baggage(name, value, context)
     carrier: dict[str, str] = {}
     propagate.inject(carrier, trace.set_span_in_context(span, context))
-    assert injected(span, context, propagate.get_global_textmap()) == carrier
+    assert injected(span, context, fields_of(propagate.get_global_textmap())) == carrier
+
+
+def stored(body: bytes, **properties: str) -> StoredMessage:
+    blob = Record(
+        body=body,
+        topic=b"orders",
+        properties=encode_properties({"UNIQ_KEY": "7F00000155A7382098906AE109820000", **properties}),
+        born_host=encode_host("10.0.0.1", 5000),
+        store_host=encode_host("10.0.0.2", 10911),
+    ).encode()
+    return StoredMessage(len(blob), 0, blob, "orders")
+
+
+class Decoded(Exception):
+    """The properties of a message were decoded."""
+
+
+def test_a_message_of_a_span_that_is_not_sampled_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(message: StoredMessage) -> dict[str, str]:
+        raise Decoded
+
+    monkeypatch.setattr(StoredMessage, "_property_map", decode)
+    message = stored(b"0", traceparent=f"00-{'1' * 32}-{'a' * 16}-01")
+    meter = metrics.NoOpMeterProvider().get_meter("test")
+    unsampled = Tracer(TracerProvider(sampler=ALWAYS_OFF).get_tracer("test"), meter)
+    for several in (False, True):
+        with unsampled.process(SIDE, [message], several=several, pushed=True):
+            pass
+    unsampled.received(SIDE, "orders", [message], (1, 2))
+    sampled = Tracer(TracerProvider().get_tracer("test"), meter)
+    with pytest.raises(Decoded):
+        sampled.process(SIDE, [message], several=False, pushed=True)
+
+
+@pytest.mark.parametrize("body", [b"", b"baggage\x01a=c\x02", bytes(100_000)])
+@pytest.mark.parametrize("bag", [{}, {"baggage": "a=b"}])
+def test_a_listener_runs_with_the_baggage_of_its_message(traces: Traces, body: bytes, bag: dict[str, str]) -> None:
+    with installed().process(SIDE, [stored(body, **bag)], several=False, pushed=True):
+        assert baggage.get_all() == ({"a": "b"} if bag else {})
 
 
 @pytest.mark.parametrize("several", [False, True])

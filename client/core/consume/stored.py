@@ -23,7 +23,15 @@ from ....protocol.storage.delivery import (
     TRANSACTION_PROPERTIES,
 )
 from ....protocol.storage.ids import offset_id
-from ....protocol.storage.layout import ANY_HOST_V6, MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag, record_head
+from ....protocol.storage.layout import (
+    ANY_HOST_V6,
+    MAGIC_V1,
+    PROPERTIES_BYTES_MAX,
+    RECORD,
+    RECORD_HEAD_BYTES,
+    SysFlag,
+    record_head,
+)
 from ....protocol.storage.record import (
     PROPERTY_DELAY,
     PROPERTY_KEYS,
@@ -165,6 +173,13 @@ class StoredMessage:
         those that brokers and clients add on the way."""
         pairs = self._property_map().items()
         return MappingProxyType({name: value for name, value in pairs if name not in _OWN_PROPERTIES})
+
+    def may_have_property(self, marker: bytes) -> bool:
+        """Return whether the message may have a property, without decoding any. False is certain; True is not, because
+        other bytes may look like it. ``marker``: the property's name and ``NAME_VALUE_SEPARATOR``."""
+        end = self._at + self._size
+        begin = self._at if self._size <= PROPERTIES_BYTES_MAX else end - PROPERTIES_BYTES_MAX
+        return self._records.find(marker, begin, end) >= 0
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -33,12 +33,8 @@ class AddressBook:
     def __init__(self, given: tuple[Address, ...]) -> None:
         self._given = given
         self._learned: tuple[Address, ...] = ()
-        self._first = given[0]
-
-    @property
-    def first(self) -> Address:
+        self.first = given[0]
         """The address of the broker that served this client last, or that is tried next."""
-        return self._first
 
     def next_attempt(self, tried: Collection[Address], seconds: float) -> Attempt | None:
         """Return the next attempt of a search that has ``seconds`` left; None: the search is over.
@@ -55,7 +51,7 @@ class AddressBook:
 
     def mark_answered(self, address: Address) -> None:
         """Begin with this address next time: its broker serves this client."""
-        self._first = address
+        self.first = address
 
     def mark_failed(self, address: Address, error: BaseException, tried: Collection[Address] = ()) -> None:
         """Begin with another address than this one, which failed with ``error``: with the primary that the error names,
@@ -63,10 +59,10 @@ class AddressBook:
         primary = _primary_named_by(error)
         if primary is not None and primary != address and primary not in tried:
             self._learn(primary)
-            self._first = primary
-        elif self._first == address:
+            self.first = primary
+        elif self.first == address:
             addresses = self._in_turn()
-            self._first = addresses[1 % len(addresses)]
+            self.first = addresses[1 % len(addresses)]
 
     def _learn(self, address: Address) -> None:
         if address not in self._given:
@@ -75,7 +71,7 @@ class AddressBook:
 
     def _in_turn(self) -> list[Address]:
         """Return all addresses, in the order in which to try them now."""
-        addresses, first = [*self._given, *self._learned], self._first
+        addresses, first = [*self._given, *self._learned], self.first
         at = addresses.index(first) if first in addresses else 0
         return [*addresses[at:], *addresses[:at]]
 
