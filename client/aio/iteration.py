@@ -56,13 +56,15 @@ class Iteration:
         passed = 0
         began_ns = time.time_ns()
         try:
-            while not reading.finished:
+            while True:
                 if passed >= GO_ROUND:
                     passed = 0
                     self._ask()
                     await asyncio.sleep(0)
                 messages = reading.turn()
                 if not messages:
+                    if reading.finished:
+                        return
                     await self._guarded_wait()
                     continue
                 passed += len(messages)

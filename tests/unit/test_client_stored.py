@@ -134,6 +134,14 @@ class TestBatch:
         batch = batch_of(*(one.encode() for one in stored))
         assert batch.bodies() == expected
         assert [message.body for message in batch.messages] == expected
+        assert [message.body for message in batch.stream()] == expected
+
+    @pytest.mark.parametrize("count", [0, 1, 127, 128, 129, 300])
+    @pytest.mark.parametrize("size", [0, 100, 6000])
+    def test_a_stream_has_the_messages_of_the_batch(self, count: int, size: int) -> None:
+        blobs = [record(bytes([number % 256]) * size, queue_offset=number).encode() for number in range(count)]
+        read = [(message.queue_offset, message.body, message.keys) for message in batch_of(*blobs).stream()]
+        assert read == [(number, bytes([number % 256]) * size, ("a", "b")) for number in range(count)]
 
     def test_an_empty_batch(self) -> None:
         batch = batch_of()
@@ -188,6 +196,13 @@ class TestDamage:
             error = raised.value
             assert (error.topic, error.queue, error.queue_offset, error.physical_offset) == ("orders", 2, 17, 4242)
         assert (batch.messages[0].body, batch.messages[2].body) == (b"body", b"body")
+
+    def test_a_damaged_message_of_a_stream_is_one_among_sound_ones(self) -> None:
+        blob = record(b"precious").encode()
+        before, damaged, after = batch_of(blob, flip(blob.index(b"precious") + 3)(blob), blob).stream()
+        assert (before.body, after.body) == (b"precious", b"precious")
+        with pytest.raises(CorruptMessage):
+            damaged.body  # noqa: B018
 
     @pytest.mark.parametrize("field", ["magic", "body_length", "total_size"])
     def test_a_record_with_an_inconsistent_head_is_corrupt(self, field: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import Any, overload
 
 from ....protocol.commands import RECORD_SIZE_STRUCT
@@ -16,6 +16,10 @@ from .tags import EVERYTHING, TagFilter
 
 _STRUCTS_MAX = 4096
 """Maximum number of body lengths whose functions are kept."""
+_STREAM_SEGMENT = 128
+"""Number of messages that an iteration creates at a time, so that they are handled while the CPU's caches have them."""
+_STREAM_RECORD_BYTES_MAX = 4096
+"""Maximum size of records whose bodies an iteration reads ahead: the application may not want large ones."""
 _SEGMENT = 256
 """Number of records to process together: if all have the same size, their bodies are extracted in one step."""
 
@@ -63,6 +67,22 @@ class Records:
         starts = accumulate(sizes, initial=self._records_at)
         # sizes ends first, so the last start (the end of all records) makes no message.
         return list(map(StoredMessage, sizes, starts, repeat(self._body), repeat(topic)))
+
+    def stream(self, topic: str) -> Iterator[StoredMessage]:
+        """Return an iterator over a message for each record, which creates a few at a time and then reads the bodies of
+        the usual ones in one step."""
+        return chain.from_iterable(self._segments(topic))
+
+    def _segments(self, topic: str) -> Iterator[list[StoredMessage]]:
+        at = self._records_at
+        for start in range(0, len(self.sizes), _STREAM_SEGMENT):
+            sizes = self.sizes[start : start + _STREAM_SEGMENT]
+            end = at + sum(sizes)
+            # The usual body is there only if all are: else each message reads its own, or raises.
+            bodies = self._uniform_bodies(sizes, at, end) if sizes[0] <= _STREAM_RECORD_BYTES_MAX else None
+            starts = accumulate(sizes, initial=at)
+            yield list(map(StoredMessage, sizes, starts, repeat(self._body), repeat(topic), bodies or repeat(None)))
+            at = end
 
     def bodies(self, topic: str) -> list[bytes]:
         """Return all bodies, decompressed and checked, in one pass."""
@@ -158,6 +178,10 @@ class Batch:
                 messages = [message for message in messages if self._tags.accepts(message.tags)]
             self._messages = messages
         return messages
+
+    def stream(self) -> Iterator[StoredMessage]:
+        """Return an iterator over the messages that keeps none of them, and creates them a few at a time."""
+        return iter(self.messages) if self._tags.wanted else self._records.stream(self.topic)
 
     def bodies(self) -> list[bytes]:
         """Return the bodies of all messages, decompressed, each with its checksum verified.

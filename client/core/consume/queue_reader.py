@@ -119,11 +119,12 @@ class TopicReader:
         queue.may_move = False
         queue.position = max(queue.position, batch.next_offset)
         queue.caught_up = queue.position >= batch.max_offset
-        messages = batch.messages
         if queue.end is not None and batch.next_offset > queue.end:
-            messages = [message for message in messages if message.queue_offset < queue.end]
-        if messages:
-            queue.messages.append(iter(messages))
+            messages = [message for message in batch.messages if message.queue_offset < queue.end]
+            if messages:
+                queue.messages.append(iter(messages))
+        elif batch:
+            queue.messages.append(batch.stream())
 
     def pull_refused(self, number: int, error: FlintError) -> bool:
         """Handle a refused pull. Returns whether reading can continue: if the start was not explicit and has

@@ -102,12 +102,13 @@ class StoredMessage:
 
     __slots__ = ("_at", "_body", "_properties", "_records", "_size", "_topic")
 
-    def __init__(self, size: int, at: int, records: bytes, topic: str) -> None:
+    def __init__(self, size: int, at: int, records: bytes, topic: str, body: bytes | None = None) -> None:
+        """``body``: if it has been read and checked already."""
         self._records = records
         self._at = at
         self._size = size
         self._topic = topic
-        self._body: bytes | None = None
+        self._body = body
         self._properties: dict[str, str] | None = None
 
     @property
