@@ -31,6 +31,24 @@ class _Dropped(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
+class _Recorded(trace.NonRecordingSpan):
+    """A span that lets its users do all that they do for one that is recorded."""
+
+    def is_recording(self) -> bool:
+        """Return True."""
+        return True
+
+
+class _Recorder(trace.NoOpTracer):
+    """Begins spans that read their links, as the SDK's do."""
+
+    def start_span(self, name: str, context: context.Context | None = None, *rest: Any, **more: Any) -> trace.Span:
+        """Begin a span."""
+        for link in more.get("links") or (rest[2:] and rest[2]) or ():
+            link.context  # noqa: B018
+        return _Recorded(trace.get_current_span(context).get_span_context())
+
+
 class _Call(hooks.Sending):
     """A call, or the handling of messages, of which nothing is noted."""
 
@@ -40,6 +58,31 @@ class _Call(hooks.Sending):
 
     def end(self, error: BaseException | None) -> None:
         """Note nothing."""
+
+
+class TimedSends(hooks.Sending):
+    """Times the calls of the hooks ``inner`` for single sends: their beginning and their end, without the send itself.
+    It is the hooks and the call at once, because one send is under way at a time. ``taken_ns``: of each send."""
+
+    def __init__(self, inner: hooks.Hooks) -> None:
+        self.taken_ns: list[int] = []
+        self.receipt = None
+        self._inner = inner
+
+    def send(self, *arguments: Any, **options: Any) -> Self:
+        """Begin a call."""
+        began = time.perf_counter_ns()
+        self._call = self._inner.send(*arguments, **options)
+        self._began_ns = time.perf_counter_ns() - began
+        self.messages = self._call.messages
+        return self
+
+    def end(self, error: BaseException | None) -> None:
+        """End the call."""
+        self._call.receipt = self.receipt
+        began = time.perf_counter_ns()
+        self._call.end(error)
+        self.taken_ns.append(self._began_ns + time.perf_counter_ns() - began)
 
 
 class _Nothing(hooks.Hooks):
@@ -68,8 +111,8 @@ class _Interface(_Nothing):
     """Hooks that call what every instrumentation must call: a span and its end, a current span for a listener, and two
     metrics."""
 
-    def __init__(self) -> None:
-        self._tracer = trace.NoOpTracerProvider().get_tracer("bench")
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
         meter = metrics.NoOpMeterProvider().get_meter("bench")
         self.instruments = meter.create_histogram("seconds"), meter.create_counter("messages")
 
@@ -131,16 +174,19 @@ def _in_a_span() -> Iterator[None]:
 def ways() -> Iterator[dict[str, hooks.Hooks | None]]:
     """Yield the hooks to compare: ``off``, none; ``nothing`` and ``interface``, see above; ``all``: those of
     ``flintmq.client.otel`` without an SDK, so that a span is the context of its parent, which travels with the
-    messages; ``sdk``: with the SDK, which records every span, exports them to nowhere, and keeps the metrics in memory.
+    messages; ``recorded_interface`` and ``recorded``: the same two with spans that are recorded, in no time and to
+    nowhere; ``sdk``: with the SDK, which records every span, exports them to nowhere, and keeps the metrics in memory.
     """
+    no_tracer = trace.NoOpTracerProvider().get_tracer("bench")
+    no_meter = metrics.NoOpMeterProvider().get_meter("bench")
     with _sdk() as (tracers, meters), _in_a_span():
         yield {
             "off": None,
             "nothing": _Nothing(),
-            "interface": _Interface(),
-            "all": Tracer(
-                trace.NoOpTracerProvider().get_tracer("bench"), metrics.NoOpMeterProvider().get_meter("bench")
-            ),
+            "interface": _Interface(no_tracer),
+            "all": Tracer(no_tracer, no_meter),
+            "recorded_interface": _Interface(_Recorder()),
+            "recorded": Tracer(_Recorder(), no_meter),
             "sdk": Tracer(tracers.get_tracer("bench"), meters.get_meter("bench")),
         }
 

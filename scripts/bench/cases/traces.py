@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
+from typing import Any
 
 from flintmq.client import Message, Producer
 from flintmq.client.core import hooks
@@ -35,12 +36,17 @@ def samples(bench: Bench) -> Samples:
     """Yield one sample per run."""
     if importlib.util.find_spec("opentelemetry.sdk") is None:
         raise Skipped("the extras `otel` and `test` are not installed")
-    from ..tracers import bare_seconds, ways
+    from ..tracers import TimedSends, bare_seconds, ways
 
     for _ in range(bench.runs):
         with ways() as compared:
             with bench.broker() as broker, Producer(broker.address) as producer:
-                sample = _singles(producer, columns(bench.count(SINGLES)), compared)
+                sample = _figures("single", _singles(producer, columns(bench.count(SINGLES)), compared))
+                timed = {key: TimedSends(way) for key, way in compared.items() if way is not None}
+                _singles(producer, columns(bench.count(SINGLES)), timed)
+                taken = {key: median(way.taken_ns) / 1e3 for key, way in timed.items()}
+                sample["calls_own"] = taken["all"] - taken["interface"]
+                sample["calls_recorded_own"] = taken["recorded"] - taken["recorded_interface"]
                 sample |= _compared("many", compared, _many(producer, columns(bench.count(SEVERAL))))
                 sample |= _compared("bulk", compared, _bulk(producer, columns(bench.count(SEVERAL))))
             with bench.broker() as broker:
@@ -53,7 +59,7 @@ def samples(bench: Bench) -> Samples:
 
 
 @contextmanager
-def _installed(way: hooks.Hooks | None) -> Iterator[None]:
+def _installed(way: Any) -> Iterator[None]:
     hooks.install(way)
     try:
         yield
@@ -74,16 +80,21 @@ def _compared(name: str, ways: _Ways, measured: _Measured) -> Sample:
 def _figures(name: str, taken: dict[str, float]) -> Sample:
     """Return the microseconds of a message that is not traced, and what each way to trace adds to them."""
     added = {f"{name}_{key}": us if key == "off" else max(0.0, us - taken["off"]) for key, us in taken.items()}
-    return added | {f"{name}_own": max(0.0, taken["all"] - taken["interface"])}
+    own = {
+        f"{name}_own": max(0.0, taken["all"] - taken["interface"]),
+        f"{name}_recorded_own": max(0.0, taken["recorded"] - taken["recorded_interface"]),
+    }
+    return added | own
 
 
 def _messages(load: Columns) -> list[Message]:
     return [Message(TOPIC, body, keys=(key,)) for body, key in zip(load.bodies, load.keys, strict=True)]
 
 
-def _singles(producer: Producer, load: Columns, ways: _Ways) -> Sample:
-    """Return what each way to trace takes for a single send: the medians, as each message is sent in all ways, one
-    after the other, because the client spins while it waits, and how long changes from second to second."""
+def _singles(producer: Producer, load: Columns, ways: Mapping[str, Any]) -> dict[str, float]:
+    """Return the microseconds that a single send takes with each way to trace: the medians, as each message is sent in
+    all ways, one after the other, because the client spins while it waits, and how long changes from second to
+    second."""
     taken: dict[str, list[float]] = {key: [] for key in ways}
     for message in _messages(load):
         for key, way in ways.items():
@@ -91,7 +102,7 @@ def _singles(producer: Producer, load: Columns, ways: _Ways) -> Sample:
                 began = time.thread_time()
                 producer.send(message)
                 taken[key].append(time.thread_time() - began)
-    return _figures("single", {key: median(each) * 1e6 for key, each in taken.items()})
+    return {key: median(each) * 1e6 for key, each in taken.items()}
 
 
 def _many(producer: Producer, load: Columns) -> _Measured:
@@ -161,9 +172,12 @@ CASE = Case(
                 Measure(f"{name}_interface", f"{title}: hooks that only call OpenTelemetry add", "µs/msg"),
                 Measure(f"{name}_all", f"{title}: FlintMQ's hooks add", "µs/msg"),
                 Measure(f"{name}_own", f"{title}: … of which they do themselves", "µs/msg", _OWN_MAX),
+                Measure(f"{name}_recorded_own", f"{title}: … if the span is recorded", "µs/msg"),
                 Measure(f"{name}_sdk", f"{title}: hooks and SDK add", "µs/msg"),
             )
         ),
+        Measure("calls_own", "`send`: calls of FlintMQ's hooks above those of OpenTelemetry's", "µs/msg", _OWN_MAX),
+        Measure("calls_recorded_own", "`send`: … if the span is recorded", "µs/msg"),
         Measure("bare", "the SDK alone: a span and two metrics", "µs/msg"),
     ),
     samples,
