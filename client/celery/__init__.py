@@ -17,10 +17,15 @@ Importing this package makes the schemes ``flintmq://`` and ``flintmqs://`` (TLS
 
 from __future__ import annotations
 
-from kombu.transport import TRANSPORT_ALIASES
+try:
+    from kombu.transport import TRANSPORT_ALIASES
 
-from .transport import SecureTransport as SecureTransport
-from .transport import Transport as Transport
+    from .transport import SecureTransport as SecureTransport
+    from .transport import Transport as Transport
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"{__name__} needs {missing.name}: pip install 'flintmq[celery]'", name=missing.name
+    ) from missing
 
 TRANSPORT_ALIASES.setdefault("flintmq", f"{__name__}.transport:Transport")
 TRANSPORT_ALIASES.setdefault("flintmqs", f"{__name__}.transport:SecureTransport")
