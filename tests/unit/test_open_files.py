@@ -104,6 +104,18 @@ def test_a_reader_keeps_the_descriptor_that_it_reads(tmp_path: Path) -> None:
     assert len(files.open_now) == 1
 
 
+def test_the_log_says_once_that_too_few_files_may_be_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    queues = queues_of(Files(), OpenFiles(2), tmp_path, 3)
+    for queue in queues[:2]:
+        queue.append(memoryview(unit(0)))
+    assert not caplog.messages
+    for queue in queues * 2:
+        queue.append(memoryview(unit(0)))
+    (said,) = caplog.messages
+    assert "than the 2 whose files may be open" in said
+    assert "raise the open-file limit" in said
+
+
 def test_the_file_that_was_used_last_stays_open(tmp_path: Path) -> None:
     queues = queues_of(Files(), OpenFiles(2), tmp_path, 4)
     for queue in queues[:3]:

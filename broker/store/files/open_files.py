@@ -8,6 +8,7 @@ about 10 µs.
 from __future__ import annotations
 
 import errno
+import logging
 import resource
 import threading
 from collections import OrderedDict
@@ -20,6 +21,8 @@ STORE_DESCRIPTORS_MIN = 4096
 """Minimum number of descriptors reserved for the store, unless that is more than half of all."""
 _UNBOUNDED = 2**31
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
+
+log = logging.getLogger(__name__)
 
 
 def descriptors_max() -> int:
@@ -54,6 +57,7 @@ class OpenFiles:
         self.lock = threading.Lock()
         """Held to change the descriptor of a file."""
         self._open: OrderedDict[Descriptor, tuple[HasFiles, int]] = OrderedDict()
+        self._shortage_logged = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -62,7 +66,13 @@ class OpenFiles:
         """Add an opened file, which its owner already refers to. The caller holds the lock."""
         self._open[file] = owner, start
         while len(self._open) > self.files_max and self._shut_one():
-            pass
+            if not self._shortage_logged:
+                self._shortage_logged = True
+                log.warning(
+                    "more queues are in use than the %d whose files may be open at once: files are closed and opened "
+                    "again, which slows each message down; raise the open-file limit (ulimit -Hn, LimitNOFILE)",
+                    self.files_max,
+                )
 
     def left(self, file: Descriptor) -> None:
         """Forget a file that its owner no longer refers to. The caller holds the lock."""
