@@ -1,7 +1,7 @@
 """A producer and a reader of a Kafka topic with the C client; runs in an environment of its own with confluent-kafka.
 
 kafka_load.py single ADDRESS COUNT WARM_UP             {"p50": µs, "p99": µs, "rate": messages/s}
-kafka_load.py window ADDRESS COUNT WARM_UP             {"rate": messages/s}, 64 acknowledgements awaited at a time
+kafka_load.py batch ADDRESS COUNT WARM_UP              {"rate": messages/s}, 64 acknowledgements awaited at a time
 kafka_load.py end_to_end ADDRESS COUNT WARM_UP RATE    {"p50": ms, "p99": ms}
 """
 
@@ -41,7 +41,7 @@ def single(address: str, count: int, warm_up: int) -> dict[str, float]:
     return single_figures(taken)
 
 
-def window(address: str, count: int, warm_up: int) -> dict[str, float]:
+def batch(address: str, count: int, warm_up: int) -> dict[str, float]:
     """Send 64 messages, wait for all acknowledgements, and repeat."""
     client, body = producer(address), bytes(BODY_BYTES)
     for first in range(0, warm_up, WINDOW):
@@ -81,5 +81,5 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
 if __name__ == "__main__":
     command, address, *numbers = sys.argv[1:]
     print(
-        json.dumps({"single": single, "window": window, "end_to_end": end_to_end}[command](address, *map(int, numbers)))
+        json.dumps({"single": single, "batch": batch, "end_to_end": end_to_end}[command](address, *map(int, numbers)))
     )

@@ -1,7 +1,7 @@
 """A producer and a reader of a NATS JetStream stream; runs in an environment of its own with nats-py.
 
 nats_load.py single ADDRESS COUNT WARM_UP             {"p50": µs, "p99": µs, "rate": messages/s}
-nats_load.py window ADDRESS COUNT WARM_UP             {"rate": messages/s}, 64 acknowledgements awaited at a time
+nats_load.py tasks ADDRESS COUNT WARM_UP              {"rate": messages/s}, 64 acknowledgements awaited at a time
 nats_load.py end_to_end ADDRESS COUNT WARM_UP RATE    {"p50": ms, "p99": ms}
 """
 
@@ -30,7 +30,7 @@ async def single(stream: Any, count: int, warm_up: int) -> dict[str, float]:
     return single_figures(taken)
 
 
-async def window(stream: Any, count: int, warm_up: int) -> dict[str, float]:
+async def tasks(stream: Any, count: int, warm_up: int) -> dict[str, float]:
     """Send from 64 tasks, each of which waits for its acknowledgement."""
     body = bytes(BODY_BYTES)
 
@@ -68,7 +68,7 @@ async def main(command: str, address: str, *numbers: str) -> None:
     client = await nats.connect(f"nats://{address}")
     stream = client.jetstream()
     await stream.add_stream(name="bench", subjects=[SUBJECT])
-    figures = {"single": single, "window": window, "end_to_end": end_to_end}[command]
+    figures = {"single": single, "tasks": tasks, "end_to_end": end_to_end}[command]
     print(json.dumps(await figures(stream, *map(int, numbers))))
     await client.close()
 

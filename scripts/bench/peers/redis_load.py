@@ -1,18 +1,21 @@
 """A producer and a reader of a Redis stream; runs in an environment of its own with redis-py.
 
 redis_load.py single ADDRESS COUNT WARM_UP             {"p50": µs, "p99": µs, "rate": messages/s}
-redis_load.py window ADDRESS COUNT WARM_UP             {"rate": messages/s}, 64 messages in a pipeline
+redis_load.py batch ADDRESS COUNT WARM_UP              {"rate": messages/s}, 64 messages in a pipeline
+redis_load.py tasks ADDRESS COUNT WARM_UP              {"rate": messages/s}, 64 tasks, each with a message at a time
 redis_load.py end_to_end ADDRESS COUNT WARM_UP RATE    {"p50": ms, "p99": ms}
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
 import time
 
 import redis
+import redis.asyncio
 from figures import BODY_BYTES, WINDOW, end_to_end_figures, seconds_since, seconds_until, single_figures, stamped_body
 
 STREAM = "bench"
@@ -34,7 +37,7 @@ def single(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
     return single_figures(taken)
 
 
-def window(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
+def batch(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
     """Send pipelines of 64 messages."""
     body = bytes(BODY_BYTES)
 
@@ -49,6 +52,26 @@ def window(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
     began = time.perf_counter()
     send(count)
     return {"rate": count / (time.perf_counter() - began)}
+
+
+def tasks(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
+    """Send from 64 tasks that share an asyncio client, each of which waits for its response."""
+    settings = client.connection_pool.connection_kwargs
+    return asyncio.run(_tasks(settings["host"], settings["port"], count, warm_up))
+
+
+async def _tasks(host: str, port: int, count: int, warm_up: int) -> dict[str, float]:
+    body = bytes(BODY_BYTES)
+    async with redis.asyncio.Redis(host=host, port=port) as client:
+
+        async def send(messages: int) -> None:
+            for number in range(messages // WINDOW):
+                await client.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
+
+        await asyncio.gather(*[send(warm_up) for _ in range(WINDOW)])
+        began = time.perf_counter()
+        await asyncio.gather(*[send(count) for _ in range(WINDOW)])
+        return {"rate": count // WINDOW * WINDOW / (time.perf_counter() - began)}
 
 
 def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[str, float]:
@@ -81,4 +104,8 @@ if __name__ == "__main__":
     if command == "end_to_end":
         print(json.dumps(end_to_end(address, *map(int, numbers))))
     else:
-        print(json.dumps({"single": single, "window": window}[command](connect(address), *map(int, numbers))))
+        print(
+            json.dumps(
+                {"single": single, "batch": batch, "tasks": tasks}[command](connect(address), *map(int, numbers))
+            )
+        )
