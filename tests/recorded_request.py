@@ -47,6 +47,10 @@ class RecordedRequest(Request):
         """Call ``call``."""
         call()
 
+    def after_replicated(self, call: Callable[[], None]) -> None:
+        """Call ``call``."""
+        call()
+
     def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
         """Return a function that runs ``call``, or keeps the error that it gets."""
         return lambda error: call() if error is None else self.fail(error)

@@ -17,10 +17,11 @@ from .readable import check_has_messages
 
 if TYPE_CHECKING:
     from ..requests.request import Request
+    from ..store import MessageStore
     from ..store.read.pages import MessagePage
 
 
-def browse_messages(request: Request) -> None:
+def browse_messages(request: Request, store: MessageStore) -> None:
     """Return a page of a topic's messages. A reader thread makes it, because it may read many queues."""
     params = decode_fields(BrowseMessagesRequest, request.frame.fields)
     given = [name for name in ("physical", "since_ms", "queue_offset") if getattr(params, name) >= 0]
@@ -28,9 +29,8 @@ def browse_messages(request: Request) -> None:
         raise InvalidParameter(f"{given[0]} and {given[1]} both say where the page begins; give one of them")
     if params.queue_offset >= 0 and params.queue < 0:
         raise InvalidParameter("queue_offset needs the queue that it belongs to")
-    check_has_messages(request.broker.store.topics, params.topic)
+    check_has_messages(store.topics, params.topic)
     bounds = PageBounds(params.backward, params.physical, params.since_ms, params.queue_offset)
-    store = request.broker.store
 
     def read(hot: bool) -> MessagePage:
         if hot:

@@ -36,6 +36,7 @@ from .readable import check_readable
 
 if TYPE_CHECKING:
     from ...protocol.frames import Frame
+    from ..background.held_pulls import PullRequestHoldService
     from ..delivery.client_handle import ClientHandle
     from ..delivery.groups.assignment import Queue
     from ..delivery.groups.coordinator import GroupCoordinator
@@ -254,22 +255,37 @@ class GroupParts(NamedTuple):
 
     store: MessageStore
     groups: GroupCoordinator
+    pops: PopService
     counters: Counters
     topic_changes: TopicChanges
 
 
+class ProgressParts(NamedTuple):
+    """The parts of the broker that a reset of a group's progress needs."""
+
+    store: MessageStore
+    groups: GroupCoordinator
+    pops: PopService
+    holds: PullRequestHoldService
+
+
 def delete_group(
-    request: Request, store: MessageStore, groups: GroupCoordinator, counters: Counters, topic_changes: TopicChanges
+    request: Request,
+    store: MessageStore,
+    groups: GroupCoordinator,
+    pops: PopService,
+    counters: Counters,
+    topic_changes: TopicChanges,
 ) -> None:
     """Delete a group without members and its retry topics; its dead letters stay."""
     params = decode_fields(DeleteGroupRequest, request.frame.fields)
-    parts = GroupParts(store, groups, counters, topic_changes)
+    parts = GroupParts(store, groups, pops, counters, topic_changes)
     remove_group(request, parts, params.group, lambda: request.respond(EmptyAnswer()))
 
 
 def remove_group(request: Request, parts: GroupParts, group_name: str, done: Callable[[], None]) -> None:
     """Delete a group without members and its retry topics; then call ``done``, or respond with the error."""
-    store, groups, counters, _ = parts
+    store, groups, pops, counters, _ = parts
     name = _existing(groups, group_name)
     group = groups.groups.get(name)
     groups.check_idle(name, "stop them, then delete it")
@@ -279,7 +295,7 @@ def remove_group(request: Request, parts: GroupParts, group_name: str, done: Cal
         raise InvalidParameter(f"group {name} has {live} live members; stop them, then delete it")
     was_known = sorted(groups.known_topics().get(name, ()))
     groups.delete_progress(name)
-    request.broker.pops.look_at(name)
+    pops.look_at(name)
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     counters.forget_group(name)
     own = (retry_topic(name), *(pop_retry_topic(name, topic) for topic in was_known))
@@ -290,20 +306,16 @@ def _delete_topics(request: Request, parts: GroupParts, names: list[str], done: 
     """Delete topics that are not being changed, one after the other; then call ``done``."""
     left = [name for name in names if name not in parts.topic_changes.pending]
     if not left:
-        when_replicated(request, done)
+        request.after_replicated(done)
         return
     parts.topic_changes.delete(
         left[0], request.later(lambda: _delete_topics(request, parts, left[1:], done) if left[1:] else done())
     )
 
 
-def when_replicated(request: Request, call: Callable[[], None]) -> None:
-    """Call ``call`` when a change that a person made would survive a failover."""
-    done = request.later(call)
-    request.broker.when_replicated(lambda: done(None))
-
-
-def reset_offset(request: Request) -> None:
+def reset_offset(
+    request: Request, store: MessageStore, groups: GroupCoordinator, pops: PopService, holds: PullRequestHoldService
+) -> None:
     """Move a group's committed offsets to the beginning, the end, a time or given offsets."""
     params = decode_fields(ResetOffsetRequest, request.frame.fields)
 
@@ -311,18 +323,23 @@ def reset_offset(request: Request) -> None:
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in offsets.items())
         request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body)
 
-    reset_progress(request, params, _given_offsets(request.frame, params), answer)
+    parts = ProgressParts(store, groups, pops, holds)
+    reset_progress(request, parts, params, _given_offsets(request.frame, params), answer)
 
 
 def reset_progress(
-    request: Request, params: ResetOffsetRequest, given: dict[int, int], answer: Callable[[dict[int, int]], None]
+    request: Request,
+    parts: ProgressParts,
+    params: ResetOffsetRequest,
+    given: dict[int, int],
+    answer: Callable[[dict[int, int]], None],
 ) -> None:
     """Move a group's committed offsets; pass the new ones, by queue, to ``answer``. ``given``: for ``to`` = offset."""
-    store, groups = request.broker.store, request.broker.groups
+    store, groups, pops, holds = parts
     check_client_group(params.group)
     if params.to not in RESETS:
         raise InvalidParameter(f"to must be first, last, time or offset, not {params.to!r}")
-    check_readable(request.broker.store.topics, params.topic)
+    check_readable(store.topics, params.topic)
     config = store.topics.get(params.topic)
     queues = config.queues if config is not None else 0
     if params.queue >= queues:
@@ -346,9 +363,9 @@ def reset_progress(
         groups.check_may_commit(params.group, params.topic, offsets)
         groups.ensure_group(params.group)
         groups.reset_offsets(params.group, params.topic, offsets)
-        request.broker.pops.look_at(params.group)
+        pops.look_at(params.group)
         if groups.clients.sharing(params.group) is not None:
-            request.broker.holds.wake_topic(params.topic)  # a held pull would tell its client much later
+            holds.wake_topic(params.topic)  # a held pull would tell its client much later
         after = dict(sorted(offsets.items()))
         request.audit(
             INVOKE_BROKER_TO_RESET_OFFSET,
@@ -356,7 +373,7 @@ def reset_progress(
             {queue: before[queue] for queue in after if queue in before},
             after,
         )
-        when_replicated(request, lambda: answer(after))
+        request.after_replicated(lambda: answer(after))
 
     request.after_dispatch(
         lambda: request.read(

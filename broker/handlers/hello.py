@@ -12,13 +12,20 @@ from ...protocol.fields import decode_fields
 
 if TYPE_CHECKING:
     from ..config import Settings
+    from ..replication.member.replica_member import ReplicaMember
     from ..requests.request import Request
     from ..security.authenticator import Authenticator
 
 VERSION = __version__
 
 
-def hello(request: Request, settings: Settings, auto_create: bool, authenticator: Authenticator | None) -> None:
+def hello(
+    request: Request,
+    settings: Settings,
+    auto_create: bool,
+    authenticator: Authenticator | None,
+    member: ReplicaMember | None,
+) -> None:
     """Answer HELLO, also a repeated one. It must come first on a connection, before AUTH if the broker requires it."""
     params = decode_fields(HelloRequest, request.frame.fields)
     if params.protocol != PROTOCOL_VERSION:
@@ -28,7 +35,6 @@ def hello(request: Request, settings: Settings, auto_create: bool, authenticator
         )
     request.source.greet(params.client)
     request.peer.reads_any = params.read_from == READ_FROM_ANY
-    member = request.broker.member
     request.respond(
         HelloAnswer(
             protocol=PROTOCOL_VERSION,

@@ -14,27 +14,30 @@ from ..store import KeySearch
 from .readable import check_has_messages
 
 if TYPE_CHECKING:
+    from ..config import LimitsSection
     from ..requests.request import Request
-    from ..store import QueryResult
+    from ..store import MessageStore, QueryResult
 
 
-def query_by_key(request: Request) -> None:
+def query_by_key(request: Request, store: MessageStore, limits: LimitsSection) -> None:
     """Return records that have a key, newest first, one page at a time."""
     params = decode_fields(QueryByKeyRequest, request.frame.fields)
     if params.begin_ms > params.end_ms:
         raise InvalidParameter(f"begin_ms {params.begin_ms} is after end_ms {params.end_ms}")
-    check_has_messages(request.broker.store.topics, params.topic)
-    request.after_dispatch(_Query(request, params).read)
+    check_has_messages(store.topics, params.topic)
+    request.after_dispatch(_Query(request, params, store, limits.frame_bytes_max).read)
 
 
 class _Query:
     """One page of a query; it is read again with fewer records if they are too large for one response."""
 
-    __slots__ = ("max_count", "params", "request")
+    __slots__ = ("frame_bytes_max", "max_count", "params", "request", "store")
 
-    def __init__(self, request: Request, params: QueryByKeyRequest) -> None:
+    def __init__(self, request: Request, params: QueryByKeyRequest, store: MessageStore, frame_bytes_max: int) -> None:
         self.request = request
         self.params = params
+        self.store = store
+        self.frame_bytes_max = frame_bytes_max
         self.max_count = params.max_count
 
     def read(self) -> None:
@@ -43,29 +46,28 @@ class _Query:
     def _read(self, hot: bool) -> QueryResult:
         params = self.params
         search = KeySearch(params.topic, params.key, params.begin_ms, params.end_ms, self.max_count, params.cursor)
-        return self.request.broker.store.query(search, hot=hot)
+        return self.store.query(search, hot=hot)
 
     def _found(self, found: QueryResult) -> None:
-        if _too_large(self.request, found) and found.count > 1:
+        if _too_large(found, self.frame_bytes_max) and found.count > 1:
             self.max_count = found.count // 2
             self.read()
             return
-        _check_size(self.request, found)
+        _check_size(found, self.frame_bytes_max)
         answer = QueryByKeyAnswer(found.count, found.cursor, found.index_behind_bytes, found.damaged)
         self.request.respond(answer, found.body)
 
 
-def view_message_by_id(request: Request) -> None:
+def view_message_by_id(request: Request, store: MessageStore, limits: LimitsSection) -> None:
     """Return the record with an offset id or a unique key."""
     params = decode_fields(ViewMessageByIdRequest, request.frame.fields)
     if params.topic:
-        check_has_messages(request.broker.store.topics, params.topic)
+        check_has_messages(store.topics, params.topic)
 
     def found(found: QueryResult) -> None:
-        _check_size(request, found)
+        _check_size(found, limits.frame_bytes_max)
         request.respond(ViewMessageAnswer(count=found.count), found.body)
 
-    store = request.broker.store
     may_show = shown_to(request)
     request.after_dispatch(lambda: request.read(lambda hot: store.view(params.id, params.topic, hot, may_show), found))
 
@@ -81,13 +83,13 @@ def shown_to(request: Request) -> Callable[[str], bool] | None:
     return lambda topic: permissions.allows(QUERY, TOPIC, topic)
 
 
-def _too_large(request: Request, found: QueryResult) -> bool:
-    return len(found.body) + HEADER_BYTES_MAX > request.broker.limits.frame_bytes_max
+def _too_large(found: QueryResult, frame_bytes_max: int) -> bool:
+    return len(found.body) + HEADER_BYTES_MAX > frame_bytes_max
 
 
-def _check_size(request: Request, found: QueryResult) -> None:
-    if _too_large(request, found):
+def _check_size(found: QueryResult, frame_bytes_max: int) -> None:
+    if _too_large(found, frame_bytes_max):
         raise BrokerFailure(
             f"the record is too large for a response: {len(found.body)} bytes; raise limits.frame_bytes_max, "
-            f"which is {request.broker.limits.frame_bytes_max}"
+            f"which is {frame_bytes_max}"
         )

@@ -1,13 +1,14 @@
 """The table of commands: the handler of each, and the permission that a user needs for it.
 
-A handler names the parts of the broker that it uses as parameters after the request: ``with_services`` passes them.
+A handler names the parts of the broker that it uses as parameters after the request: ``services_of`` finds them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...protocol import commands
 from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from ..requests.request import Request
     from .rules import Handler, Rule
 
-ROWS: tuple[tuple[commands.Command, Callable[..., None], Rule], ...] = (
+ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.HELLO, hello.hello, rules.anybody),
     (commands.AUTH, auth.auth, rules.anybody),
     (commands.PRODUCE, produce.produce, rules.topic(PUBLISH)),
@@ -99,20 +100,27 @@ ROWS: tuple[tuple[commands.Command, Callable[..., None], Rule], ...] = (
 )
 
 
-def with_services(handler: Callable[..., None]) -> Handler:
-    """Return ``handler`` as a function of the request alone: it gets the attributes of ``Broker`` that it names.
+Services: TypeAlias = "Callable[[Request], tuple[Any, ...]]"
+"""Returns the parts of the broker that a handler gets after the request."""
+Served: TypeAlias = "tuple[Handler, Services]"
+"""A handler, and the parts that it gets."""
+
+_OF_REQUEST = frozenset({"broker", "gateway"})
+"""Names that are attributes of the request: the whole broker, which only reports on all of it need, and the gateway for
+RocketMQ's clients."""
+
+
+def services_of(handler: Handler) -> Services:
+    """Return a function that finds the attributes of ``Broker`` that ``handler`` names.
 
     Each call looks them up again, because some are replaced while the broker runs: settings, the server's callbacks.
     """
     names = list(inspect.signature(handler).parameters)[1:]
-    if not names:
-        return handler
-
-    def call(request: Request) -> None:
-        broker = request.broker
-        handler(request, *[getattr(broker, name) for name in names])
-
-    return call
+    paths = [name if name in _OF_REQUEST else f"broker.{name}" for name in names]
+    if not paths:
+        return lambda request: ()
+    found = attrgetter(*paths)
+    return found if len(paths) > 1 else lambda request: (found(request),)
 
 
 OF_EVERY_MEMBER = frozenset(
@@ -156,46 +164,46 @@ READS = frozenset(
 consumer groups."""
 
 
-def of_members(handlers: dict[int, Handler]) -> dict[int, Handler]:
+def of_members(handlers: dict[int, Served]) -> dict[int, Served]:
     """Return the handlers on a member of a replica set: it refuses what only the primary may answer."""
     return {
-        code: handler if code in OF_EVERY_MEMBER else _on_primary(handler, reads=code in READS)
-        for code, handler in handlers.items()
+        code: (handler if code in OF_EVERY_MEMBER else _on_primary(handler, reads=code in READS), services)
+        for code, (handler, services) in handlers.items()
     }
 
 
 def _on_primary(handler: Handler, *, reads: bool) -> Handler:
-    def check_and_handle(request: Request) -> None:
+    def check_and_handle(request: Request, *services: Any) -> None:
         member = request.broker.member
         assert member is not None, "for members of a replica set"
         may_follow = reads and request.peer.reads_any and not request.frame.fields.get("group")
         refusal = member.refusal(may_follow=may_follow)
         if refusal is not None:
             raise refusal
-        handler(request)
+        handler(request, *services)
 
     return check_and_handle
 
 
-HANDLERS: dict[int, Handler] = {command.code: with_services(handler) for command, handler, _ in ROWS}
+HANDLERS: dict[int, Served] = {command.code: (handler, services_of(handler)) for command, handler, _ in ROWS}
 """Handlers after HELLO on a broker without authentication, by command code."""
 assert HANDLERS.keys() == {code for code, command in commands.COMMANDS.items() if not command.from_broker}
 
 RULES: dict[int, Rule] = {command.code: rule for command, _, rule in ROWS}
 """Permission rule of each command, by command code."""
 
-HANDLERS_OF_USERS: dict[int, Handler] = {
-    **{code: rules.guarded(handler, RULES[code]) for code, handler in HANDLERS.items()},
-    commands.PRODUCE.code: rules.guarded_produce(produce.produce),
+HANDLERS_OF_USERS: dict[int, Served] = {
+    code: (rules.guarded(handler, RULES[code]), services) for code, (handler, services) in HANDLERS.items()
 }
+HANDLERS_OF_USERS[commands.PRODUCE.code] = rules.guarded_produce(produce.produce), services_of(produce.produce)
 """Handlers of authenticated connections."""
 
 HANDLERS_OF_MEMBERS = of_members(HANDLERS)
 HANDLERS_OF_MEMBERS_USERS = of_members(HANDLERS_OF_USERS)
 """The same on a member of a replica set."""
 
-HANDLERS_BEFORE_HELLO: dict[int, Handler] = {commands.HELLO.code: HANDLERS[commands.HELLO.code]}
-HANDLERS_BEFORE_AUTH: dict[int, Handler] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: HANDLERS[commands.AUTH.code]}
+HANDLERS_BEFORE_HELLO: dict[int, Served] = {commands.HELLO.code: HANDLERS[commands.HELLO.code]}
+HANDLERS_BEFORE_AUTH: dict[int, Served] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: HANDLERS[commands.AUTH.code]}
 """Handlers after HELLO and before authentication."""
 
 ONE_WAY_CODES = frozenset(command.code for command, *_ in ROWS if command.one_way)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ...protocol.commands import Command
     from ..replication.member.replica_member import ReplicaMember
     from ..requests.request import Request
+    from ..store import MessageStore
 
 
 class FollowerConnection:
@@ -50,18 +51,17 @@ class FollowerConnection:
         self._request.source.finish()
 
 
-def _required(request: Request) -> ReplicaMember:
-    member = request.broker.member
+def _required(member: ReplicaMember | None) -> ReplicaMember:
     if member is None:
         raise ReplicationRefused("this broker is not a member of a replica set: replication.set is empty")
     return member
 
 
-def replicate(request: Request) -> None:
+def replicate(request: Request, member: ReplicaMember | None, store: MessageStore) -> None:
     """Let a follower follow this member, if it is the primary."""
     params = decode_fields(ReplicateRequest, request.frame.fields)
-    mine = _required(request)
-    own_bytes = request.broker.store.settings.commitlog_file_bytes
+    mine = _required(member)
+    own_bytes = store.settings.commitlog_file_bytes
     if params.file_bytes != own_bytes:
         raise ReplicationRefused(
             f"store.commitlog_file_bytes of {params.member} is {params.file_bytes:,}, but {own_bytes:,} here: all "
@@ -74,17 +74,16 @@ def replicate(request: Request) -> None:
     request.peer.when_lost(lambda: mine.follower_lost(number))
 
 
-def report_position(request: Request) -> None:
+def report_position(request: Request, member: ReplicaMember | None) -> None:
     """Take a follower's position."""
     params = decode_fields(ReportPositionRequest, request.frame.fields)
     if not request.peer.follower:
         raise InvalidParameter("REPORT_POSITION must follow a REPLICATE on the same connection")
-    _required(request).reported(request.peer.follower, position_of(params), params.tables)
+    _required(member).reported(request.peer.follower, position_of(params), params.tables)
 
 
-def get_replica_status(request: Request) -> None:
+def get_replica_status(request: Request, member: ReplicaMember | None) -> None:
     """Return the set as this member sees it."""
-    member = request.broker.member
     if member is None:
         request.respond(ReplicaStatusAnswer(), msgpack.packb([]))
         return
@@ -103,14 +102,14 @@ def get_replica_status(request: Request) -> None:
     request.respond(answer, msgpack.packb([list(row) for row in status.rows]))
 
 
-def switch_primary(request: Request) -> None:
+def switch_primary(request: Request, member: ReplicaMember | None) -> None:
     """Begin to hand the leadership over."""
     params = decode_fields(SwitchPrimaryRequest, request.frame.fields)
-    _do(request, lambda: _required(request).switch(params.member, params.within_ms / 1000))
+    _do(request, lambda: _required(member).switch(params.member, params.within_ms / 1000))
     request.audit(commands.SWITCH_PRIMARY, f"primary {params.member}")
 
 
-def change_members(request: Request) -> None:
+def change_members(request: Request, member: ReplicaMember | None) -> None:
     """Add a member, or remove one."""
     params = decode_fields(ChangeMembersRequest, request.frame.fields)
     if params.address:
@@ -118,7 +117,7 @@ def change_members(request: Request) -> None:
             parse_address(params.address)
         except (ConfigurationError, ValueError) as error:
             raise InvalidParameter(f"address of member {params.member}: {error}") from error
-    _do(request, lambda: _required(request).change_members(params.member, params.address))
+    _do(request, lambda: _required(member).change_members(params.member, params.address))
     request.audit(commands.CHANGE_MEMBERS, f"member {params.member}", None, params.address or None)
 
 

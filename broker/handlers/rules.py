@@ -9,13 +9,16 @@ handler refuses such a request before it does anything. If a permission depends 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.auth.permissions import ANY, BROKER, CONSUME, GROUP, PUBLISH, TOPIC, Need
-from ..requests.request import Request
+
+if TYPE_CHECKING:
+    from ..requests.request import Request
 
 Rule = Callable[[Mapping[str, Any]], tuple[Need, ...]]
-Handler = Callable[[Request], None]
+Handler = Callable[..., None]
+"""Gets a ``Request`` and the parts of the broker that it names."""
 
 
 def anybody(fields: Mapping[str, Any]) -> tuple[Need, ...]:
@@ -66,12 +69,12 @@ def guarded(handler: Handler, rule: Rule) -> Handler:
     if rule is anybody:
         return handler
 
-    def check_and_handle(request: Request) -> None:
+    def check_and_handle(request: Request, *services: Any) -> None:
         access = request.peer.access
         assert access is not None, "for connections with a user"
         for need in rule(request.frame.fields):
             access.check(need)
-        handler(request)
+        handler(request, *services)
 
     return check_and_handle
 
@@ -79,11 +82,11 @@ def guarded(handler: Handler, rule: Rule) -> Handler:
 def guarded_produce(produce: Handler) -> Handler:
     """Return ``guarded(produce, topic(PUBLISH))`` at the cost of one set lookup, because PRODUCE is frequent."""
 
-    def check_and_produce(request: Request) -> None:
+    def check_and_produce(request: Request, *services: Any) -> None:
         name, access = request.frame.fields.get("topic"), request.peer.access
         assert access is not None, "for connections with a user"
         if type(name) is str and name not in access.publishes:
             access.check_publish(name)
-        produce(request)
+        produce(request, *services)
 
     return check_and_produce

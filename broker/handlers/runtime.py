@@ -28,10 +28,10 @@ _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = resource.getpagesize()
 
 
-def get_broker_runtime_info(request: Request) -> None:
+def get_broker_runtime_info(request: Request, broker: Broker) -> None:
     """Return a map of figures (see ``protocol/README.md``), or a few of them without permission to query the broker."""
     decode_fields(EmptyRequest, request.frame.fields)
-    info = runtime_info(request.broker)
+    info = runtime_info(broker)
     if request.peer.access is not None and not request.peer.access.sees_all:
         info = {name: info[name] for name in FOR_EVERY_USER}
         info["withheld"] = request.peer.access.refusal(QUERY_BROKER)

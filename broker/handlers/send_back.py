@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.auth.permissions import CONSUME, TOPIC
 from ...protocol.commands import PHYSICAL_OFFSET_STRUCT, SendMessageBackAnswer, SendMessageBackRequest
@@ -19,6 +19,10 @@ from .work_queues import give_back, receipts_in
 if TYPE_CHECKING:
     from ...protocol.auth.permissions import Permissions
     from ...protocol.storage.record import Record
+    from ..delivery.groups.coordinator import GroupCoordinator
+    from ..delivery.pop.service import PopService
+    from ..delivery.writer import RecordWriter
+    from ..requests.counters import Counters
     from ..requests.request import Request
     from ..store import MessageStore
 
@@ -41,14 +45,30 @@ class SendBack:
     epoch: int = 0
 
 
-def consumer_send_msg_back(request: Request) -> None:
+class SendBackParts(NamedTuple):
+    """The parts of the broker that store messages again."""
+
+    store: MessageStore
+    groups: GroupCoordinator
+    writer: RecordWriter
+    counters: Counters
+
+
+def consumer_send_msg_back(
+    request: Request,
+    store: MessageStore,
+    groups: GroupCoordinator,
+    writer: RecordWriter,
+    counters: Counters,
+    pops: PopService,
+) -> None:
     """Store the messages of the request again, all or none; respond once that is acknowledged."""
     params = decode_fields(SendMessageBackRequest, request.frame.fields)
     check_name("group", params.group)
     if params.delay_level > DELAY_LEVEL_MAX:
         raise DelayIllegal(f"delay_level must be at most {DELAY_LEVEL_MAX}, got {params.delay_level}")
     if params.topic:
-        give_back_popped(request, params)
+        give_back_popped(request, pops, params)
         return
     body = bytes(request.frame.body)
     if len(body) != params.count * PHYSICAL_OFFSET_STRUCT.size:
@@ -59,6 +79,7 @@ def consumer_send_msg_back(request: Request) -> None:
     physical_offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
     store_again(
         request,
+        SendBackParts(store, groups, writer, counters),
         SendBack(
             params.group,
             physical_offsets,
@@ -71,7 +92,7 @@ def consumer_send_msg_back(request: Request) -> None:
     )
 
 
-def give_back_popped(request: Request, params: SendMessageBackRequest) -> None:
+def give_back_popped(request: Request, pops: PopService, params: SendMessageBackRequest) -> None:
     """Store popped messages again, those whose receipts are valid; respond once that is on disk."""
     receipts = receipts_in(request, params.group, params.topic, params.count)
     rule = ReturnRule(params.delay_level, params.retry_times_max, params.member)
@@ -79,13 +100,12 @@ def give_back_popped(request: Request, params: SendMessageBackRequest) -> None:
     def answer(valid: bytes, retried: int, dead: int) -> None:
         request.respond(SendMessageBackAnswer(retried=retried, dead=dead), valid)
 
-    give_back(request, receipts, params.reason_of_each(), rule, answer)
+    give_back(request, pops, receipts, params.reason_of_each(), rule, answer)
 
 
-def store_again(request: Request, messages: SendBack) -> None:
+def store_again(request: Request, parts: SendBackParts, messages: SendBack) -> None:
     """Store messages that were sent back, all or none; respond once that is acknowledged."""
-    broker = request.broker
-    store, groups, writer = broker.store, broker.groups, broker.writer
+    store, groups, writer, counters = parts
     permissions = request.peer.access.permissions if request.peer.access is not None else None
 
     def make_topics(records: list[Record]) -> None:
@@ -107,7 +127,7 @@ def store_again(request: Request, messages: SendBack) -> None:
         ]
         end_offset = writer.append_records([each.record for each in sent_back])
         dead = sum(each.dead for each in sent_back)
-        broker.counters.count_sent_back(messages.group, len(sent_back) - dead, dead)
+        counters.count_sent_back(messages.group, len(sent_back) - dead, dead)
         answer = SendMessageBackAnswer(retried=len(sent_back) - dead, dead=dead)
         writer.when_acknowledged(end_offset, request.later(lambda: request.respond(answer)))
 

@@ -159,18 +159,10 @@ def _change(request: Request, authenticator: Authenticator, users_changed: Users
         request.respond(EmptyAnswer())
         users_changed(request.peer)
 
-    done = request.later(changed)
+    done = request.later(lambda: request.after_replicated(changed))
     store = authenticator.users.store
     work = request.in_reader(lambda: UserFile(store).change(keep_an_administrator))
-
-    def on_disk(work: asyncio.Future[Users]) -> None:
-        failure = _failure(work)
-        if failure is None:
-            request.broker.when_replicated(lambda: done(None))
-        else:
-            done(failure)
-
-    work.add_done_callback(on_disk)
+    work.add_done_callback(lambda work: done(_failure(work)))
 
 
 def _failure(work: asyncio.Future[Users]) -> BrokerError | None:

@@ -25,6 +25,7 @@ from .pop import POP_BYTES_MAX, Pop, PopParams
 from .readable import check_has_messages
 
 if TYPE_CHECKING:
+    from ..delivery.groups.coordinator import GroupCoordinator
     from ..delivery.pop.service import PopService, Receipt
     from ..requests.request import Request
     from ..store import MessageStore
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 NOT_COUNTED = ReturnRule(counts=False)
 
 
-def pop_message(request: Request, store: MessageStore) -> None:
+def pop_message(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Answer a pop with messages, at once or when some arrive."""
     params = decode_fields(PopMessageRequest, request.frame.fields)
     check_client_group(params.group)
     if params.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
-    check_has_messages(request.broker.store.topics, params.topic)
+    check_has_messages(store.topics, params.topic)
     if params.topic.startswith(RETRY_TOPIC_PREFIX):
         raise InvalidParameter(
             f"topic {params.topic} has messages to be delivered again; they come with those of the topic that they "
@@ -49,7 +50,6 @@ def pop_message(request: Request, store: MessageStore) -> None:
     if config is not None and params.queue >= config.read_queues:
         queues = config.read_queues
         raise QueueNotExist(f"topic {params.topic} has no queue {params.queue}; it has {queues}", queues=queues)
-    groups = request.broker.groups
     groups.clients.check_may_pop(params.group)
     groups.ensure_group(params.group)
     wanted = PopParams(
@@ -112,11 +112,12 @@ def change_message_invisibletime(request: Request, pops: PopService) -> None:
     def answer(valid: bytes, retried: int, dead: int) -> None:
         request.respond(ReceiptsAnswer(sum(valid)), valid)
 
-    give_back(request, receipts, [""] * len(receipts), NOT_COUNTED, answer)
+    give_back(request, pops, receipts, [""] * len(receipts), NOT_COUNTED, answer)
 
 
 def give_back(
     request: Request,
+    pops: PopService,
     receipts: Sequence[Receipt],
     reasons: Sequence[str],
     rule: ReturnRule,
@@ -134,7 +135,7 @@ def give_back(
 
     valid: list[bool] = []
     try:
-        valid = request.broker.pops.give_back(receipts, reasons, rule, done)
+        valid = pops.give_back(receipts, reasons, rule, done)
     except BrokerError as error:
         respond(error)
         return

@@ -34,9 +34,9 @@ from ..handlers.registry import (
     HANDLERS_OF_MEMBERS_USERS,
     HANDLERS_OF_USERS,
     ONE_WAY_CODES,
+    Served,
 )
 from ..handlers.repeated_headers import RepeatedHeaders
-from ..handlers.rules import Handler
 from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient
 from ..requests.deferred_requests import DeferredRequests
@@ -257,18 +257,19 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Call the handler of a frame's command, and respond with the error that it raises."""
         request = Request(self, frame)
         try:
-            handler = self.handlers.get(frame.code)
-            if handler is None or frame.kind != REQUEST:
-                handler = self._unusual_handler(frame, handler)
-                if handler is None:
+            served = self.handlers.get(frame.code)
+            if served is None or frame.kind != REQUEST:
+                served = self._unusual_handler(frame, served)
+                if served is None:
                     return
-            handler(request)
+            handler, services = served
+            handler(request, *services(request))
         except BrokerError as error:
             request.fail(error)
         except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
             request.fail_unexpectedly(error)
 
-    def _unusual_handler(self, frame: Frame, handler: Handler | None) -> Handler | None:
+    def _unusual_handler(self, frame: Frame, served: Served | None) -> Served | None:
         """Return the handler of a frame that is no request or has no handler now; None if nothing is left to do."""
         if self.handlers is HANDLERS_BEFORE_HELLO:
             self.turn_away(HelloRequired("the first request of a connection must be HELLO"), frame.request_id)
@@ -280,11 +281,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             if not self.peer.response_arrived(frame):
                 log.debug("unexpected response to request %d", frame.request_id)
             return None
-        if handler is None:
+        if served is None:
             raise UnknownCommand(f"command {frame.code} is not known to this broker")
         if frame.code not in ONE_WAY_CODES:
             raise InvalidParameter(f"command {frame.code} cannot be sent one-way, because it returns a result")
-        return handler
+        return served
 
     def greet(self, client: str) -> None:
         """Accept the commands that are allowed after HELLO."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TypeAlias
 
 from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
 from ...protocol.errors import BrokerError
 from ...protocol.remoting import codes
+from ..handlers.registry import services_of
 from ..requests.broker import Broker
 from . import rules
 from .handlers import (
@@ -142,15 +142,8 @@ ROWS: tuple[tuple[int, Callable[..., None], Rule], ...] = (
 
 def with_parts(handler: Callable[..., None]) -> RemotingHandler:
     """Return ``handler`` as a function of the request alone: it gets the gateway, or parts of the broker, by name."""
-    names = list(inspect.signature(handler).parameters)[1:]
-    if not names:
-        return handler
-
-    def call(request: RemotingRequest) -> None:
-        broker = request.broker
-        handler(request, *[request.gateway if name == "gateway" else getattr(broker, name) for name in names])
-
-    return call
+    services = services_of(handler)
+    return lambda request: handler(request, *services(request))
 
 
 def guarded(handler: RemotingHandler, rule: Rule) -> RemotingHandler:

@@ -291,6 +291,11 @@ class Request:
         broker = self.broker
         broker.writer.when_acknowledged(broker.store.write_offset, self.later(lambda: self.after_dispatch(call)))
 
+    def after_replicated(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once a change that a person made would survive a failover."""
+        done = self.later(call)
+        self.broker.when_replicated(lambda: done(None))
+
     def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
         """Return a function to be called once, when the request's wait ends.
 

@@ -8,7 +8,7 @@ import inspect
 import subprocess
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +20,10 @@ from flintmq.broker.app.lifecycle import Lifecycle
 from flintmq.broker.background.held_pulls import PullRequestHoldService, Wake
 from flintmq.broker.background.loop_scheduler import StepScheduler
 from flintmq.broker.config import Settings
-from flintmq.broker.delivery.groups.coordinator import GroupCoordinator
 from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.handlers import group_admin, settings, topics
 from flintmq.broker.handlers.registry import ROWS
+from flintmq.broker.requests.broker import Broker
 from flintmq.broker.requests.counters import Counters
 from flintmq.broker.store import MessageStore
 from flintmq.protocol import commands
@@ -40,22 +40,27 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     opened.close()
 
 
-async def test_a_broker_has_what_each_handler_names(tmp_path: Path) -> None:
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    """Yield a running broker, whose parts handlers get."""
     values = Settings.model_validate(
         {"store": {"path": str(tmp_path)}, "server": {"listen": "127.0.0.1:0"}, "metrics": {"listen": "off"}}
     )
     lifecycle = Lifecycle(values, lambda part, error: None)
     await lifecycle.start(lambda stage, done, total: None)
-    try:
-        for command, handler, _ in ROWS:
-            hints = typing.get_type_hints(handler, names_of_types(sys.modules[handler.__module__]))
-            for name in list(inspect.signature(handler).parameters)[1:]:
-                part = getattr(lifecycle._broker, name)
-                classes = typing.get_args(hints[name]) or (hints[name],)
-                is_call = typing.get_origin(hints[name]) is typing.get_origin(Callable[[], None])
-                assert callable(part) if is_call else isinstance(part, classes), f"{command.name}: {name}"
-    finally:
-        await lifecycle.stop()
+    assert lifecycle._broker is not None
+    yield lifecycle._broker
+    await lifecycle.stop()
+
+
+async def test_a_broker_has_what_each_handler_names(broker: Broker) -> None:
+    for command, handler, _ in ROWS:
+        hints = typing.get_type_hints(handler, names_of_types(sys.modules[handler.__module__]))
+        for name in list(inspect.signature(handler).parameters)[1:]:
+            part = broker if name == "broker" else getattr(broker, name)
+            classes = typing.get_args(hints[name]) or (hints[name],)
+            is_call = typing.get_origin(hints[name]) is typing.get_origin(Callable[[], None])
+            assert callable(part) if is_call else isinstance(part, classes), f"{command.name}: {name}"
 
 
 def names_of_types(module: ModuleType) -> dict[str, Any]:
@@ -110,8 +115,8 @@ def test_the_figures_of_topics_come_from_the_store_and_the_counters(store: Messa
     assert (answer.count, name, figures[4]) == (1, "orders", 7)
 
 
-async def test_only_a_known_group_is_shown(store: MessageStore) -> None:
-    groups = GroupCoordinator(store, lambda: 0.0, lambda delay, call: None)
+async def test_only_a_known_group_is_shown(broker: Broker) -> None:
+    store, groups = broker.store, broker.groups
     request = RecordedRequest(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, commands.EmptyRequest())
     group_admin.get_all_groups(request, store, groups)
     assert request.answers[0][0].count == 0
@@ -119,10 +124,8 @@ async def test_only_a_known_group_is_shown(store: MessageStore) -> None:
     group_admin.get_all_groups(request, store, groups)
     assert msgpack.unpackb(request.answers[1][1])[0]["topics"] == ["orders"]
     unknown = RecordedRequest(commands.DELETE_SUBSCRIPTIONGROUP, commands.DeleteGroupRequest("other"))
-    changes = TopicChanges(store, asyncio.get_running_loop(), lambda topic: None)
     with pytest.raises(GroupNotExist):
-        group_admin.delete_group(unknown, store, groups, Counters(), changes)
-    changes.close()
+        group_admin.delete_group(unknown, store, groups, broker.pops, broker.counters, broker.topic_changes)
 
 
 def test_one_setting_that_must_not_change_refuses_all() -> None:

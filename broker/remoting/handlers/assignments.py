@@ -40,7 +40,7 @@ def query_assignment(
     if strategy not in (AVERAGE, CIRCLE):
         raise InvalidParameter(f"the broker divides queues by {AVERAGE} or {CIRCLE}, not by {strategy[:80]!r}")
     check(request, Need((CONSUME,), GROUP, name), Need((CONSUME,), TOPIC, topic))
-    check_readable(request.broker.store.topics, topic)
+    check_readable(store.topics, topic)
     config = store.topics.get(topic)
     queues = [(topic, queue_id) for queue_id in range(config.read_queues if config is not None else 0)]
     group, mode = groups.clients.sharing(name), PULL
@@ -93,7 +93,7 @@ def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator,
         raise NoPermission(f"topic {topic} is a retry topic: it is always pulled")
     if mode not in (PULL, POP):
         raise InvalidParameter(f"mode must be {PULL} or {POP}, got {mode[:40]!r}")
-    check_readable(request.broker.store.topics, topic)
+    check_readable(store.topics, topic)
     groups.ensure_group(name)
     store.groups.set_pop_share(name, topic, share if mode == POP else None)
     request.reply()

@@ -19,19 +19,21 @@ from .routes import reply_json
 
 if TYPE_CHECKING:
     from ...config import Settings
+    from ...replication.member.replica_member import ReplicaMember
+    from ...requests.broker import Broker
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
 
 
-def get_broker_runtime_info(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+def get_broker_runtime_info(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Return the figures that RocketMQ's tools, its dashboard and its exporter read."""
 
     def done(earliest_ms: int) -> None:
-        table = runtime_table(request.broker, gateway.figures, earliest_ms, gateway.names.is_primary())
+        table = runtime_table(broker, gateway.figures, earliest_ms, gateway.names.is_primary())
         reply_json(request, {"table": table})
 
-    request.read(partial(_earliest_ms, store), done)
+    request.read(partial(_earliest_ms, broker.store), done)
 
 
 def _earliest_ms(store: MessageStore, hot: bool) -> int:
@@ -40,11 +42,12 @@ def _earliest_ms(store: MessageStore, hot: bool) -> int:
     return record.store_timestamp if record is not None else -1
 
 
-def get_broker_config(request: RemotingRequest, gateway: RemotingGateway, settings: Settings) -> None:
+def get_broker_config(
+    request: RemotingRequest, gateway: RemotingGateway, settings: Settings, settings_changes: int
+) -> None:
     """Return the settings that RocketMQ has too, a line for each."""
     values = rocketmq_settings(settings, gateway.broker_name, gateway.cluster, gateway.address)
-    changes = request.broker.settings_changes
-    version = json.dumps(gateway.names.data_version(changes), separators=(",", ":"))
+    version = json.dumps(gateway.names.data_version(settings_changes), separators=(",", ":"))
     request.reply({"version": version}, encode_lines(values))
 
 
@@ -66,9 +69,10 @@ def view_broker_stats_data(request: RemotingRequest, gateway: RemotingGateway) -
     reply_json(request, found)
 
 
-def get_broker_ha_status(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+def get_broker_ha_status(
+    request: RemotingRequest, gateway: RemotingGateway, store: MessageStore, member: ReplicaMember | None
+) -> None:
     """Return the end of the log, and the other members of the replica set with what they have of it."""
-    member = request.broker.member
     rows = member.status().rows if member is not None else []
     own = member.identity.member if member is not None else ""
     connections = [

@@ -16,7 +16,7 @@ from ....protocol.storage.delivery import retry_topic
 from ....protocol.storage.javahash import tags_code
 from ...addresses import format_address
 from ...delivery.groups.consumer_clients import ClientSubscription
-from ...handlers.group_admin import HOT_QUEUES_MAX, reset_progress
+from ...handlers.group_admin import HOT_QUEUES_MAX, ProgressParts, reset_progress
 from ...handlers.offsets import sees_progress
 from ...store import WouldBlock
 from ..client import RemotingClient
@@ -25,11 +25,13 @@ from ..subscription import SQL92, TAG, tags_and_filter
 from .locks import queue_row
 
 if TYPE_CHECKING:
+    from ...background.held_pulls import PullRequestHoldService
     from ...delivery.client_handle import ClientHandle
     from ...delivery.groups.assignment import Queue
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.group import ConsumerGroup
     from ...delivery.groups.producer_groups import ProducerGroups
+    from ...delivery.pop.service import PopService
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
@@ -180,7 +182,12 @@ def _progress(
 
 
 def reset_offset(
-    request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
+    request: RemotingRequest,
+    gateway: RemotingGateway,
+    groups: GroupCoordinator,
+    store: MessageStore,
+    pops: PopService,
+    holds: PullRequestHoldService,
 ) -> None:
     """Move a group's committed offsets in a topic to a time, the end, or in one queue to an offset; return them.
 
@@ -210,4 +217,5 @@ def reset_offset(
         table = ObjectMap((queue_row(gateway, (topic, queue_id)), offset) for queue_id, offset in offsets.items())
         request.reply(body=fastjson.encode({"offsetTable": table}))
 
-    reset_progress(request, params, {queue: offset} if to_offset else {}, answer)
+    parts = ProgressParts(store, groups, pops, holds)
+    reset_progress(request, parts, params, {queue: offset} if to_offset else {}, answer)

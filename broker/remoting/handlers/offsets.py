@@ -25,22 +25,22 @@ YOUNG_SHARE = 0.4
 MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _queue(request: RemotingRequest) -> tuple[str, int]:
+def _queue(request: RemotingRequest, store: MessageStore) -> tuple[str, int]:
     """Return topic and queue of the request. Raises if the topic cannot be read."""
     topic = request.ext.text("topic")
-    check_readable(request.broker.store.topics, topic)
+    check_readable(store.topics, topic)
     return topic, request.ext.integer("queueId", high=_QUEUE_MAX)
 
 
 def get_max_offset(request: RemotingRequest, store: MessageStore) -> None:
     """Return the offset that the queue's next message will have."""
-    topic, queue = _queue(request)
+    topic, queue = _queue(request, store)
     request.after_dispatch(lambda: request.reply({"offset": str(store.queue_reads.max_offset(topic, queue))}))
 
 
 def get_min_offset(request: RemotingRequest, store: MessageStore) -> None:
     """Return the queue's first readable offset."""
-    topic, queue = _queue(request)
+    topic, queue = _queue(request, store)
     request.read(
         lambda hot: store.queue_reads.min_offset(topic, queue, hot=hot),
         lambda offset: request.reply({"offset": str(offset)}),
@@ -49,7 +49,7 @@ def get_min_offset(request: RemotingRequest, store: MessageStore) -> None:
 
 def get_earliest_msg_storetime(request: RemotingRequest, store: MessageStore) -> None:
     """Return the store time of the queue's first message in ms, or -1 if the queue is empty."""
-    topic, queue = _queue(request)
+    topic, queue = _queue(request, store)
     request.after_dispatch(
         lambda: request.read(
             lambda hot: store.queue_reads.earliest_store_time(topic, queue, hot=hot),
@@ -60,7 +60,7 @@ def get_earliest_msg_storetime(request: RemotingRequest, store: MessageStore) ->
 
 def search_offset_by_timestamp(request: RemotingRequest, store: MessageStore) -> None:
     """Return the first offset whose message was stored at a time or later; for ``UPPER`` the last at it or earlier."""
-    topic, queue = _queue(request)
+    topic, queue = _queue(request, store)
     timestamp_ms = max(request.ext.integer("timestamp", low=_TIME_MS_MIN), 0)
     boundary = request.ext.text("boundaryType", LOWER).upper() or LOWER
     if boundary not in (LOWER, UPPER):
@@ -84,7 +84,7 @@ def query_consumer_offset(request: RemotingRequest, store: MessageStore) -> None
     """
     ext = request.ext
     group, may_be_zero = ext.text("consumerGroup"), ext.flag("setZeroIfNotFound", True)
-    topic, queue = _queue(request)
+    topic, queue = _queue(request, store)
     committed = store.consumer_offsets.committed_of(group, topic, queue)
     if committed is not None:
         request.reply({"offset": str(committed)})
@@ -123,7 +123,7 @@ def update_consumer_offset(
     group, offset = check_client_group(ext.text("consumerGroup")), ext.integer("commitOffset")
     if not store.groups.has(group):
         raise GroupNotExist(f"Group {group} not exist! Its clients send heartbeats first, which create it")
-    topic, queue = _queue(request)
+    topic, queue = _queue(request, store)
     config = store.topics.get(topic)
     if config is None or not store.queue_reads.is_there(config, queue):
         store.queue_reads.max_offset(topic, queue)  # raises

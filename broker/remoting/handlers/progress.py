@@ -28,7 +28,7 @@ def query_consume_time_span(request: RemotingRequest, gateway: RemotingGateway, 
     """
     ext = request.ext
     topic, group = ext.text("topic"), check_client_group(ext.text("group"))
-    check_readable(request.broker.store.topics, topic)
+    check_readable(store.topics, topic)
     committed = store.consumer_offsets.committed(group, topic)
     now_ms = int(time.time() * 1000)
 

@@ -105,7 +105,7 @@ def check_may_pull(
     check_client_group(group)
     if not store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
-    check_has_messages(request.broker.store.topics, topic)
+    check_has_messages(store.topics, topic)
     config = store.topics.get(topic)
     queues = config.read_queues if config is not None else 0
     if queue >= queues:

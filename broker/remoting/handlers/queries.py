@@ -63,7 +63,7 @@ def query_message(request: RemotingRequest, store: MessageStore) -> None:
         count = UNIQUE_KEY_COUNT_MAX
     else:
         count = min(ext.integer("maxNum", high=2**31 - 1), QUERY_PAGE_MAX)
-    check_has_messages(request.broker.store.topics, topic)
+    check_has_messages(store.topics, topic)
     search = KeySearch(topic, key, max(begin_ms, 0), min(end_ms, LATEST_MS), count)
 
     def done(found: QueryResult) -> None:
@@ -91,7 +91,7 @@ def query_consume_queue(request: RemotingRequest, store: MessageStore) -> None:
     ext = request.ext
     topic, queue_id = ext.text("topic"), ext.integer("queueId", high=2**31 - 1)
     index, count = ext.integer("index", low=-(2**63)), min(ext.integer("count", high=2**31 - 1), UNITS_MAX)
-    check_has_messages(request.broker.store.topics, topic)
+    check_has_messages(store.topics, topic)
 
     def read(hot: bool) -> dict[str, Any]:
         if hot and count > UNITS_HOT_MAX:

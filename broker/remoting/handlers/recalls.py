@@ -12,6 +12,7 @@ from ...store import LAYOUT_BODY
 from ..recall import RecallRefused, split_recall_handle
 
 if TYPE_CHECKING:
+    from ...config import Settings
     from ...delivery.scheduled.worker import Delays
     from ...store import MessageStore
     from ..gateway import RemotingGateway
@@ -21,7 +22,9 @@ RECALL_BODY = b"0"
 """Body of a recall's record, as RocketMQ writes it: the properties say everything."""
 
 
-def recall_message(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore, delays: Delays) -> None:
+def recall_message(
+    request: RemotingRequest, gateway: RemotingGateway, store: MessageStore, delays: Delays, settings: Settings
+) -> None:
     """Append the recall of a timed message; answer when it is as safe as the flush policy demands.
 
     As with RocketMQ, a recall of a message that the broker does not have succeeds: only delivery looks for the message.
@@ -41,7 +44,7 @@ def recall_message(request: RemotingRequest, gateway: RemotingGateway, store: Me
             f"recall failed, broker service not available: the message is at broker {handle.broker:.200}, and this is "
             f"{gateway.broker_name}; send the recall to {handle.broker:.200}"
         )
-    now_ms, max_days = delays.now_ms(), request.broker.settings.delivery.delay_max_days
+    now_ms, max_days = delays.now_ms(), settings.delivery.delay_max_days
     if handle.deliver_ms <= now_ms:
         raise RecallRefused(
             "recall failed, timestamp invalid: the time of the message has come, so it is delivered; consumers must "

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING
 from ....protocol.errors import GroupNotExist, InvalidParameter
 from ....protocol.names import check_client_group
 from ....protocol.storage.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX
-from ...handlers.send_back import SendBack, store_again
+from ...handlers.send_back import SendBack, SendBackParts, store_again
 
 if TYPE_CHECKING:
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...delivery.writer import RecordWriter
+    from ...requests.counters import Counters
     from ...store import MessageStore
     from ..request import RemotingRequest
 
 _I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
 
 
-def consumer_send_msg_back(request: RemotingRequest, store: MessageStore) -> None:
+def consumer_send_msg_back(
+    request: RemotingRequest, store: MessageStore, groups: GroupCoordinator, writer: RecordWriter, counters: Counters
+) -> None:
     """Store a message again for a group: for a later delivery, or as a dead letter after too many of them.
 
     A negative delay level makes it a dead letter at once, and one above the last level counts as the last. The id of
@@ -37,4 +42,5 @@ def consumer_send_msg_back(request: RemotingRequest, store: MessageStore) -> Non
         request.reply()
         return
     level = DEAD_LETTER_LEVEL if delay_level < 0 else min(delay_level, DELAY_LEVEL_MAX)
-    store_again(request, SendBack(group, (physical_offset,), level, times_max, ("",)))
+    parts = SendBackParts(store, groups, writer, counters)
+    store_again(request, parts, SendBack(group, (physical_offset,), level, times_max, ("",)))

@@ -10,13 +10,14 @@ from ....protocol.auth.permissions import ADMIN, GROUP, TOPIC, Need
 from ....protocol.errors import BrokerFailure, GroupNotExist, GroupRunning, InvalidParameter, TopicNotExist
 from ....protocol.names import check_client_group
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ...handlers.group_admin import GroupParts, remove_group, when_replicated
+from ...handlers.group_admin import GroupParts, remove_group
 from ..bodies import audit_change, json_object, json_objects
 from ..rules import check, sees
 from .routes import reply_json
 
 if TYPE_CHECKING:
     from ...delivery.groups.coordinator import GroupCoordinator
+    from ...delivery.pop.service import PopService
     from ...delivery.topic_changes import TopicChanges
     from ...requests.counters import Counters
     from ...store import MessageStore
@@ -46,17 +47,21 @@ _NUMBERS = {
 """Smallest and largest value of the settings that are numbers."""
 
 
-def update_and_create_subscriptiongroup(request: RemotingRequest, gateway: RemotingGateway) -> None:
+def update_and_create_subscriptiongroup(
+    request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
+) -> None:
     """Create a group or change its settings; respond once the table is on disk."""
-    _put(request, gateway, [_decode_group(request, json_object(request))])
+    _put(request, groups, store, [_decode_group(request, json_object(request))])
 
 
-def update_and_create_subscriptiongroup_list(request: RemotingRequest, gateway: RemotingGateway) -> None:
+def update_and_create_subscriptiongroup_list(
+    request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
+) -> None:
     """Create groups or change their settings, all or none; respond once the table is on disk."""
     rows = [_decode_group(request, row) for row in json_objects(request, "groupConfigList", GROUPS_AT_ONCE_MAX)]
     if len({row["groupName"] for row in rows}) < len(rows):
         raise InvalidParameter("groupConfigList names a group twice; nothing was changed")
-    _put(request, gateway, rows)
+    _put(request, groups, store, rows)
 
 
 def _decode_group(request: RemotingRequest, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +92,9 @@ def _decode_group(request: RemotingRequest, row: Mapping[str, Any]) -> dict[str,
     return kept
 
 
-def _put(request: RemotingRequest, gateway: RemotingGateway, rows: list[dict[str, Any]]) -> None:
+def _put(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore, rows: list[dict[str, Any]]) -> None:
     """Change the table of groups, then respond once it is on disk and, in a replica set, on the other members."""
-    groups, table = request.broker.groups, request.broker.store.groups
+    table = store.groups
     new = sum(not table.has(row["groupName"]) for row in rows)
     for row in rows:
         groups.check_may_be(row["groupName"])
@@ -103,19 +108,18 @@ def _put(request: RemotingRequest, gateway: RemotingGateway, rows: list[dict[str
         before = table.settings_of(name) if table.has(name) else None
         table.put(row)
         audit_change(request, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", f"group {name}", before, table.settings_of(name))
-    _when_saved(request, request.reply)
+    _when_saved(request, store, request.reply)
 
 
-def _when_saved(request: RemotingRequest, done: Callable[[], None]) -> None:
+def _when_saved(request: RemotingRequest, store: MessageStore, done: Callable[[], None]) -> None:
     """Call ``done`` once the tables of groups and of their progress are on disk, or respond with the error."""
-    store = request.broker.store
 
     def save() -> None:
         # In this order: a start takes a missing table of offsets beside groups for lost.
         store.consumer_offsets.persist()
         store.groups.persist()
 
-    saved = request.later(lambda: when_replicated(request, done))
+    saved = request.later(lambda: request.after_replicated(done))
 
     def finished(future: asyncio.Future[None]) -> None:
         error = future.exception()
@@ -142,6 +146,7 @@ def delete_subscriptiongroup(
     request: RemotingRequest,
     store: MessageStore,
     groups: GroupCoordinator,
+    pops: PopService,
     counters: Counters,
     topic_changes: TopicChanges,
 ) -> None:
@@ -150,9 +155,9 @@ def delete_subscriptiongroup(
     try:
         remove_group(
             request,
-            GroupParts(store, groups, counters, topic_changes),
+            GroupParts(store, groups, pops, counters, topic_changes),
             name,
-            lambda: _when_saved(request, request.reply),
+            lambda: _when_saved(request, store, request.reply),
         )
     except GroupNotExist:
         request.reply()
@@ -195,4 +200,4 @@ def clone_group_offset(
         before = offsets.committed(target, name)
         groups.reset_offsets(target, name, row)
         audit_change(request, "CLONE_GROUP_OFFSET", f"group {target}, topic {name}", before, row)
-    _when_saved(request, request.reply)
+    _when_saved(request, store, request.reply)

@@ -150,7 +150,7 @@ def _delete_all(request: RemotingRequest, parts: TopicParts, names: list[str]) -
     remove_topic(request, parts, names[0], partial(_delete_all, request, parts, names[1:]))
 
 
-def get_all_topic_config(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+def get_all_topic_config(request: RemotingRequest, gateway: RemotingGateway, auto_create: bool) -> None:
     """Return every topic that the user may see, and the version of the table."""
     version = gateway.names.topics_version()
     table = {
@@ -158,7 +158,7 @@ def get_all_topic_config(request: RemotingRequest, gateway: RemotingGateway, sto
         "mappingDataVersion": version,
         "topicConfigTable": {
             config.name: config.to_json()
-            for config in gateway.names.topics.all(auto_create=request.broker.auto_create)
+            for config in gateway.names.topics.all(auto_create=auto_create)
             if sees(request, TOPIC, config.name)
         },
         "topicQueueMappingDetailMap": {},
@@ -166,22 +166,24 @@ def get_all_topic_config(request: RemotingRequest, gateway: RemotingGateway, sto
     reply_json(request, table)
 
 
-def get_topic_config(request: RemotingRequest, gateway: RemotingGateway) -> None:
+def get_topic_config(request: RemotingRequest, gateway: RemotingGateway, auto_create: bool) -> None:
     """Return one topic."""
-    reply_json(request, _existing(request, gateway).to_json())
+    reply_json(request, _existing(request, gateway, auto_create).to_json())
 
 
-def _existing(request: RemotingRequest, gateway: RemotingGateway) -> TopicConfig:
+def _existing(request: RemotingRequest, gateway: RemotingGateway, auto_create: bool) -> TopicConfig:
     topic = request.ext.text("topic")
-    config = gateway.names.topics.get(topic, auto_create=request.broker.auto_create)
+    config = gateway.names.topics.get(topic, auto_create=auto_create)
     if config is None:
         raise TopicNotExist(f"topic[{topic}] not exist")
     return config
 
 
-def get_topic_stats_info(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+def get_topic_stats_info(
+    request: RemotingRequest, gateway: RemotingGateway, store: MessageStore, auto_create: bool
+) -> None:
     """Return both ends of each queue of a topic, and the store time of its last message."""
-    config = _existing(request, gateway)
+    config = _existing(request, gateway, auto_create)
     is_stored = store.topics.get(config.name) is not None
 
     def read(hot: bool) -> list[tuple[int, int, int, int]]:
