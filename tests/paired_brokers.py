@@ -85,7 +85,7 @@ class Side(ABC):
         self.broker: Broker = self.lifecycle._broker
         self.broker.store.commitlog.clock = self.clock
         if not short_way:
-            self.broker.kept_headers = HEADERS_MAX  # so that no connection keeps one
+            self.broker.counters.kept_headers = HEADERS_MAX  # so that no connection keeps one
         self.connect()
         await self.prepare()
         self.wire.sent.clear()
@@ -143,7 +143,7 @@ class Side(ABC):
             "duplicates": broker.counters.duplicates,
             "runs": broker.sequences.runs,
             "answered": sum(broker.counters.produce_latencies.counts),
-            "next queues": dict(broker.next_queue),
+            "next queues": dict(broker.intake.next_queue),
         }
 
 

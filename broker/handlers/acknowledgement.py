@@ -8,12 +8,14 @@ from ...protocol.frames import REQUEST
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
+    from ..requests.intake import Intake
     from ..requests.request import Request
     from ..store import Appended
 
 
 def acknowledge(
     request: Request,
+    intake: Intake,
     params: ProduceRequest,
     queue: int,
     into: str,
@@ -27,13 +29,13 @@ def acknowledge(
     ``queue``. The response is sent, in the order of the connection's PRODUCE frames, once the messages are as safe as
     flush policy and request demand. ``flush``: False if they need not be flushed now because a later step does it.
     """
-    broker, name, prefix = request.broker, params.topic, params.unique_prefix
+    name, prefix = params.topic, params.unique_prefix
     if into == name:
-        broker.dispatch.appended_to(name, queue, appended)
+        intake.dispatch.appended_to(name, queue, appended)
     else:
-        broker.dispatch.appended()  # one of the broker's own workers waits for them
+        intake.dispatch.appended()  # one of the broker's own workers waits for them
     if prefix:
-        broker.sequences.stored(
+        intake.sequences.stored(
             prefix,
             name,
             params.unique_first,
@@ -43,7 +45,7 @@ def acknowledge(
             appended.queue_offset,
             request.frame.began,
         )
-    produced = broker.counters.produced
+    produced = intake.counters.produced
     traffic = produced.by_topic.get(name) or produced.of(name)
     traffic.frames += 1
     traffic.messages += params.count
@@ -52,7 +54,7 @@ def acknowledge(
     answer = b""  # of a one-way frame, whose bytes still count as in flight
     if frame.kind == REQUEST:
         answer = request.encode_stored(queue, appended.queue_offset, appended.store_ms, appended.physical_offsets)
-    if flush and (broker.sync or params.flush == "sync"):
+    if flush and (intake.sync or params.flush == "sync"):
         responses.send_when_flushed(frame.request_id, request.source.frame_bytes, answer, appended.end_offset)
         return
     responses.written += 1

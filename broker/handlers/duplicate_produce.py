@@ -20,33 +20,34 @@ if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ...protocol.errors import BrokerError
     from ..delivery.deduplication import StoredBefore
+    from ..requests.intake import Intake
     from ..requests.request import Request
     from ..store import Places
 
 
-def answer_again(request: Request, params: ProduceRequest, before: StoredBefore) -> None:
+def answer_again(request: Request, intake: Intake, params: ProduceRequest, before: StoredBefore) -> None:
     """Send a duplicate its first response, in order, once its messages are as safe as the flush policy demands.
 
     A one-way frame needs none of this. Raises ``MessageNotFound`` if the messages have expired, and ``MessageIllegal``
     if the body is too short for its number of messages.
     """
     check_count(params.count, params.layout, request.frame.body_end - request.frame.body_at)
-    request.broker.counters.duplicates += 1
+    intake.counters.duplicates += 1
     if request.frame.kind != REQUEST:
         request.respond(EmptyAnswer())
         return
-    Duplicate(request, params, before).begin()
+    Duplicate(request, intake, params, before).begin()
 
 
 class Duplicate:
     """A duplicate, from its detection to its response. Runs on the loop, except reads from the disk."""
 
-    def __init__(self, request: Request, params: ProduceRequest, before: StoredBefore) -> None:
+    def __init__(self, request: Request, intake: Intake, params: ProduceRequest, before: StoredBefore) -> None:
         self._request = request
-        self._broker = request.broker
+        self._intake = intake
         self._params = params
         self._before = before
-        self._written = request.broker.store.write_offset
+        self._written = intake.store.write_offset
         """The messages are stored before this physical offset."""
 
     def begin(self) -> None:
@@ -65,36 +66,36 @@ class Duplicate:
     def is_dispatched(self) -> bool:
         """Return whether the messages have been dispatched, after dispatching what is due."""
         if not self._has_units():
-            self._broker.dispatch.is_done()  # called because it dispatches what is due
+            self._intake.dispatch.is_done()  # called because it dispatches what is due
         return self._has_units()
 
     def _has_units(self) -> bool:
         before = self._before
-        queue = self._broker.store.queues.get(before.topic, before.queue)
+        queue = self._intake.store.queues.get(before.topic, before.queue)
         return queue is not None and queue.max_offset >= before.queue_offset + self._params.count
 
     def places(self, *, hot: bool) -> Places:
         """Return the physical offsets of the messages. Callable from any thread."""
         before = self._before
-        return self._broker.store.producer_runs.places(
+        return self._intake.store.producer_runs.places(
             before.topic, before.queue, before.queue_offset, self._params.count, hot=hot
         )
 
     def next_step(self) -> None:
         """Wait for the flush, for the dispatch, or for the disk, whichever is next."""
-        broker = self._broker
+        intake = self._intake
         if self.is_dispatched():
             reading = self._request.in_reader(partial(self.places, hot=False))
             reading.add_done_callback(self._read)
-        elif broker.store.dispatchable_offset < self._written:
-            broker.flush.wait_for(self._written, self._flushed)
+        elif intake.store.dispatchable_offset < self._written:
+            intake.flush.wait_for(self._written, self._flushed)
         else:
-            broker.dispatch.when_done(self._dispatched)
+            intake.dispatch.when_done(self._dispatched)
 
     def _flushed(self, error: BrokerError | None) -> None:
         if error is not None:
             # In a later turn: a flush that had already failed calls back at once, while the frame is still handled.
-            self._broker.loop.call_soon(self._request.resume, error)
+            asyncio.get_running_loop().call_soon(self._request.resume, error)
         else:
             self.next_step()
 
@@ -119,9 +120,9 @@ class Duplicate:
         offsets = places.physical_offsets
         request_id = request.frame.request_id
         answer = request.encode_stored(places.queue, before.queue_offset, places.store_ms, offsets)
-        if self._params.flush == "sync" and self._broker.store.acknowledged_offset < places.end_offset:
+        if self._params.flush == "sync" and self._intake.store.acknowledged_offset < places.end_offset:
             request.responses.send_when_flushed(request_id, request.source.frame_bytes, answer, places.end_offset)
-            self._broker.dispatch.appended()  # wakes the flush, which may be asleep because nothing was appended
+            self._intake.dispatch.appended()  # wakes the flush, which may be asleep because nothing was appended
             return
         request.responses.written += 1
         request.responses.send_in_order(answer)

@@ -22,21 +22,22 @@ from .transactions import append_half_messages
 
 if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
+    from ..config import Settings
     from ..delivery.routing import Route
+    from ..requests.intake import Intake
     from ..requests.request import Request
     from ..store import TopicConfig
 
 
-def produce(request: Request) -> None:
+def produce(request: Request, intake: Intake, settings: Settings) -> None:
     """Append the frame's messages, all or none, and respond in the order of the connection's PRODUCE frames."""
-    append_frame(request, decode_fields(ProduceRequest, request.frame.fields))
+    append_frame(request, intake, settings, decode_fields(ProduceRequest, request.frame.fields))
 
 
-def append_frame(request: Request, params: ProduceRequest) -> None:
+def append_frame(request: Request, intake: Intake, settings: Settings, params: ProduceRequest) -> None:
     """Append the messages in the body of the request's frame; ``params``: its decoded header."""
-    broker = request.broker
     name = params.topic
-    check_load(request)
+    check_load(request, intake, settings)
     if params.count > PRODUCE_MESSAGES_MAX:
         raise MessageIllegal(
             f"the PRODUCE frame has {params.count} messages, but the maximum is {PRODUCE_MESSAGES_MAX}; split it",
@@ -50,74 +51,73 @@ def append_frame(request: Request, params: ProduceRequest) -> None:
     if half is not None and request.peer.access is not None:
         request.peer.access.check(Need((PUBLISH,), GROUP, half.group))
     if params.prepare:
-        check_staged(request, params, half is not None)
-    topic = broker.store.topics.get(name)
-    if topic is None or name in broker.topic_changes.pending:
-        _wait_for_topic(request, params)
+        check_staged(request, intake.staged, params, half is not None)
+    topic = intake.store.topics.get(name)
+    if topic is None or name in intake.topic_changes.pending:
+        _wait_for_topic(request, intake, settings, params)
         return
     # Before the checks below: a duplicate gets its first response even if its topic is no longer writable.
     if params.unique_prefix:
-        before = broker.sequences.find(params.unique_prefix, name, params.unique_first, params.count)
+        before = intake.sequences.find(params.unique_prefix, name, params.unique_first, params.count)
         if before is not None:
-            answer_again(request, params, before)
+            answer_again(request, intake, params, before)
             return
     queue = params.queue
     if queue < 0:
-        queue = broker.next_queue.get(name, 0) % topic.write_queues
-        broker.next_queue[name] = queue + 1
+        queue = intake.next_queue.get(name, 0) % topic.write_queues
+        intake.next_queue[name] = queue + 1
     elif queue >= (queues := request.queues_to_write(topic)):
         raise _no_such_queue(params, queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
     if params.prepare:
-        append_staged(request, params, queue)
+        append_staged(request, intake, params, queue)
         return
     if half is not None:
-        append_half_messages(request, params, half, queue)
+        append_half_messages(request, intake, params, half, queue)
         return
     waits = None
     if params.common and (delay := delay_of(params.common)) is not None:
-        waits = route(delay, name, queue, broker.delays.now_ms(), broker.settings.delivery.delay_max_days)
+        waits = route(delay, name, queue, intake.delays.now_ms(), settings.delivery.delay_max_days)
         if waits is not None:
-            append_waiting(request, params, queue, waits)
+            append_waiting(request, intake, params, queue, waits)
             return
         params.common = delay.others
-    appended = broker.store.append(topic, queue, request.produce_batch(params, common_properties(params.common)))
+    appended = intake.store.append(topic, queue, request.produce_batch(params, common_properties(params.common)))
     request.source.repeated.keep(request, params, topic)
-    acknowledge(request, params, queue, name, queue, appended)
+    acknowledge(request, intake, params, queue, name, queue, appended)
 
 
-def check_load(request: Request) -> None:
+def check_load(request: Request, intake: Intake, settings: Settings) -> None:
     """Raise if the request's frame is too large, or if too many bytes wait to be stored."""
-    broker = request.broker
-    if request.source.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
-        raise _too_much(request)
+    if request.source.frame_bytes > intake.frame_bytes_max or intake.in_flight.bytes > intake.in_flight.bytes_max:
+        raise _too_much(request, intake, settings)
 
 
-def append_waiting(request: Request, params: ProduceRequest, queue: int, waits: Route) -> None:
+def append_waiting(request: Request, intake: Intake, params: ProduceRequest, queue: int, waits: Route) -> None:
     """Append the messages to the queue for scheduled records, whose topic is created if necessary; acknowledge them."""
-    broker, into = request.broker, waits.config.name
-    if broker.store.topics.get(into) is None or into in broker.topic_changes.pending:
+    into = waits.config.name
+    if intake.store.topics.get(into) is None or into in intake.topic_changes.pending:
         request.suspend()
-        broker.writer.with_topics([waits.config], lambda error: request.resume(error))
+        intake.writer.with_topics([waits.config], lambda error: request.resume(error))
         return
-    appended = broker.store.append(waits.config, waits.queue, request.produce_batch(params, waits.common))
-    acknowledge(request, params, queue, into, waits.queue, appended)
+    appended = intake.store.append(waits.config, waits.queue, request.produce_batch(params, waits.common))
+    acknowledge(request, intake, params, queue, into, waits.queue, appended)
 
 
-def _too_much(request: Request) -> BrokerError:
-    limits, frame_bytes = request.broker.limits, request.source.frame_bytes - FRAME_LENGTH_BYTES
+def _too_much(request: Request, intake: Intake, settings: Settings) -> BrokerError:
+    limits, frame_bytes = settings.limits, request.source.frame_bytes - FRAME_LENGTH_BYTES
     if frame_bytes > limits.produce_frame_bytes_max:
         return MessageIllegal(
             f"the PRODUCE frame has {frame_bytes} bytes, but limits.produce_frame_bytes_max is "
             f"{limits.produce_frame_bytes_max}; split it",
             produce_frame_bytes_max=limits.produce_frame_bytes_max,
         )
-    stalled = request.broker.stall.refusal()
+    stalled = intake.stall.refusal()
     if stalled:
         return SystemBusy(stalled, retry_after_ms=BUSY_RETRY_AFTER_MS)
     return SystemBusy(
-        f"{request.broker.in_flight_bytes} bytes are in flight, but limits.in_flight_bytes_max is "
+        f"{intake.in_flight.bytes} bytes are in flight, but limits.in_flight_bytes_max is "
         f"{limits.in_flight_bytes_max}; try again later",
         retry_after_ms=BUSY_RETRY_AFTER_MS,
         in_flight_bytes_max=limits.in_flight_bytes_max,
@@ -130,14 +130,14 @@ def _no_such_queue(params: ProduceRequest, queues: int) -> QueueNotExist:
     )
 
 
-def _wait_for_topic(request: Request, params: ProduceRequest) -> None:
+def _wait_for_topic(request: Request, intake: Intake, settings: Settings, params: ProduceRequest) -> None:
     """Handle the frame again once its topic has been created, or once the topic's change is on disk."""
-    changes = request.broker.topic_changes
+    changes = intake.topic_changes
     if params.topic in changes.pending:
         request.suspend()
         changes.when_done(params.topic, lambda error: request.resume(error))
     else:
-        config = _new_topic(request, params)
+        config = _new_topic(request, settings, len(intake.store.topics), params)
 
         def made(error: BrokerError | None) -> None:
             if error is None:
@@ -148,14 +148,17 @@ def _wait_for_topic(request: Request, params: ProduceRequest) -> None:
         changes.put(config, made)
 
 
-def _new_topic(request: Request, params: ProduceRequest) -> TopicConfig:
-    """Return the topic to create for a message to an unknown topic. Raises if that is not allowed."""
-    broker, name = request.broker, check_name("topic", params.topic)
+def _new_topic(request: Request, settings: Settings, count: int, params: ProduceRequest) -> TopicConfig:
+    """Return the topic to create for a message to an unknown topic. Raises if that is not allowed.
+
+    ``count``: number of topics that exist.
+    """
+    name = check_name("topic", params.topic)
     config = request.new_topic(name)
-    if (count := len(broker.store.topics)) >= broker.settings.topics.auto_create_max:
+    if count >= settings.topics.auto_create_max:
         raise LimitReached(
             f"topic {name} does not exist, and the broker does not create it automatically because it has {count} "
-            f"topics and topics.auto_create_max is {broker.settings.topics.auto_create_max}; create it yourself "
+            f"topics and topics.auto_create_max is {settings.topics.auto_create_max}; create it yourself "
             "(flintmq topic create), or delete unused topics"
         )
     if params.queue >= config.write_queues:

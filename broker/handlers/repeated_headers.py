@@ -31,6 +31,7 @@ from .pull import pull_again
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..requests.broker import Broker
+    from ..requests.intake import Intake
     from ..requests.request import FrameSource
     from ..store import TopicConfig
 
@@ -78,23 +79,23 @@ class _ProduceHeader:
 
     __slots__ = ("batch", "config", "prefix", "queue", "sync", "topic", "traffic")
 
-    def __init__(self, request: Request, params: ProduceRequest, config: TopicConfig) -> None:
-        broker = request.broker
+    def __init__(self, intake: Intake, params: ProduceRequest, config: TopicConfig) -> None:
         self.topic = params.topic
         self.config = config
         self.queue = params.queue
         self.prefix = params.unique_prefix
-        self.sync = broker.sync or params.flush == "sync"
-        self.traffic = broker.counters.produced.of(params.topic)
-        self.batch = broker.store.commitlog.repeated_batch()
+        self.sync = intake.sync or params.flush == "sync"
+        self.traffic = intake.counters.produced.of(params.topic)
+        self.batch = intake.store.commitlog.repeated_batch()
 
 
 class RepeatedHeaders:
     """The kept headers of one connection, by the constant part of their bytes."""
 
-    __slots__ = ("_tries_left", "headers")
+    __slots__ = ("_intake", "_tries_left", "headers")
 
-    def __init__(self) -> None:
+    def __init__(self, broker: Broker) -> None:
+        self._intake = broker.intake
         self._tries_left = TRIES_MAX
         self.headers: dict[bytes, _ProduceHeader | _PullHeader] = {}
         """Kept headers by their constant part; if it is empty, ``handle`` need not be called."""
@@ -104,14 +105,14 @@ class RepeatedHeaders:
 
         Does nothing if the header is not packed as ``ProduceHead`` packs it, or if too many are kept.
         """
-        if not self._may_keep(request):
+        if not self._may_keep():
             return
         frame = request.frame
         head = ProduceHead(params.topic, params.queue, params.layout, params.flush, params.common, params.unique_prefix)
         body_bytes = frame.body_end - frame.body_at
         packed = head.encode(frame.request_id, params.count, params.unique_first, params.born_ms, body_bytes)
         if self._is_new(head.fixed) and _begins_with(frame, packed):
-            self._keep(request.broker, head.fixed, _ProduceHeader(request, params, config))
+            self._keep(head.fixed, _ProduceHeader(self._intake, params, config))
 
     def keep_pull(self, request: Request, params: PullRequest) -> None:
         """Keep the header of a pull without tags or a filter that was accepted.
@@ -119,22 +120,22 @@ class RepeatedHeaders:
         Does nothing if the header is not packed as ``PullHead`` packs it, if too many are kept, or if the answer may
         depend on more than is compared: the user's permissions, the broker's role in a replica set.
         """
-        if request.peer.access is not None or request.broker.member is not None or not self._may_keep(request):
+        if request.peer.access is not None or request.broker.member is not None or not self._may_keep():
             return
         frame = request.frame
         fields = encode_fields(params)
         offset = fields.pop("offset")
         head = PullHead(fields)
-        config = request.broker.store.topics.get(params.topic)
+        config = self._intake.store.topics.get(params.topic)
         assert config is not None, "the pull was accepted"
         if self._is_new(head.fixed) and _begins_with(frame, head.encode(frame.request_id, offset)):
             header = _PullHeader(params, config)
             header.params = header.params_at(0)  # the handler changes the original
-            self._keep(request.broker, head.fixed, header)
+            self._keep(head.fixed, header)
 
-    def _may_keep(self, request: Request) -> bool:
+    def _may_keep(self) -> bool:
         """Return whether the connection may try to keep another header."""
-        if not self._tries_left or request.broker.kept_headers >= HEADERS_MAX:
+        if not self._tries_left or self._intake.counters.kept_headers >= HEADERS_MAX:
             return False
         self._tries_left -= 1
         return len(self.headers) < HEADERS_PER_CONNECTION_MAX
@@ -142,9 +143,9 @@ class RepeatedHeaders:
     def _is_new(self, fixed: bytes) -> bool:
         return len(fixed) <= FIXED_BYTES_MAX and fixed not in self.headers
 
-    def _keep(self, broker: Broker, fixed: bytes, header: _ProduceHeader | _PullHeader) -> None:
+    def _keep(self, fixed: bytes, header: _ProduceHeader | _PullHeader) -> None:
         self.headers[fixed] = header
-        broker.kept_headers += 1
+        self._intake.counters.kept_headers += 1
 
     def handle(self, connection: FrameSource, began: float) -> bool:
         """Handle the frame at the start of the connection's parser; return False if it did nothing."""
@@ -172,12 +173,11 @@ class RepeatedHeaders:
         header = self.headers.get(fixed)
         if type(header) is not _PullHeader:
             return False
-        broker = connection.broker
-        if broker.store.topics.get(header.params.topic) is not header.config:
-            self._forget(broker, fixed)
+        if self._intake.store.topics.get(header.params.topic) is not header.config:
+            self._forget(fixed)
             return False
         (offset,) = PULL_END.unpack_from(buffer, offset_at)
-        if offset > I64_MAX or connection.peer.access is not None or broker.member is not None:
+        if offset > I64_MAX or connection.peer.access is not None:
             return False
         parser.start = frame_end
         frame = Frame(REQUEST, PULL.code, request_id, {}, _NO_BODY, 0, 0)
@@ -196,11 +196,11 @@ class RepeatedHeaders:
         if type(header) is not _ProduceHeader:
             return False
         count, before_first, first, before_born, born_ms = HEAD_END.unpack_from(buffer, numbers_at)
-        broker, peer = connection.broker, connection.peer
+        intake, peer = self._intake, connection.peer
         name, config, prefix = header.topic, header.config, header.prefix
         # Each change of a topic makes a new object.
-        if broker.store.topics.get(name) is not config:
-            self._forget(broker, fixed)
+        if intake.store.topics.get(name) is not config:
+            self._forget(fixed)
             return False
         frame_bytes = body_end - start
         if (
@@ -209,31 +209,31 @@ class RepeatedHeaders:
             or not 0 < count <= PRODUCE_MESSAGES_MAX
             or first > _UNIQUE_FIRST_MAX
             or born_ms > I64_MAX
-            or frame_bytes > broker.produce_bytes_max
-            or broker.in_flight_bytes > broker.in_flight_bytes_max
-            or name in broker.topic_changes.pending
+            or frame_bytes > intake.frame_bytes_max
+            or intake.in_flight.bytes > intake.in_flight.bytes_max
+            or name in intake.topic_changes.pending
             or (peer.access is not None and name not in peer.access.publishes)
-            or (prefix and broker.sequences.may_have(prefix, name, first))
+            or (prefix and intake.sequences.may_have(prefix, name, first))
         ):
             return False
         queue = header.queue
         if queue < 0:
-            queue = broker.next_queue.get(name, 0) % config.write_queues
-        appended = broker.store.append_repeated(
+            queue = intake.next_queue.get(name, 0) % config.write_queues
+        appended = intake.store.append_repeated(
             name, queue, header.batch, (buffer, body_at, body_end, count, first, born_ms)
         )
         if appended is None:
             return False
         # Only after the append: if it gives up, the general way chooses the queue.
         if header.queue < 0:
-            broker.next_queue[name] = queue + 1
+            intake.next_queue[name] = queue + 1
         parser.start = body_end
-        broker.dispatch.appended_to(name, queue, appended)
-        if broker.dispatch.awaited and not header.sync and body_end == parser.end:
-            broker.dispatch.serve_waiting()  # before the rest, which the consumer need not wait for
+        intake.dispatch.appended_to(name, queue, appended)
+        if intake.dispatch.awaited and not header.sync and body_end == parser.end:
+            intake.dispatch.serve_waiting()  # before the rest, which the consumer need not wait for
         queue_offset = appended.queue_offset
         if prefix:
-            broker.sequences.stored(prefix, name, first, count, name, queue, queue_offset, began)
+            intake.sequences.stored(prefix, name, first, count, name, queue, queue_offset, began)
         traffic = header.traffic
         traffic.frames += 1
         traffic.messages += count
@@ -247,13 +247,13 @@ class RepeatedHeaders:
             responses.send_in_order(answer)
         return True
 
-    def _forget(self, broker: Broker, fixed: bytes) -> None:
+    def _forget(self, fixed: bytes) -> None:
         del self.headers[fixed]
-        broker.kept_headers -= 1
+        self._intake.counters.kept_headers -= 1
 
-    def clear(self, broker: Broker) -> None:
+    def clear(self) -> None:
         """Forget all headers; the connection is closed."""
-        broker.kept_headers -= len(self.headers)
+        self._intake.counters.kept_headers -= len(self.headers)
         self.headers.clear()
 
 

@@ -92,7 +92,7 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
         "connections_accepted": counters.connections_accepted,
         "connections_refused": counters.connections_refused,
         "held_pulls": len(broker.holds),
-        "in_flight_bytes": broker.in_flight_bytes,
+        "in_flight_bytes": broker.in_flight.bytes,
         "produces": produced.frames,
         "produced_messages": produced.messages,
         "produced_bytes": produced.bytes,

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from ..delivery.staged.service import StagedTransactions
     from ..delivery.staged.table import Stage
     from ..delivery.writer import RecordWriter
+    from ..requests.intake import Intake
     from ..requests.request import Request
     from ..store import Appended
 
 FLUSHES = frozenset({"", "sync", "async"})
 
 
-def check_staged(request: Request, params: ProduceRequest, is_half: bool) -> None:
+def check_staged(request: Request, staged: StagedTransactions, params: ProduceRequest, is_half: bool) -> None:
     """Raise ``InvalidParameter`` if staged messages are half messages or delayed too, ``NoPermission`` if the stage
     has messages for topics that the user may not publish to."""
     if is_half or delay_of(params.common) is not None:
@@ -49,23 +50,22 @@ def check_staged(request: Request, params: ProduceRequest, is_half: bool) -> Non
         raise InvalidParameter(f"staged messages cannot be {kind}: leave out prepare, or the property")
     _check_name(params.prepare)
     if (may_end := _may_end(request)) is not None:
-        _check_may_end(request, request.broker.staged, params.prepare, may_end)
+        _check_may_end(request, staged, params.prepare, may_end)
 
 
-def append_staged(request: Request, params: ProduceRequest, queue: int) -> None:
+def append_staged(request: Request, intake: Intake, params: ProduceRequest, queue: int) -> None:
     """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the queue of their topic for the commit.
 
     They are acknowledged once they are written; the commit flushes them. If PREPARED_TOPIC has to be created first, the
     frame is handled again afterwards.
     """
-    broker = request.broker
     if any(
-        broker.store.topics.get(topic.name) is None or topic.name in broker.topic_changes.pending for topic in TOPICS
+        intake.store.topics.get(topic.name) is None or topic.name in intake.topic_changes.pending for topic in TOPICS
     ):
         request.suspend()
-        broker.writer.with_topics(TOPICS, lambda error: request.resume(error))
+        intake.writer.with_topics(TOPICS, lambda error: request.resume(error))
         return
-    broker.staged.check_new(params.prepare)
+    intake.staged.check_new(params.prepare)
     real = {PROPERTY_REAL_TOPIC: params.topic, PROPERTY_REAL_QUEUE: str(queue)}
     batch = ProduceBatch(
         request.frame.buffer,
@@ -83,11 +83,11 @@ def append_staged(request: Request, params: ProduceRequest, queue: int) -> None:
     appended: list[Appended] = []
 
     def append() -> int:
-        appended.append(broker.store.append(STAGED_CONFIG, 0, batch))
+        appended.append(intake.store.append(STAGED_CONFIG, 0, batch))
         return appended[0].queue_offset
 
-    broker.staged.stage_messages(params.prepare, params.topic, queue, params.count, append)
-    acknowledge(request, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
+    intake.staged.stage_messages(params.prepare, params.topic, queue, params.count, append)
+    acknowledge(request, intake, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
 
 
 def commit_staged(request: Request, staged: StagedTransactions) -> None:

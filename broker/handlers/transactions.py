@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..delivery.transactions.service import TransactionalMessageService
     from ..delivery.transactions.startup_scan import History
     from ..delivery.transactions.table import OpenTransactions
+    from ..requests.intake import Intake
     from ..requests.request import Request
     from ..security.access import UserRights
 
@@ -41,22 +42,23 @@ Page = tuple[list[Row], int]
 """Transactions of one page, and the offset of the next page (-1: there is none)."""
 
 
-def append_half_messages(request: Request, params: ProduceRequest, half: HalfRequest, queue: int) -> None:
+def append_half_messages(
+    request: Request, intake: Intake, params: ProduceRequest, half: HalfRequest, queue: int
+) -> None:
     """Append the frame's messages to the half topic and open their transactions; all or none.
 
     ``queue``: the queue of the request's topic that they will go to. The response contains the offsets of the half
     messages. If the half topic has to be created first, the frame is handled again afterwards.
     """
-    broker = request.broker
-    topic = broker.store.topics.get(HALF_TOPIC)
-    if topic is None or HALF_TOPIC in broker.topic_changes.pending:
+    topic = intake.store.topics.get(HALF_TOPIC)
+    if topic is None or HALF_TOPIC in intake.topic_changes.pending:
         request.suspend()
-        broker.writer.with_topics(TOPICS, lambda error: request.resume(error))
+        intake.writer.with_topics(TOPICS, lambda error: request.resume(error))
         return
     made = half_frame(params, half, queue, request.frame.body)
-    broker.transactions.check_new_ids(made.transaction_ids)
+    intake.transactions.check_new_ids(made.transaction_ids)
     born_ms = params.born_ms
-    appended = broker.store.append(
+    appended = intake.store.append(
         topic,
         0,
         ProduceBatch(
@@ -74,7 +76,7 @@ def append_half_messages(request: Request, params: ProduceRequest, half: HalfReq
         ),
     )
     physical_offsets = struct.unpack(f">{params.count}q", appended.physical_offsets)
-    broker.transactions.add_halves(
+    intake.transactions.add_halves(
         Half(
             transaction_id,
             half.group,
@@ -89,7 +91,7 @@ def append_half_messages(request: Request, params: ProduceRequest, half: HalfReq
             zip(made.transaction_ids, physical_offsets, strict=True)
         )
     )
-    acknowledge(request, params, 0, HALF_TOPIC, 0, appended)
+    acknowledge(request, intake, params, 0, HALF_TOPIC, 0, appended)
 
 
 def end_transaction(request: Request, transactions: TransactionalMessageService) -> None:

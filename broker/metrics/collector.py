@@ -100,7 +100,7 @@ def _add_waiting(out: Exposition, broker: Broker) -> None:
     }
     out.add_by(catalog.AUTHENTICATIONS, outcomes.items())
     out.add_one(catalog.TLS_FAILURES, broker.counters.tls_failures)
-    out.add_one(catalog.IN_FLIGHT, broker.in_flight_bytes)
+    out.add_one(catalog.IN_FLIGHT, broker.in_flight.bytes)
     out.add_one(catalog.HELD_PULLS, len(broker.holds))
     out.add_one(catalog.HELD_SELECTIONS, broker.selections.bytes)
     remoting = broker.remoting_figures()

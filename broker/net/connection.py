@@ -109,7 +109,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.parser.frame_bytes_max = UNKNOWN_FRAME_BYTES_MAX
             self.authenticate_by = broker.loop.time() + broker.settings.security.auth_timeout_ms / 1000
         self.handlers = HANDLERS_BEFORE_HELLO
-        self.repeated: KeptHeaders = self.REPEATED()
+        self.repeated = self.REPEATED(broker)
         self.frame_bytes = 0
         """Size of the frame that is being handled, including its length field."""
         self.stops = 0
@@ -160,13 +160,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.stops |= STOP_ENDING
         self.deferred.cancel_held()
         self.deferred.waiting.clear()
-        self.broker.in_flight_bytes -= self.arrived
+        self.broker.in_flight.bytes -= self.arrived
         self.arrived = 0
         self.responses.discard()
         self.parser.let_go()
         self.parser.release()
         self.memory.forget(self)
-        self.repeated.clear(self.broker)
+        self.repeated.clear()
         self.broker.dispatch.sharing.forget(self)
         if exc is not None:
             log.debug("connection from %s:%d broke: %s", *self.peer.address, exc)
@@ -241,7 +241,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.memory.wait(self)
         arrived = parser.end - parser.start
         if arrived != self.arrived:
-            self.broker.in_flight_bytes += arrived - self.arrived
+            self.broker.in_flight.bytes += arrived - self.arrived
             self.arrived = arrived
         if not incomplete:
             self.half_since = 0.0

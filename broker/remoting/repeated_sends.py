@@ -17,6 +17,7 @@ from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...protocol.storage.ids import offset_ids
 from ...protocol.storage.record import PROPERTY_UNIQ_KEY
 from ..requests.broker import Broker
+from ..requests.intake import Intake
 from ..requests.request import FrameSource, Request
 from ..store import LAYOUT_BODY, TopicConfig
 from .request import RemotingRequest
@@ -39,21 +40,22 @@ class _Header:
 
     __slots__ = ("batch", "config", "pattern", "stamps", "topic", "traffic")
 
-    def __init__(self, request: Request, topic: str, config: TopicConfig, pattern: re.Pattern[bytes], stamps: bytes):
+    def __init__(self, intake: Intake, topic: str, config: TopicConfig, pattern: re.Pattern[bytes], stamps: bytes):
         self.topic = topic
         self.config = config
         self.pattern = pattern
         self.stamps = stamps
-        self.traffic = request.broker.counters.produced.of(topic)
-        self.batch = request.broker.store.commitlog.repeated_batch(COMMON_BYTES_MAX)
+        self.traffic = intake.counters.produced.of(topic)
+        self.batch = intake.store.commitlog.repeated_batch(COMMON_BYTES_MAX)
 
 
 class RepeatedSends:
     """The kept headers of one connection; the one that was used last is the first."""
 
-    __slots__ = ("_tries_left", "headers")
+    __slots__ = ("_intake", "_tries_left", "headers")
 
-    def __init__(self) -> None:
+    def __init__(self, broker: Broker) -> None:
+        self._intake = broker.intake
         self._tries_left = TRIES_MAX
         self.headers: list[_Header] = []
         """Kept headers; if there is none, ``handle`` need not be called."""
@@ -65,8 +67,8 @@ class RepeatedSends:
         as a whole, so none is kept.
         """
         assert isinstance(request, RemotingRequest), "requests of this connection"
-        broker, received = request.broker, request.received
-        if not self._tries_left or request.peer.user is not None or broker.kept_headers >= HEADERS_MAX:
+        counters, received = self._intake.counters, request.received
+        if not self._tries_left or request.peer.user is not None or counters.kept_headers >= HEADERS_MAX:
             return
         self._tries_left -= 1
         header_at = received.body_end - request.source.frame_bytes + LENGTHS.size
@@ -88,8 +90,8 @@ class RepeatedSends:
         # Properties that are stored as they came mean nothing to the broker: delays and the like are rewritten.
         if common != params.common.encode() or numbers != (params.queue, params.born_ms, received.request_id):
             return
-        self.headers.append(_Header(request, params.topic, config, pattern, stamps))
-        broker.kept_headers += 1
+        self.headers.append(_Header(self._intake, params.topic, config, pattern, stamps))
+        counters.kept_headers += 1
 
     def keep_pull(self, request: Request, params: PullRequest) -> None:
         """Do nothing: the pulls of RocketMQ's clients are decoded each time."""
@@ -109,10 +111,10 @@ class RepeatedSends:
         if found is None:
             return False
         header = self.headers[0]
-        broker, name = connection.broker, header.topic
-        if broker.store.topics.get(name) is not header.config:  # each change of a topic makes a new object
+        intake, name = self._intake, header.topic
+        if intake.store.topics.get(name) is not header.config:  # each change of a topic makes a new object
             del self.headers[0]
-            broker.kept_headers -= 1
+            intake.counters.kept_headers -= 1
             return False
         queue, key = int(found["queue"]), found["key"].decode()
         prefix, first = sequence_of(key) or ("", 0)
@@ -121,30 +123,30 @@ class RepeatedSends:
         if (
             queue >= header.config.write_queues
             or len(common) > COMMON_BYTES_MAX
-            or frame_bytes > broker.produce_bytes_max
-            or broker.in_flight_bytes > broker.in_flight_bytes_max
-            or name in broker.topic_changes.pending
-            or (prefix and broker.sequences.may_have(prefix, name, first))
+            or frame_bytes > intake.frame_bytes_max
+            or intake.in_flight.bytes > intake.in_flight.bytes_max
+            or name in intake.topic_changes.pending
+            or (prefix and intake.sequences.may_have(prefix, name, first))
         ):
             return False
         frame = (buffer, body_at, body_end, 1, first, int(found["born"]))
-        appended = broker.store.append_repeated(name, queue, header.batch, frame, common)
+        appended = intake.store.append_repeated(name, queue, header.batch, frame, common)
         if appended is None:
             return False
         parser.start = body_end
-        broker.dispatch.appended_to(name, queue, appended)
+        intake.dispatch.appended_to(name, queue, appended)
         queue_offset = appended.queue_offset
         if prefix:
-            broker.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)
+            intake.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)
         traffic = header.traffic
         traffic.frames += 1
         traffic.messages += 1
         traffic.bytes += body_end - body_at
         opaque = int(found["opaque"])
-        offset_id = offset_ids(broker.store.commitlog.store_host, appended.physical_offsets)
+        offset_id = offset_ids(intake.store.commitlog.store_host, appended.physical_offsets)
         answer = encode_send_answer(opaque, offset_id, queue, queue_offset, f'"{key}"')
         responses = connection.responses
-        if broker.sync:
+        if intake.sync:
             responses.send_when_flushed(opaque, frame_bytes, answer, appended.end_offset)
         else:
             responses.written += 1
@@ -162,7 +164,7 @@ class RepeatedSends:
                 return found
         return None
 
-    def clear(self, broker: Broker) -> None:
+    def clear(self) -> None:
         """Forget all headers; the connection is closed."""
-        broker.kept_headers -= len(self.headers)
+        self._intake.counters.kept_headers -= len(self.headers)
         self.headers.clear()

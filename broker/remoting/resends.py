@@ -12,9 +12,11 @@ from dataclasses import replace
 from ...protocol.commands import ProduceRequest
 from ...protocol.errors import MessageNotFound
 from ...protocol.storage.record import Record
+from ..config import Settings
 from ..delivery.deduplication import StoredBefore
 from ..handlers.duplicate_produce import Duplicate
 from ..handlers.produce import append_frame
+from ..requests.intake import Intake
 from ..store import Places
 from .request import RemotingRequest
 
@@ -24,8 +26,11 @@ _NOWHERE = Places(b"", 0, 0, 0)
 class _Resend(Duplicate):
     """A message whose key is known. If it is another message, it is appended like a first one."""
 
-    def __init__(self, request: RemotingRequest, params: ProduceRequest, before: StoredBefore) -> None:
-        super().__init__(request, params, before)
+    def __init__(
+        self, request: RemotingRequest, intake: Intake, settings: Settings, params: ProduceRequest, before: StoredBefore
+    ) -> None:
+        super().__init__(request, intake, params, before)
+        self._settings = settings
         self._log_begin = request.log_begin
         self._body = bytes(request.received.body)
         self._stored: Record | None = None
@@ -37,19 +42,21 @@ class _Resend(Duplicate):
         except MessageNotFound:
             return _NOWHERE
         physical_offset = int.from_bytes(places.physical_offsets, "big")
-        self._stored = self._broker.store.log_reads.record_at(physical_offset, hot=hot)
+        self._stored = self._intake.store.log_reads.record_at(physical_offset, hot=hot)
         return places
 
     def answer(self, places: Places) -> None:
         """Send the first answer again; if the message is another one, append it."""
         stored = self._stored
         if stored is not None and stored.physical_offset < self._log_begin and stored.body == self._body:
-            self._broker.counters.duplicates += 1
+            self._intake.counters.duplicates += 1
             super().answer(places)
         else:
-            append_frame(self._request, replace(self._params, unique_prefix=""))
+            append_frame(self._request, self._intake, self._settings, replace(self._params, unique_prefix=""))
 
 
-def answer_resend(request: RemotingRequest, params: ProduceRequest, before: StoredBefore) -> None:
+def answer_resend(
+    request: RemotingRequest, intake: Intake, settings: Settings, params: ProduceRequest, before: StoredBefore
+) -> None:
     """Answer a message whose key is that of a message stored at ``before``, after storing it if it is another one."""
-    _Resend(request, params, before).begin()
+    _Resend(request, intake, settings, params, before).begin()

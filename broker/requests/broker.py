@@ -15,6 +15,7 @@ from ...protocol.frames import FRAME_LENGTH_BYTES
 from ..background.cold_reads import ColdReads
 from ..background.disk_stall import DiskStall
 from ..background.selections import Selections
+from ..budgets.in_flight import InFlightBudget
 from ..budgets.receive_buffers import ReceiveBudget
 from ..budgets.send_budget import SendBudget
 from ..config import PRODUCER_RUNS_MAX
@@ -33,6 +34,7 @@ from ..delivery.writer import RecordWriter
 from ..security.access import AccessTable
 from .counters import Counters
 from .dispatch import DispatchScheduler
+from .intake import Intake
 
 if TYPE_CHECKING:
     from ..background.flush import FlushService
@@ -152,9 +154,9 @@ class Broker:
             call_later=loop.call_later,
             on_change=self._limit_in_flight,
         )
-        self.in_flight_bytes = self.in_flight_bytes_max = self.in_flight_bytes_end = 0
+        self.in_flight = InFlightBudget()
         self._limit_in_flight()
-        self.produce_bytes_max = limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
+        self.intake = self._intake()
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
         self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
@@ -169,9 +171,6 @@ class Broker:
         self.member: ReplicaMember | None = None
         """This broker's place in a replica set; None: it is on its own."""
         self.connections = 0
-        self.next_queue: dict[str, int] = {}
-        self.kept_headers = 0
-        """Number of headers that connections keep: see ``handlers.repeated_headers``."""
 
     def _create_delivery(self) -> None:
         """Create what happens to messages beyond storing and reading them; each part uses some of those before it."""
@@ -224,6 +223,24 @@ class Broker:
             now_ms=self.delays.now_ms,
         )
 
+    def _intake(self) -> Intake:
+        return Intake(
+            self.store,
+            self.topic_changes,
+            self.sequences,
+            self.in_flight,
+            self.dispatch,
+            self.counters,
+            self.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES,
+            self.sync,
+            self.writer,
+            self.flush,
+            self.stall,
+            self.delays,
+            self.transactions,
+            self.staged,
+        )
+
     def change_settings(self, settings: Settings) -> None:
         """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
         self.settings = settings
@@ -258,12 +275,7 @@ class Broker:
         return self.stall.refusal()
 
     def _limit_in_flight(self) -> None:
-        """Set ``in_flight_bytes_max``, above which PRODUCE is refused (-1, which refuses always, while the disk is
-        stalled), and ``in_flight_bytes_end``, above which connections that wait for a flush are no longer read: pending
-        refusals count too."""
-        in_flight_bytes_max = self.limits.in_flight_bytes_max
-        self.in_flight_bytes_max = -1 if self.stall.seconds() else in_flight_bytes_max
-        self.in_flight_bytes_end = in_flight_bytes_max + in_flight_bytes_max // 8
+        self.in_flight.limit(self.limits.in_flight_bytes_max, stalled=self.stall.seconds() > 0)
 
     def flushed(self) -> None:
         """Dispatch after a flush: records that are now on disk may become visible."""
@@ -275,7 +287,7 @@ class Broker:
     def _topic_deleted(self, topic: str) -> None:
         self.counters.forget_topic(topic)
         self.sequences.forget_topic(topic)
-        self.next_queue.pop(topic, None)
+        self.intake.next_queue.pop(topic, None)
         self.pops.topic_deleted(topic)
 
     def _access_changed(self) -> None:

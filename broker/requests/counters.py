@@ -62,8 +62,8 @@ class Counters:
 
     __slots__ = tuple(
         (
-            "connections_accepted connections_refused dead_messages duplicates errors expired_leases latencies "
-            "one_way_errors produce_latencies produced pulled retried_messages sent_back tls_failures"
+            "connections_accepted connections_refused dead_messages duplicates errors expired_leases kept_headers "
+            "latencies one_way_errors produce_latencies produced pulled retried_messages sent_back tls_failures"
         ).split()
     )
 
@@ -76,6 +76,8 @@ class Counters:
         self.pulled = Direction()
         self.duplicates = 0
         """PRODUCE frames that had been stored before."""
+        self.kept_headers = 0
+        """Number of headers that connections keep now: see ``handlers.repeated_headers``."""
         self.one_way_errors = 0
         self.retried_messages = 0
         """Messages that consumers sent back and that are delivered again."""

@@ -44,6 +44,8 @@ RESPONSE_HEAD_BYTES_MAX = 4096
 class KeptHeaders(Protocol):
     """The headers of a connection's PRODUCE and PULL frames that later frames may repeat."""
 
+    def __init__(self, broker: Broker) -> None: ...
+
     @property
     def headers(self) -> Sized:
         """Kept headers; if there is none, ``handle`` need not be called."""
@@ -51,7 +53,7 @@ class KeptHeaders(Protocol):
     def handle(self, connection: FrameSource, began: float) -> bool:
         """Append and acknowledge the frame at the start of the connection's parser; return False if it did nothing."""
 
-    def clear(self, broker: Broker) -> None:
+    def clear(self) -> None:
         """Forget all headers; the connection is closed."""
 
     def keep(self, request: Request, params: ProduceRequest, config: TopicConfig) -> None:

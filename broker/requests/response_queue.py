@@ -143,11 +143,11 @@ class ResponseQueue:
         self.unflushed.append((end_offset, answer, request_id, counted, began))
         self.unflushed_bytes += counted
         broker = self._broker
-        broker.in_flight_bytes += counted
+        broker.in_flight.bytes += counted
         # The second condition stops a client that keeps sending after SYSTEM_BUSY: refusals wait in their order too.
         if (
             self.unflushed_bytes > broker.limits.connection_in_flight_bytes_max
-            or broker.in_flight_bytes > broker.in_flight_bytes_end
+            or broker.in_flight.bytes > broker.in_flight.bytes_end
         ):
             self._on_full()
 
@@ -200,13 +200,13 @@ class ResponseQueue:
         if count:
             observe(now - turn_began, count)
         self.unflushed_bytes -= done_bytes
-        self._broker.in_flight_bytes -= done_bytes
+        self._broker.in_flight.bytes -= done_bytes
         if self.out and not self.running:
             self.write_out()
 
     def discard(self) -> None:
         """Drop all responses of a closed connection and what was counted for them."""
-        self._broker.in_flight_bytes -= self.unflushed_bytes
+        self._broker.in_flight.bytes -= self.unflushed_bytes
         self.unflushed_bytes = 0
         self.unflushed.clear()
         self.out.clear()

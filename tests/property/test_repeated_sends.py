@@ -80,7 +80,7 @@ class SendSide(Side):
         connection, broker = self.connection, self.broker
         await self._until(
             lambda: (
-                not (connection.stops or connection.arrived or broker.in_flight_bytes or broker.topic_changes.pending)
+                not (connection.stops or connection.arrived or broker.in_flight.bytes or broker.topic_changes.pending)
             )
         )
 

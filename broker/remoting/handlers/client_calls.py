@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,7 @@ def _ask(
         answers.append((frame.code, frame.remark, bytes(frame.body)))
         end(None)
 
-    timer = request.broker.loop.call_later(
+    timer = asyncio.get_running_loop().call_later(
         TIMEOUT_S, lambda: end(ClientSilent(f"consumer <{client_id}> did not answer within {TIMEOUT_S:.0f} s"))
     )
     client.send_request(code, fields, body, answered)

@@ -21,25 +21,29 @@ from ..resends import answer_resend
 from ..sends import decode_send, join_properties, sequence_of, settle_delay, settle_half, split_properties
 
 if TYPE_CHECKING:
+    from ...config import Settings
+    from ...requests.intake import Intake
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
     from ..sends import SendFields
 
 
-def send_message(request: RemotingRequest, gateway: RemotingGateway) -> None:
+def send_message(request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings) -> None:
     """Append one message, or the messages of a batch; answer when they are as safe as the flush policy demands."""
     received = request.received
     send = decode_send(received.code, received.version, request.ext)
     request.default_topic, request.default_queues = send.default_topic, send.default_queues
     if send.batch:
-        _send_batch(request, gateway, send)
+        append_frame(request, intake, settings, _batch_params(request, gateway, send))
     elif send.topic.startswith(RETRY_TOPIC_PREFIX):
-        _send_retry(request, gateway, send)
+        _send_retry(request, gateway, intake, settings, send)
     else:
-        _send_one(request, gateway, send)
+        _send_one(request, gateway, intake, settings, send)
 
 
-def _send_one(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> None:
+def _send_one(
+    request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings, send: SendFields
+) -> None:
     if f"{PROPERTY_TIMER_RECALLED}\x01" in send.properties:
         raise MessageIllegal(
             f"{PROPERTY_TIMER_RECALLED} is set by brokers only; to take a timed message back, call recallMessage with "
@@ -47,25 +51,24 @@ def _send_one(request: RemotingRequest, gateway: RemotingGateway, send: SendFiel
         )
     properties = split_properties(send.properties)
     is_half = settle_half(properties, send.group, send.reconsume_times)
-    params = _params(request, gateway, send, properties)
+    params = _params(request, gateway, intake.delays.now_ms(), send, properties)
     if is_half:
         _as_row(request, params, properties, send)
     sequence = sequence_of(request.unique_key) if request.frame.kind == REQUEST else None
     if sequence is not None:
         # A client keeps the key when it sends a message again, so the broker can store it once.
         params.unique_prefix, params.unique_first = sequence
-        before = request.broker.sequences.find(params.unique_prefix, params.topic, params.unique_first, 1)
+        before = intake.sequences.find(params.unique_prefix, params.topic, params.unique_first, 1)
         if before is not None:
-            answer_resend(request, params, before)
+            answer_resend(request, intake, settings, params, before)
             return
-    append_frame(request, params)
+    append_frame(request, intake, settings, params)
 
 
 def _params(
-    request: RemotingRequest, gateway: RemotingGateway, send: SendFields, properties: dict[str, str]
+    request: RemotingRequest, gateway: RemotingGateway, now_ms: int, send: SendFields, properties: dict[str, str]
 ) -> ProduceRequest:
     """Return the header of one message as FlintMQ's PRODUCE has it; what PRODUCE lacks is put into the request."""
-    now_ms = request.broker.delays.now_ms()
     deliver_ms = settle_delay(properties, now_ms)
     key = properties.get(PROPERTY_UNIQ_KEY)
     if key is None:
@@ -93,40 +96,42 @@ def _as_row(request: RemotingRequest, params: ProduceRequest, properties: dict[s
     request.translate(bytearray(msgpack.packb(row, unicode_errors="surrogatepass")))
 
 
-def _send_retry(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> None:
+def _send_retry(
+    request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings, send: SendFields
+) -> None:
     """Append a message that a consumer sends again by itself, or make it a dead letter after its last attempt.
 
     The broker does not look for earlier copies: each attempt of a message has the same key.
     """
-    broker, group = request.broker, check_name("topic", send.topic).removeprefix(RETRY_TOPIC_PREFIX)
-    if not broker.store.groups.has(group):
+    store, group = intake.store, check_name("topic", send.topic).removeprefix(RETRY_TOPIC_PREFIX)
+    if not store.groups.has(group):
         raise GroupNotExist(
             f"subscription group not exist, {group}: no client of it has connected, and no command created it"
         )
     missing = [
         config
         for config in topics_for(group)
-        if config.name in broker.topic_changes.pending or broker.store.topics.get(config.name) is None
+        if config.name in intake.topic_changes.pending or store.topics.get(config.name) is None
     ]
     if missing:
         request.suspend()
-        broker.writer.with_topics(missing, request.resume)
+        intake.writer.with_topics(missing, request.resume)
         return
     properties = split_properties(send.properties)
     settle_half(properties, send.group, send.reconsume_times)
     times_max = send.max_reconsume_times
     if times_max < 0:
-        times_max = broker.store.groups.retry_times_max(group)
+        times_max = store.groups.retry_times_max(group)
     dead = send.reconsume_times > times_max
     if dead:
         properties[PROPERTY_DELAY] = "0"
         send = send._replace(topic=dead_letter_topic(group), queue=0)
-    append_frame(request, _params(request, gateway, send, properties))
-    broker.counters.count_sent_back(group, 0 if dead else 1, 1 if dead else 0)
+    append_frame(request, intake, settings, _params(request, gateway, intake.delays.now_ms(), send, properties))
+    intake.counters.count_sent_back(group, 0 if dead else 1, 1 if dead else 0)
 
 
-def _send_batch(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> None:
-    """Append the messages of a batch, all or none."""
+def _batch_params(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> ProduceRequest:
+    """Return the header of a batch as FlintMQ's PRODUCE has it. Raises if its messages cannot be appended together."""
     if send.topic.startswith(RETRY_TOPIC_PREFIX):
         raise MessageIllegal(f"batch request does not support retry group {send.topic}; send the messages one by one")
     if send.sys_flag & SysFlag.COMPRESSED:
@@ -134,7 +139,7 @@ def _send_batch(request: RemotingRequest, gateway: RemotingGateway, send: SendFi
     frame = request.frame
     request.unique_key = split_properties(send.properties).get(PROPERTY_UNIQ_KEY, "")
     request.reconsume_times = send.reconsume_times
-    params = ProduceRequest(
+    return ProduceRequest(
         topic=send.topic,
         count=count_batch(frame.buffer, frame.body_at, frame.body_end),
         queue=send.queue,
@@ -143,4 +148,3 @@ def _send_batch(request: RemotingRequest, gateway: RemotingGateway, send: SendFi
         sys_flag=send.sys_flag,
         born_ms=send.born_ms,
     )
-    append_frame(request, params)

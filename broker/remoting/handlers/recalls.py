@@ -13,8 +13,7 @@ from ..recall import RecallRefused, split_recall_handle
 
 if TYPE_CHECKING:
     from ...config import Settings
-    from ...delivery.scheduled.worker import Delays
-    from ...store import MessageStore
+    from ...requests.intake import Intake
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
 
@@ -22,16 +21,14 @@ RECALL_BODY = b"0"
 """Body of a recall's record, as RocketMQ writes it: the properties say everything."""
 
 
-def recall_message(
-    request: RemotingRequest, gateway: RemotingGateway, store: MessageStore, delays: Delays, settings: Settings
-) -> None:
+def recall_message(request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings) -> None:
     """Append the recall of a timed message; answer when it is as safe as the flush policy demands.
 
     As with RocketMQ, a recall of a message that the broker does not have succeeds: only delivery looks for the message.
     """
     topic = request.ext.text("topic")
-    check_load(request)
-    if store.topics.get(topic) is None:
+    check_load(request, intake, settings)
+    if intake.store.topics.get(topic) is None:
         raise TopicNotExist(f"recall failed, the topic[{topic}] not exist; pass the topic that the message was sent to")
     handle = split_recall_handle(request.ext.text("recallHandle", ""))
     if handle.topic != topic:
@@ -44,7 +41,7 @@ def recall_message(
             f"recall failed, broker service not available: the message is at broker {handle.broker:.200}, and this is "
             f"{gateway.broker_name}; send the recall to {handle.broker:.200}"
         )
-    now_ms, max_days = delays.now_ms(), settings.delivery.delay_max_days
+    now_ms, max_days = intake.delays.now_ms(), settings.delivery.delay_max_days
     if handle.deliver_ms <= now_ms:
         raise RecallRefused(
             "recall failed, timestamp invalid: the time of the message has come, so it is delivered; consumers must "
@@ -58,4 +55,4 @@ def recall_message(
     request.recalled = handle.unique_key
     request.translate(bytearray(RECALL_BODY))
     params = ProduceRequest(topic=topic, count=1, queue=0, layout=LAYOUT_BODY, born_ms=now_ms)
-    append_waiting(request, params, 0, route_recall(topic, handle.unique_key, handle.deliver_ms))
+    append_waiting(request, intake, params, 0, route_recall(topic, handle.unique_key, handle.deliver_ms))

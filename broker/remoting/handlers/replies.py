@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from ....protocol.errors import BrokerFailure, MessageIllegal, MessageNotFound, TopicNotExist
@@ -16,6 +17,7 @@ from ..sends import PROPERTY_REGION, PROPERTY_TRACE, decode_send, join_propertie
 if TYPE_CHECKING:
     from ....protocol.frames import Frame
     from ...delivery.groups.producer_groups import ProducerGroups
+    from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
     from ..sends import SendFields
@@ -27,7 +29,9 @@ PROPERTY_PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 """Time at which the broker passed a reply on, ms since 1970."""
 
 
-def send_reply_message(request: RemotingRequest, gateway: RemotingGateway, producer_groups: ProducerGroups) -> None:
+def send_reply_message(
+    request: RemotingRequest, gateway: RemotingGateway, producer_groups: ProducerGroups, store: MessageStore
+) -> None:
     """Pass a reply on to the client that it names; respond when that client has it. The reply is not stored."""
     send = decode_send(request.received.code, request.received.version, request.ext)
     if check_name("topic", send.topic) != gateway.reply_topic:
@@ -49,18 +53,20 @@ def send_reply_message(request: RemotingRequest, gateway: RemotingGateway, produ
     if not asker.may_be_sent():
         raise BrokerFailure(f"push reply message to {client_id}fail. The client does not read what it is sent")
     request.deferred.check_may_wait()
-    fields = _fields(request, send, properties)
+    fields = _fields(request, store, send, properties)
     body = bytes(request.received.body)
     _Passing(request, client_id, max(send.queue, 0)).begin(asker, fields, body)
 
 
-def _fields(request: RemotingRequest, send: SendFields, properties: dict[str, str]) -> dict[str, str]:
+def _fields(
+    request: RemotingRequest, store: MessageStore, send: SendFields, properties: dict[str, str]
+) -> dict[str, str]:
     """Return the fields of PUSH_REPLY_MESSAGE_TO_CLIENT."""
-    now_ms = request.broker.delays.now_ms()
+    now_ms = store.clock.now_ms()
     properties[PROPERTY_PUSH_REPLY_TIME] = str(now_ms)
     return {
         "bornHost": format_address(*request.peer.address),
-        "storeHost": format_address(*decode_host(request.broker.store.commitlog.store_host)),
+        "storeHost": format_address(*decode_host(store.commitlog.store_host)),
         "storeTimestamp": str(now_ms),
         "producerGroup": send.group,
         "topic": send.topic,
@@ -84,7 +90,9 @@ class _Passing:
         self._client_id = client_id
         self._queue = queue
         self._done = request.later(self._passed)
-        self._timer = request.broker.loop.call_later(ANSWER_S, self._settle, f"it did not answer in {ANSWER_S:.0f} s")
+        self._timer = asyncio.get_running_loop().call_later(
+            ANSWER_S, self._settle, f"it did not answer in {ANSWER_S:.0f} s"
+        )
         self._settled = False
 
     def begin(self, asker: RemotingClient, fields: dict[str, str], body: bytes) -> None:
