@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ..delivery.pop.service import PopService
     from ..delivery.pop.waits import Wait, Waits
     from ..filters import Filter
-    from ..requests.broker import Broker
+    from ..requests.dispatch import DispatchScheduler
+    from ..requests.outlet import Outlet
     from ..requests.request import Request
     from ..store import MessageStore
 
@@ -96,16 +97,15 @@ class Popped:
     queues: list[PoppedQueue] = field(default_factory=list)
 
 
-def check_may_pop(request: Request, group: str, topic: str) -> None:
+def check_may_pop(request: Request, outlet: Outlet, group: str, topic: str) -> None:
     """Raise if the client may not pop messages of the topic for the group, at the moment."""
-    broker = request.broker
     if (access := request.peer.access) is not None:
         access.check(Need((CONSUME,), TOPIC, topic))
         access.check(Need((CONSUME,), GROUP, group))
-    check_readable(broker.store.topics, topic)
-    if not broker.store.groups.may_consume(group):
+    check_readable(outlet.store.topics, topic)
+    if not outlet.store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
-    broker.groups.clients.check_may_consume(group)
+    outlet.groups.clients.check_may_consume(group)
 
 
 def queues_to_visit(store: MessageStore, params: PopParams) -> list[tuple[str, int]]:
@@ -147,14 +147,21 @@ class Pop:
     """One pop from its request to its answer. ``done`` gets the result, with no messages if the time is over, and
     whether the consumer could not wait because too many requests do."""
 
-    def __init__(self, request: Request, params: PopParams, done: Callable[[Popped, bool], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        outlet: Outlet,
+        pops: PopService,
+        params: PopParams,
+        done: Callable[[Popped, bool], None],
+    ) -> None:
         self._request = request
-        self._broker: Broker = request.broker
-        self._pops: PopService = request.broker.pops
-        self._store: MessageStore = request.broker.store
+        self._outlet = outlet
+        self._pops = pops
+        self._store = outlet.store
         self._params = params
         self._done = done
-        self._deadline = request.broker.loop.time() + params.wait_ms / 1000
+        self._deadline = outlet.loop.time() + params.wait_ms / 1000
         self._share: Share | None = None
         self._popped = Popped()
         self._targets: list[tuple[str, int]] = []
@@ -166,7 +173,7 @@ class Pop:
     def start(self) -> None:
         """Begin. Raises a ``BrokerError`` if the request is refused."""
         params = self._params
-        check_may_pop(self._request, params.group, params.topic)
+        check_may_pop(self._request, self._outlet, params.group, params.topic)
         if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
             self._request.deferred.check_may_wait()
             self._request.step(self._select)
@@ -181,22 +188,22 @@ class Pop:
         records: Filter | None = compile_filter(params.filter) if params.filter else None
         request.release_frame()
         if tags is not None or records is not None:
-            self._share = request.deferred.share(self._broker.selections.share(tags, records))
+            self._share = request.deferred.share(self._outlet.selections.share(tags, records))
         if self._last_time:
             request.after_dispatch(self._begin)  # a pop that does not wait must see everything acknowledged
         else:
-            self._broker.dispatch.is_done()  # called because it dispatches what is due
+            self._outlet.dispatch.is_done()  # called because it dispatches what is due
             self._begin()
 
     def _begin(self) -> None:
         """Look at all queues."""
         params = self._params
         if not self._checked:
-            check_may_pop(self._request, params.group, params.topic)
+            check_may_pop(self._request, self._outlet, params.group, params.topic)
         self._popped = Popped()
         self._targets = queues_to_visit(self._store, params)
         self._targets.reverse()
-        if params.start in ("", "first") or self._broker.groups.begins_at_first(params.group, params.topic):
+        if params.start in ("", "first") or self._outlet.groups.begins_at_first(params.group, params.topic):
             self._next()
         else:
             self._request.read(self._begins, self._begun)
@@ -255,7 +262,7 @@ class Pop:
             return begin, self._pull(key, begin, selection, hot)
 
         filtered = selection.records is not None or self._fruitless >= FRUITLESS_STEPS_MAX
-        if not filtered and self._broker.send_memory.may_read(self._request.responses):
+        if not filtered and self._outlet.send_memory.may_read(self._request.responses):
             try:
                 result = read(True)
             except WouldBlock:
@@ -277,8 +284,8 @@ class Pop:
         return False
 
     def _selection(self, key: QueueKey, room: int) -> PullSelection:
-        limit = self._broker.limits.frame_bytes_max - HEAD_BYTES_MAX - self._popped.bytes
-        size = min(self._params.bytes_max - self._popped.bytes, self._broker.send_memory.answer_bytes(), limit)
+        limit = self._outlet.frame_bytes_max - HEAD_BYTES_MAX - self._popped.bytes
+        size = min(self._params.bytes_max - self._popped.bytes, self._outlet.send_memory.answer_bytes(), limit)
         # Messages that are delivered again were selected before.
         share = self._share if key.topic == self._params.topic else None
         tags = share.selection.tags if share is not None else None
@@ -352,7 +359,7 @@ class Pop:
         if popped.count:
             if popped.rest > 0:
                 self._pops.left_some(params.group, params.topic)
-            traffic = self._broker.counters.pulled.of(params.topic)
+            traffic = self._outlet.counters.pulled.of(params.topic)
             traffic.frames += 1
             traffic.messages += popped.count
             traffic.bytes += popped.bytes
@@ -365,7 +372,7 @@ class Pop:
 
     def _hold(self) -> None:
         params = self._params
-        if not hold(self._request, self._pops.waits, params, self._deadline, self._woken):
+        if not hold(self._request, self._outlet.dispatch, self._pops.waits, params, self._deadline, self._woken):
             self._popped.pop_ms = self._pops.now_ms()
             self._done(self._popped, True)
 
@@ -375,7 +382,14 @@ class Pop:
         run_woken(self._request, self._begin)
 
 
-def hold(request: Request, waits: Waits, params: PopParams, deadline: float, woken: Callable[[WaitEnd], None]) -> bool:
+def hold(
+    request: Request,
+    dispatch: DispatchScheduler,
+    waits: Waits,
+    params: PopParams,
+    deadline: float,
+    woken: Callable[[WaitEnd], None],
+) -> bool:
     """Let a request wait until ``deadline`` (seconds of the loop's clock); return False if too many requests wait."""
     try:
         request.deferred.check_may_wait()
@@ -389,7 +403,7 @@ def hold(request: Request, waits: Waits, params: PopParams, deadline: float, wok
 
     held.append(waits.hold(params.group, params.topic, params.queue, deadline, ended))
     request.deferred.held_pulls.add(held[0])
-    request.broker.dispatch.hurry()
+    dispatch.hurry()
     return True
 
 

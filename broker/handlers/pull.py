@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from ..background.held_pulls import HeldPull
     from ..background.selections import Share
     from ..filters import Filter
-    from ..requests.broker import Broker
+    from ..replication.member.replica_member import ReplicaMember
+    from ..requests.outlet import Outlet
     from ..requests.request import Request
 
 HEAD_BYTES_MAX = 1024
@@ -53,109 +54,111 @@ _NO_BODY = bytearray()
 log = logging.getLogger(__name__)
 
 
-def pull(request: Request) -> None:
+def pull(request: Request, outlet: Outlet, member: ReplicaMember | None) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
     params = decode_fields(PullRequest, request.frame.fields)
-    _check(request, params)
-    if not (params.tags or params.filter):
+    _check(request, outlet, params)
+    if member is None and not (params.tags or params.filter):  # a member of a replica set may become a follower
         request.source.repeated.keep_pull(request, params)
-    _begin(request, params)
+    _begin(request, outlet, params)
 
 
-def pull_records(request: Request, params: PullRequest) -> None:
+def pull_records(request: Request, outlet: Outlet, params: PullRequest) -> None:
     """Answer a decoded pull from memory, pass it to a reader thread, or hold it."""
-    _check(request, params)
-    _begin(request, params)
+    _check(request, outlet, params)
+    _begin(request, outlet, params)
 
 
-def pull_again(request: Request, params: PullRequest) -> None:
+def pull_again(request: Request, outlet: Outlet, params: PullRequest) -> None:
     """Answer a pull without tags or a filter that differs from an accepted one only in its offset."""
-    request.attempt(lambda: _pull_again(request, params))
+    request.attempt(lambda: _pull_again(request, outlet, params))
 
 
-def _pull_again(request: Request, params: PullRequest) -> None:
+def _pull_again(request: Request, outlet: Outlet, params: PullRequest) -> None:
     request.check_pull(params)  # the member may have lost the queue
-    _select(request, params)
+    _select(request, outlet, params)
 
 
-def _check(request: Request, params: PullRequest) -> None:
-    check_has_messages(request.broker.store.topics, params.topic)
+def _check(request: Request, outlet: Outlet, params: PullRequest) -> None:
+    check_has_messages(outlet.store.topics, params.topic)
     request.check_pull(params)
     if params.group and not params.member:
         check_client_group(params.group)
 
 
-def _begin(request: Request, params: PullRequest) -> None:
+def _begin(request: Request, outlet: Outlet, params: PullRequest) -> None:
     if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
         # Parsing takes up to 2 ms. Each connection may send such a pull in the same turn of the loop, and together
         # they would block all others.
         request.deferred.check_may_wait()
-        request.step(lambda: _select(request, params))
+        request.step(lambda: _select(request, outlet, params))
     else:
-        _select(request, params)
+        _select(request, outlet, params)
 
 
-def _select(request: Request, params: PullRequest) -> None:
+def _select(request: Request, outlet: Outlet, params: PullRequest) -> None:
     """Parse the tags and the filter of a pull, and start it."""
     tags = parse_tags(params.tags) if params.tags else None
     records = compile_filter(params.filter) if params.filter else None
-    room = request.broker.limits.frame_bytes_max - HEAD_BYTES_MAX
+    room = outlet.frame_bytes_max - HEAD_BYTES_MAX
     # Each record is preceded by its size, so the shortest records are the worst case.
     params.max_bytes = min(params.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     params.max_count = min(params.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
-    request.broker.dispatch.is_done()  # called because it dispatches what is due
-    ahead = params.offset - request.broker.store.queue_reads.max_offset(params.topic, params.queue)
+    outlet.dispatch.is_done()  # called because it dispatches what is due
+    ahead = params.offset - outlet.store.queue_reads.max_offset(params.topic, params.queue)
     # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
     # end; a pull that selects may reach the end although it starts long before it.
     selects = tags is not None or records is not None
     if ahead == 0 and params.wait_ms and records is None:
-        _Pull(request, params, tags).hold()  # the usual case of a consumer that has read everything
+        _Pull(request, outlet, params, tags).hold()  # the usual case of a consumer that has read everything
     elif ahead > 0 or (not params.wait_ms and (ahead == 0 or selects)):
-        request.after_dispatch(lambda: _pull(request, params, tags, records))
+        request.after_dispatch(lambda: _pull(request, outlet, params, tags, records))
     else:
-        _pull(request, params, tags, records)
+        _pull(request, outlet, params, tags, records)
 
 
-def _pull(request: Request, params: PullRequest, tags: frozenset[int] | None, records: Filter | None) -> None:
+def _pull(
+    request: Request, outlet: Outlet, params: PullRequest, tags: frozenset[int] | None, records: Filter | None
+) -> None:
     if records is not None:
-        filtered = _FilteredPull(request, params, tags, records)
+        filtered = _FilteredPull(request, outlet, params, tags, records)
         request.deferred.check_may_wait()
         filtered.next_step()
         return
-    if not request.broker.send_memory.may_read(request.responses) or _is_large(request.broker, params, params.offset):
-        _Pull(request, params, tags).read()
+    if not outlet.send_memory.may_read(request.responses) or _is_large(outlet, params, params.offset):
+        _Pull(request, outlet, params, tags).read()
         return
     try:
         selection = PullSelection(params.max_count, params.max_bytes, tags)
-        pulled = _read(request.broker, params, params.offset, selection, hot=True)
+        pulled = _read(outlet, params, params.offset, selection, hot=True)
     except WouldBlock:
-        _Pull(request, params, tags).read()
+        _Pull(request, outlet, params, tags).read()
         return
     if pulled.code == PULL_NOT_FOUND and params.wait_ms:
-        _Pull(request, params, tags).pulled(pulled)
+        _Pull(request, outlet, params, tags).pulled(pulled)
     else:
-        send_pulled(request, params, pulled)
+        send_pulled(request, outlet, params, pulled)
 
 
-def _read(broker: Broker, params: PullRequest, offset: int, selection: PullSelection, *, hot: bool) -> PullResult:
+def _read(outlet: Outlet, params: PullRequest, offset: int, selection: PullSelection, *, hot: bool) -> PullResult:
     """Read records as ``Pulls.pull`` does, as many as memory allows; move a group that asks for expired messages."""
-    bytes_max = broker.send_memory.answer_bytes()
-    if selection.max_bytes > SHARED_BYTES_MAX and broker.dispatch.sharing.is_shared(time.monotonic()):
+    bytes_max = outlet.send_memory.answer_bytes()
+    if selection.max_bytes > SHARED_BYTES_MAX and outlet.dispatch.sharing.is_shared(time.monotonic()):
         bytes_max = min(bytes_max, SHARED_BYTES_MAX)
     if bytes_max < selection.max_bytes:
         selection = selection._replace(max_bytes=bytes_max)
     try:
-        return broker.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot)
+        return outlet.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot)
     except OffsetOutOfRange as error:
-        if offset > error.max_offset and broker.member is not None and broker.member.refusal() is not None:
+        if offset > error.max_offset and outlet.follows():
             # Another member showed more of the queue, which this follower will have soon.
             return PullResult(PULL_NOT_FOUND, 0, offset, error.min_offset, error.max_offset, _NO_BODY)
         if params.group and offset < error.min_offset:
             moved = (params.group, params.member, params.topic, params.queue, offset, error.min_offset)
             if hot:
-                broker.offset_moved(*moved)
+                outlet.offset_mover.move(*moved)
             else:  # in a reader thread; groups belong to the loop
-                broker.loop.call_soon_threadsafe(broker.offset_moved, *moved)
+                outlet.loop.call_soon_threadsafe(outlet.offset_mover.move, *moved)
         raise
     except DamagedRecord as error:
         log.error("%s", error)
@@ -165,11 +168,11 @@ def _read(broker: Broker, params: PullRequest, offset: int, selection: PullSelec
         raise BrokerFailure(str(error)) from error
 
 
-def _is_large(broker: Broker, params: PullRequest, offset: int) -> bool:
+def _is_large(outlet: Outlet, params: PullRequest, offset: int) -> bool:
     """Return whether the response may be too large to be read on the loop."""
     if params.max_bytes <= HOT_BYTES_MAX or params.max_count <= HOT_COUNT_MAX:
         return False
-    return broker.store.queue_reads.max_offset(params.topic, params.queue) - offset > HOT_COUNT_MAX
+    return outlet.store.queue_reads.max_offset(params.topic, params.queue) - offset > HOT_COUNT_MAX
 
 
 @remembered(1024)
@@ -183,49 +186,55 @@ def parse_tags(expression: str) -> frozenset[int] | None:
     return frozenset(tags_code(tag) for tag in tags)
 
 
-def send_pulled(request: Request, params: PullRequest, pulled: PullResult) -> None:
+def send_pulled(request: Request, outlet: Outlet, params: PullRequest, pulled: PullResult) -> None:
     """Send the response to a pull."""
-    if len(pulled.body) + HEAD_BYTES_MAX > request.broker.limits.frame_bytes_max:
+    if len(pulled.body) + HEAD_BYTES_MAX > outlet.frame_bytes_max:
         raise BrokerFailure(
             f"the record is too large for a response: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
-            f"which is {request.broker.limits.frame_bytes_max}"
+            f"which is {outlet.frame_bytes_max}"
         )
     request.note_pulled(params, pulled)
-    traffic = request.broker.counters.pulled.of(params.topic)
+    traffic = outlet.counters.pulled.of(params.topic)
     traffic.frames += 1
     traffic.messages += pulled.count
     traffic.bytes += len(pulled.body)
-    lost = _lost(request.broker, params, pulled.next_offset) if request.broker.store.quarantine else None
+    lost = _lost(outlet, params, pulled.next_offset) if outlet.store.quarantine else None
     request.respond_pulled(pulled, lost)
 
 
-def _lost(broker: Broker, params: PullRequest, next_offset: int) -> tuple[int, int] | None:
+def _lost(outlet: Outlet, params: PullRequest, next_offset: int) -> tuple[int, int] | None:
     """Return the number of lost messages in the range of a pull and the offset of the first, or None."""
-    lost = broker.store.quarantine.lost_between(params.topic, params.queue, params.offset, next_offset)
+    lost = outlet.store.quarantine.lost_between(params.topic, params.queue, params.offset, next_offset)
     return (sum(end - first for first, end in lost), lost[0][0]) if lost else None
 
 
 class _Pull:
     """A pull that could not be answered at once. Its offset advances while no message matches its tags."""
 
-    __slots__ = ("busy_s", "deadline", "held", "offset", "params", "request", "share", "tags")
+    __slots__ = ("busy_s", "deadline", "held", "offset", "outlet", "params", "request", "share", "tags")
 
     def __init__(
-        self, request: Request, params: PullRequest, tags: frozenset[int] | None, records: Filter | None = None
+        self,
+        request: Request,
+        outlet: Outlet,
+        params: PullRequest,
+        tags: frozenset[int] | None,
+        records: Filter | None = None,
     ) -> None:
         # A waiting frame must not keep the receive buffer alive, nor memory for unknown fields that the client sent.
         request.frame.buffer, request.frame.fields = _NO_BODY, {}
         self.share: Share | None = None
         """Its share of its tags and filter; None if it has neither."""
         if tags is not None or records is not None:
-            selection = request.broker.selections.share(tags, records)
+            selection = outlet.selections.share(tags, records)
             self.share, tags = request.deferred.share(selection), selection.tags
             params.tags = params.filter = ""
         self.request = request
+        self.outlet = outlet
         self.params = params
         self.tags = tags
         self.offset = params.offset
-        self.deadline = request.broker.loop.time() + params.wait_ms / 1000
+        self.deadline = outlet.loop.time() + params.wait_ms / 1000
         self.held: HeldPull | None = None
         self.busy_s = 0.0
         """Time that the broker had spent on the pull when it was held."""
@@ -237,10 +246,10 @@ class _Pull:
         params = self.params
         if hot:
             self._check_again()
-            if _is_large(self.request.broker, params, self.offset):
+            if _is_large(self.outlet, params, self.offset):
                 raise WouldBlock
         selection = PullSelection(params.max_count, params.max_bytes, self.tags)
-        return _read(self.request.broker, params, self.offset, selection, hot=hot)
+        return _read(self.outlet, params, self.offset, selection, hot=hot)
 
     def _check_again(self) -> None:
         """Check the preconditions again, which may have changed while the pull waited."""
@@ -248,20 +257,20 @@ class _Pull:
             self.request.peer.access.check(Need((CONSUME,), TOPIC, self.params.topic))
             if self.params.group:
                 self.request.peer.access.check(Need((CONSUME,), GROUP, self.params.group))
-        check_readable(self.request.broker.store.topics, self.params.topic)
+        check_readable(self.outlet.store.topics, self.params.topic)
         self.request.check_pull(self.params)
 
     def pulled(self, pulled: PullResult) -> None:
         """Respond, or hold the pull if nothing was found and there is time left."""
-        broker, params = self.request.broker, self.params
-        if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
-            send_pulled(self.request, params, pulled)
+        outlet, params = self.outlet, self.params
+        if pulled.code != PULL_NOT_FOUND or outlet.loop.time() >= self.deadline:
+            send_pulled(self.request, outlet, params, pulled)
             return
         self.offset = max(self.offset, pulled.next_offset)
         if params.group and self.offset > params.offset:
             # Skipped messages are progress, which the member can commit only after a response tells it.
-            self.deadline = min(self.deadline, broker.loop.time() + PASSED_OVER_S)
-        if broker.store.queue_reads.max_offset(params.topic, params.queue) > self.offset:
+            self.deadline = min(self.deadline, outlet.loop.time() + PASSED_OVER_S)
+        if outlet.store.queue_reads.max_offset(params.topic, params.queue) > self.offset:
             # Messages arrived while a reader thread searched.
             self.look_again()
             return
@@ -269,10 +278,10 @@ class _Pull:
 
     def hold(self) -> None:
         """Wait for a message at the offset, which is the queue's end."""
-        broker, params = self.request.broker, self.params
+        outlet, params = self.outlet, self.params
         self.request.deferred.check_may_wait()
         self.busy_s = time.monotonic() - self.request.frame.began
-        self.held = broker.holds.hold(
+        self.held = outlet.holds.hold(
             params.topic,
             params.queue,
             self.offset,
@@ -285,11 +294,11 @@ class _Pull:
         if self.share is None:
             self.held.take = self._take
         self.request.deferred.held_pulls.add(self.held)
-        broker.dispatch.hurry()
+        outlet.dispatch.hurry()
 
     def look_again(self) -> None:
         """Read again in the loop's next turn."""
-        self.request.broker.loop.call_soon(self.read)
+        self.outlet.loop.call_soon(self.read)
 
     def _woken(self, wake: Wake) -> None:
         assert self.held is not None
@@ -322,7 +331,7 @@ class _Pull:
         params = self.params
         newest = None
         if self.tags is None:
-            newest = self.request.broker.store.pulls.newest(params.topic, params.queue, self.offset)
+            newest = self.outlet.store.pulls.newest(params.topic, params.queue, self.offset)
         self._answer(newest)
 
     def _answer(self, pulled: PullResult | None) -> None:
@@ -331,12 +340,12 @@ class _Pull:
         if (
             pulled is None
             or len(pulled.body) > params.max_bytes
-            or not request.broker.send_memory.may_read(request.responses)
+            or not self.outlet.send_memory.may_read(request.responses)
         ):
             self.read()
             return
         self._check_again()
-        send_pulled(request, params, pulled)
+        send_pulled(request, self.outlet, params, pulled)
 
 
 class _FilteredPull(_Pull):
@@ -344,8 +353,10 @@ class _FilteredPull(_Pull):
 
     __slots__ = ("bytes_left", "count_left", "found", "found_bytes", "records", "steps")
 
-    def __init__(self, request: Request, params: PullRequest, tags: frozenset[int] | None, records: Filter) -> None:
-        super().__init__(request, params, tags, records)
+    def __init__(
+        self, request: Request, outlet: Outlet, params: PullRequest, tags: frozenset[int] | None, records: Filter
+    ) -> None:
+        super().__init__(request, outlet, params, tags, records)
         assert self.share is not None
         self.records = self.share.selection.records
         self.found: list[PullResult] = []
@@ -368,7 +379,7 @@ class _FilteredPull(_Pull):
         if hot:
             self._check_again()
         selection = PullSelection(self.count_left, self.bytes_left, self.tags, self.records, not self.found)
-        return _read(self.request.broker, self.params, self.offset, selection, hot=hot)
+        return _read(self.outlet, self.params, self.offset, selection, hot=hot)
 
     def pulled(self, pulled: PullResult) -> None:
         """Continue the search, return the matches, or hold the pull if there are none and time is left."""
@@ -399,11 +410,11 @@ class _FilteredPull(_Pull):
 
         The send budget does not count them before that, so all pulls in progress share the size of one response.
         """
-        broker = self.request.broker
-        return broker.send_memory.answer_bytes() // (1 + len(broker.turns) + len(broker.cold_reads))
+        outlet = self.outlet
+        return outlet.send_memory.answer_bytes() // (1 + len(outlet.holds.turns) + len(outlet.cold_reads))
 
     def _send_found(self) -> None:
-        send_pulled(self.request, self.params, _together(self.found, self.offset))
+        send_pulled(self.request, self.outlet, self.params, _together(self.found, self.offset))
 
     def _resume(self) -> None:
         self.request.frame.began = time.monotonic() - self.busy_s

@@ -92,10 +92,11 @@ class _ProduceHeader:
 class RepeatedHeaders:
     """The kept headers of one connection, by the constant part of their bytes."""
 
-    __slots__ = ("_intake", "_tries_left", "headers")
+    __slots__ = ("_intake", "_outlet", "_tries_left", "headers")
 
     def __init__(self, broker: Broker) -> None:
         self._intake = broker.intake
+        self._outlet = broker.outlet
         self._tries_left = TRIES_MAX
         self.headers: dict[bytes, _ProduceHeader | _PullHeader] = {}
         """Kept headers by their constant part; if it is empty, ``handle`` need not be called."""
@@ -115,12 +116,12 @@ class RepeatedHeaders:
             self._keep(head.fixed, _ProduceHeader(self._intake, params, config))
 
     def keep_pull(self, request: Request, params: PullRequest) -> None:
-        """Keep the header of a pull without tags or a filter that was accepted.
+        """Keep the header of a pull without tags or a filter that was accepted, on a broker in no replica set.
 
         Does nothing if the header is not packed as ``PullHead`` packs it, if too many are kept, or if the answer may
-        depend on more than is compared: the user's permissions, the broker's role in a replica set.
+        depend on more than is compared: the user's permissions.
         """
-        if request.peer.access is not None or request.broker.member is not None or not self._may_keep():
+        if request.peer.access is not None or not self._may_keep():
             return
         frame = request.frame
         fields = encode_fields(params)
@@ -182,7 +183,7 @@ class RepeatedHeaders:
         parser.start = frame_end
         frame = Frame(REQUEST, PULL.code, request_id, {}, _NO_BODY, 0, 0)
         frame.began = began
-        pull_again(Request(connection, frame), header.params_at(offset))
+        pull_again(Request(connection, frame), self._outlet, header.params_at(offset))
         return True
 
     def _produce(self, connection: FrameSource, began: float, request_id: int, body_at: int, body_end: int) -> bool:

@@ -25,21 +25,21 @@ from .pop import POP_BYTES_MAX, Pop, PopParams
 from .readable import check_has_messages
 
 if TYPE_CHECKING:
-    from ..delivery.groups.coordinator import GroupCoordinator
     from ..delivery.pop.service import PopService, Receipt
+    from ..requests.outlet import Outlet
     from ..requests.request import Request
-    from ..store import MessageStore
     from .pop import Popped
 
 NOT_COUNTED = ReturnRule(counts=False)
 
 
-def pop_message(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
+def pop_message(request: Request, outlet: Outlet, pops: PopService) -> None:
     """Answer a pop with messages, at once or when some arrive."""
     params = decode_fields(PopMessageRequest, request.frame.fields)
     check_client_group(params.group)
     if params.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
+    store, groups = outlet.store, outlet.groups
     check_has_messages(store.topics, params.topic)
     if params.topic.startswith(RETRY_TOPIC_PREFIX):
         raise InvalidParameter(
@@ -65,7 +65,7 @@ def pop_message(request: Request, store: MessageStore, groups: GroupCoordinator)
         start=params.start,
         start_ms=params.start_ms,
     )
-    Pop(request, wanted, lambda popped, full: _respond(request, wanted, popped)).start()
+    Pop(request, outlet, pops, wanted, lambda popped, full: _respond(request, wanted, popped)).start()
 
 
 def _respond(request: Request, params: PopParams, popped: Popped) -> None:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...protocol.errors import BrokerError
 from ...protocol.frames import FRAME_LENGTH_BYTES
 from ..background.cold_reads import ColdReads
 from ..background.disk_stall import DiskStall
@@ -21,8 +20,7 @@ from ..budgets.send_budget import SendBudget
 from ..config import PRODUCER_RUNS_MAX
 from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.coordinator import GroupCoordinator
-from ..delivery.groups.offset_moved import TOPIC as OFFSET_MOVED
-from ..delivery.groups.offset_moved import offset_moved_record
+from ..delivery.groups.offset_moved import OffsetMover
 from ..delivery.groups.producer_groups import ProducerGroups
 from ..delivery.pop.service import PopService
 from ..delivery.scheduled.worker import Delays
@@ -35,6 +33,7 @@ from ..security.access import AccessTable
 from .counters import Counters
 from .dispatch import DispatchScheduler
 from .intake import Intake
+from .outlet import Outlet
 
 if TYPE_CHECKING:
     from ..background.flush import FlushService
@@ -157,6 +156,7 @@ class Broker:
         self.in_flight = InFlightBudget()
         self._limit_in_flight()
         self.intake = self._intake()
+        self.outlet = self._outlet()
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
         self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
@@ -241,6 +241,22 @@ class Broker:
             self.staged,
         )
 
+    def _outlet(self) -> Outlet:
+        return Outlet(
+            self.store,
+            self.dispatch,
+            self.holds,
+            self.selections,
+            self.groups,
+            OffsetMover(self.store, self.groups, self.writer, self.settings.server.name),
+            self.send_memory,
+            self.cold_reads,
+            self.counters,
+            self.loop,
+            self.limits.frame_bytes_max,
+            lambda: self.member is not None and self.member.refusal() is not None,
+        )
+
     def change_settings(self, settings: Settings) -> None:
         """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
         self.settings = settings
@@ -293,37 +309,3 @@ class Broker:
     def _access_changed(self) -> None:
         self.holds.wake_all()
         self.pops.check_again()
-
-    def offset_moved(self, group: str, member: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
-        """Move a group that asked for expired messages to the first that exist, and store an event about it."""
-        name = self.groups.progress_name(group, member)
-        committed = self.store.consumer_offsets.committed_of(name, topic, queue_id)
-        if committed is not None and committed >= moved_to:
-            return  # already moved; members may ask several times with the old offset
-        if committed is None and not self.store.groups.has(group):
-            return  # a reader that uses the name without being a group: it has no members and no progress
-        log.warning(
-            "group %s: messages %d to %d of topic %s, queue %d were removed before it had consumed them",
-            group,
-            asked,
-            moved_to - 1,
-            topic,
-            queue_id,
-        )
-        self.groups.offsets_moved += 1
-        has_room = committed is not None or len(self.store.consumer_offsets) < self.groups.offsets_max
-        if has_room and (name == group or committed is not None):  # most broadcasting members commit nothing
-            self.store.consumer_offsets.commit(name, topic, queue_id, moved_to)
-        record = offset_moved_record(
-            self.settings.server.name, group, topic, queue_id, asked, moved_to, self.store.commitlog.store_host
-        )
-
-        def made(error: BrokerError | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                self.writer.append_records([record])
-            except BrokerError as failure:
-                log.error("cannot store the event that group %s was moved: %s", group, failure)
-
-        self.writer.with_topics([OFFSET_MOVED], made)

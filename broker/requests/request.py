@@ -60,7 +60,10 @@ class KeptHeaders(Protocol):
         """Keep the header of a frame whose messages have just been appended to their own topic."""
 
     def keep_pull(self, request: Request, params: PullRequest) -> None:
-        """Keep the header of a pull without tags or a filter that was accepted; ``params`` may have changed since."""
+        """Keep the header of a pull without tags or a filter that a broker in no replica set has accepted.
+
+        ``params`` may have changed since.
+        """
 
 
 class FrameSource(Protocol):

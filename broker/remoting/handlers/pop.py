@@ -40,6 +40,7 @@ from ..subscription import TAG, tags_and_filter
 if TYPE_CHECKING:
     from ...delivery.pop.service import PopService
     from ...handlers.pop import Popped
+    from ...requests.outlet import Outlet
     from ...store import MessageStore
     from ..json_fields import JsonFields
     from ..request import RemotingRequest
@@ -53,14 +54,14 @@ BATCH_MESSAGES_MAX = 10_000
 _QUEUE_MAX = 2**31 - 1
 
 
-def pop_message(request: RemotingRequest) -> None:
+def pop_message(request: RemotingRequest, outlet: Outlet, pops: PopService) -> None:
     """Answer a pop with messages, at once or when some arrive."""
-    params = _params(request)
-    request.broker.groups.ensure_group(params.group)
-    Pop(request, params, lambda popped, full: _respond(request, params, popped, full=full)).start()
+    params = _params(request, outlet, pops)
+    outlet.groups.ensure_group(params.group)
+    Pop(request, outlet, pops, params, lambda popped, full: _respond(request, params, popped, full=full)).start()
 
 
-def _params(request: RemotingRequest) -> PopParams:
+def _params(request: RemotingRequest, outlet: Outlet, pops: PopService) -> PopParams:
     """Decode the fields of a pop. Raises ``InvalidParameter``."""
     ext = request.ext
     count = ext.integer("maxMsgNums", low=1, high=_QUEUE_MAX)
@@ -74,10 +75,10 @@ def _params(request: RemotingRequest) -> PopParams:
     return PopParams(
         group=check_client_group(ext.text("consumerGroup")),
         topic=topic,
-        queue=_queue(request),
+        queue=_queue(request, outlet.store),
         count=count,
         invisible_ms=ext.integer("invisibleTime", high=INVISIBLE_MS_MAX),
-        wait_ms=_wait_ms(request),
+        wait_ms=_wait_ms(request, pops.now_ms()),
         tags=tags,
         filter=condition,
         from_first=ext.integer("initMode", INIT_FROM_FIRST) == INIT_FROM_FIRST,
@@ -86,10 +87,10 @@ def _params(request: RemotingRequest) -> PopParams:
     )
 
 
-def _queue(request: RemotingRequest) -> int:
+def _queue(request: RemotingRequest, store: MessageStore) -> int:
     """Return the queue of a request, ``ALL_QUEUES`` if it names none. Raises if the topic lacks it."""
     topic, queue = request.ext.text("topic"), request.ext.integer("queueId", low=-(2**31), high=_QUEUE_MAX)
-    config = request.broker.store.topics.get(topic)
+    config = store.topics.get(topic)
     if config is None:
         raise TopicNotExist(f"topic[{topic}] not exist, apply first please!")
     if queue >= config.read_queues:
@@ -99,13 +100,12 @@ def _queue(request: RemotingRequest) -> int:
     return max(queue, ALL_QUEUES)
 
 
-def _wait_ms(request: RemotingRequest) -> int:
+def _wait_ms(request: RemotingRequest, now_ms: int) -> int:
     """Return how long a request may wait: until ``pollTime`` after ``bornTime``, by the broker's clock.
 
     Clients that do not want to wait send -1.
     """
     poll_ms = min(max(request.ext.integer("pollTime", 0, low=-1), 0), POLL_MS_MAX)
-    now_ms = request.broker.pops.now_ms()
     born_ms = request.ext.integer("bornTime", 0) or now_ms
     return min(max(born_ms + poll_ms - now_ms, 0), poll_ms)
 
@@ -248,44 +248,47 @@ def change_message_invisibletime(request: RemotingRequest, pops: PopService, sto
 # ---- waiting without taking ----
 
 
-def notification(request: RemotingRequest) -> None:
+def notification(request: RemotingRequest, outlet: Outlet, pops: PopService) -> None:
     """Say whether there are messages for the group; wait for some."""
     ext = request.ext
     params = PopParams(
         group=check_client_group(ext.text("consumerGroup")),
         topic=ext.text("topic"),
-        queue=_queue(request),
+        queue=_queue(request, outlet.store),
         count=1,
         invisible_ms=0,
-        wait_ms=_wait_ms(request),
+        wait_ms=_wait_ms(request, pops.now_ms()),
         ordered=ext.flag("order"),
         attempt=ext.text("attemptId", "")[:255],
     )
-    check_may_pop(request, params.group, params.topic)
+    check_may_pop(request, outlet, params.group, params.topic)
     request.release_frame()
-    deadline = request.broker.loop.time() + params.wait_ms / 1000
-    request.broker.dispatch.is_done()  # called because it dispatches what is due
-    _notify(request, params, deadline, last=params.wait_ms <= 0)
+    deadline = outlet.loop.time() + params.wait_ms / 1000
+    outlet.dispatch.is_done()  # called because it dispatches what is due
+    _notify(request, outlet, pops, params, deadline, last=params.wait_ms <= 0)
 
 
-def _notify(request: RemotingRequest, params: PopParams, deadline: float, *, last: bool) -> None:
-    check_may_pop(request, params.group, params.topic)
-    has_messages, full = _has_messages(request, params), False
+def _notify(
+    request: RemotingRequest, outlet: Outlet, pops: PopService, params: PopParams, deadline: float, *, last: bool
+) -> None:
+    check_may_pop(request, outlet, params.group, params.topic)
+    has_messages, full = _has_messages(outlet.store, pops, params), False
     if not has_messages and not last:
 
         def woken(reason: WaitEnd) -> None:
-            run_woken(request, lambda: _notify(request, params, deadline, last=reason is not WaitEnd.WOKEN))
+            last = reason is not WaitEnd.WOKEN
+            run_woken(request, lambda: _notify(request, outlet, pops, params, deadline, last=last))
 
-        if hold(request, request.broker.pops.watches, params, deadline, woken):
+        if hold(request, outlet.dispatch, pops.watches, params, deadline, woken):
             return
         full = True
     request.reply({"hasMsg": str(has_messages).lower(), "pollingFull": str(full).lower()})
 
 
-def _has_messages(request: RemotingRequest, params: PopParams) -> bool:
+def _has_messages(store: MessageStore, pops: PopService, params: PopParams) -> bool:
     """Return whether a pop would find messages, unless its filter wants none of them."""
-    store, table = request.broker.store, request.broker.pops.table
-    take = Take(request.broker.pops.now_ms(), 0, ordered=params.ordered, attempt=params.attempt)
+    table = pops.table
+    take = Take(pops.now_ms(), 0, ordered=params.ordered, attempt=params.attempt)
     for topic, queue in queues_to_visit(store, params):
         key = QueueKey(params.group, topic, queue)
         if table.blocked_until(key, take) is not None:

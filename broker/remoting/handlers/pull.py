@@ -18,6 +18,7 @@ from ..subscription import TAG, tags_and_filter
 
 if TYPE_CHECKING:
     from ...delivery.groups.coordinator import GroupCoordinator
+    from ...requests.outlet import Outlet
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
@@ -45,10 +46,9 @@ class SubscriptionOutdated(BrokerError):
     code, name, retriable = codes.SUBSCRIPTION_NOT_LATEST, "SUBSCRIPTION_NOT_LATEST", True
 
 
-def pull_message(
-    request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
-) -> None:
+def pull_message(request: RemotingRequest, gateway: RemotingGateway, outlet: Outlet) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
+    groups, store = outlet.groups, outlet.store
     ext = request.ext
     topic, group, flags = ext.text("topic"), ext.text("consumerGroup"), ext.integer("sysFlag", 0, high=_I32_MAX)
     queue, offset = ext.integer("queueId", high=_I32_MAX), ext.integer("queueOffset", low=_I64_MIN)
@@ -90,7 +90,7 @@ def pull_message(
             )
         )
         return
-    pull_records(request, params)
+    pull_records(request, outlet, params)
 
 
 def _before_the_first(request: RemotingRequest, low: int, high: int) -> None:
