@@ -7,11 +7,12 @@ import asyncio
 import inspect
 import subprocess
 import sys
+import time
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -21,15 +22,20 @@ from flintmq.broker.background.held_pulls import PullRequestHoldService, Wake
 from flintmq.broker.background.loop_scheduler import StepScheduler
 from flintmq.broker.config import Settings
 from flintmq.broker.delivery.topic_changes import TopicChanges
-from flintmq.broker.handlers import group_admin, settings, topics
+from flintmq.broker.handlers import group_admin, produce, pull, query, settings, topics
 from flintmq.broker.handlers.registry import ROWS
+from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.broker import Broker
 from flintmq.broker.requests.counters import Counters
-from flintmq.broker.store import MessageStore
+from flintmq.broker.requests.request import Request
+from flintmq.broker.store import MessageStore, TopicConfig
 from flintmq.protocol import commands
-from flintmq.protocol.errors import GroupNotExist, InvalidParameter, TopicExistsAlready
+from flintmq.protocol.errors import GroupNotExist, InvalidParameter, SystemBusy, TopicExistsAlready
+from flintmq.protocol.fields import decode_fields, encode_fields
+from flintmq.protocol.frames import REQUEST, Frame, FrameParser
+from tests.paired_brokers import Wire
 from tests.recorded_request import RecordedRequest
-from tests.store_tools import make_topic, open_store, plain, put
+from tests.store_tools import Message, make_topic, open_store, plain, put
 
 
 @pytest.fixture
@@ -44,7 +50,12 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     """Yield a running broker, whose parts handlers get."""
     values = Settings.model_validate(
-        {"store": {"path": str(tmp_path)}, "server": {"listen": "127.0.0.1:0"}, "metrics": {"listen": "off"}}
+        {
+            "store": {"path": str(tmp_path)},
+            "server": {"listen": "127.0.0.1:0"},
+            "flush": {"policy": "async"},
+            "metrics": {"listen": "off"},
+        }
     )
     lifecycle = Lifecycle(values, lambda part, error: None)
     await lifecycle.start(lambda stage, done, total: None)
@@ -145,3 +156,78 @@ def test_one_setting_that_must_not_change_refuses_all() -> None:
     settings.update_broker_config(request, values, changed.append)
     assert changed[0].limits.groups_max == 5
     assert request.audited[0][1:] == ("setting limits.groups_max", values.limits.groups_max, 5)
+
+
+class Connected:
+    """A request of a client that is connected to a broker, and what the broker answers."""
+
+    def __init__(self, broker: Broker, command: commands.Command, params: Any, body: bytes = b"") -> None:
+        self._wire = Wire()
+        connection = ClientConnection(broker, ("127.0.0.1", 50_000), lambda lost: None)
+        connection.connection_made(cast(asyncio.Transport, self._wire))
+        frame = Frame(REQUEST, command.code, 7, encode_fields(params), bytearray(body), 0, len(body))
+        frame.began = time.monotonic()
+        self.request = Request(connection, frame)
+
+    def answer(self) -> Frame:
+        """Return the broker's response."""
+        parser = FrameParser()
+        parser.writable()[: len(self._wire.sent)] = self._wire.sent
+        parser.received(len(self._wire.sent))
+        frame = parser.next_frame()
+        assert frame is not None, "the broker has not answered"
+        return frame
+
+
+async def create_topic(broker: Broker, name: str) -> None:
+    created = asyncio.Event()
+    broker.topic_changes.put(TopicConfig(name, read_queues=2, write_queues=2), lambda error: created.set())
+    await created.wait()
+
+
+def produced(broker: Broker, rows: int, **others: Any) -> Connected:
+    """Let the broker handle a PRODUCE of ``rows`` messages."""
+    body = b"".join(msgpack.packb(message.to_row()) for message in plain(rows))
+    params = commands.ProduceRequest("orders", rows, layout=commands.LAYOUT_ROWS, **others)
+    sent = Connected(broker, commands.PRODUCE, params, body)
+    produce.produce(sent.request, broker.intake, broker.settings)
+    return sent
+
+
+async def test_produce_appends_to_one_queue_after_the_other(broker: Broker) -> None:
+    await create_topic(broker, "orders")
+    for queue in (0, 1, 0):
+        answer = decode_fields(commands.ProduceAnswer, produced(broker, 2).answer().fields)
+        assert answer.queue == queue
+    assert broker.counters.produced.of("orders").messages == 6
+    assert broker.intake.next_queue == {"orders": 1}
+
+
+async def test_produce_is_refused_while_too_many_bytes_are_in_flight(broker: Broker) -> None:
+    await create_topic(broker, "orders")
+    broker.intake.in_flight.bytes = broker.intake.in_flight.bytes_max + 1
+    with pytest.raises(SystemBusy, match=r"limits\.in_flight_bytes_max"):
+        produced(broker, 1)
+    broker.intake.in_flight.limit(1 << 30, stalled=True)
+    broker.intake.in_flight.bytes = 0
+    with pytest.raises(SystemBusy):
+        produced(broker, 1)
+    assert broker.store.write_offset == broker.store.min_physical_offset, "nothing was written"
+
+
+async def test_pull_returns_what_was_produced_before_it(broker: Broker) -> None:
+    await create_topic(broker, "orders")
+    produced(broker, 3, queue=1)
+    asked = Connected(broker, commands.PULL, commands.PullRequest("orders", 1, 1))
+    pull.pull(asked.request, broker.outlet, None)
+    answer = decode_fields(commands.RecordsAnswer, asked.answer().fields)
+    assert (answer.count, answer.next_offset, answer.max_offset) == (2, 3, 3)
+    assert broker.counters.pulled.of("orders").messages == 2
+
+
+def test_a_key_finds_messages_in_the_store(store: MessageStore) -> None:
+    put(store, "orders", 0, [Message(b"first", ("o-1",)), Message(b"second", ("o-2",))])
+    asked = RecordedRequest(commands.QUERY_BY_KEY, commands.QueryByKeyRequest("orders", "o-2"))
+    query.query_by_key(asked, store, Settings().limits)
+    [(answer, body)] = asked.answers
+    assert (answer.count, b"second" in body, b"first" in body) == (1, True, False)
