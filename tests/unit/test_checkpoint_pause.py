@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
-from typing import cast
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from flintmq.broker.background.checkpoint import UNSYNCED_BYTES_MAX, CheckpointService
+from flintmq.broker.background import checkpoint
+from flintmq.broker.background.checkpoint import CheckpointService
 from flintmq.broker.store import MessageStore
+from tests.store_tools import HOST, SMALL, UnsyncedFiles, make_topic, plain, put
 
 
-class SlowStore:
+class SlowStore(MessageStore):
     """A store whose sync of queues and index takes ``sync_seconds`` of a clock that stands still otherwise."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.sync_seconds = 0.0
-        self.syncs = 0
-        self.reput_offset = 0
-        self.failed = None
-        self.settings = SimpleNamespace(checkpoint_interval_ms=5000)
-        self.consumer_offsets = self.groups = SimpleNamespace(dirty=False)
-        self.topics = SimpleNamespace(dirty=False, version=0)
+    now = 0.0
+    sync_seconds = 0.0
+    syncs = 0
 
     def sync_derived(self) -> None:
+        super().sync_derived()
         self.now += self.sync_seconds
         self.syncs += 1
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> SlowStore:
-    store = SlowStore()
-    monkeypatch.setattr(time, "monotonic", lambda: store.now)
-    return store
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStore]:
+    store = SlowStore(tmp_path, SMALL, store_host=HOST, files=UnsyncedFiles())
+    store.open()
+    make_topic(store, "orders", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: store.now)
+        yield store
+    store.close()
 
 
 @pytest.fixture
@@ -42,14 +43,14 @@ def service(store: SlowStore) -> CheckpointService:
     def post(*_: object) -> None:
         raise AssertionError("nothing is posted to a loop")
 
-    return CheckpointService(cast(MessageStore, store), post, post)
+    return CheckpointService(store, post, post)
 
 
 def rounds(service: CheckpointService, store: SlowStore, count: int) -> int:
     """Run rounds 5 s apart, with new messages before each; return the number of syncs."""
     before = store.syncs
     for _ in range(count):
-        store.reput_offset += 1000
+        put(store, "orders", 0, plain(1))
         service.do_once()
         store.now += 5.0
     return store.syncs - before
@@ -70,8 +71,12 @@ def test_the_pause_is_bounded(service: CheckpointService, store: SlowStore) -> N
     assert rounds(service, store, 25) == 3  # 60 s: one sync in twelve rounds
 
 
-def test_a_large_backlog_is_synced_without_a_pause(service: CheckpointService, store: SlowStore) -> None:
+def test_a_large_backlog_is_synced_without_a_pause(
+    service: CheckpointService, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "UNSYNCED_BYTES_MAX", 2000)
     store.sync_seconds = 1.0
     rounds(service, store, 1)
-    store.reput_offset += UNSYNCED_BYTES_MAX
+    assert rounds(service, store, 1) == 0
+    put(store, "orders", 0, plain(20))
     assert rounds(service, store, 1) == 1

@@ -7,11 +7,12 @@ import json
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from flintmq.client import StoredMessage
+from flintmq.protocol.storage.record import Record, encode_properties
 from flintmq.scripts.examples.flights.errors import InvalidFlights, InvalidFolder, ResultsDiffer
 from flintmq.scripts.examples.flights.flight import Flight, message_of, read_flights
 from flintmq.scripts.examples.flights.progress import QueryProgress
@@ -143,10 +144,13 @@ def test_equal_hours_do_not_differ(expected: Expected) -> None:
     assert (verified.hours, verified.departures) == (2, 4)
 
 
-def alert(expected: Expected, key: str = "B6725@2013-01-01T11:00:00Z", tags: str = "JFK", **changed: Any) -> Any:
-    """Return a message as the comparison sees it."""
+def alert(
+    expected: Expected, key: str = "B6725@2013-01-01T11:00:00Z", tags: str = "JFK", **changed: Any
+) -> StoredMessage:
+    """Return a stored message with an alert."""
     body = json.dumps(next(iter(expected.alerts.values())) | changed).encode()
-    return SimpleNamespace(keys=(key,), body=body, tags=tags, queue=0, queue_offset=0)
+    blob = Record(b"alerts", body, encode_properties({"KEYS": key, "TAGS": tags})).encode()
+    return StoredMessage(len(blob), 0, blob, "alerts")
 
 
 def test_a_repeated_alert_with_the_same_content_is_no_difference(expected: Expected) -> None:

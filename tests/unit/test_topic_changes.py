@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from flintmq.broker.delivery.topic_changes import TopicChanges
-from flintmq.broker.store import MessageStore, TopicConfig
+from flintmq.broker.store import TopicConfig
 from flintmq.broker.store.files.file_system import Files
 from flintmq.broker.store.tables.config_files import TopicTable
 from flintmq.protocol.errors import BrokerError
+from tests.store_tools import open_store
 
 TIMEOUT_S = 20.0
 
@@ -43,23 +42,25 @@ class StoppingFiles(Files):
 
 
 class Changed:
-    """A topic table on disk with its changes, and the names in the order in which they were confirmed."""
+    """A store with the changes of its topics, and the names in the order in which they were confirmed."""
 
     def __init__(self, folder: Path) -> None:
         self.files = StoppingFiles()
         self.path = folder / "config" / "topics.json"
-        self.table = TopicTable(self.files, self.path)
+        self._store = open_store(folder, files=self.files)
+        self.table = self._store.topics
         self.table.put(TopicConfig("old"))
         self.table.save()
         self.deleted: list[str] = []
-        store = SimpleNamespace(topics=self.table, delete_topic=self._delete)
-        self.changes = TopicChanges(cast(MessageStore, store), asyncio.get_running_loop(), self.deleted.append)
+        self.changes = TopicChanges(self._store, asyncio.get_running_loop(), self.deleted.append)
         self.confirmed: list[tuple[str, BrokerError | None]] = []
         self.on_disk_when_confirmed: list[bool] = []
         self._one_confirmed = asyncio.Event()
 
-    def _delete(self, *names: str) -> None:
-        self.table.save()
+    def close(self) -> None:
+        """End the thread of the changes, and close the store."""
+        self.changes.close()
+        self._store.close()
 
     def create(self, name: str) -> None:
         self.changes.put(TopicConfig(name), partial(self._done, name))
@@ -117,7 +118,7 @@ def test_changes_during_a_write_share_the_next_one_and_are_confirmed_in_order(tm
         assert all(changed.on_disk_when_confirmed)
         assert changed.files.syncs - before == 2
         assert changed.changes.pending == {}
-        changed.changes.close()
+        changed.close()
 
     asyncio.run(run())
 
@@ -143,7 +144,7 @@ def test_changes_that_are_given_up_call_everyone_who_waits(tmp_path: Path) -> No
         assert changed.changes.pending == {}
         assert changed.table.get("old") is not None
         assert changed.table.get("asked again") is None
-        changed.changes.close()
+        changed.close()
 
     asyncio.run(run())
 
@@ -169,7 +170,7 @@ def test_a_failing_write_fails_exactly_the_changes_that_share_it(
         assert [name for name, error in changed.confirmed if error is None] == ["begins-the-journal", "first", "after"]
         assert {config.name for config in changed.table} == {"old", "begins-the-journal", "first", "after"}
         assert changed.read_back() == {"old", "begins-the-journal", "first", "after"}
-        changed.changes.close()
+        changed.close()
 
     asyncio.run(run())
 
@@ -186,6 +187,6 @@ def test_creations_after_a_deletion_wait_for_its_write(tmp_path: Path) -> None:
         assert changed.confirmed == [("first", None), ("old", None), ("next", None)]
         assert changed.deleted == ["old"]
         assert changed.read_back() == {"first", "next"}
-        changed.changes.close()
+        changed.close()
 
     asyncio.run(run())
