@@ -72,7 +72,7 @@ class PullResult:
 
 
 class Pulls:
-    """Reads of consumers. Any thread may call them."""
+    """Reads of consumers. Any thread may call them, except ``appended``."""
 
     def __init__(self, commitlog: CommitLog, queues: QueueReads, log: LogReads) -> None:
         self._commitlog = commitlog
@@ -114,7 +114,8 @@ class Pulls:
         """Return what ``pull`` at the offset of an appended message will return after its dispatch; None as ``newest``,
         and if there are several.
 
-        The caller makes sure that the message may be dispatched, and that those before it in the queue are.
+        Only for the thread that appends. The caller makes sure that the message may be dispatched, and that those
+        before it in the queue are.
         """
         if len(appended.physical_offsets) != _PHYSICAL.size:
             return None
