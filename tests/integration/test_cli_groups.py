@@ -26,7 +26,7 @@ from flintmq.protocol.errors import CommitIllegal
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.dead_letter_tools import bury, send_back
-from tests.group_tools import RawMember, joined
+from tests.group_tools import RawMember, joined, until
 from tests.integration.test_cli_admin import described
 from tests.integration.test_retention import SOON, fill, wait_for_min_offset
 
@@ -66,6 +66,21 @@ class TestStatus:
             assert "a work group has no members" in cli.run("group", "status", consumer.group, "-o", "table").out
             for delivery in held:
                 delivery.ack()
+
+    def test_the_list_leaves_out_the_retry_topics_of_a_work_group(self, cli: Cli, filled: str) -> None:
+        with (
+            Admin(str(cli.broker)) as admin,
+            GroupConsumer(
+                str(cli.broker), f"{filled}-w", filled, mode="work", lease=0.2, auto_renew=False, start="first"
+            ) as consumer,
+        ):
+            consumer.receive(1, 20)
+            time.sleep(0.3)  # the lease is over: the message goes to the retry topic, which the consumer reads
+            for delivery in consumer.receive(6, 20):
+                delivery.ack()
+            until(lambda: any(row.topic != filled for row in admin.group(consumer.group).queues))
+            (listed,) = cli.run("group", "list", consumer.group, "-o", "json").rows
+            assert listed["topics"] == [filled]
 
     def test_messages_of_a_queue_are_ready_or_with_its_member(self, cli: Cli, member: RawMember, filled: str) -> None:
         member.pull(filled, 0, 0, max_count=2).raise_for_error()

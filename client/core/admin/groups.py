@@ -12,6 +12,7 @@ from ....protocol import commands
 from ....protocol.commands import CONSUMER_OFFSET_STRUCT
 from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
+from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ..rpc.operation import Operation, nothing, operation, unpack_body
 from ..rpc.session import Answer
 from ..times import from_millis
@@ -22,8 +23,8 @@ from ..topics import encode_offsets
 class GroupInfo:
     """One group. ``state``: ``empty`` (it has no members), ``rebalancing`` or ``stable``; ``retry_times_max``: number
     of redeliveries before a message becomes a dead letter; ``partial``: the group has topics whose progress the user
-    may not see; ``kind``: ``native``, ``remoting`` if RocketMQ's clients share its queues, ``work`` if its consumers
-    lease messages, empty without consumers."""
+    may not see; ``topics``: those that the group reads, without its retry topics; ``kind``: ``native``, ``remoting`` if
+    RocketMQ's clients share its queues, ``work`` if its consumers lease messages, empty without consumers."""
 
     group: str
     mode: str
@@ -122,7 +123,7 @@ def groups(*, timeout: float | None = None) -> Operation[list[GroupInfo]]:
     """Return every consumer group, by name."""
 
     def decode(answer: Answer) -> list[GroupInfo]:
-        return [_of(GroupInfo, row) for row in _rows(unpack_body(answer))]
+        return [_of(GroupInfo, row | {"topics": _wanted(row)}) for row in _rows(unpack_body(answer))]
 
     return operation(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, decode, timeout=timeout)
 
@@ -175,6 +176,11 @@ def _rows(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise RemoteProtocolError(f"expected a list of rows, got {type(value).__name__}")
     return value
+
+
+def _wanted(row: dict[str, Any]) -> list[str]:
+    """Return a group's topics without its retry topics; a work group has one for each of its topics."""
+    return [topic for topic in row["topics"] if not topic.startswith(RETRY_TOPIC_PREFIX)]
 
 
 def _of(cls: type[Any], row: dict[str, Any]) -> Any:
