@@ -96,8 +96,9 @@ def _groups(condition: Condition) -> str | None:
         return None
     known = condition.number("known_groups")
     members = plural(int(condition.number("group_members") or 0), "live member")
+    live = f"{running:,.0f} with {members}" if running else "none with live members"
     return (
-        f"{'' if known is None else f'{known:,.0f}, of which '}{running:,.0f} with {members}; since start "
+        f"{'' if known is None else f'{known:,.0f}, of which '}{live}; since start "
         f"{_count(condition, 'retried_messages')} messages retried, {_count(condition, 'dead_messages')} dead"
     )
 
