@@ -231,7 +231,8 @@ def test_times_select_from_a_store(orders: RunningBroker) -> None:
     ("folder", "topic", "options", "error", "said"),
     [
         ("missing", "orders", {}, InvalidOption, "is not a store: it does not exist"),
-        ("store-0", "order", {}, InvalidOption, "did you mean 'orders'"),
+        ("missing", "orders", {}, InvalidOption, "with Spark, one that the driver"),
+        ("store-0", "order", {}, InvalidOption, r"did you mean 'orders'.* With Spark, option\('subscribePattern'"),
         ("store-0", "orders", {"columns": ["x"]}, InvalidArgument, "columns has 'x'"),
         ("store-0", "orders", {"on_loss": "no"}, InvalidArgument, "on_loss is 'no'"),
         ("store-0", "orders", {"since": datetime(2026, 1, 1)}, InvalidArgument, "no time zone"),  # noqa: DTZ001

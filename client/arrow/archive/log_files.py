@@ -150,7 +150,8 @@ def _locate(path: str) -> tuple[Path, Path | None]:
         what = f"it is a folder that contains {_some_names(given)}"
     raise InvalidOption(
         f"{path!r} is not a store: {what}. Pass the folder of a store (it contains the folder `{COMMITLOG}`), or a "
-        f"folder of CommitLog files (their names are physical offsets of 20 digits), which all Spark executors see"
+        "folder of CommitLog files (their names are physical offsets of 20 digits); with Spark, one that the driver "
+        "and every executor see"
     )
 
 

@@ -63,13 +63,14 @@ def check_topics(names: Iterable[str], log: LogFiles) -> None:
     known |= _configured(log.store / "config" / "topics.json")
     for name in names:
         if name not in known:
-            own = sorted(topic for topic in known if not is_system_topic(topic))
+            own = [topic for topic in known if not is_system_topic(topic)]
+            own.sort(key=lambda topic: (topic.startswith("%"), topic))  # retry topics and dead letters come last
             near = difflib.get_close_matches(name, own, 1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
             raise InvalidOption(
                 f"topic {name!r} is not in {log.store}{meant}; it has {', '.join(own[:_SHOWN]) or 'none'}{more}. "
-                "To read the rest of a deleted topic, use option('subscribePattern', …)"
+                "With Spark, option('subscribePattern', …) reads the rest of a deleted topic"
             )
 
 
