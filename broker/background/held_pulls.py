@@ -141,7 +141,8 @@ class PullRequestHoldService:
         self._clock = clock
         self._call_at = call_at
         self._codes_between = codes_between
-        self._by_queue: dict[tuple[str, int], _Queue] = {}
+        self.by_queue: dict[tuple[str, int], _Queue] = {}
+        """Held pulls by topic and queue, for others to look whether there is one."""
         self._deadlines: list[tuple[float, int, HeldPull]] = []
         self._sequence = itertools.count()
         self._held = 0
@@ -154,10 +155,6 @@ class PullRequestHoldService:
 
     def __len__(self) -> int:
         return self._held
-
-    def has_pulls_of(self, topic: str, queue: int) -> bool:
-        """Return whether a pull of this queue is held."""
-        return (topic, queue) in self._by_queue
 
     def hold(
         self,
@@ -176,9 +173,9 @@ class PullRequestHoldService:
         ``tags``: only messages with one of these codes wake it; ``grouped``: it is a consumer group's pull;
         ``of_many``: its connection holds many pulls, so pulls of other connections are woken first.
         """
-        of_queue = self._by_queue.get((topic, queue))
+        of_queue = self.by_queue.get((topic, queue))
         if of_queue is None:
-            of_queue = self._by_queue[topic, queue] = _Queue((topic, queue), offset)
+            of_queue = self.by_queue[topic, queue] = _Queue((topic, queue), offset)
         of_queue.seen = min(of_queue.seen, offset)  # lower only if the topic was deleted and created again
         alike = of_queue.alike.get((tags, grouped, of_many))
         if alike is None:
@@ -195,7 +192,7 @@ class PullRequestHoldService:
 
     def taker(self, topic: str, queue: int, offset: int) -> HeldPull | None:
         """Return the queue's only pull, if it waits for ``offset`` and takes a result."""
-        of_queue = self._by_queue.get((topic, queue))
+        of_queue = self.by_queue.get((topic, queue))
         held = of_queue.only_pull() if of_queue is not None and not self._in_turns else None
         return held if held is not None and held.offset == offset and held.take is not None else None
 
@@ -213,7 +210,7 @@ class PullRequestHoldService:
         """Do what ``wake`` does for several queues: (topic, queue, max_offset)."""
         single = len(grown) == 1 and not self._in_turns
         for topic, queue, max_offset in grown:
-            of_queue = self._by_queue.get((topic, queue))
+            of_queue = self.by_queue.get((topic, queue))
             if of_queue is None or max_offset <= of_queue.seen:
                 continue
             if single and (held := of_queue.only_pull()) is not None and held.offset < max_offset:
@@ -237,15 +234,15 @@ class PullRequestHoldService:
 
     def wake_topic(self, topic: str) -> None:
         """Wake all pulls of a topic that was changed or deleted, so that they check again."""
-        self._begin(self._all_of([each for key, each in self._by_queue.items() if key[0] == topic], Wake.ARRIVED))
+        self._begin(self._all_of([each for key, each in self.by_queue.items() if key[0] == topic], Wake.ARRIVED))
 
     def wake_all(self) -> None:
         """Wake all pulls after a change of permissions, so that they check again."""
-        self._begin(self._all_of(list(self._by_queue.values()), Wake.ARRIVED))
+        self._begin(self._all_of(list(self.by_queue.values()), Wake.ARRIVED))
 
     def answer_all(self) -> None:
         """Wake all pulls at once because the broker stops."""
-        for _ in self._all_of(list(self._by_queue.values()), Wake.STOPPED):
+        for _ in self._all_of(list(self.by_queue.values()), Wake.STOPPED):
             pass
         self._deadlines.clear()
         self._set_timer(None)
@@ -260,7 +257,7 @@ class PullRequestHoldService:
             if alike.timer is not None:
                 alike.timer.cancel()
             if not queue.alike:
-                del self._by_queue[queue.key]
+                del self.by_queue[queue.key]
         held.service = None
         self._held -= 1
         stale = len(self._deadlines) - self._held

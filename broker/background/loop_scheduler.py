@@ -15,10 +15,6 @@ SLICE_S = 0.0005
 running step."""
 
 
-SHARED_S = 0.05
-"""A connection served this recently counts as active."""
-
-
 class LoopTimer(Protocol):
     """A call that the loop makes later: an ``asyncio.TimerHandle``, or that of a test's clock."""
 
@@ -28,32 +24,6 @@ class LoopTimer(Protocol):
 
 CallAt: TypeAlias = Callable[[float, Callable[[], None]], LoopTimer]
 """``loop.call_at`` or ``loop.call_later``: calls a function at a time of the loop's clock, or after some seconds."""
-
-
-class ContentionTracker:
-    """Tracker of contention: whether turns alternate between connections. Times: monotonic, in seconds."""
-
-    def __init__(self) -> None:
-        self.last: object = None
-        """The connection that had the last turn."""
-        self._changed = -SHARED_S
-
-    def turn(self, whose: object, now: float) -> None:
-        """Note a turn of a connection."""
-        if self.last is whose:
-            return
-        if self.last is not None:  # otherwise it is the first connection, or the one before is closed
-            self._changed = now
-        self.last = whose
-
-    def forget(self, who: object) -> None:
-        """Forget a closed connection."""
-        if self.last is who:
-            self.last = None
-
-    def is_shared(self, now: float) -> bool:
-        """Return whether turns alternated within the last ``SHARED_S``."""
-        return now < self._changed + SHARED_S
 
 
 class StepScheduler:

@@ -198,9 +198,7 @@ class Broker:
             in_flight_max=limits.popped_messages_max,
         )
         self.groups.clients.popping_of = self.pops.live
-        self.dispatch.waits_for = lambda topic, queue: (
-            self.holds.has_pulls_of(topic, queue) or self.pops.has_waiting(topic)
-        )
+        self.dispatch.popped, self.dispatch.watched = self.pops.waits.by_topic, self.pops.watches.by_topic
         self.transactions = TransactionalMessageService(
             self.writer, self.topic_changes, self.readers, open_max=rules.open_max
         )

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
-
-from ..background.loop_scheduler import ContentionTracker
 
 if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
@@ -37,6 +35,34 @@ large frames at a time, which leaves CPU time and the disk for the other connect
 the larger limit, because the broker writes its next frame while it dispatches the last one."""
 DISPATCH_WAIT_S = 1.0
 """Maximum time that a request waits for the dispatch of just-acknowledged messages."""
+SHARED_S = 0.05
+"""A connection served this recently counts as active."""
+
+
+class ContentionTracker:
+    """Tracker of contention: whether turns alternate between connections. Times: monotonic, in seconds."""
+
+    def __init__(self) -> None:
+        self.last: object = None
+        """The connection that had the last turn."""
+        self._changed = -SHARED_S
+
+    def turn(self, whose: object, now: float) -> None:
+        """Note a turn of a connection."""
+        if self.last is whose:
+            return
+        if self.last is not None:  # otherwise it is the first connection, or the one before is closed
+            self._changed = now
+        self.last = whose
+
+    def forget(self, who: object) -> None:
+        """Forget a closed connection."""
+        if self.last is who:
+            self.last = None
+
+    def is_shared(self, now: float) -> bool:
+        """Return whether turns alternated within the last ``SHARED_S``."""
+        return now < self._changed + SHARED_S
 
 
 class DispatchScheduler:
@@ -61,8 +87,11 @@ class DispatchScheduler:
         self._flush = flush
         self._reput = reput
         self._allocation = allocation
-        self.waits_for: Callable[[str, int], bool] = holds.has_pulls_of
-        """Returns whether a client waits for messages of a queue (topic, queue)."""
+        self._pulled = holds.by_queue
+        self.popped: Container[str] = ()
+        """Topics that consumers wait to pop messages of."""
+        self.watched: Container[str] = ()
+        """Topics of which consumers wait to know when there are messages."""
         self._loop = loop
         self._fatal = fatal
         self.sharing = ContentionTracker()
@@ -83,6 +112,10 @@ class DispatchScheduler:
         """The preallocation is woken again after this many more bytes of the log."""
         self._waiting: deque[tuple[int, float, Callable[[], None]]] = deque()
         """Calls that wait for the dispatch: (physical offset, deadline, callback); offsets and deadlines only grow."""
+
+    def waits_for(self, topic: str, queue: int) -> bool:
+        """Return whether a client waits for messages of a queue."""
+        return (topic, queue) in self._pulled or topic in self.popped or topic in self.watched
 
     def appended(self) -> None:
         """Wake the flush, and dispatch, at the end of this turn of the loop, after messages were appended.

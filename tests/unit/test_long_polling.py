@@ -191,7 +191,7 @@ def test_finished_pulls_do_not_pile_up(service: PullRequestHoldService) -> None:
         service.wake("t", 0, number + 1)
     assert len(log) == 20 * STALE_ENTRIES_MIN
     assert len(service._deadlines) <= 2 * STALE_ENTRIES_MIN
-    assert service._by_queue == {}
+    assert service.by_queue == {}
 
 
 # ---- many at a time
@@ -274,7 +274,7 @@ def test_a_message_that_arrives_while_pulls_are_given_back_wakes_those_that_are_
     for _ in range(4):
         clock.turn()
     assert [name for name, _ in log] == ["again"] * 4 + ["once more"] * 4
-    assert service._by_queue == {}
+    assert service.by_queue == {}
 
 
 def test_pulls_whose_time_is_over_at_once_are_given_back_in_slices(

@@ -128,7 +128,7 @@ class PopService:
 
     def has_waiting(self, topic: str) -> bool:
         """Return whether a consumer waits for messages of the topic."""
-        return self.waits.has(topic) or self.watches.has(topic)
+        return topic in self.waits.by_topic or topic in self.watches.by_topic
 
     async def stop(self) -> None:
         """Store nothing more."""

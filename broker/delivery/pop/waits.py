@@ -67,16 +67,12 @@ class Waits:
         self._every = every
         self._groups: dict[tuple[str, str], dict[Wait, None]] = {}
         """By topic and group: the waiting consumers, in the order in which they came."""
-        self._of_topic: dict[str, dict[tuple[str, str], None]] = {}
-        """By topic, also each retry topic: the topics and groups that wait for it."""
+        self.by_topic: dict[str, dict[tuple[str, str], None]] = {}
+        """By topic, also each retry topic: the topics and groups that wait for it. Others look whether any does."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
-
-    def has(self, topic: str) -> bool:
-        """Return whether a consumer waits for messages of the topic, or of this retry topic."""
-        return topic in self._of_topic
 
     def count(self, group: str, topic: str) -> int:
         """Return how many consumers of a group wait for messages of a topic."""
@@ -94,7 +90,7 @@ class Waits:
         if waiting is None:
             waiting = self._groups[key] = {}
             for name in (topic, pop_retry_topic(group, topic)):
-                self._of_topic.setdefault(name, {})[key] = None
+                self.by_topic.setdefault(name, {})[key] = None
         waiting[wait] = None
         self._count += 1
         wait.timer = self._call_at(deadline, lambda: wait.end(WaitEnd.EXPIRED))
@@ -112,13 +108,13 @@ class Waits:
             return
         del self._groups[key]
         for name in (wait.topic, pop_retry_topic(wait.group, wait.topic)):
-            del self._of_topic[name][key]
-            if not self._of_topic[name]:
-                del self._of_topic[name]
+            del self.by_topic[name][key]
+            if not self.by_topic[name]:
+                del self.by_topic[name]
 
     def arrived(self, topic: str, queue: int) -> None:
         """Wake consumers: there is a message in a queue of a topic, which may be a retry topic."""
-        for waited_for, group in list(self._of_topic.get(topic, ())):
+        for waited_for, group in list(self.by_topic.get(topic, ())):
             self.wake(group, waited_for, queue if waited_for == topic else ALL_QUEUES)
 
     def wake(self, group: str, topic: str, queue: int) -> None:
