@@ -15,7 +15,8 @@ LENGTHS_BYTES = 8
 """Size of the frame length and the header length, which precede each header."""
 REQUEST_BEGIN_BYTES = 4
 
-_FIXED_MAP = 0x80
+MAPS = tuple(bytes([0x80 | count]) for count in range(16))
+"""First byte of a map, by its number of pairs."""
 
 
 def request_begin(code: int) -> bytes:
@@ -23,11 +24,6 @@ def request_begin(code: int) -> bytes:
     begin: bytes = ARRAY_OF_4 + msgpack.packb(REQUEST) + msgpack.packb(code) + UINT32
     assert len(begin) == REQUEST_BEGIN_BYTES
     return begin
-
-
-def map_of(count: int) -> bytes:
-    """Return the first byte of a map with ``count`` pairs, at most 15."""
-    return bytes([_FIXED_MAP | count])
 
 
 REQUEST_START = struct.Struct(f">II{REQUEST_BEGIN_BYTES}sI")

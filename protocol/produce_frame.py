@@ -13,7 +13,7 @@ import msgpack
 
 from .commands import LAYOUT_ROWS, PRODUCE
 from .errors import SUCCESS
-from .fixed_width import ARRAY_OF_4, LENGTHS_BYTES, REQUEST_START, UINT32, UINT64, map_of, request_begin
+from .fixed_width import ARRAY_OF_4, LENGTHS_BYTES, MAPS, REQUEST_START, UINT32, UINT64, request_begin
 from .frames import RESPONSE
 
 ANY_QUEUE = -1
@@ -53,7 +53,7 @@ class ProduceHead:
             fixed["common"] = common
         if prepare:
             fixed["prepare"] = prepare
-        count = map_of(len(fixed) + _FIELDS_THAT_CHANGE)
+        count = MAPS[len(fixed) + _FIELDS_THAT_CHANGE]
         pairs = b"".join(_pack(name) + _pack(value) for name, value in fixed.items())
         self.fixed: bytes = count + pairs + _pack("count") + UINT32
         layout_of_head = struct.Struct(f"{REQUEST_START.format}{len(self.fixed)}s{HEAD_END.format[1:]}")
@@ -78,7 +78,7 @@ class ProduceHead:
 
 
 _ANSWER_BEGIN: bytes = ARRAY_OF_4 + _pack(RESPONSE) + _pack(SUCCESS) + UINT32
-_ANSWER_QUEUE: bytes = map_of(3) + _pack("queue") + UINT32
+_ANSWER_QUEUE: bytes = MAPS[3] + _pack("queue") + UINT32
 _ANSWER_OFFSET: bytes = _pack("queue_offset") + UINT64
 _ANSWER_STORED: bytes = _pack("store_ms") + UINT64
 _ANSWER_HEAD = f">II{len(_ANSWER_BEGIN)}sI{len(_ANSWER_QUEUE)}sI{len(_ANSWER_OFFSET)}sQ{len(_ANSWER_STORED)}sQ"

@@ -16,7 +16,7 @@ import msgpack
 from .commands import PULL, RecordsAnswer
 from .errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS
 from .fields import I64_MAX
-from .fixed_width import ARRAY_OF_4, LENGTHS_BYTES, REQUEST_START, UINT32, UINT64, map_of, request_begin
+from .fixed_width import ARRAY_OF_4, LENGTHS_BYTES, MAPS, REQUEST_START, UINT32, UINT64, request_begin
 from .frames import RESPONSE
 
 _pack = msgpack.packb
@@ -38,7 +38,7 @@ class PullHead:
     def __init__(self, fields: Mapping[str, str | int]) -> None:
         """``fields``: those of ``PullRequest`` that differ from their default, except the offset."""
         pairs = b"".join(_pack(name) + _pack(value) for name, value in fields.items())
-        self.fixed: bytes = map_of(len(fields) + 1) + pairs + _pack("offset") + UINT64
+        self.fixed: bytes = MAPS[len(fields) + 1] + pairs + _pack("offset") + UINT64
         head = struct.Struct(f"{REQUEST_START.format}{len(self.fixed)}s{PULL_END.format[1:]}")
         self._pack = head.pack
         self.size = head.size
@@ -62,7 +62,7 @@ class PullFields(dict[str, Any]):
         return self.head.encode(request_id, self["offset"])
 
 
-_COUNT = map_of(4) + _pack("count") + UINT32
+_COUNT = MAPS[4] + _pack("count") + UINT32
 _NEXT = _pack("next_offset") + UINT64
 _MIN = _pack("min_offset") + UINT64
 _MAX = _pack("max_offset") + UINT64

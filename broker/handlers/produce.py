@@ -83,7 +83,8 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
             append_waiting(request, intake, params, queue, waits)
             return
         params.common = delay.others
-    appended = intake.store.append(topic, queue, request.produce_batch(params, common_properties(params.common)))
+    common = common_properties(params.common) if params.common else b""
+    appended = intake.store.append(topic, queue, request.produce_batch(params, common))
     request.source.repeated.keep(request, params, topic)
     acknowledge(request, intake, params, queue, name, queue, appended)
 

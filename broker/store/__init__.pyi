@@ -18,10 +18,10 @@ from .log.produce_batch import LAYOUT_BATCH as LAYOUT_BATCH
 from .log.produce_batch import LAYOUT_BODY as LAYOUT_BODY
 from .log.produce_batch import Appended as Appended
 from .log.produce_batch import ProduceBatch as ProduceBatch
+from .log.produce_batch import RepeatedBatch as RepeatedBatch
 from .log.produce_batch import check_count as check_count
 from .log.produce_batch import common_properties as common_properties
 from .log.produce_batch import count_batch as count_batch
-from .log.repeated_batch import RepeatedBatch as RepeatedBatch
 from .message_store import MessageStore as MessageStore
 from .read.pulls import PullResult as PullResult
 from .read.pulls import PullSelection as PullSelection

@@ -28,8 +28,7 @@ from .files.store_lock import StoreLock
 from .index.index_file import IndexService
 from .log.commitlog import CommitLog
 from .log.log_copy import LogCopy
-from .log.produce_batch import Appended, FrameBody, ProduceBatch
-from .log.repeated_batch import RepeatedBatch
+from .log.produce_batch import Appended, FrameBody, ProduceBatch, RepeatedBatch
 from .queue.append_offsets import AppendOffsets
 from .queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .read.log_reads import LogReads

@@ -237,7 +237,7 @@ class OfflineStore:
                 self.files.close(fd)
                 self.findings.note(f"{path} is empty: a start removes it")
                 continue
-            file = MappedFile(self.files, path, fd, held)
+            file = MappedFile(self.files, path, fd, min(held, size))
             if file.start_offset % size:
                 self.findings.add("foreign-file", path, f"its name is not a multiple of the file size, {size:,}")
                 file.close()
@@ -250,7 +250,6 @@ class OfflineStore:
                     position=min(held, size),
                     physical_offset=file.start_offset + min(held, size),
                 )
-                file.size = min(held, size)
             self._check_no_gap(file)
             self.log_files.append(file)
 

@@ -32,14 +32,11 @@ class MappedFile:
         self.fd = fd
         self.size = size
         self.start_offset = int(path.name)
+        self.end_offset = self.start_offset + size
+        """Offset at which the next file begins."""
         self.allocated = allocated
         """End of the bytes that have disk blocks, so that writing them needs no space."""
         self._array: np.ndarray | None = None
-
-    @property
-    def end_offset(self) -> int:
-        """Offset at which the next file begins."""
-        return self.start_offset + self.size
 
     def array(self) -> np.ndarray:
         """Return the file's bytes, mapped, for reading only. They show at once what is written to the file."""

@@ -19,8 +19,7 @@ from ..files.mapped_file import MappedFileQueue
 from ..tables.clock import StoreClock
 from .log_writer import LogWriter
 from .preallocation import LogPreallocator
-from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, check_count, refusal
-from .repeated_batch import RepeatedBatch
+from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, RepeatedBatch, check_count, refusal
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
