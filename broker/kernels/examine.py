@@ -26,7 +26,6 @@ from ...protocol.storage.arrays.record_parts import (
 )
 from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, load_le64, store_be32, store_be64
 from ...protocol.storage.layout import (
-    INDEX_ENTRY,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -121,8 +120,6 @@ _AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
 _AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
 _UNIT_SIZE_AT = UNIT.at["size"]
 _UNIT_TAGS_AT = UNIT.at["tags_code"]
-_ENTRY_PHYSICAL_AT = INDEX_ENTRY.at["physical_offset"]
-_ENTRY_SECONDS_AT = INDEX_ENTRY.at["seconds"]
 _TIME_MIN = -(2**63)
 _PREPARED, _ROLLBACK = SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK
 _TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
