@@ -174,7 +174,7 @@ class RepeatedHeaders:
         header = self.headers.get(fixed)
         if type(header) is not _PullHeader:
             return False
-        if self._intake.store.topics.get(header.params.topic) is not header.config:
+        if self._intake.store.topics.by_name.get(header.params.topic) is not header.config:
             self._forget(fixed)
             return False
         (offset,) = PULL_END.unpack_from(buffer, offset_at)
@@ -200,7 +200,7 @@ class RepeatedHeaders:
         intake, peer = self._intake, connection.peer
         name, config, prefix = header.topic, header.config, header.prefix
         # Each change of a topic makes a new object.
-        if intake.store.topics.get(name) is not config:
+        if intake.store.topics.by_name.get(name) is not config:
             self._forget(fixed)
             return False
         frame_bytes = body_end - start

@@ -124,7 +124,8 @@ class TopicTable:
         """Held while table or journal are written."""
         self._noting = threading.Lock()
         """Held to read or change ``version`` and ``_unsaved``."""
-        self._topics: dict[str, TopicConfig] = {}
+        self.by_name: dict[str, TopicConfig] = {}
+        """The topics; only for reading. Each change of a topic makes a new ``TopicConfig``."""
         self._rest: dict[str, Any] = {}
         self._leaving: dict[str, TopicConfig] = {}
         """Topics that were removed, until ``left``."""
@@ -147,7 +148,7 @@ class TopicTable:
 
     def load(self) -> None:
         """Read the table and its journal. Raises ``CorruptFile``."""
-        self._topics, self._rest = self._file.load(self._read)
+        self.by_name, self._rest = self._file.load(self._read)
         if (found := self._journal.read()) is not None:
             self._replay(*found)
             # ``begin`` would replace the journal, and with it the changes that the table on disk lacks.
@@ -171,29 +172,29 @@ class TopicTable:
         for name, row in rows.items():
             if row is None:
                 if follows:
-                    self._topics.pop(name, None)
-            elif (follows or name not in self._topics) and is_folder_name(name):
-                self._topics[name] = TopicConfig.from_json(name, row)  # its checksum is right: this class wrote it
+                    self.by_name.pop(name, None)
+            elif (follows or name not in self.by_name) and is_folder_name(name):
+                self.by_name[name] = TopicConfig.from_json(name, row)  # its checksum is right: this class wrote it
 
     def get(self, name: str) -> TopicConfig | None:
         """Return the topic's configuration, or None."""
-        return self._topics.get(name)
+        return self.by_name.get(name)
 
     def put(self, config: TopicConfig) -> None:
         """Add or replace a topic, in memory."""
-        before = self._topics.get(config.name)
+        before = self.by_name.get(config.name)
         # A change through FlintMQ must not lose RocketMQ's other fields.
         if before is not None and not config.extra:
             config = replace(config, extra=before.extra)
-        self._topics[config.name] = config
+        self.by_name[config.name] = config
         self._leaving.pop(config.name, None)
         self._note(config.name)
 
     def remove(self, name: str) -> None:
         """Remove a topic, in memory. Call ``left`` when its deletion is noted on disk."""
-        if name in self._topics:
-            self._leaving[name] = self._topics[name]  # first, for ``rows_with_leaving`` on another thread
-            del self._topics[name]
+        if name in self.by_name:
+            self._leaving[name] = self.by_name[name]  # first, for ``rows_with_leaving`` on another thread
+            del self.by_name[name]
         self._note(name)
 
     def left(self, *names: str) -> None:
@@ -205,14 +206,14 @@ class TopicTable:
 
     def rows_with_leaving(self) -> dict[str, dict[str, Any]]:
         """Return RocketMQ's rows by name, also of removed topics whose deletion is not noted yet. Any thread."""
-        topics = dict(self._topics)
+        topics = dict(self.by_name)
         return {name: config.to_json() for name, config in {**self._leaving, **topics}.items()}
 
     def replace(self, rows: dict[str, dict[str, Any]]) -> None:
         """Replace all topics by those of another broker, RocketMQ's rows by name; durable when it returns. Blocks."""
         topics, _ = self._read({"topicConfigTable": rows})
-        if topics != self._topics:
-            self._topics = topics
+        if topics != self.by_name:
+            self.by_name = topics
             self._whole_next = True
             self.persist()
 
@@ -222,10 +223,10 @@ class TopicTable:
             self._unsaved[name] = self.version
 
     def __iter__(self) -> Iterator[TopicConfig]:
-        return iter(list(self._topics.values()))
+        return iter(list(self.by_name.values()))
 
     def __len__(self) -> int:
-        return len(self._topics)
+        return len(self.by_name)
 
     def save(self) -> None:
         """Write the changes to the journal, or the whole table if the journal has become long.
@@ -233,7 +234,7 @@ class TopicTable:
         Durable when it returns. Blocks; the time depends on the number of topics only when the whole table is written.
         """
         with self._lock, self._saving() as names:
-            found = {name: self._topics.get(name) for name in names}
+            found = {name: self.by_name.get(name) for name in names}
             rows = {name: None if config is None else config.to_json() for name, config in found.items()}
             # A journal is only valid beside the version of the table that it continues.
             if self._whole_next or self._rest.get("dataVersion") is None or not self._file.path.exists():
