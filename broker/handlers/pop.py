@@ -55,6 +55,7 @@ class PopParams(NamedTuple):
 
     ``tags``, ``filter``: as in a PULL. ``start``, ``start_ms``: where a group without progress begins, as in a
     HEART_BEAT; if empty, RocketMQ's rule applies: ``from_first``, which applies if the topic's queue is not young.
+    ``tells_rest``: the answer says how many messages are left.
     """
 
     # A tuple, because every pop makes one: a frozen dataclass takes longer.
@@ -72,6 +73,7 @@ class PopParams(NamedTuple):
     bytes_max: int = POP_BYTES_MAX
     start: str = ""
     start_ms: int = 0
+    tells_rest: bool = False
 
 
 class PoppedQueue(NamedTuple):
@@ -88,7 +90,7 @@ class PoppedQueue(NamedTuple):
 
 @dataclass(slots=True)
 class Popped:
-    """The result of a pop. ``rest``: number of messages that are left in the queues it looked at."""
+    """The result of a pop. ``rest``: number of messages that are left in its queues; counted only if it is needed."""
 
     pop_ms: int = 0
     rest: int = 0
@@ -230,22 +232,22 @@ class Pop:
         """Take from the queues that are left until there are enough messages."""
         popped, params = self._popped, self._params
         take = self._take()
-        while self._targets:
-            topic, queue = self._targets[-1]
-            key = QueueKey(params.group, topic, queue)
-            end = self._store.queue_reads.max_offset(topic, queue)
+        while self._targets and popped.count < params.count and popped.bytes < params.bytes_max:
+            key = QueueKey(params.group, *self._targets[-1])
             start, room, blocked = self._pops.table.look(key, take)
-            if blocked or start == end:
+            if blocked or room <= 0 or start == self._store.queue_reads.max_offset(key.topic, key.queue):
                 self._targets.pop()
+                if room <= 0:
+                    popped.rest += self._left_in(key, take)
                 continue
-            room = min(room, params.count - popped.count)
-            if room <= 0 or popped.bytes >= params.bytes_max:
-                popped.rest += end - (start or 0)
-                self._targets.pop()
-                continue
-            if not self._read(key, start, room, take):
+            if not self._read(key, start, min(room, params.count - popped.count), take):
                 return
         self._finish()
+
+    def _left_in(self, key: QueueKey, take: Take) -> int:
+        """Return the number of messages that a queue could give if the group might have more in flight."""
+        start, _, blocked = self._pops.table.look(key, take)
+        return 0 if blocked else self._store.queue_reads.max_offset(key.topic, key.queue) - (start or 0)
 
     def _take(self) -> Take:
         params = self._params
@@ -268,11 +270,11 @@ class Pop:
             except WouldBlock:
                 pass
             else:
-                self._got(key, result, take)
+                self._take_read(key, *result, room, take)
                 return True
 
         def got(result: tuple[int, PullResult | BrokerError]) -> None:
-            self._got(key, result, take)
+            self._got(key, *result, take)
             self._next()
 
         instead = self._finish if self._popped.count else None
@@ -305,13 +307,16 @@ class Pop:
             log.error("%s", error)
             raise BrokerFailure(str(error)) from error
 
-    def _got(self, key: QueueKey, result: tuple[int, PullResult | BrokerError], take: Take) -> None:
-        """Take what was read, unless another consumer has taken from the queue meanwhile."""
-        start, pulled = result
-        table, popped = self._pops.table, self._popped
-        now, room, blocked = table.look(key, take)
+    def _got(self, key: QueueKey, start: int, pulled: PullResult | BrokerError, take: Take) -> None:
+        """Take what was read in another turn, unless another consumer has taken from the queue meanwhile."""
+        now, room, blocked = self._pops.table.look(key, take)
         if blocked or (now is not None and now != start):
             return  # looked at again
+        self._take_read(key, start, pulled, max(min(room, self._params.count - self._popped.count), 0), take)
+
+    def _take_read(self, key: QueueKey, start: int, pulled: PullResult | BrokerError, room: int, take: Take) -> None:
+        """Take at most ``room`` of the messages that were read. The queue's state was looked at in this turn."""
+        table, popped = self._pops.table, self._popped
         if isinstance(pulled, OffsetOutOfRange):
             self._pass_unreadable(key, start, pulled, take)
             return
@@ -323,7 +328,6 @@ class Pop:
             return
         if not popped.count:
             popped.pop_ms = pop_ms
-        room = max(min(room, self._params.count - popped.count), 0)
         offsets, records = _records(pulled)
         end = pulled.next_offset if len(offsets) <= room else offsets[room]
         kept = self._pops.take(key, start, offsets[:room], end, take, popped.pop_ms)
@@ -355,10 +359,13 @@ class Pop:
 
     def _finish(self) -> None:
         popped, params = self._popped, self._params
-        self._targets.clear()
+        left, self._targets = self._targets, []
         if popped.count:
-            if popped.rest > 0:
-                self._pops.left_some(params.group, params.topic)
+            if params.tells_rest or self._pops.waits.count(params.group, params.topic):
+                take = self._take()
+                popped.rest += sum(self._left_in(QueueKey(params.group, *target), take) for target in left)
+                if popped.rest > 0:
+                    self._pops.left_some(params.group, params.topic)
             traffic = self._outlet.counters.pulled.of(params.topic)
             traffic.frames += 1
             traffic.messages += popped.count

@@ -177,8 +177,11 @@ class InFlightTable:
         return state.start(), self.room(key), state.blocked_until(take) is not None
 
     def pop_ms(self, key: QueueKey, now_ms: int) -> int:
-        """Return the time that receipts of a take from the queue name: later than those of every earlier delivery."""
-        state = self._find(key)
+        """Return the time that receipts of a take from the queue name: later than those of every earlier delivery.
+
+        ``look`` comes first, in the same turn of the loop.
+        """
+        state = self._queues.get(key)
         if state is not None and state.ordered and state.open:
             self._void(state)
         return max(now_ms, self._pop_ms_min)
