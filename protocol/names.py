@@ -50,14 +50,22 @@ SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 def check_name(kind: str, name: str) -> str:
     """Return ``name`` if it is a valid name of a topic (``kind="topic"``) or group. Raises ``InvalidParameter``."""
+    if fault := name_fault(kind, name):
+        shown = repr(name) if len(name) <= GROUP_BYTES_MAX else f"{name[:40]!r}…"
+        raise InvalidParameter(f"{kind} {shown} {fault}" if name else f"the {kind} name {fault}")
+    return name
+
+
+def name_fault(kind: str, name: str) -> str:
+    """Return why ``name`` is no valid name of a topic (``kind="topic"``) or group, as a predicate; empty if it is."""
     longest = TOPIC_BYTES_MAX if kind == "topic" else GROUP_BYTES_MAX
     if not name:
-        raise InvalidParameter(f"the {kind} name is empty; give it a name of 1 to {longest} characters")
+        return f"is empty; give it a name of 1 to {longest} characters"
     if len(name) > longest:
-        raise InvalidParameter(f"{kind} {name[:40]!r}… has {len(name)} characters; at most {longest} are allowed")
+        return f"has {len(name)} characters; at most {longest} are allowed"
     if not is_valid_name(name):
-        raise InvalidParameter(f"{kind} {name!r} has characters that are not allowed; {_use_instead(name)}")
-    return name
+        return f"has characters that are not allowed; {_use_instead(name)}"
+    return ""
 
 
 def is_valid_name(name: str) -> bool:

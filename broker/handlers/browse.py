@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from ...protocol.commands import BrowseMessagesAnswer, BrowseMessagesRequest
-from ...protocol.errors import InvalidParameter, TopicNotExist
+from ...protocol.errors import InvalidParameter
 from ...protocol.fields import decode_fields
 from ..filters import compile_filter
 from ..store import WouldBlock
@@ -35,9 +35,7 @@ def browse_messages(request: Request, store: MessageStore) -> None:
     def read(hot: bool) -> MessagePage:
         if hot:
             raise WouldBlock
-        config = store.topics.get(params.topic)
-        if config is None:
-            raise TopicNotExist(f"topic {params.topic} does not exist")
+        config = store.topics.existing(params.topic)
         queues = range(config.queues) if params.queue < 0 else (params.queue,)
         # Parsing takes up to 2 ms, so the reader thread does that too.
         selection = PageSelection(

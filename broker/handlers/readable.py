@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol.errors import NoPermission, TopicNotExist
+from ...protocol.errors import NoPermission
 from ...protocol.storage.delivery import UNREADABLE_TOPICS
 
 if TYPE_CHECKING:
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 def check_readable(topics: TopicTable, name: str) -> None:
     """Raise if the topic does not exist or must not be read."""
-    topic = topics.get(name)
-    if topic is None:
-        raise TopicNotExist(f"topic {name} does not exist")
+    topic = topics.existing(name)
     if name in UNREADABLE_TOPICS:
         raise _not_delivered(name)
     if not topic.readable:

@@ -151,9 +151,7 @@ def _remove_topic(request: Request, parts: TopicParts, topic: str, done: Callabl
     if topic in topic_changes.pending:
         topic_changes.when_done(topic, lambda _: request.attempt(partial(_remove_topic, request, parts, topic, done)))
         return
-    old = parts.store.topics.get(topic)
-    if old is None:
-        raise TopicNotExist(f"topic {topic} does not exist")
+    old = parts.store.topics.existing(topic)
     topic_changes.delete(topic, partial(_changed, request, parts, commands.DELETE_TOPIC_IN_BROKER, old, None, done))
 
 
@@ -215,8 +213,7 @@ def get_all_topic_config(request: Request, store: MessageStore) -> None:
 def get_topic_stats_info(request: Request, store: MessageStore) -> None:
     """Return both ends of each queue of a topic, and the store time of its last message."""
     params = decode_fields(TopicRequest, request.frame.fields)
-    if store.topics.get(params.topic) is None:
-        raise TopicNotExist(f"topic {params.topic} does not exist")
+    store.topics.existing(params.topic)
 
     def done(stats: list[tuple[int, int, int, int]]) -> None:
         body = b"".join([QUEUE_STATS_STRUCT.pack(*entry) for entry in stats])

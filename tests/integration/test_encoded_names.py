@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from flintmq.client import Admin, Consumer, GiveUp, InvalidMessage, Message, Producer, PushConsumer, encode_name
+from flintmq.client import (
+    Admin,
+    Consumer,
+    GiveUp,
+    InvalidMessage,
+    Message,
+    Producer,
+    PushConsumer,
+    TopicNotExist,
+    encode_name,
+)
 from flintmq.client.cli.failures import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from tests.cli_tools import Cli
 from tests.conftest import RunningBroker
@@ -47,6 +58,29 @@ def test_an_illegal_name_is_refused_with_a_hint_and_its_code_is_accepted(running
         Message(TOPIC, b"")
     with Consumer(running.address) as consumer:
         assert [message.body for message in consumer.query(encode_name(TOPIC), "o-1")] == [b"first"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda consumer, _: consumer.pull(TOPIC, 0, 0),
+        lambda consumer, _: consumer.query(TOPIC, "o-1"),
+        lambda consumer, _: consumer.browse(TOPIC),
+        lambda consumer, _: list(consumer.iter(TOPIC)),
+        lambda consumer, _: consumer.offset_at(TOPIC, 0, datetime.now(UTC)),
+        lambda _, admin: admin.delete_topic(TOPIC),
+    ],
+    ids=["pull", "query", "browse", "iter", "offset_at", "delete"],
+)
+def test_a_reader_of_an_illegal_name_learns_that_no_topic_can_have_it(
+    running: RunningBroker, read: Callable[[Consumer, Admin], object]
+) -> None:
+    with (
+        Consumer(running.address) as consumer,
+        Admin(running.address) as admin,
+        pytest.raises(TopicNotExist, match=r"topic orders\.v1 does not exist; its name has characters .* encode_name"),
+    ):
+        read(consumer, admin)
 
 
 def test_tables_show_the_decoded_form_and_programs_get_the_real_one(cli: Cli) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
+from ....protocol.errors import InvalidParameter, MessageNotFound
 from ....protocol.fields import I32_MAX
 from ....protocol.names import is_system_topic
 from ....protocol.storage.delivery import UNREADABLE_TOPICS
@@ -98,8 +98,7 @@ class Queries:
         ``visible_below``: hide records at or after this physical offset, which are not flushed yet. Raises
         ``TopicNotExist``, ``InvalidParameter`` for an invalid cursor, and ``WouldBlock`` with ``hot``.
         """
-        if self._topics.get(search.topic) is None:
-            raise TopicNotExist(f"topic {search.topic!r} does not exist; create it or produce to it first")
+        self._topics.existing(search.topic)
         after = parse_cursor(search.cursor)
         records: list[bytearray] = []
         size = 0

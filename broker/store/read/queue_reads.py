@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ....protocol.errors import QueueNotExist, TopicNotExist
+from ....protocol.errors import QueueNotExist
 from ....protocol.storage.layout import UNIT
 from ..errors import WouldBlock
 from ..queue.consume_queue import QueueTotals
@@ -39,9 +39,7 @@ class QueueReads:
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue; None if it has no message. Raises ``TopicNotExist`` or ``QueueNotExist``."""
-        config = self._topics.get(topic)
-        if config is None:
-            raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
+        config = self._topics.existing(topic)
         if queue_id < 0 or (queue_id >= config.read_queues and queue_id >= config.write_queues):
             raise QueueNotExist(f"topic {topic!r} has queues 0 to {config.queues - 1}, not {queue_id}")
         return self._with_messages(topic, queue_id)

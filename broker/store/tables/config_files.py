@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.names import SYSTEM_GROUP_PREFIX, is_folder_name
+from ....protocol.errors import TopicNotExist
+from ....protocol.names import SYSTEM_GROUP_PREFIX, is_folder_name, name_fault
+from ....protocol.storage.layout import TOPIC_BYTES_MAX
 from ..files.json_table import ConfigFile
 from ..files.table_journal import TableJournal
 
@@ -179,6 +181,15 @@ class TopicTable:
     def get(self, name: str) -> TopicConfig | None:
         """Return the topic's configuration, or None."""
         return self.by_name.get(name)
+
+    def existing(self, name: str) -> TopicConfig:
+        """Return the topic. Raises ``TopicNotExist``, which says so if no topic can have that name."""
+        config = self.by_name.get(name)
+        if config is None:
+            fault = name_fault("topic", name)
+            advice = f"its name {fault}" if fault else "create it or produce to it first"
+            raise TopicNotExist(f"topic {name[:TOPIC_BYTES_MAX]} does not exist; {advice}")
+        return config
 
     def put(self, config: TopicConfig) -> None:
         """Add or replace a topic, in memory."""
