@@ -8,7 +8,7 @@ from ...protocol.errors import NoPermission
 from ...protocol.storage.delivery import UNREADABLE_TOPICS
 
 if TYPE_CHECKING:
-    from ..store.tables.config_files import TopicTable
+    from ..store.tables.topic_table import TopicTable
 
 
 def check_readable(topics: TopicTable, name: str) -> None:

@@ -10,7 +10,7 @@ from ...protocol.errors import TopicNotExist
 from ..addresses import format_address
 from ..requests.broker import Broker
 from ..store import TopicConfig
-from ..store.tables.config_files import PERM_WRITE
+from ..store.tables.topic_table import PERM_WRITE
 from .topic_rows import TopicRows
 
 PRIMARY_ID = 0

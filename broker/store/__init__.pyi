@@ -29,7 +29,7 @@ from .read.queries import KeySearch as KeySearch
 from .read.queries import QueryResult as QueryResult
 from .recovery.recovery_report import RecoveryReport as RecoveryReport
 from .settings import StoreSettings as StoreSettings
-from .tables.config_files import TopicConfig as TopicConfig
 from .tables.pop_journal import PopEntry as PopEntry
 from .tables.pop_state import SettledAhead as SettledAhead
 from .tables.staged_state import StagedSnapshot as StagedSnapshot
+from .tables.topic_table import TopicConfig as TopicConfig

@@ -47,13 +47,14 @@ from .retention.topic_retention import TopicRetention
 from .settings import ENTRIES, LOG_SIZE, QUEUE_SIZE, SLOTS, StoreSettings
 from .tables.checkpoint import StoreCheckpoint
 from .tables.clock import SteadyClock, StoreClock
-from .tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .tables.followed_master import FollowedMaster
 from .tables.group_table import SubscriptionGroupTable
+from .tables.offset_tables import ConsumerOffsetTable, DelayOffsetTable
 from .tables.pop_journal import PopJournal
 from .tables.pop_state import PopState
 from .tables.staged_state import StagedState
 from .tables.store_state import DeletedTopic, StoreState
+from .tables.topic_table import TopicConfig, TopicTable
 
 REPUT_CHUNK_BYTES = 1024 * 1024
 """CommitLog bytes that one dispatch step covers."""

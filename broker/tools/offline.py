@@ -32,8 +32,9 @@ from ..store.queue.consume_queue import ConsumeQueue
 from ..store.queue.queue_table import LIGHT_QUEUE_PREFIX, ConsumeQueueTable
 from ..store.settings import ENTRIES, QUEUE_SIZE, SLOTS, StoreSettings
 from ..store.tables.checkpoint import StoreCheckpoint
-from ..store.tables.config_files import ConsumerOffsetTable, TopicTable
+from ..store.tables.offset_tables import ConsumerOffsetTable
 from ..store.tables.store_state import StoreState
+from ..store.tables.topic_table import TopicTable
 from .findings import Findings
 
 _INDEX_NAME = re.compile(r"\d{17}\Z", re.ASCII)

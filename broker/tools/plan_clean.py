@@ -16,7 +16,7 @@ from ..store.queue.queue_check import count_units, find_start
 from ..store.read.log_reads import LogReads
 from ..store.read.queue_reads import QueueReads
 from ..store.retention.expiry import HOUR_MS, TIMER_TOPIC, Expiry
-from ..store.tables.config_files import DelayOffsetTable
+from ..store.tables.offset_tables import DelayOffsetTable
 from ..store.tables.staged_state import StagedState
 from ..store.timers.timer_files import TimerFiles
 from .findings import Findings

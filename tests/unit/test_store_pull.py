@@ -138,7 +138,7 @@ def test_a_queue_without_messages_is_empty_and_an_unknown_queue_is_an_error(stor
     for queue in (-1, 2):
         with pytest.raises(QueueNotExist, match="queues 0 to 1"):
             store.pulls.pull("orders", queue, 0, PullSelection(1, 1), hot=False)
-    with pytest.raises(TopicNotExist, match="'bills'"):
+    with pytest.raises(TopicNotExist, match="topic bills does not exist"):
         store.queue_reads.max_offset("bills", 0)
 
 

@@ -14,7 +14,7 @@ import pytest
 from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.store import TopicConfig
 from flintmq.broker.store.files.file_system import Files
-from flintmq.broker.store.tables.config_files import TopicTable
+from flintmq.broker.store.tables.topic_table import TopicTable
 from flintmq.protocol.errors import BrokerError
 from tests.store_tools import open_store
 

@@ -9,7 +9,7 @@ import pytest
 
 from flintmq.broker.store import TopicConfig
 from flintmq.broker.store.errors import CorruptFile
-from flintmq.broker.store.tables.config_files import TopicTable
+from flintmq.broker.store.tables.topic_table import TopicTable
 from tests.store_tools import UnsyncedFiles, kill, make_topic, open_store
 
 

@@ -14,7 +14,7 @@ import pytest
 from flintmq.broker.store import MessageStore, PullSelection
 from flintmq.broker.store.retention.expiry import HOUR_MS
 from flintmq.broker.store.retention.topic_retention import UNITS_A_STEP, TopicRetention
-from flintmq.broker.store.tables.config_files import RETENTION_FOREVER
+from flintmq.broker.store.tables.topic_table import RETENTION_FOREVER
 from flintmq.protocol.errors import MessageNotFound, OffsetOutOfRange
 from tests.store_tools import MIB, Sent, assert_found, assert_holds, find, make_topic, open_store, plain, put, reopen
 

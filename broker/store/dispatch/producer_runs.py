@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..index.index_file import IndexService
     from ..log.commitlog import CommitLog
     from ..queue.queue_table import ConsumeQueueTable
-    from ..tables.config_files import TopicTable
     from ..tables.store_state import StoreState
+    from ..tables.topic_table import TopicTable
 
 RUNS_A_CALL = 8192
 """Maximum number of runs that one kernel call finds."""

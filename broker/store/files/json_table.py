@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -121,3 +122,13 @@ class ConfigFile:
         self._broken = False
         if backed_up:
             replace_file(self._files, self._bak, blob)
+
+
+def next_data_version(before: Any) -> dict[str, int]:
+    """Return the ``dataVersion`` that follows ``before``."""
+    counter = before.get("counter") if isinstance(before, dict) else None
+    return {
+        "counter": counter + 1 if isinstance(counter, int) else 1,
+        "stateVersion": 0,
+        "timestamp": int(time.time() * 1000),
+    }

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ....protocol.storage.record import Record
     from ..damage.quarantine import QuarantinedRange
     from ..index.index_file import IndexFile, IndexService
-    from ..tables.config_files import TopicTable
     from ..tables.store_state import StoreState
+    from ..tables.topic_table import TopicTable
     from .log_reads import LogReads
 
 log = logging.getLogger(__name__)

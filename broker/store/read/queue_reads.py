@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ..log.commitlog import CommitLog
     from ..queue.consume_queue import ConsumeQueue
     from ..queue.queue_table import ConsumeQueueTable
-    from ..tables.config_files import TopicConfig, TopicTable
     from ..tables.store_state import StoreState
+    from ..tables.topic_table import TopicConfig, TopicTable
     from .log_reads import LogReads
 
 TAGS_LOOKED_AT_MAX = 256

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ..log.commitlog import CommitLog
     from ..queue.queue_table import ConsumeQueueTable
     from ..tables.checkpoint import StoreCheckpoint
-    from ..tables.config_files import TopicTable
     from ..tables.store_state import StoreState
+    from ..tables.topic_table import TopicTable
 
 
 @dataclass(frozen=True, slots=True)

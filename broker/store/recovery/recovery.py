@@ -27,8 +27,8 @@ from ....protocol.names import is_system_topic
 from ....protocol.storage.layout import UNIT_BYTES
 from ..errors import ContainmentStuck, CorruptLog, DamagedRecord
 from ..queue.queue_check import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
-from ..tables.config_files import TopicConfig
 from ..tables.store_state import DeletedTopic
+from ..tables.topic_table import TopicConfig
 from .derived_check import DerivedCheck
 from .examination import Examination, sound_queues
 from .hole_filler import HoleFiller

@@ -16,7 +16,7 @@ from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from ..queue.queue_check import count_units, last_record_unit
 from ..queue.queue_table import SCHEDULE_TOPIC
 from ..read.queue_reads import first_stored_since
-from ..tables.config_files import RETENTION_FOREVER
+from ..tables.topic_table import RETENTION_FOREVER
 
 if TYPE_CHECKING:
     from ..files.mapped_file import MappedFile
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from ..queue.queue_table import ConsumeQueueTable
     from ..read.log_reads import LogReads
     from ..read.queue_reads import QueueReads
-    from ..tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicTable
+    from ..tables.offset_tables import ConsumerOffsetTable, DelayOffsetTable
     from ..tables.staged_state import StagedState
+    from ..tables.topic_table import TopicTable
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP = "CID_RMQ_SYS_TRANS"

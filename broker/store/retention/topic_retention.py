@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..queue.queue_table import ConsumeQueueTable
     from ..read.log_reads import LogReads
     from ..read.queue_reads import QueueReads
-    from ..tables.config_files import TopicConfig, TopicTable
     from ..tables.store_state import StoreState
+    from ..tables.topic_table import TopicConfig, TopicTable
 
 UNITS_A_STEP = 65_536
 """Maximum number of units that are read of one queue at a time."""

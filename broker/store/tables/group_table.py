@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.storage.delivery import RETRY_TIMES_MAX
-from ..files.json_table import ConfigFile
-from .config_files import next_data_version
+from ..files.json_table import ConfigFile, next_data_version
 
 if TYPE_CHECKING:
     from ..files.file_system import Files

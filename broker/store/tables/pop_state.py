@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files.json_table import ConfigFile
+from .offset_tables import TOPIC_GROUP_SEPARATOR
 
 if TYPE_CHECKING:
     from ..files.file_system import Files
 
 RANGES_MAX = 50_000
 """Maximum number of ranges in the file, so that writing it takes tens of milliseconds at most."""
-_TOPIC_GROUP_SEPARATOR = "@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PopState:
     def _read(table: dict[str, Any]) -> tuple[SettledAhead, ...]:
         rows = []
         for name, queues in table.get("settled", {}).items():
-            topic, _, group = str(name).partition(_TOPIC_GROUP_SEPARATOR)
+            topic, _, group = str(name).partition(TOPIC_GROUP_SEPARATOR)
             for queue, row in queues.items():
                 ranges = tuple((int(first), int(end)) for first, end in row["ranges"])
                 rows.append(SettledAhead(group, topic, int(queue), int(row["committed"]), ranges))
@@ -106,7 +106,7 @@ class PopState:
     def _write(self, rows: tuple[SettledAhead, ...], *, backed_up: bool = False) -> None:
         table: dict[str, dict[str, Any]] = {}
         for row in rows:
-            queues = table.setdefault(f"{row.topic}{_TOPIC_GROUP_SEPARATOR}{row.group}", {})
+            queues = table.setdefault(f"{row.topic}{TOPIC_GROUP_SEPARATOR}{row.group}", {})
             queues[str(row.queue)] = {"committed": row.committed, "ranges": [list(each) for each in row.ranges]}
         self._file.save({"settled": table}, backed_up=backed_up)
         self.saved = rows

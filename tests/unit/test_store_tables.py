@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 
 from flintmq.broker.store import CorruptFile, TopicConfig
-from flintmq.broker.store.files.json_table import ConfigFile, parse_table
-from flintmq.broker.store.tables.config_files import (
-    ConsumerOffsetTable,
-    DelayOffsetTable,
-    TopicTable,
-    next_data_version,
-)
+from flintmq.broker.store.files.json_table import ConfigFile, next_data_version, parse_table
+from flintmq.broker.store.tables.offset_tables import ConsumerOffsetTable, DelayOffsetTable
+from flintmq.broker.store.tables.topic_table import TopicTable
 from flintmq.protocol.checked_json import CHECKSUM_KEY, encode_checked
 from tests.store_tools import UnsyncedFiles, assert_holds, kill, open_store, plain, put, reopen, tree
 
