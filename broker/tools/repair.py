@@ -22,7 +22,7 @@ from .findings import KINDS, Findings
 from .offline import OfflineStore
 from .output import Progress
 from .report import finding_line
-from .restore_tables import mend_tables
+from .restore_tables import restore_tables
 from .verify import Verified, verify
 
 CONTAINED = "contained: the bytes go to flintmq/quarantine, tombstones take their place, the messages are lost"
@@ -46,10 +46,10 @@ ACTIONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Result of a repair. ``mended``: rewritten tables; ``contained``: holes of the log; ``rebuilt``: why queues or
+    """Result of a repair. ``restored``: rewritten tables; ``contained``: holes of the log; ``rebuilt``: why queues or
     index were rebuilt; ``cut_bytes``: bytes after the log's end; ``after``: result of ``verify`` afterwards."""
 
-    mended: list[Path]
+    restored: list[Path]
     contained: list[QuarantinedRange]
     rebuilt: list[str]
     cut_bytes: int
@@ -73,13 +73,13 @@ def repair(
     is locked or a start is refused (a file of the log is missing or of another log)."""
     with OfflineStore(path, Findings(), index_slots=index_slots) as opened:
         settings = opened.settings
-    mended = mend_tables(path, files or Files())
+    restored = restore_tables(path, files or Files())
     store = MessageStore(path, settings, files=files)
     report = store.open(progress, rebuild=needs_rebuild(found), verify_all=True)
     store.consumer_offsets.clamp(store.queue_reads.end_offset)
     store.close()
     after = examine(path, progress, index_slots=index_slots)
-    return Repaired(mended, report.quarantined, report.rebuilt, report.truncated_bytes, after)
+    return Repaired(restored, report.quarantined, report.rebuilt, report.truncated_bytes, after)
 
 
 def plan_lines(path: Path, found: Verified, shown: int) -> Iterator[str]:
@@ -107,8 +107,8 @@ def giving_up_lines(path: Path, names: Sequence[str], *, index_slots: int | None
 
 def done_lines(path: Path, repaired: Repaired, shown: int) -> Iterator[str]:
     """Yield what was done, and what is still wrong."""
-    for table in repaired.mended:
-        yield f"mended    {table.relative_to(path)}"
+    for table in repaired.restored:
+        yield f"restored  {table.relative_to(path)}"
     for hole in repaired.contained:
         yield (
             f"contained {hole.bytes:,} bytes at physical offset {hole.physical_offset:,} ({hole.reason}): "

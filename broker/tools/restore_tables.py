@@ -20,14 +20,14 @@ from ..store.message_store import OWN_FOLDER
 from .backup_manifest import write_new
 
 
-def mend_tables(path: Path, files: Files) -> list[Path]:
+def restore_tables(path: Path, files: Files) -> list[Path]:
     """Rewrite each damaged file whose counterpart is sound; return the rewritten files. Raises ``StoreLocked``."""
     lock = StoreLock(files, path)
     lock.take()
     try:
         tables = [table for name in ("config", OWN_FOLDER) for table in sorted((path / name).glob("*.json"))]
         with _users_locked(path):
-            return [mended for table in tables if (mended := _mend(path, table, files)) is not None]
+            return [restored for table in tables if (restored := _restore(path, table, files)) is not None]
     finally:
         lock.release()
 
@@ -45,7 +45,7 @@ def _users_locked(path: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _mend(path: Path, table: Path, files: Files) -> Path | None:
+def _restore(path: Path, table: Path, files: Files) -> Path | None:
     backup = table.with_name(f"{table.name}.bak")
     if not backup.exists():
         return None

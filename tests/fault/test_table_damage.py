@@ -150,7 +150,7 @@ def test_repair_rewrites_a_damaged_table_or_its_copy(history: Path, tmp_path: Pa
         expected, mode = content_of(sound), damaged.stat().st_mode
         damaged.write_bytes(damaged.read_bytes()[:-3])
         repaired = run_repair(path)
-        assert repaired.mended == [damaged]
+        assert repaired.restored == [damaged]
         assert repaired.after.findings.total == 0
         assert content_of(damaged) == expected or name in ("flintmq/state.json", "config/consumerOffset.json")
         assert damaged.stat().st_mode == mode
@@ -158,7 +158,7 @@ def test_repair_rewrites_a_damaged_table_or_its_copy(history: Path, tmp_path: Pa
         each.write_bytes(each.read_bytes()[:-3])
     before = file.read_bytes(), backup.read_bytes()
     with contextlib.suppress(CorruptFile):  # repair makes a start, which is refused, except for users
-        assert run_repair(path).mended == []
+        assert run_repair(path).restored == []
     assert (file.read_bytes(), backup.read_bytes()) == before
 
 
@@ -178,7 +178,7 @@ def test_repair_leaves_users_alone_that_an_administrator_may_have_changed(histor
     file.write_text(file.read_text().replace('"billing"', '"shop"'))
     before = file.read_bytes()
     repaired = run_repair(path)
-    assert (repaired.mended, file.read_bytes()) == ([], before)
+    assert (repaired.restored, file.read_bytes()) == ([], before)
     assert [(each.kind, each.path) for each in repaired.after.findings] == [("table", file)]
 
 

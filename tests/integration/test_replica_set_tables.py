@@ -280,7 +280,7 @@ def test_users_are_on_the_next_primary_as_soon_as_their_change_is_answered(guard
             assert b"ann" not in path.read_bytes()
 
 
-def test_a_follower_with_a_wrong_password_says_so_and_follows_once_it_is_mended(
+def test_a_follower_with_a_wrong_password_says_so_and_follows_once_it_is_corrected(
     guarded: ReplicaSet, tmp_path: Path
 ) -> None:
     guarded.begin()

