@@ -145,7 +145,7 @@ def test_the_commands_say_what_to_do(tmp_path: Path) -> None:
     put(opened, "orders", 0, plain(5))
     opened.followed_master.note(f"127.0.0.1:{free_port()}")
     opened.close()
-    refused = tool("serve", "--store", store, *OPTIONS)
+    refused = tool("serve", "--store", store, "--set", "server.listen=127.0.0.1:0", *OPTIONS)
     assert (refused.code, "take the store over with `flintmq-broker promote`" in refused.errors) == (1, True), refused
     refused = tool("rebuild", store)
     assert (refused.code, "follows the RocketMQ master" in refused.errors) == (2, True), refused

@@ -99,7 +99,7 @@ def test_a_follower_takes_over_every_message_once(master: Masters, broker: Broke
         offsets = store / "config" / "consumerOffset.json"
         until(lambda: offsets.exists() and f"{TOPIC}@{GROUP}" in offsets.read_text(), "the commit came")
         assert running.stop() == 0
-    refused = tool("serve", "--store", store, *OPTIONS)
+    refused = tool("serve", "--store", store, "--set", "server.listen=127.0.0.1:0", *OPTIONS)
     assert (refused.code, "follows the RocketMQ master" in refused.errors) == (1, True), refused
     refused = promote(tmp_path)
     assert (refused.code, "still takes messages" in refused.errors) == (2, True), refused
