@@ -134,6 +134,7 @@ def _check_sums(log: np.ndarray, at: int, parts: np.ndarray, is_checksummed: boo
     """Return DONE, or which checksum of a record is wrong."""
     body_at, body_end = parts[R_BODY_AT], parts[R_BODY_END]
     body_crc = crc32_of(log, body_at, body_end)
+    # RocketMQ does not compare the checksum of an empty body either, so whatever is stored there is valid.
     if body_at < body_end and body_crc & 0x7FFFFFFF != load_be32(log, at + _AT_BODY_CRC):
         return BAD_CRC
     record_end = at + parts[R_SIZE]
@@ -177,8 +178,10 @@ def locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.n
 def _queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
     value = 0x811C9DC5 ^ queue_id
     while at < end:
+        # FNV-1a. The mask keeps the product within 64 bits.
         value = (value ^ np.int64(array[at])) * 0x01000193 & 0xFFFFFFFF
         at += 1
+    # The table masks the low bits only; this mixes the high ones into them.
     return value ^ value >> 15
 
 
@@ -211,6 +214,8 @@ def queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
 @inlined
 def _delay_level(log: np.ndarray, at: int, end: int) -> int:
     """Return the level of a non-empty DELAY value as Java's ``parseInt`` reads it; 0: no level, or not an integer."""
+    # parseInt accepts a plus sign. A minus sign would make the level negative, which means no delay: the loop returns 0
+    # for it.
     if log[at] == 0x2B and end - at > 1:
         at += 1
     level = 0
@@ -218,6 +223,7 @@ def _delay_level(log: np.ndarray, at: int, end: int) -> int:
         digit = np.int64(log[k]) - 0x30
         if digit < 0 or digit > 9:
             return 0
+        # Levels beyond the last one count as the last one, as in RocketMQ, so the number cannot overflow either.
         level = min(10 * level + digit, len(DELAY_LEVELS_MS) - 1)
     return level
 
@@ -243,6 +249,7 @@ def _put_key(
 @inlined
 def _key_count(log: np.ndarray, found: np.ndarray) -> int:
     """Return an upper bound of the number of index entries of the record."""
+    # Cheaper than to count the keys exactly. Consecutive spaces only make the estimate too high.
     count = 1 if found[V_UNIQ_KEY + 1] > found[V_UNIQ_KEY] else 0
     if found[V_KEYS + 1] > found[V_KEYS]:
         count += 1
@@ -277,6 +284,7 @@ def _put_keys(
 
 @inlined
 def _tags_code(log: np.ndarray, found: np.ndarray, kind: int, store_ms: int) -> int:
+    # In a queue of delayed messages, RocketMQ's units have the time of delivery in place of the tag's hash.
     if kind == KIND_SCHEDULE and found[V_DELAY + 1] > found[V_DELAY]:
         level = _delay_level(log, found[V_DELAY], found[V_DELAY + 1])
         if level > 0:
@@ -300,6 +308,7 @@ def _group(
     first = 0
     for k in range(touched_count):
         row = touched[3 * k]
+        # A counting sort. From here on the column holds the place of the queue's next unit, not the number of units.
         pending = queues[row, Q_PENDING]
         touched[3 * k + 1] = first
         touched[3 * k + 2] = pending
@@ -310,6 +319,7 @@ def _group(
         copy_bytes(units, k * UNIT_BYTES, grouped, queues[row, Q_PENDING] * UNIT_BYTES, UNIT_BYTES)
         queues[row, Q_PENDING] += 1
     for k in range(touched_count):
+        # Zero between calls: the next call finds untouched queues by it.
         queues[touched[3 * k], Q_PENDING] = 0
 
 
@@ -361,6 +371,7 @@ def dispatch(
     state[S_KEYS] = 0
     state[S_TOUCHED] = 0
     status = DONE
+    # The row of the record before: consecutive records are mostly of one queue, so the hash table is rarely needed.
     row = -1
     while at < end:
         status = locate_parts(log, at, len(log), file_base + at, scratch)
@@ -380,8 +391,10 @@ def dispatch(
                 break
         physical_offset = file_base + at
         transaction = scratch[R_SYS_FLAG] & _TRANSACTION_MASK
+        # A topic may have been deleted and created again under its name; records of the old one get no unit and no key.
         if physical_offset >= queues[row, Q_DELETED_BELOW]:
             find_properties(log, scratch[R_PROPERTIES_AT], at + scratch[R_SIZE], found)
+            # As RocketMQ's dispatcher decides: consumers see plain messages and committed ones.
             wants_unit = transaction != _PREPARED and transaction != _ROLLBACK
             queue_offset = load_be64(log, at + _AT_QUEUE_OFFSET)
             if wants_unit and not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
@@ -392,12 +405,16 @@ def dispatch(
                 status = GAP
                 break
             wants_index = transaction != _ROLLBACK and physical_offset >= state[S_INDEX_FROM]
+            # Checked before anything is stored for this record, so that the call ends between two records. An array
+            # without keys takes any record, because the count of keys is only an upper bound.
             if state[S_UNITS] == unit_room or (
                 wants_index and state[S_KEYS] > 0 and state[S_KEYS] + _key_count(log, found) > key_room
             ):
                 status = FULL
                 break
             store_ms = scratch[R_STORE_MS]
+            # A smaller queue offset is dispatched again after a crash, and has its unit already; its keys may be
+            # missing.
             if wants_unit and queue_offset == queues[row, Q_NEXT]:
                 unit = state[S_UNITS]
                 store_be64(units, unit * UNIT_BYTES, physical_offset)
@@ -417,5 +434,6 @@ def dispatch(
         state[S_LAST_STORE_MS] = scratch[R_STORE_MS]
         state[S_RECORDS] += 1
         at += scratch[R_SIZE]
+    # Also after a stop in the middle: everything before ``at`` is complete, and the caller stores it.
     _group(units, unit_rows, state[S_UNITS], queues, touched, state[S_TOUCHED], grouped)
     return status, at

@@ -35,6 +35,7 @@ DAMAGED = 2
 
 @inlined
 def _seconds_since(begin_ms: int, store_ms: int) -> int:
+    # The entry has seconds since the file's begin in 31 bits; times before it count as the begin, as in RocketMQ.
     if begin_ms <= 0 or store_ms <= begin_ms:
         return 0
     return min((store_ms - begin_ms) // 1000, _SECONDS_MAX)
@@ -50,6 +51,7 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
     """
     if first >= count:
         return count
+    # Entry 0 is never used: 0 is the end of a chain.
     number = max(load_be32(index, _AT_INDEX_COUNT), 1)
     slot_count = load_be32(index, _AT_SLOT_COUNT)
     begin_ms = load_be64(index, _AT_BEGIN_TIMESTAMP)
@@ -61,6 +63,7 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
         store_ms = keys[row + K_STORE_MS]
         slot_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * (key_hash % slots)
         previous = load_be32(index, slot_at)
+        # RocketMQ's rule for a slot that is empty or that points at an entry that was never counted.
         if previous <= 0 or previous > number:
             previous = 0
             slot_count += 1
@@ -70,6 +73,7 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
         # The first entry sets the file's begin time: it is at second 0, whatever time the previous file ended with.
         store_be32(index, at + _AT_SECONDS, 0 if number == 1 else _seconds_since(begin_ms, store_ms))
         store_be32(index, at + _AT_PREVIOUS, previous)
+        # After the entry, so that no reader finds a chain that begins with an unwritten entry.
         store_be32(index, slot_at, number)
         if number == 1:
             begin_ms = store_ms
@@ -79,6 +83,8 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
         key += 1
     if key > first:
         row = (key - 1) * KEY_ROW
+        # The header after all entries: a process that is killed before this leaves entries that no count includes,
+        # which ``check`` takes back.
         store_be32(index, _AT_SLOT_COUNT, slot_count)
         store_be64(index, _AT_END_TIMESTAMP, keys[row + K_STORE_MS])
         store_be32(index, _AT_INDEX_COUNT, number)
@@ -108,6 +114,7 @@ def select(
         number = load_be32(index, INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * (key_hash % slots))
     count = 0
     while 0 < number < entries:
+        # The caller takes what there is and continues at this entry, so a long chain needs no more memory.
         if 2 * count == len(found):
             return count, number
         at = entries_at + INDEX_ENTRY_BYTES * number
@@ -119,6 +126,8 @@ def select(
             found[2 * count + 1] = number
             count += 1
         previous = load_be32(index, at + _AT_PREVIOUS)
+        # Entries of a chain get older, so the rest is too old. A chain that does not descend is damaged and could be a
+        # circle.
         if entry_ms + 1000 <= begin_ms or previous >= number:
             break
         number = previous
@@ -147,6 +156,7 @@ def check(index: np.ndarray, slots: int, entries: int, heads: np.ndarray) -> int
             return DAMAGED
         last_physical = physical
         slot = key_hash % slots
+        # ``heads`` now holds the slot as it was when this entry was put.
         if np.int64(heads[slot]) != load_be32(index, at + _AT_PREVIOUS):
             return DAMAGED
         if heads[slot] == 0:
@@ -160,6 +170,8 @@ def check(index: np.ndarray, slots: int, entries: int, heads: np.ndarray) -> int
         head = load_be32(index, at)
         if head == np.int64(heads[slot]):
             continue
+        # A head that is counted but is not the newest of its slot was never written by ``put``; a head at or beyond the
+        # count is what a killed ``put`` leaves.
         if head < count:
             return DAMAGED
         store_be32(index, at, np.int64(heads[slot]))
@@ -191,6 +203,7 @@ def match(
     Returns (first entry, first key that was not compared; 1, or 0 if these two differ). The time of entry 1 is not
     compared because RocketMQ counts it from the end of the previous file.
     """
+    # Physical offsets never decrease within a file, not even from the call before to this one.
     last = load_be64(index, entries_at + INDEX_ENTRY_BYTES * (number - 1) + _AT_PHYSICAL) if number > 1 else 0
     count, optional = len(keys) // KEY_ROW, 0
     while number < stop:
@@ -202,6 +215,7 @@ def match(
         if key < count and keys[row + K_PHYSICAL_OFFSET] == physical:
             if load_be32(index, at) != keys[row + K_HASH]:
                 return number, key, 0
+            # RocketMQ's first entry counts from another file's end; see the docstring.
             if number > 1 and load_be32(index, at + _AT_SECONDS) != _seconds_since(begin_ms, keys[row + K_STORE_MS]):
                 return number, key, 0
             key += 1

@@ -97,6 +97,7 @@ def _write_unique(numbers: np.ndarray, texts: np.ndarray, message: int, log: np.
     at = _copy(UNIQ_KEY, 0, len(UNIQ_KEY), log, at)
     log[at] = 1
     at = _copy(texts, numbers[N_PREFIX_AT], numbers[N_PREFIX_AT] + 20, log, at + 1)
+    # The last 12 of the key's 32 digits count the producer's messages, so one number a frame is enough for all keys.
     counter = numbers[N_UNIQUE_FIRST] + message
     for digit in range(12):
         log[at + digit] = _HEX[counter >> (44 - 4 * digit) & 0xF]
@@ -115,6 +116,7 @@ def _write_pairs(frame: np.ndarray, source: int, size: int, stored_bytes: int, l
             log[at] = 2
             at += 1
         return at
+    # Some are dropped, so they are copied one by one. The frame has been checked: no pair can be malformed here.
     while source < end:
         separator, pair_end = find_pair(frame, source, end)
         if not is_dropped(frame, source, separator, pair_end):
@@ -131,6 +133,7 @@ def _write_properties(
 ) -> int:
     row = message * PLAN_WIDTH
     at = _copy(texts, numbers[N_COMMON_AT], numbers[N_COMMON_END], log, at)
+    # The plan has validated every name and value, so the writers below check nothing again.
     source = plan[row + P_PROPERTIES_AT]
     if numbers[N_LAYOUT] == 0:
         for _ in range(plan[row + P_PROPERTIES]):
@@ -146,6 +149,7 @@ def _write_properties(
             if plan[row + P_UNIQUE]:
                 at = _write_unique(numbers, texts, message, log, at)
             return at
+        # In the layout of columns a message has no property of its own but its keys, in one text.
         key_bytes = own_bytes - KEYS_PROPERTY_BYTES
         at = _copy(_KEYS, 0, len(_KEYS), log, at)
         log[at] = 1
@@ -171,12 +175,14 @@ def _write_record(
     row = message * PLAN_WIDTH
     body_at = plan[row + P_BODY_AT]
     body_end = body_at + plan[row + P_BODY_BYTES]
+    # Only these flags are the producer's to set: the others say how the broker stores the record.
     sys_flag = plan[row + P_SYS_FLAG] & _FROM_PRODUCER
     if numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] == HOST_V6_BYTES:
         sys_flag |= _BORN_V6
     if numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT] == HOST_V6_BYTES:
         sys_flag |= _STORE_V6
     body_crc = crc32_of(frame, body_at, body_end)  # of an empty body: 0
+    # Without the sign bit, as RocketMQ's UtilAll.crc32 returns it.
     store_be32(log, position + _AT_BODY_CRC, body_crc & 0x7FFFFFFF)
     store_be32(log, position + _AT_QUEUE_ID, numbers[N_QUEUE_ID])
     store_be32(log, position + _AT_FLAG, plan[row + P_FLAG])
@@ -218,6 +224,7 @@ def _write(
     for message in range(first, numbers[N_COUNT]):
         row = message * PLAN_WIDTH
         size = fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
+        # Each file must end with a blank record, as RocketMQ's do, so room for its head stays free.
         if position + size + _BLANK_ROOM > numbers[N_LIMIT]:
             return message, position
         _write_record(frame, numbers, texts, plan, message, log, position, size)
@@ -240,6 +247,7 @@ def _produce(
     first: int,
 ) -> tuple[int, int, int]:
     """Implement both functions below in one kernel, because the code that writes records is slow to compile."""
+    # The whole frame is planned before the first byte is written: a frame is stored completely or not at all.
     if first == _PLAN_FIRST:
         status, message, at = plan_frame(frame, numbers, plan)
         if status != OK:

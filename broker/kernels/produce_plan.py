@@ -141,6 +141,7 @@ def _one_of(array: np.ndarray, at: int, length: int, names: np.ndarray, starts: 
 @inlined
 def _delay_status(frame: np.ndarray, at: int, length: int) -> int:
     """Check a DELAY value, an integer as Java's ``parseInt`` reads it; above 0 it asks for a delayed delivery."""
+    # A sign without digits, or more than nine digits, would fail or overflow in Java's parseInt on RocketMQ's side.
     digits = at
     if frame[at] == 0x2D or frame[at] == 0x2B:
         digits += 1
@@ -152,6 +153,8 @@ def _delay_status(frame: np.ndarray, at: int, length: int) -> int:
         if frame[k] < 0x30 or frame[k] > 0x39:
             return DELAY_NOT_INTEGER
         positive = positive or frame[k] != 0x30
+    # A delay moves the message to another topic, which is decided once for the frame: only the common properties may
+    # ask for it.
     return COMMON_ONLY if positive and frame[at] != 0x2D else OK
 
 
@@ -164,6 +167,7 @@ def _check_property(frame: np.ndarray, name_at: int, name_bytes: int, value_at: 
         status = check_text(frame, value_at, value_at + value_bytes)
     if status != TEXT_OK:
         return NOT_UTF8 if status == 1 else HAS_SEPARATOR
+    # No reserved name is shorter, and most names of applications are: this spares them the comparisons.
     if name_bytes < 5:
         return OK
     if _one_of(frame, name_at, name_bytes, _FORBIDDEN, _FORBIDDEN_AT):
@@ -197,6 +201,7 @@ def _plan_properties(frame: np.ndarray, at: int, end: int, plan: np.ndarray, row
         if status != OK:
             return status, name_at
         if name_bytes == len(UNIQ_KEY) and _same(frame, name_at, len(UNIQ_KEY), UNIQ_KEY, 0):
+            # A message that is sent on, or again, must stay findable by the key that it was first sent with.
             plan[row + P_UNIQUE] = 0  # the message has its own unique key
         stored_bytes += name_bytes + value_bytes + 2
         at = value_at + value_bytes
@@ -222,6 +227,8 @@ def _plan_rows(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tupl
         status, at = _plan_properties(frame, body_at + body_bytes, end, plan, row)
         if status != OK:
             return status, message, at
+        # An item is (body, properties), (…, sys_flag) or (…, sys_flag, flag): the pair shifts, so that both forms end
+        # alike.
         flags = (0, 0)
         for _ in range(items - 2):
             value, at, sound = read_i32(frame, at, end)
@@ -259,6 +266,7 @@ def _plan_columns(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> t
         row = message * PLAN_WIDTH
         plan[row + P_PROPERTIES] = 0
         plan[row + P_PROPERTIES_BYTES] = 0
+        # msgpack's nil: this message has no key.
         if at < end and frame[at] == 0xC0:
             at += 1
             continue
@@ -345,6 +353,8 @@ def _plan_batch(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tup
         properties_end = body_end + 2 + properties_bytes
         if properties_bytes < 0 or properties_end > end:
             return TRUNCATED, message, at
+        # The size is redundant. If it is wrong, the frame is from a broken client, and its other lengths are not to be
+        # trusted.
         if properties_end - at != load_be32(frame, at):
             return WRONG_SIZE, message, at
         plan[row + P_BODY_AT] = body_at
@@ -405,6 +415,7 @@ def plan_frame(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tupl
         status, message, at = _plan_batch(frame, numbers, plan)
     if status != OK:
         return status, message, at
+    # Sizes only now, when every message is valid: an error about a message comes before one about sizes.
     common_bytes = numbers[N_COMMON_END] - numbers[N_COMMON_AT]
     fixed = record_bytes_fixed(numbers)
     records_bytes = 0

@@ -21,10 +21,13 @@ def find_record(log: np.ndarray, at: int, end: int, file_base: int, store_ms_min
     ``file_base``: physical offset of the array's first byte; ``parts`` (``PARTS`` integers) gets the record's parts.
     The record ends within the array, not necessarily before ``end``.
     """
+    # A record that begins later could not end within the array.
     last = min(end, len(log) - RECORD_BYTES_MIN + 1)
     while at < last:
         magic = load_be32(log, at + _AT_MAGIC)
         if (
+            # The cheap comparisons first: random bytes pass both of them once in 2^95 positions, so the checksum is
+            # computed for real records only.
             magic in (MAGIC_V1, MAGIC_V2)
             and load_be64(log, at + _AT_PHYSICAL_OFFSET) == file_base + at
             and locate_parts(log, at, len(log), file_base + at, parts) == DONE
