@@ -95,6 +95,7 @@ class Dispatcher:
             raise CorruptLog(f"{folder} has no file that contains offset {at:,}, which is not dispatched yet")
         queues = self._queues
         position = at - file.start_offset
+        # A chunk bounds the time of one step: on the event loop, other clients wait for it.
         end = min(end_offset - file.start_offset, file.size, position + chunk_bytes)
         counts = self._counts
         array = file.array()
@@ -104,6 +105,7 @@ class Dispatcher:
         stopped_at = file.start_offset + position
         touched = self._touched[: 3 * counts[kernel.S_TOUCHED]].tolist()
         keys = counts[kernel.S_KEYS]
+        # A blank fills the rest of the file: the next record is the first one of the next file.
         next_offset = file.end_offset if status == kernel.BLANK else stopped_at
         self.dispatched_records, self.dispatched_units = counts[kernel.S_RECORDS], counts[kernel.S_UNITS]
         store_ms = counts[kernel.S_LAST_STORE_MS] if self.dispatched_records else self.last_store_ms
@@ -192,6 +194,7 @@ class Dispatcher:
             work.touched_at = at + 3
         for done in self._index.put(self._keys, work.keys, work.keys_done):
             work.keys_done = done
+        # Everything is written: only now may readers look at queues and index up to the new offset.
         self._unfinished = None
         self.last_store_ms = work.store_ms
         self.reput_offset = work.next_offset
@@ -225,6 +228,7 @@ class Dispatcher:
         """
         queue = self._queues.rows[self._counts[kernel.S_GAP_QUEUE]]
         _, _, queue_offset = self.record_queue(log_array, position)
+        # Recovery raises here if the record may be wrong, or if units of the queue may only have been lost.
         if on_gap is not None:
             on_gap(queue, queue_offset)
         if queue.max_offset == queue.start_offset:
@@ -246,6 +250,7 @@ class Dispatcher:
                 queue_offset - 1,
             )
             queue.skip_to(queue_offset)
+        # The kernel compares queue offsets with its own row, not with the queue.
         self._queues.sync_row(queue)
 
 

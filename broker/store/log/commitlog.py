@@ -81,6 +81,8 @@ class CommitLog:
         self.store_host = host
         self.checksum_bytes = RECORD_CRC_BYTES if settings.record_checksum else 0
         """Bytes of the checksum over the whole record in each new record; 0: records get none."""
+        # Work space of the kernel, made once: arrays made for each frame would cost more than the kernel takes for a
+        # small one.
         self._numbers_blob = bytearray(_NUMBERS.size)
         self._numbers = np.frombuffer(self._numbers_blob, np.int64)
         self._plan = np.zeros(_PLAN_MESSAGES * produce_plan.PLAN_WIDTH, np.int64)
@@ -117,6 +119,7 @@ class CommitLog:
             self._plan = np.zeros(count * produce_plan.PLAN_WIDTH, np.int64)
             self._offsets_blob = bytearray(count * 8)
             self._offsets = np.frombuffer(self._offsets_blob, np.uint8)
+        # Frames mostly arrive in the one receive buffer that all connections share, so its array is made once.
         if batch.buffer is not self._frame_blob:
             self._frame_blob = batch.buffer
             self._frame = np.frombuffer(batch.buffer, np.uint8)
@@ -130,17 +133,21 @@ class CommitLog:
         if self.write_offset + bound > file.end_offset:
             sizes = self._plan_only(arrays, count)
             self.ahead.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)
+            # ``_plan_only`` has left the plan, so the kernel only writes.
             made, size = kernel.produce_on(*arrays, writer.array, self._offsets, 0)
         else:
             status, made, size = kernel.produce(*arrays, writer.array, self._offsets)
             if status != produce_plan.OK:
                 raise self._refusal(status, made, size)
+        # The kernel stopped at the end of the buffer or of the file; ``put`` makes room for the next record in either
+        # case.
         while made < count:
             writer.put(size, is_last=False)
             self._numbers[produce_plan.N_LIMIT] = writer.limit
             self._numbers[produce_plan.N_BASE] = writer.offset
             made, size = kernel.produce_on(*arrays, writer.array, self._offsets, made)
         writer.put(size, is_last=True)
+        # Published last: readers, the flush and the dispatch look at nothing beyond ``write_offset``.
         self.last_store_ms = store_ms
         self.write_offset = end_offset = writer.finish()
         return Appended(queue_offset, store_ms, bytes(memoryview(self._offsets_blob)[: 8 * count]), end_offset)
@@ -206,6 +213,7 @@ class CommitLog:
             produce_plan.N_RECORDS_MAX
         ] = -1  # makes the kernel refuse after planning, with the size of all records
         status, message, detail = kernel.produce(*arrays, self.writer.array, self._offsets)
+        # The refusal is the expected result here; any other status is a fault of the frame.
         if status != produce_plan.RECORDS_TOO_LONG or detail > FRAME_RECORDS_BYTES_MAX:
             raise self._refusal(status, message, detail)
         plan = self._plan[: count * produce_plan.PLAN_WIDTH].reshape(count, produce_plan.PLAN_WIDTH)
@@ -228,6 +236,7 @@ class CommitLog:
         for record in records:
             record.store_timestamp = store_ms
             record.store_host = self.store_host
+            # Makes the encoder compute the checksum of the present body.
             record.body_crc = None
             size = len(record.body) + len(record.topic) + len(record.properties) + _RECORD_OVERHEAD_BYTES
             if len(record.properties) > PROPERTIES_BYTES_MAX or size + BLANK_BYTES_MIN > self.queue.file_bytes:
@@ -240,6 +249,7 @@ class CommitLog:
             largest = max(largest, size)
         bound += BLANK_BYTES_MIN
         file = self.ahead.make(self.write_offset, bound, largest)
+        # The sizes must be exact: a file too many would be placed in the folder with nothing in it.
         if self.write_offset + bound > file.end_offset:
             sizes = np.array([len(each.encode(checksum=self.settings.record_checksum)) for each in records], np.int64)
             self.ahead.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)

@@ -59,6 +59,7 @@ class LogWriter:
         """
         self._files = [file]
         self._begin = self.offset = write_offset
+        # ``written`` must not return bytes of the append before while this one replaces them.
         self._in_buffer = 0
         self._record_bytes_max = record_bytes_max
         self.limit = min(file.end_offset - write_offset, BUFFER_BYTES)
