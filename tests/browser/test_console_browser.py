@@ -50,7 +50,7 @@ PATHS = [
     "/nowhere",
 ]
 FLOOD_RATE = 100_000
-FLOOD_SECONDS = 60
+FLOOD_SECONDS = 30
 BULK = 10_000
 HEAP_BYTES_MAX = 50_000_000
 IMAGES = os.environ.get("FLINTMQ_IMAGES")
@@ -225,7 +225,7 @@ async def test_a_flood_leaves_the_live_view_small(browser: Browser, console: str
 
 
 @pytest.mark.slow
-async def test_a_minute_of_a_flood_leaves_the_page_small_and_quick(
+async def test_half_a_minute_of_a_flood_leaves_the_page_small_and_quick(
     browser: Browser, console: str, running: RunningBroker
 ) -> None:
     tab = await open_tab(browser)
@@ -242,7 +242,7 @@ async def test_a_minute_of_a_flood_leaves_the_page_small_and_quick(
             await page.click("#speak")  # a person can use the page meanwhile
             slow.append(time.monotonic() - clicked)
             assert await page.evaluate("document.querySelectorAll('#live-rows tr').length") <= 500
-            if int(time.monotonic() - began) % 10 == 0:
+            if int(time.monotonic() - began) % 5 == 0:
                 await devtools.send("HeapProfiler.collectGarbage")
                 counters = await devtools.send("Memory.getDOMCounters")
                 nodes.append(counters["nodes"])
