@@ -36,8 +36,10 @@ def common_end(ours: Epochs, our_end: int, theirs: Epochs, their_end: int) -> in
     """
     shared = set(ours) & set(theirs)
     if not shared:
+        # Without a common epoch nothing proves that any byte of the two is the same.
         return 0
     newest = max(shared)
+    # Either log may end within this epoch, or go on with another leadership.
     return min(_end_of(ours, newest, our_end), _end_of(theirs, newest, their_end))
 
 
@@ -51,11 +53,13 @@ def adopted(ours: Epochs, theirs: Epochs) -> Epochs:
     """Return the epochs of a follower's log that was cut to the primary's history: the primary's, and older ones of
     ``ours`` whose records the primary has deleted."""
     if not set(ours) & set(theirs):
+        # The follower's log was cut to nothing, and its epochs went with it.
         return theirs
     return (*(epoch for epoch in ours if epoch.number < theirs[0].number), *theirs)
 
 
 def without_deleted(epochs: Epochs, log_begin: int) -> Epochs:
     """Return the epochs that have bytes at or above ``log_begin``, and the last one."""
+    # An epoch ends where the next one starts; the last one has no end.
     kept = [epoch for epoch, after in pairwise(epochs) if after.start > log_begin]
     return (*kept, *epochs[-1:])

@@ -55,6 +55,7 @@ class Follower:
         if (primary, epoch) != (self.primary, self.epoch):
             self.leave(now)
             self.primary, self.epoch, self.refused, self.refusal = primary, epoch, 0, ""
+            # The pause that ``leave`` sets is for a primary that failed; a new one is tried at once.
             self._retry_at = now
 
     def leave(self, now: float) -> None:
@@ -71,11 +72,14 @@ class Follower:
     def tick(self, now: float) -> None:
         """Connect, report regularly, and leave a primary that is silent."""
         if self.stage is FollowerStage.APART:
+            # The configuration names this member itself if it led before its restart. While the disk works, the end and
+            # the epochs that the greeting would name are not settled.
             if self.primary and self.primary != self._member and now >= self._retry_at and not self._log.busy:
                 self._connections += 1
                 self._connection, self._heard_at = self._connections, now
                 self.stage = FollowerStage.CONNECTING
                 self._actions.append(Connect(self._connection, self.primary))
+        # While this disk cuts, the primary is silent: it sends nothing before the first report.
         elif self.stage is not FollowerStage.CUTTING and now - self._heard_at > self._limits.silence_s:
             self.leave(now)
         elif self.stage is FollowerStage.STREAMING and now - self._reported_at >= self._limits.heartbeat_s:
@@ -115,11 +119,13 @@ class Follower:
             case Refusal():
                 self.refusal = message.reason
                 self.leave(now)
+            # Anything else belongs to another epoch or stage: the next connection compares the histories again.
             case _:
                 self.leave(now)
         return None
 
     def _compare(self, welcome: Welcome, now: float) -> str | None:
+        # A correct primary never says this; to follow it would leave a hole in the log.
         if welcome.begin > self._log.end and not welcome.restart:
             self.leave(now)
             return None
@@ -129,35 +135,42 @@ class Follower:
                 "keep this store, find out which of the two is right, and copy it again"
             )
         self._welcome, self.stage = welcome, FollowerStage.CUTTING
+        # Before the disk begins: a log that is about to be removed must not lead.
         self._log.complete = self._log.complete and not welcome.restart
         self._log.begin_work(*self._steps(welcome))
         return None
 
     def _steps(self, welcome: Welcome) -> tuple[Action, ...]:
         """Return the disk's work before the stream begins."""
+        # A damaged log is marked by having neither epochs nor completeness: a cut cannot mend it.
         is_worthless = not self._log.epochs and not self._log.complete and welcome.begin < self._log.end
         if welcome.restart or is_worthless:
             return (Restart(welcome.begin, self.cluster_id, welcome.epochs),)
         save = SaveState(self.cluster_id, adopted(self._log.epochs, welcome.epochs), self._log.complete)
+        # Without a cut the store need not be opened again.
         if welcome.begin == self._log.end:
             return (save,)
         return self._rules.steps_to_adopt(Cut(welcome.begin), save)
 
     def disk_done(self, now: float) -> None:
         """Tell the primary that the log is as it said, or that it is complete."""
+        # The connection may have ended during the work; then the next one begins with a greeting.
         if self.stage is FollowerStage.CUTTING and self._welcome is not None:
             self.stage, self._heard_at = FollowerStage.STREAMING, now
         self.send_report(now)
 
     def _piece(self, piece: LogPiece, now: float) -> str | None:
         log = self._log
+        # A piece that does not continue the log would leave a hole in it.
         if piece.offset != log.end or piece.end < piece.offset:
             self.leave(now)
             return None
         if piece.end > piece.offset:
             log.end = piece.end
             self._actions.append(Append(piece.offset, piece.end))
+        # A follower that is not in sync may lack on its disk what is confirmed; a later piece shows it then.
         log.confirm(self._rules.visible(piece.confirmed, log.flushed), self._actions)
+        # Busy: the work may be the saving of this very mark.
         if log.complete or log.busy:
             return None
         if self._rules.is_complete(log.flushed, piece.confirmed, log.epochs[-1].start):
@@ -170,5 +183,6 @@ class Follower:
         if self.stage is FollowerStage.STREAMING and self._connection is not None:
             self._reported_at = now
             flushed = self._rules.reported(self._log.end, self._log.flushed)
+            # Complete only after the mark is on disk, so that it outlives a power failure.
             report = PositionReport(self.epoch, self._log.end, flushed, self._log.complete and not self._log.busy)
             self._actions.append(SendMessage(self._connection, report))

@@ -24,6 +24,7 @@ class Patience:
 
     def gave_up(self, now: float) -> None:
         """Stand aside, and be more patient next time."""
+        # Bounded, or after a long outage of the others a primary whose disk hangs would keep the lease for hours.
         self._seconds = min(2.0 * self._seconds, 64 * self._limits.lag_s)
         self.stand_back_until = now + 2.0 * self._limits.lease_s
 

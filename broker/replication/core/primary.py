@@ -63,8 +63,10 @@ class Primary:
         """
         self.flushed[self._member] = flushed
         self._disk_since, self._disk_end = now, self._log.end
+        # Perhaps less than the epoch before had confirmed: the reports of the followers raise it.
         self.confirmed = confirmed
         self._suspect = suspect if suspect != self._member else None
+        # Each follower has the whole lag limit from here on to connect and to report.
         for member in sorted(self.config.members - {self._member}):
             self.followers[member] = FollowerState(behind_since=now)
 
@@ -83,12 +85,14 @@ class Primary:
     def hello(self, connection: int, hello: Hello, now: float) -> None:
         """Compare a follower's history with this one and say where it must cut its log."""
         follower = self.followers.get(hello.member)
+        # An empty id is that of a new store, which joins the set with this connection.
         if hello.cluster_id not in ("", self.config.cluster_id):
             reason = f"the store belongs to the set {hello.cluster_id}, not to {self.config.cluster_id}"
         elif follower is None:
             reason = f"{hello.member} is not a member of the set; add it first"
         elif not self._rules.is_current(hello.epoch, self.config.epoch):
             reason = f"the epoch is {self.config.epoch}, not {hello.epoch}"
+        # A follower that has missed two heartbeats may have lost its connection and come back.
         elif follower.streaming and now - follower.heard_at < 2 * self._limits.heartbeat_s:
             reason = f"{hello.member} follows already on another connection; give each broker an id of its own"
         else:
@@ -99,6 +103,7 @@ class Primary:
     def _welcome(self, connection: int, follower: FollowerState, hello: Hello, now: float) -> None:
         begin = self._log.begin
         cut = self._rules.cut_point(self.epochs, self._log.end, hello.epochs, hello.end)
+        # Retention has deleted records that the follower would need after its cut.
         restart = cut < begin
         if follower.connection is not None:
             self._disconnect(hello.member)
@@ -118,6 +123,8 @@ class Primary:
             return
         follower = self.followers[member]
         first = not follower.streaming
+        # The first report comes after the cut, exactly at the begin of the stream; later ones grow, up to what was
+        # sent. A position outside, or a disk that goes back, would make the confirmed offset wrong.
         lowest = follower.begin if first else follower.written
         highest = follower.begin if first else follower.sent
         if (
@@ -132,6 +139,7 @@ class Primary:
             follower.sent_at = now - self._limits.heartbeat_s  # it learns soon from where on it is complete
         follower.written, follower.complete, follower.heard_at = report.written, report.complete, now
         self.flushed[member] = report.flushed
+        # After the report is noted, which the measurement looks at.
         self._measure_lag(member, now)
         self._stream(follower, now)
 
@@ -168,6 +176,7 @@ class Primary:
 
     def _stream(self, follower: FollowerState, now: float) -> None:
         while follower.streaming and follower.sent < self._log.end:
+            # The own flush is not waited for: the disks of all members work at the same time.
             room = follower.written + self._limits.window_bytes - follower.sent
             if room <= 0 or follower.connection is None:
                 return
@@ -213,6 +222,7 @@ class Primary:
             for member in self.config.in_sync - {self._member}
             if now - self.followers[member].behind_since > self._limits.lag_s or self._is_gone(member)
         ]
+        # The worst first: the rule stops taking members out when it reaches the minimum.
         lagging.sort(key=lambda member: (not self._is_gone(member), self.followers[member].behind_since, member))
         own, start = self.flushed[self._member], self.epochs[-1].start
         joining = [
@@ -242,16 +252,19 @@ class Primary:
     def weak_s(self, now: float, *, serves: bool) -> float:
         """Return for how many seconds this member could not acknowledge although another one perhaps could: its disk
         has had the same work, or, if it ``serves``, it reaches too few members. Call it at each tick."""
+        # A member that is elected takes no followers yet, so it cannot count them.
         if not serves or self.current_members(now) >= self.config.min_in_sync:
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = now
         alone_s = now - self._alone_since if self._alone_since is not None else 0.0
         weak_s = max(alone_s, self.disk_behind_s(now))
+        # If this member alone is in sync, no other one may lead, and giving up would help nobody.
         return weak_s if len(self.config.in_sync) > 1 else 0.0
 
     def disk_behind_s(self, now: float) -> float:
         """Return for how many seconds the own disk has had the same work. Call it at each flush too."""
+        # The saving of the epoch is work of the disk too.
         if not self._log.busy and self.flushed[self._member] >= self._disk_end:
             self._disk_since, self._disk_end = now, self._log.end
         return now - self._disk_since
@@ -262,6 +275,7 @@ class Primary:
         flushed, follower = self.flushed.get(member, -1), self.followers.get(member)
         if follower is not None and not follower.streaming:
             return False, flushed, -1.0
+        # A primary keeps no follower's state of itself: it is connected and not behind.
         behind = follower is not None and flushed < self._log.end
         return True, flushed, now - follower.behind_since if follower is not None and behind else 0.0
 

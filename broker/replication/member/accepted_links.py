@@ -90,7 +90,9 @@ class AcceptedLinks:
     def send_table(self, epoch: int, table: str, version: int, content: bytes, only: int | None = None) -> None:
         """Send a table to all followers that were welcomed, or only to the connection ``only``."""
         numbers: Iterable[int] = self._links if only is None else (only,)
+        # A follower without a welcome gets all tables with it.
         links = [link for number in numbers if (link := self._links.get(number)) is not None and link.welcomed]
+        # An empty table is one empty part: the follower must report its number, too.
         for at in range(0, max(len(content), 1), PART_BYTES):
             part = content[at : at + PART_BYTES]
             is_last = at + PART_BYTES >= len(content)

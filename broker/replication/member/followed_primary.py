@@ -72,6 +72,7 @@ class FollowedPrimary:
         try:
             host, port = parse_address(address)
             await link.open(host, port, self._access)
+        # The host lives and no broker listens: the core counts these for a quick takeover.
         except ConnectionRefusedError:
             self._member.primary_lost(number, True)
         except (OSError, TimeoutError, FlintError) as error:
@@ -93,6 +94,7 @@ class FollowedPrimary:
         """Send the first message; ``file_bytes``: size of the log's files."""
         link = self._current(number)
         if link is not None:
+            # Each leadership counts the changes of its tables from 0.
             self._tables_saved, self._last_report = 0, None
             link.send_hello(hello, file_bytes)
 
@@ -158,9 +160,12 @@ class FollowedPrimary:
                 log.error("cannot take over a table of the primary: %s", error)
                 link = self._link
                 if link is not None:
+                    # A link that this side closes is silent, so the member is told here.
                     link.close()
                     self.link_lost(link, "a table cannot be written")
                 continue
             self._tables_saved = version
+            # At once, because a caller at the primary may wait for it; but the first report of a connection is the
+            # core's, which says by it that the log is cut.
             if self._link is not None and self._last_report is not None:
                 self._link.send_report(self._last_report, version)

@@ -83,6 +83,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
             async with asyncio.timeout(CONNECT_S):
                 await self._loop.create_connection(lambda: self, host, port, ssl=access.tls)
                 await self._greet(access)
+        # Also a cancellation: the transport may be open already.
         except BaseException:
             self.close()
             raise
@@ -94,11 +95,13 @@ class PrimaryLink(asyncio.BufferedProtocol):
             return
         if not access.user:
             raise AuthenticationFailed("the primary requires a user: set replication.user and password_file")
+        # On a thread, like the proof: a file may be slow, and the proof takes thousands of hashes.
         password = await self._loop.run_in_executor(None, _password, access.password_file)
         exchange = ClientExchange(access.user, password)
         try:
             first = await self._auth(exchange.first(), MECHANISM)
             proof = await self._loop.run_in_executor(None, exchange.final, first)
+            # The answer proves that the other side knows the password's verifier, too: no stranger can send a log.
             exchange.check(await self._auth(proof))
         except ScramError as error:
             raise AuthenticationFailed(f"user {access.user!r} at the primary: {error}") from None
@@ -112,6 +115,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
         return decode_fields(AuthAnswer, fields).message
 
     async def _ask(self, command: Command, request: Any) -> dict[str, Any]:
+        # One future is enough: the greeting asks one thing at a time, and nothing else is sent before its end.
         self._answer = self._loop.create_future()
         self._send(REQUEST, command, request)
         frame = await self._answer
@@ -142,6 +146,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
         """Close the connection; the owner hears nothing more of it."""
         self._closed = True
         if self._transport is not None:
+            # Not ``close``, which would first write out what a silent primary never takes.
             self._transport.abort()
 
     # ---- what the transport calls ----
@@ -150,6 +155,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
         """Take over the transport."""
         self._transport = cast(asyncio.Transport, transport)
         if self._closed:
+            # The attempt was given up while the connection was being made.
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -160,6 +166,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
         """Handle the bytes that arrived."""
         self._parser.received(nbytes)
         try:
+            # A frame may make the owner close this link; what follows it is void.
             while not self._closed and (frame := self._parser.next_frame()) is not None:
                 self._take(frame)
         except FlintError as error:
@@ -167,6 +174,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
 
     def _take(self, frame: Frame) -> None:
         if self._answer is not None and frame.kind == RESPONSE:
+            # The time limit may have cancelled it in this turn of the loop.
             if not self._answer.done():
                 self._answer.set_result(frame)
         elif frame.kind == RESPONSE and frame.code == SUCCESS:
@@ -195,6 +203,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
 
     def _lose(self, reason: str) -> None:
         if self._answer is not None and not self._answer.done():
+            # ``open`` raises this and closes the link; ``link_lost`` is for a link that was open.
             self._answer.set_exception(ConnectionResetError(reason))
         elif not self._closed:
             self.close()

@@ -45,6 +45,7 @@ class RegistryCalls:
                 self._on_view(view)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        # The loop itself refers to tasks only weakly.
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -78,6 +79,7 @@ class RegistryCalls:
                 answer = await self._registry.propose(proposal, addresses)
             except RegistryError as error:
                 log.warning("a change of the replica set was not made: %s", error)
+                # By the registry's contract, a change that raises this was not applied and never will be.
                 answered(proposal.number, ProposalOutcome.LOST, 0)
                 return
             if answer.outcome is ProposalOutcome.UNKNOWN:
@@ -91,6 +93,7 @@ class RegistryCalls:
 
         async def run() -> None:
             try:
+                # The registry's contract: one call for the lease at a time.
                 async with self._lease:
                     answer = await self._registry.hold_lease(self._member, epoch)
             except RegistryError as error:

@@ -301,6 +301,7 @@ class ReplicaMember:
 
     def _drain(self) -> None:
         """Carry out what the core asks for, in order."""
+        # An action may cause the next input at once; the loop below carries out what that adds.
         if self._draining:
             return
         self._draining = True

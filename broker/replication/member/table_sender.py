@@ -53,6 +53,7 @@ class TableSender:
 
     def greet(self, number: int) -> None:
         """Send all tables to a follower that was just welcomed on the connection ``number``."""
+        # By their numbers: a follower reports only the last number that it saved, which must include all smaller ones.
         for name, (change, content) in sorted(self._sent.items(), key=lambda item: item[1][0]):
             self._links.send_table(self._epoch, name, change, content, only=number)
 
@@ -66,9 +67,11 @@ class TableSender:
         if not self._waiting:
             return
         members = self._members()
+        # If no follower is in sync, nobody has to save anything.
         saved = self._links.saved_by(members) if members else self._count
         while self._waiting and self._waiting[0][0] <= saved:
             number, call = self._waiting.popleft()
+            # Before the call, which acknowledges the change: a follower that joins from here on needs it too.
             self._needed = max(self._needed or 0, number)
             call()
 
@@ -93,10 +96,12 @@ class TableSender:
                 await self._step(urgent=bool(callers))
             except OSError as error:
                 log.error("cannot read a table to send it to the followers: %s; trying again", error)
+                # In front of the callers that came during the step, and in their order.
                 self._unsent.extendleft(reversed(callers))
                 continue
             if self._needed is None:
                 self._needed = self._count
+            # The callers' changes are among those counted: all tables were looked at after they asked.
             self._waiting += [(self._count, call) for call in callers]
             self.saved()
 
@@ -109,6 +114,7 @@ class TableSender:
                 continue
             content = await self._loop.run_in_executor(None, table.read)
             self._seen[table.name] = version
+            # The version changes with each write, also of the same content.
             if table.name in self._sent and self._sent[table.name][1] == content:
                 continue
             self._count += 1

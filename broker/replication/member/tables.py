@@ -65,6 +65,7 @@ class FileTable:
     def write(self, content: bytes) -> None:
         """Replace the file."""
         if content:
+            # Before the file is replaced: the next start could not read another value.
             if not isinstance(json.loads(content), dict):
                 raise ValueError("not a JSON object")
             make_durable_folder(self._files, self._path.parent)
@@ -133,6 +134,7 @@ class TopicsTable:
     def write(self, content: bytes) -> None:
         """Delete the topics that the primary has deleted since, take over the next offsets, and replace all topics."""
         table: dict[str, Any] = json.loads(content)
+        # The deletions first: after a crash, a topic without row and without note would be found again by its messages.
         self._note_ends(table["ends"])
         self._store.topics.replace(table["topics"])
 
@@ -220,6 +222,7 @@ class LogBegin:
     def write(self, content: bytes) -> None:
         """Have this member's retention delete what is before."""
         begin = json.loads(content)
+        # Not ``isinstance``, for which true is an ``int``.
         if type(begin) is not int or begin < 0:
             raise ValueError(f"the log cannot begin at {begin!r}")
         self._follow(begin)

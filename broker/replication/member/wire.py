@@ -31,6 +31,7 @@ def decode_epochs(body: Bytes) -> Epochs:
         epochs = tuple(Epoch(number, start) for number, start in rows)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InvalidParameter(f"the body is not an array of epochs: {error}") from error
+    # Epochs count from 1, and the first one may start at 0.
     last = Epoch(0, -1)
     for epoch in epochs:
         if not (

@@ -48,6 +48,7 @@ def decode_config(encoded: bytes) -> tuple[SetConfig, dict[str, str]]:
         raise MalformedRegistry(f"the configuration is no JSON ({error})") from error
     if not isinstance(fields, dict) or not _is_number(fields.get("format"), 1):
         _malformed("it is no object with the field format")
+    # Before the fields, which may be others in a newer format: the message must name the true reason.
     if fields["format"] > FORMAT:
         raise MalformedRegistry(
             f"the configuration has format {fields['format']}, this version reads format {FORMAT}: update this broker"
@@ -88,6 +89,7 @@ def _is_name(value: object) -> bool:
 
 
 def _is_number(value: object, minimum: int) -> bool:
+    # In Python, JSON's true is an ``int``.
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 

@@ -211,6 +211,7 @@ class EtcdRegistry:
         """Give the lease back; without a response it ends by itself."""
         if self._lease is None:
             return
+        # Forgotten first: whatever becomes of the call, this lease is not renewed again.
         lease, self._lease = self._lease, None
         try:
             await self._gateway.call("/v3/lease/revoke", {"ID": str(lease.number)}, READ_LIMIT_S)
@@ -227,6 +228,7 @@ class EtcdRegistry:
         while True:
             try:
                 read = await self._read()
+                # A wait also ends after a silence, in which nothing may have changed.
                 if read.view != last:
                     last = read.view
                     yield last
@@ -242,10 +244,12 @@ class EtcdRegistry:
 
         What changed is read, not taken from the event: etcd's member may lag behind, and a read may already know more.
         """
+        # The read has shown what changed at ``revision`` itself.
         request = {"key": self._prefix, "range_end": self._prefix_end, "start_revision": str(revision + 1)}
         stream = self._gateway.stream("/v3/watch", {"create_request": request}, self._settings.silence_s)
         async with aclosing(stream):
             async for result in stream:
+                # Etcd also cancels a watch whose start it has compacted; then the next read has a newer one.
                 if result.get("canceled") and not result.get("compact_revision"):
                     raise RegistryRefused(f"etcd ends the watch: {result.get('cancel_reason', 'it does not say why')}")
                 if result.get("events") or result.get("canceled"):
@@ -258,6 +262,7 @@ class EtcdRegistry:
         try:
             revision = int(response["header"]["revision"])
             config_range, lead_range = (each["response_range"] for each in response["responses"])
+            # A key that does not exist has no ``kvs``.
             config_pair, lead_pair = ((each.get("kvs") or [{}])[0] for each in (config_range, lead_range))
             version, lead_lease = _number(config_pair, "mod_revision"), _number(lead_pair, "lease")
             value, lead = b64decode(config_pair.get("value", "")), b64decode(lead_pair.get("value", ""))

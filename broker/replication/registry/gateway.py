@@ -61,9 +61,11 @@ class EtcdGateway:
         """Return etcd's response to a POST. Each endpoint has ``limit_s`` seconds. A ``change`` is sent only once:
         raise ``OutcomeUnknown`` if it was sent and no response says what became of it."""
         failures: list[EndpointError] = []
+        # A copy: ``_put_last`` reorders the list meanwhile.
         attempts = list(self._endpoints)
         while attempts:
             endpoint = attempts.pop(0)
+            # Outside the ``try``: whether it was sent must be known after a failure.
             exchange = HttpExchange(endpoint)
             try:
                 async with asyncio.timeout(limit_s):
@@ -77,6 +79,7 @@ class EtcdGateway:
             except EndpointError as error:
                 failure = error
             self._put_last(endpoint)
+            # It may have been applied, so no other endpoint gets it.
             if change and exchange.sent:
                 raise OutcomeUnknown(str(failure)) from failure
             failures.append(failure)
