@@ -50,12 +50,14 @@ class RemotingClient(ConnectedClient):
             answered(None)
             return
         request_id = self._next_id()
+        # The oldest question makes room: a client that never answers must not fill memory.
         if len(self._asked) >= ASKED_MAX:
             self._asked.pop(next(iter(self._asked)))(None)
         self._asked[request_id] = answered
         self._responses.send(encode_head(REQUEST, code, request_id, fields, len(body)), body)
 
     def _next_id(self) -> int:
+        # From 1: 0 stands for no request.
         self._last_request_id = self._last_request_id % REQUEST_ID_MAX + 1
         return self._last_request_id
 

@@ -114,6 +114,8 @@ class RemotingConnection(ClientConnection):
         """Check of each request's signature; None on a broker without users."""
         if broker.authenticator is not None:
             self.check = SignatureCheck(self, broker.authenticator)
+            # Without a login there is no moment from which larger frames may come: each large one is vetted by its
+            # header.
             self.parser.frame_bytes_max = broker.limits.frame_bytes_max
             self.parser.vet = self._vet
         self.header_type = 0
@@ -145,6 +147,7 @@ class RemotingConnection(ClientConnection):
         self.header_type = frame.header_type
         request = RemotingRequest(self, frame)
         try:
+            # The check may keep the frame until its turn.
             if self.check is not None and not self._may_ask(frame) and not self.check.passes(frame):
                 return
             handler = self.handlers_by_code.get(frame.code)
@@ -160,6 +163,7 @@ class RemotingConnection(ClientConnection):
         """Return whether the request needs no signature: name servers answer questions for routes without one."""
         if frame.code not in ROUTE_CODES or not self.gateway.open_routes:
             return False
+        # Clients do not sign these questions, so the connection must not be closed for the lack of a signature.
         self.authenticate_by = 0.0
         return True
 

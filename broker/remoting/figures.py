@@ -59,6 +59,7 @@ class TrafficFigures:
         """Messages and bytes that RocketMQ's consumers got, by ``topic@group``."""
         self._count = 0
         self._totals: deque[_Sample] = deque(maxlen=max(_RATE_SAMPLES) + 1)
+        # One sample more than steps: 6 of 10 seconds, 6 of 10 minutes, 24 of an hour.
         self._spans = {
             "statsMinute": _Span(1, deque(maxlen=7)),
             "statsHour": _Span(60, deque(maxlen=7)),
@@ -76,6 +77,7 @@ class TrafficFigures:
             if self._count % span.every == 0:
                 span.samples.append(now)
         self._count += 1
+        # Without the rows of topics and groups: the broker's rates need none.
         self._totals.append(_Sample(now.at, now.put_messages, now.get_messages, {}, {}))
         day = time.localtime().tm_yday
         if self._day not in (-1, day):
@@ -110,6 +112,7 @@ class TrafficFigures:
         put, get = [], []
         for back in _RATE_SAMPLES:
             before = self._totals[max(len(self._totals) - back, 0)]
+            # At least a second, or a message right after a sample would look like a huge rate.
             seconds = max(now.at - before.at, 1.0)
             put.append((now.put_messages - before.put_messages) / seconds)
             get.append((now.get_messages - before.get_messages) / seconds)

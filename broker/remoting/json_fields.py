@@ -45,6 +45,7 @@ class JsonFields:
         value = self._values.get(name)
         if value is None and default is not None:
             return default
+        # Not ``isinstance``, for which true is an ``int``.
         if type(value) is not int or not low <= value <= high:
             raise InvalidParameter(f"{self.what}: {name} must be an integer from {low} to {high}, got {_brief(value)}")
         return value

@@ -40,6 +40,7 @@ def decode_answer(frame: bytes) -> tuple[int, RemotingAnswer] | None:
 
     Raises ``RemoteProtocolError``.
     """
+    # ``decode_frame`` wants room for the length, and does not read it.
     blob = bytearray(_LENGTH_BYTES) + frame
     if len(blob) < LENGTHS.size:
         raise RemoteProtocolError(f"a frame of {len(frame)} bytes, which has no header")
@@ -75,6 +76,7 @@ class OutboundConnection:
                 self._writer.write(encode_request(code, self._opaque, fields, body))
                 await self._writer.drain()
                 while True:
+                    # The other side may send requests of its own, which nobody answers.
                     found = decode_answer(await self._read_frame())
                     if found is not None and found[0] == self._opaque:
                         return found[1]

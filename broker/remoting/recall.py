@@ -44,6 +44,7 @@ def recall_handle(topic: str, broker: str, deliver_ms: int, unique_key: str) -> 
 def split_recall_handle(text: str) -> RecallHandle:
     """Return the parts of a handle. Raises ``RecallRefused``."""
     try:
+        # ``urlsafe_b64decode`` passes over characters that are not base64.
         if not _BASE64.match(text):
             raise ValueError
         unpadded = text.rstrip("=")

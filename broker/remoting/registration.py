@@ -84,6 +84,7 @@ class _Registration:
     def stop(self) -> None:
         """Let ``keep`` take the registration back and return."""
         self._stopping.set()
+        # This wakes ``_wait``.
         self.changed.set()
 
     async def keep(self) -> None:
@@ -100,6 +101,7 @@ class _Registration:
             except (ConnectionFailed, RequestTimeout, RemoteProtocolError, NameServerRefused) as error:
                 self._say_out(error)
             finally:
+                # The name server forgets the registration with its connection.
                 self._sent = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -121,16 +123,19 @@ class _Registration:
             if closed.done():
                 raise ConnectionFailed(f"{connection.address} closed the connection")
         finally:
+            # ``closed`` reads from the connection: it must have ended before the next request reads its answer.
             for task in (closed, changed):
                 task.cancel()
             await asyncio.gather(closed, changed, return_exceptions=True)
 
     async def _renew(self, connection: NameServerConnection) -> None:
         """Let the name server know what this broker serves now: nothing, if it is not the primary of its set."""
+        # First: a change during the registration leads to another one.
         self.changed.clear()
         if not self._names.is_primary():
             await self._unregister(connection)
             return
+        # Before the topics are read, which may be newer by then: the next look sends those again.
         version = self._names.topics_version()
         if version != self._sent or await self._asks_for_more(connection, version):
             await self._register(connection, version)
@@ -147,6 +152,7 @@ class _Registration:
 
     async def _register(self, connection: NameServerConnection, version: dict[str, int]) -> None:
         topics = self._names.all_topics()
+        # On a thread, because a broker may have many thousands of topics.
         body = await self._broker.loop.run_in_executor(self._broker.readers, encode_registration, topics, version)
         answer = await connection.ask(
             codes.REGISTER_BROKER,
@@ -155,6 +161,7 @@ class _Registration:
             haServerAddr=self._names.own_address,
             compressed="false",
             enableActingMaster="false",
+            # Without the sign bit, as RocketMQ's ``UtilAll.crc32``.
             bodyCrc32=str(zlib.crc32(body) & _CRC_MASK),
         )
         if answer.code != codes.SUCCESS:

@@ -71,6 +71,7 @@ class RepeatedSends:
         if not self._tries_left or request.peer.user is not None or counters.kept_headers >= HEADERS_MAX:
             return
         self._tries_left -= 1
+        # The frame ends with its body, and its header follows the two lengths.
         header_at = received.body_end - request.source.frame_bytes + LENGTHS.size
         if len(self.headers) >= HEADERS_PER_CONNECTION_MAX or not 0 < received.body_at - header_at <= HEADER_BYTES_MAX:
             return
@@ -116,6 +117,9 @@ class RepeatedSends:
             del self.headers[0]
             intake.counters.kept_headers -= 1
             return False
+
+        # Whatever the general way would refuse, hold back or answer without storing is left to it, like a message whose
+        # key may be stored already: that may be one sent again.
         queue, key = int(found["queue"]), found["key"].decode()
         prefix, first = sequence_of(key) or ("", 0)
         common = header.stamps + plain_properties(found["properties"])
@@ -133,11 +137,14 @@ class RepeatedSends:
         appended = intake.store.append_repeated(name, queue, header.batch, frame, common)
         if appended is None:
             return False
+        # The frame is taken only here: up to this line the general way would find it untouched.
         parser.start = body_end
         intake.dispatch.appended_to(name, queue, appended)
         queue_offset = appended.queue_offset
         if prefix:
             intake.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)
+
+        # What follows is what the general way counts and answers.
         traffic = header.traffic
         traffic.frames += 1
         traffic.messages += 1

@@ -176,6 +176,7 @@ class RemotingRequest(Request):
         if broker.auto_create:
             default = broker.store.topics.get(self.default_topic)
             if default is not None and default.perm & PERM_INHERIT:
+                # The new topic is a default for no other one.
                 queues, perm = default.write_queues, default.perm & ~PERM_INHERIT
             elif self.default_topic == DEFAULT_TOPIC:
                 queues, perm = DEFAULT_TOPIC_QUEUES, PERM_READ_WRITE
@@ -184,6 +185,7 @@ class RemotingRequest(Request):
                 f"topic[{name}] not exist, apply first please! Create it (mqadmin updateTopic, or flintmq topic "
                 f"create), or let sends create it: topics.auto_create, and {DEFAULT_TOPIC} as their default topic"
             )
+        # As in RocketMQ, a client may ask for fewer queues than its default topic has, not for more.
         queues = min(self.default_queues, queues)
         if queues < 1:
             raise InvalidParameter(
@@ -210,9 +212,11 @@ class RemotingRequest(Request):
 
     def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
         """Respond to a pull with its records, which are the wire format. Damaged ones are left out, with a remark."""
+        # The sizes that precede the records are for FlintMQ's own clients.
         body = memoryview(pulled.body)[_SIZE_BYTES * pulled.count :]
         code, remark = codes.SUCCESS, "FOUND"
         if not pulled.count:
+            # If the filter passed over messages, the client goes on behind them at once.
             passed = pulled.next_offset > self.asked
             code = codes.PULL_RETRY_IMMEDIATELY if passed else codes.PULL_NOT_FOUND
             remark = "NO_MATCHED_MESSAGE" if passed else "OFFSET_OVERFLOW_ONE"

@@ -40,6 +40,7 @@ class _Resend(Duplicate):
         try:
             places = super().places(hot=hot)
         except MessageNotFound:
+            # Without the first message there is nothing to compare, and this one is appended.
             return _NOWHERE
         physical_offset = int.from_bytes(places.physical_offsets, "big")
         self._stored = self._intake.store.log_reads.record_at(physical_offset, hot=hot)
@@ -52,6 +53,7 @@ class _Resend(Duplicate):
             self._intake.counters.duplicates += 1
             super().answer(places)
         else:
+            # Without the prefix, so that its key is not looked up again.
             append_frame(self._request, self._intake, self._settings, replace(self._params, unique_prefix=""))
 
 

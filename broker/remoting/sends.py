@@ -78,6 +78,7 @@ def decode_send(code: int, version: int, ext: ExtFields) -> SendFields:
         ext.text(topic),
         ext.text(default_topic, ""),
         ext.integer(default_queues, 4, **_I32),
+        # For RocketMQ each negative number means any queue.
         max(ext.integer(queue, **_I32), -1),
         ext.integer(sys_flag, 0, **_I32) & KEPT_SYS_FLAG,
         max(ext.integer(born, 0, low=-(2**63)), 0),
@@ -145,6 +146,7 @@ def settle_delay(properties: dict[str, str], now_ms: int) -> int:
     level = properties.get(PROPERTY_DELAY, "")
     if not times or (_INTEGER.match(level) and int(level) > 0):
         return 0
+    # RocketMQ looks at them in this order, and only at the first that is there.
     name = next(name for name in _TIMES if name in times)
     if not _INTEGER.match(times[name]):
         raise DelayIllegal(f"{name} must be an integer, got {times[name]!r:.40}")

@@ -61,6 +61,7 @@ class SignatureCheck:
         key = _key_of(frame)
         connection, backoff = self._connection, self._authenticator.backoff
         if key == self.access_key:
+            # A key that was right on this connection needs no turn; a wrong signature with it is a failed attempt.
             if self._signer(frame, key) is not None:
                 return True
         else:
@@ -72,6 +73,7 @@ class SignatureCheck:
                 connection.peer.when_lost(cancel)
                 connection.suspend()
                 return False
+            # The key may have been added a moment ago.
             self._authenticator.users.refresh()
         self._judge(frame, key)
         return True

@@ -100,6 +100,7 @@ def header_end(buffer: bytearray, start: int, end: int) -> int:
     """
     if end - start < LENGTHS.size:
         raise HeaderIllegal(f"a frame of {end - start - 4} bytes cannot hold the length of its header")
+    # Three bytes: the fourth one, before them, is the type.
     header_bytes = int.from_bytes(buffer[start + 5 : start + 8], "big")
     possible = min(REMOTING_HEADER_BYTES_MAX, end - start - LENGTHS.size)
     if header_bytes > possible:
@@ -168,6 +169,7 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
     try:
         text = header.decode()
         if text[:1] == "{":
+            # ``raw_decode``, because ``decode`` looks for blanks on both sides of every header.
             members, end = _decode_begin(text)
             if end != len(text) and text[end:].strip(_BLANKS):
                 raise HeaderIllegal(f"{len(text) - end} characters after a remoting header's JSON", _opaque(members))
@@ -178,6 +180,7 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
     if type(members) is not dict:
         raise HeaderIllegal("a remoting header that is not a JSON object")
     get = members.get
+    # A missing code fails the check below; the others have the defaults of RocketMQ's ``RemotingCommand``.
     code, opaque, flag, version = get("code", ""), get("opaque", 0), get("flag", 0), get("version", 0)
     for name, number in (("code", code), ("opaque", opaque), ("flag", flag), ("version", version)):
         if type(number) is not int or not -0x8000_0000 <= number <= 0x7FFF_FFFF:
@@ -191,9 +194,11 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
         raise HeaderIllegal(
             f"a remoting header whose extFields are no object of at most {HEADER_ITEMS_MAX} items", opaque
         )
+    # Values may be replaced during the iteration, because the keys stay.
     for name, value in fields.items():
         if type(value) is not str:
             fields[name] = _as_text(name, value, opaque)
+    # Only an escape makes a lone surrogate: the header itself was valid UTF-8.
     if b"\\u" in header:
         _check_encodable(fields, opaque)
     remark, language = get("remark"), get("language")

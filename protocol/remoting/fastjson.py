@@ -166,6 +166,7 @@ class _Reader:
     def _number(match: re.Match[str]) -> int | float:
         digits = match["number"]
         if match["fraction"] is None and match["exponent"] is None:
+            # The time of ``int`` grows with the square of the digits.
             if len(digits) > _INTEGER_DIGITS_MAX:
                 raise FastjsonError(f"an integer of {len(digits):,} digits; at most {_INTEGER_DIGITS_MAX} are read")
             return int(digits)

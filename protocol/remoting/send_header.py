@@ -34,6 +34,8 @@ def send_pattern(header: bytes, code: int, unique_key_name: str) -> re.Pattern[b
     names = NAMES.get(code)
     ext_fields = _EXT_FIELDS.findall(header)
     found = _PROPERTIES.findall(header)
+
+    # Every part that changes must be there exactly once: a match must not take one field for another.
     if names is None or len(ext_fields) != 1 or len(found) != 1 or found[0][0] != names[2].encode():
         return None
     pairs = [_PAIR.match(pair) for pair in found[0][1].removesuffix(rb"\u0002").split(rb"\u0002")]
@@ -45,17 +47,23 @@ def send_pattern(header: bytes, code: int, unique_key_name: str) -> re.Pattern[b
     constant = header.replace(found[0][1], b"", 1)
     if "" in property_names or len(keys) != 1 or keys[0] not in _UNIQUE_KEYS or b"\\" in constant or whole is None:
         return None
+    # The header and its extension fields are the only objects.
     if header.count(b"{") != 2 or header.count(b"}") != 2 or len(opaque) != 1:
         return None
     spans = [(whole.start(2), whole.end(2), _properties_pattern(found[0][1], property_names, unique_key_name, keys[0]))]
+
+    # So many digits fit an i32 and an i64 whatever they are.
     for name, group, digits in ((names[0], b"queue", b"9"), (names[1], b"born", b"18")):
         numbers = list(re.finditer(rb'"%b":"([0-9]{1,%b})"' % (name.encode(), digits), header))
         if len(numbers) != 1 or numbers[0][0] not in ext_fields[0]:
             return None
         spans.append((numbers[0].start(1), numbers[0].end(1), rb"(?P<%b>[0-9]{1,%b})" % (group, digits)))
+    # Then it is an extension field of that name, not the request's number.
     if opaque[0][0] in ext_fields[0]:
         return None
     spans.append((opaque[0].start(1), opaque[0].end(1), rb"(?P<opaque>[0-9]{1,9})"))
+
+    # What lies between the parts that change must be the same byte for byte.
     pattern, at = b"", 0
     for begin, end, part in sorted(spans):
         pattern += re.escape(header[at:begin]) + part

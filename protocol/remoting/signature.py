@@ -20,6 +20,7 @@ _VERSION_ADDS_LATER = 399
 
 def signature_of(fields: Mapping[str, str], body: bytes | memoryview, version: int, secret: bytes) -> bytes:
     """Return the signature of a request, 20 bytes. ``version``: the client's ``MQVersion``."""
+    # In the order of their names, because RocketMQ collects them in a ``TreeMap``.
     values = [
         fields[name]
         for name in sorted(fields)

@@ -12,6 +12,7 @@ def release_of(version: int) -> str:
     """Return the release that ``MQVersion`` names, such as ``5.3.3``; for older ones than 4.1.0 the bare number."""
     if not _FIRST <= version <= _LAST:
         return f"version {version}"
+    # The three digits of a release count as one number: 5.0.0 follows 4.9.9.
     major, rest = divmod(_FIRST_RELEASE + (version - _FIRST) // 2, 100)
     return f"{major}.{rest // 10}.{rest % 10}" + ("" if version % 2 else "-SNAPSHOT")
 

@@ -76,6 +76,7 @@ def shared_share_of(client_id: str, clients: list[str], queues: list[Queue], str
     if share <= 0 or share >= len(clients) - 1:
         return [(queues[0][0], ALL_QUEUES)]
     at = clients.index(client_id)
+    # With more clients than queues, several pop from the same one.
     if len(clients) > len(queues):
         return [queues[at % len(queues)]]
     shared = [clients[(at + each) % len(clients)] for each in range(share + 1)]

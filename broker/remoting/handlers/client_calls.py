@@ -71,9 +71,11 @@ def _ask(
     request: RemotingRequest, client: RemotingClient, client_id: str, code: int, fields: Mapping[str, str], body: bytes
 ) -> None:
     """Send the request to the client, and pass its answer on; give up after ``TIMEOUT_S``."""
+    # Before the client is asked, which would do its work for nothing.
     request.deferred.check_may_wait()
     answers: list[tuple[int, str, bytes]] = []
     done = request.later(lambda: _pass_on(request, answers[0]))
+    # What comes first ends the wait: the answer, the loss of the client's connection, or the time.
     waiting = [True]
 
     def end(error: BrokerError | None) -> None:
@@ -92,6 +94,7 @@ def _ask(
     timer = asyncio.get_running_loop().call_later(
         TIMEOUT_S, lambda: end(ClientSilent(f"consumer <{client_id}> did not answer within {TIMEOUT_S:.0f} s"))
     )
+    # After the timer is there: for a client that is gone, ``answered`` is called at once.
     client.send_request(code, fields, body, answered)
 
 

@@ -62,6 +62,7 @@ def heart_beat(
         groups.check_may_send_back(name)
         groups.ensure_group(name)
         unknown |= groups.clients.heart_beat(name, identity, role)
+    # The client pulls from these topics next, so they exist before it gets its answer.
     retry_topics = [TopicConfig(retry_topic(name), read_queues=1, write_queues=1) for name in consumers]
     # A client that hears of a change sends its subscriptions again.
     fields = {

@@ -164,6 +164,7 @@ def _progress(
     store: MessageStore, group: str, pulled: dict[Queue, int], hot: bool
 ) -> list[tuple[Queue, dict[str, int]]]:
     """Return each queue that still exists, with RocketMQ's ``OffsetWrapper``. ``pulled``: next offsets by queue."""
+    # So many queues would hold up the loop, even if all of them are in memory.
     if hot and len(pulled) > HOT_QUEUES_MAX:
         raise WouldBlock
     rows = []

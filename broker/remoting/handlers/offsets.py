@@ -70,6 +70,7 @@ def search_offset_by_timestamp(request: RemotingRequest, store: MessageStore) ->
     def find(hot: bool) -> int:
         if boundary == LOWER:
             return reads.offset_by_time(topic, queue, timestamp_ms, hot=hot)
+        # The last message at a time or earlier is the one before the first after it.
         after = reads.offset_by_time(topic, queue, min(timestamp_ms + 1, _I64_MAX), hot=hot)
         return max(after - 1, reads.min_offset(topic, queue, hot=hot))
 

@@ -134,6 +134,7 @@ def _respond(request: RemotingRequest, params: PopParams, popped: Popped, *, ful
         if each.topic == params.topic:
             parts += each.records
             continue
+        # Retried messages come as messages of the topic that the client asked for, and carry their handles themselves.
         for offset, record in zip(each.offsets, each.records, strict=True):
             handle = handle_of(
                 each,
@@ -151,6 +152,7 @@ def _as_message_of(topic: str, handle: str, record: memoryview) -> bytes:
     """Return the record of a retry topic as a message of the topic that it was sent to, with its receipt handle."""
     found = decode_record(record, check_crc=False)
     properties = found.property_map()
+    # This checksum is of the record as it is stored.
     properties.pop(PROPERTY_RECORD_CRC, None)
     properties[PROPERTY_POP_CK] = handle
     return replace(found, topic=topic.encode(), properties=encode_properties(properties)).encode()
@@ -198,6 +200,7 @@ def batch_ack_message(request: RemotingRequest, pops: PopService) -> None:
         request.reply(code=codes.NO_MESSAGE, remark="the batch has no acknowledgement")
         return
     acks = [_batch_ack(row) for row in rows]
+    # All of them are checked before one is settled.
     for key, _, _, topic in acks:
         rules.check(request, Need((CONSUME,), GROUP, key.group), Need((CONSUME,), TOPIC, topic))
     settled = 0
@@ -223,6 +226,7 @@ def _batch_ack(row: JsonFields) -> tuple[QueueKey, int, list[int], str]:
 
 
 def _set_bits(bits: bytes) -> Iterator[int]:
+    # The order of Java's ``BitSet.toByteArray``: the lowest bit of the first byte is the first offset.
     for index, byte in enumerate(bits):
         for bit in range(8):
             if byte >> bit & 1:
@@ -272,6 +276,7 @@ def notification(request: RemotingRequest, outlet: Outlet, pops: PopService) -> 
 def _notify(
     request: RemotingRequest, outlet: Outlet, pops: PopService, params: PopParams, deadline: float, *, last: bool
 ) -> None:
+    # Again, because the topic, the group or the user's rights may have changed during the wait.
     check_may_pop(request, outlet, params.group, params.topic)
     has_messages, full = _has_messages(outlet.store, pops, params), False
     if not has_messages and not last:

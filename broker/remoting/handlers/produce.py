@@ -44,6 +44,7 @@ def send_message(request: RemotingRequest, gateway: RemotingGateway, intake: Int
 def _send_one(
     request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings, send: SendFields
 ) -> None:
+    # Delivery would take the message for a recall whose handle has been checked.
     if f"{PROPERTY_TIMER_RECALLED}\x01" in send.properties:
         raise MessageIllegal(
             f"{PROPERTY_TIMER_RECALLED} is set by brokers only; to take a timed message back, call recallMessage with "
@@ -54,6 +55,7 @@ def _send_one(
     params = _params(request, gateway, intake.delays.now_ms(), send, properties)
     if is_half:
         _as_row(request, params, properties, send)
+    # A one-way send has no answer that can be lost, so no client sends it again for that.
     sequence = sequence_of(request.unique_key) if request.frame.kind == REQUEST else None
     if sequence is not None:
         # A client keeps the key when it sends a message again, so the broker can store it once.
@@ -118,6 +120,7 @@ def _send_retry(
         intake.writer.with_topics(missing, request.resume)
         return
     properties = split_properties(send.properties)
+    # For what it does to the properties alone.
     settle_half(properties, send.group, send.reconsume_times)
     times_max = send.max_reconsume_times
     if times_max < 0:

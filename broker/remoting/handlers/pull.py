@@ -79,8 +79,10 @@ def pull_message(request: RemotingRequest, gateway: RemotingGateway, outlet: Out
         committed = ext.integer("commitOffset", 0, low=_I64_MIN)
         if committed >= 0:
             gateway.commit(group, topic, queue, committed)
+    # All fields have been read, and a pull that is held must not keep them in memory.
     request.translate(bytearray())
     request.release_frame()
+    # FlintMQ's PULL has no such offsets; RocketMQ answers with the first one of the queue.
     if offset < 0:
         request.check_pull(params)
         request.after_dispatch(

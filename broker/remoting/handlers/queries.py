@@ -67,6 +67,7 @@ def query_message(request: RemotingRequest, store: MessageStore) -> None:
     search = KeySearch(topic, key, max(begin_ms, 0), min(end_ms, LATEST_MS), count)
 
     def done(found: QueryResult) -> None:
+        # The sizes that precede the records are for FlintMQ's own clients.
         body = memoryview(found.body)[_SIZE_BYTES * found.count :]
         fields = {
             "indexLastUpdateTimestamp": str(store.index.end_ms),

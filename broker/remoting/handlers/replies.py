@@ -51,6 +51,7 @@ def send_reply_message(
             f"push reply message fail, channel of <{client_id}> not found. The client that asked is not connected"
         )
     if not asker.may_be_sent():
+        # RocketMQ's words, in which the blank is missing.
         raise BrokerFailure(f"push reply message to {client_id}fail. The client does not read what it is sent")
     request.deferred.check_may_wait()
     fields = _fields(request, store, send, properties)
@@ -106,6 +107,7 @@ class _Passing:
             self._settle("" if frame.code == codes.SUCCESS else f"it answered with code {frame.code}")
 
     def _settle(self, failure: str) -> None:
+        # The answer, the loss of the connection and the timer may all come; the first one decides.
         if self._settled:
             return
         self._settled = True

@@ -84,6 +84,7 @@ def get_kvlist_by_namespace(request: RemotingRequest) -> None:
 
 def delete_topic_in_namesrv(request: RemotingRequest) -> None:
     """Confirm that there is no route that the broker has not: a deleted topic has none any more."""
+    # A request without its topic is refused.
     request.ext.text("topic")
     request.reply()
 

@@ -103,6 +103,7 @@ def _put(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
             f"{new} new groups would make {len(table) + new}, and limits.groups_max is {groups.groups_max}; nothing "
             "was changed"
         )
+    # Everything that may be refused is refused before the first change.
     for row in rows:
         name = row["groupName"]
         before = table.settings_of(name) if table.has(name) else None

@@ -187,6 +187,7 @@ def get_topic_stats_info(
     is_stored = store.topics.get(config.name) is not None
 
     def read(hot: bool) -> list[tuple[int, int, int, int]]:
+        # The store does not have the topics that RocketMQ's programs expect of every broker until they are used.
         if is_stored:
             return store.queue_reads.topic_stats(config.name, hot=hot)
         return [(queue_id, 0, 0, -1) for queue_id in range(config.queues)]

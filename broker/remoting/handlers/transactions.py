@@ -74,6 +74,7 @@ def _topic_check(request: RemotingRequest) -> Callable[[str], None]:
 def _id_of(store: MessageStore, physical_offset: int, hot: bool) -> str:
     """Return the id of the half message at an offset. Callable from any thread. Raises ``TransactionNotExist``."""
     record = None
+    # With sync flush, a record above this offset may not be on disk yet, and could still be lost.
     if physical_offset < store.dispatchable_offset:
         record = store.log_reads.record_at(physical_offset, hot=hot)
     half = Half.of(record) if record is not None else None
@@ -121,6 +122,7 @@ def resume_check_half_message(
         writer.with_topics(TOPICS, request.later(lambda: append(record)))
 
     def append(record: Record) -> None:
+        # Its checks are counted from 0 again.
         again = replace(checked_again(record, 0), topic=HALF_TOPIC.encode(), queue_id=0)
         end_offset = writer.append_records([again])
         reopened = Half.of(again)
