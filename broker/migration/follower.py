@@ -76,6 +76,7 @@ class MasterFollower:
         parts: list[Coroutine[Any, Any, object]] = [self._copy_until_refused(), self._follow_tables(), self._sync()]
         tasks = [asyncio.create_task(part) for part in (*parts, stop.wait())]
         try:
+            # Of all tasks only ``stop`` ends without an error.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -101,10 +102,12 @@ class MasterFollower:
                 damaged = 0 if self._store.write_offset > before else damaged
                 said = str(error)
             except (HaStreamError, LogCopyRefused) as error:
+                # What was taken shows that the log itself goes on: only refusals without progress in between count.
                 damaged = 1 if self._store.write_offset > before else damaged + 1
                 if damaged == DAMAGED_MAX:
                     raise
                 said = str(error)
+            # A connection that brought something was a good one: the pauses begin anew.
             failures = 0 if self._store.write_offset > before else failures
             pause_s = RECONNECT_S[min(failures, len(RECONNECT_S) - 1)]
             failures += 1
@@ -118,6 +121,7 @@ class MasterFollower:
             extent = await read_extent(client)
             await self._check_master(client, settings, extent)
         store = self._store
+        # Before the first byte of the log, so that the store always says whose copy it is.
         if store.followed_master.address() != self._address:
             await self._own(store.followed_master.note, self._address)
         await self._own(self._log.begin_at, extent.begin)
@@ -137,11 +141,13 @@ class MasterFollower:
     async def _receive(self, connection: HaConnection, receiver: HaReceiver) -> None:
         while True:
             data = await connection.read(QUIET_S) if self._log.unflushed_bytes else await connection.read()
+            # After a quiet moment there are no bytes, and what was appended before is flushed.
             if data and (records := receiver.feed(data)) is not None:
                 await self._own(self._log.append, records)
             unflushed = self._log.unflushed_bytes
             if unflushed and (len(data) < BULK_BYTES or unflushed >= UNFLUSHED_BYTES_MAX):
                 await self._own(self._log.flush)
+                # A synchronous master acknowledges to its producers what is reported, so only flushed bytes count.
                 connection.report(self._store.flushed_offset)
                 async with self._flushed:
                     self._flushed.notify_all()
@@ -154,6 +160,7 @@ class MasterFollower:
     async def _check_master(self, client: MasterClient, settings: MasterSettings, extent: LogExtent) -> None:
         """Raise ``MasterUnsuitable`` or ``HistoryDiffers`` unless the store's log is the beginning of the master's."""
         own_bytes = self._store.settings.commitlog_file_bytes
+        # The log's bytes include the blanks at the ends of the master's files.
         if settings.commitlog_file_bytes != own_bytes:
             raise MasterUnsuitable(
                 f"{self._address} has log files of {settings.commitlog_file_bytes:,} bytes "
@@ -190,6 +197,7 @@ class MasterFollower:
             await asyncio.sleep(max(began + TABLES_EVERY_S - time.monotonic(), 0))
 
     async def _take_tables(self, tables: MasterTables, extent: LogExtent) -> None:
+        # Names need no log; progress must not be ahead of it, so it waits for another time if the log is far behind.
         await self._own(apply_names, self._store, tables)
         self._say(self.status(extent))
         with contextlib.suppress(TimeoutError):
@@ -226,6 +234,7 @@ def opened_follower(store: MessageStore, progress: Callable[[str, int, int], Non
     After an error of the disk or of the store nothing more is written, and the next start recovers.
     """
     store.followed_master.is_expected = True
+    # Read before the start, which moves its mark on.
     checkpoint = StoreCheckpoint(store.files, store.path / "checkpoint")
     checkpoint.load()
     store.open(progress)
@@ -234,6 +243,7 @@ def opened_follower(store: MessageStore, progress: Callable[[str, int, int], Non
             LogFollower(store).check_dispatched(checkpoint.mark.dispatched_offset)
         yield
     except (OSError, StoreError) as error:
+        # Nothing of refused bytes was written, so the store is sound and may be closed in order.
         if not isinstance(error, LogCopyRefused):
             store.failed = error
         raise
@@ -260,6 +270,7 @@ async def check_history(log: LogFollower, client: MasterClient, extent: LogExten
             f"{path} ends at {end:,}, and {client.address} has deleted its log below {extent.begin:,}: what is between "
             "them is lost to this store. Follow it into an empty folder"
         )
+    # Without a record, only the places of begin and end can be compared.
     if log.is_empty:
         return
     newest = log.newest_record()

@@ -102,6 +102,7 @@ class HaReceiver:
             at += size
         if not at:
             return None
+        # The rest is copied and the records are not, because the rest is usually the smaller part.
         records = RecordBytes(self._buffer_offset, buffer)
         self._buffer = buffer[at:]
         del buffer[at:]

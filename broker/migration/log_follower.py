@@ -58,6 +58,7 @@ class LogFollower:
         After an OSError it is unknown what is on disk: the process must end without closing the store in order.
         """
         store = self.store
+        # First: after a loss of power, the unit of a record that was not on disk would point to other bytes.
         end = store.flush()
         while (at := store.reput_offset) < end:
             store.dispatch(end)
@@ -70,6 +71,7 @@ class LogFollower:
 
         A start takes their records for ones that have a unit already.
         """
+        # A topic that begins again takes dispatch back; the flush dispatches from there.
         self._find_recreated_topic(max(begin, self.store.min_physical_offset), self.store.reput_offset)
         self.flush()
 
@@ -103,6 +105,7 @@ class LogFollower:
             transaction not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
             and record.physical_offset >= self.store.state.deleted_below(topic)
             and queue is not None
+            # The unit at its queue offset is that of an older message of the deleted topic.
             and queue.unit(record.queue_offset, hot=False)[0] != record.physical_offset
         )
 
@@ -113,6 +116,7 @@ class LogFollower:
             physical_offset,
         )
         store = self.store
+        # The note first: without it, a start after a crash could make the units of the older messages again.
         store.state.delete({topic: DeletedTopic(physical_offset, {})})
         for queue in store.queues.by_topic[topic].values():
             store.queues.move_aside(queue)

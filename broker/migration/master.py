@@ -109,6 +109,7 @@ async def read_tables(client: MasterClient, settings: MasterSettings) -> MasterT
         await _table(client, GET_ALL_SUBSCRIPTIONGROUP_CONFIG),
         await _table(client, GET_ALL_CONSUMER_OFFSET),
         await _table(client, GET_ALL_DELAY_OFFSET),
+        # A master without the timer answers with an error.
         (await client.call(GET_TIMER_CHECK_POINT)).body if settings.has_timer else b"",
     )
 

@@ -24,6 +24,7 @@ async def take_last_tables(store: MessageStore) -> bool:
         async with connected(host, port) as client:
             settings = await read_settings(client)
             tables = await read_tables(client, settings)
+            # After the tables: what they count as delivered or consumed is below this end.
             extent = await read_extent(client)
             await check_history(LogFollower(store), client, extent)
             address = client.address
