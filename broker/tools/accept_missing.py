@@ -32,6 +32,7 @@ def missing_files(store: OfflineStore) -> list[Path]:
     there = {file.start_offset for file in store.log_files}
     begin, end = store.log_start, max(there) + size
     if mark is not None:
+        # Rounded down to the begin of a file, and the end below rounded up to the end of one.
         begin = min(begin, mark.log_begins_at_most(store.state.snapshot.log_start) // size * size)
         end = max(end, -(-mark.flushed_offset // size) * size)
     if (end - begin) // size - len(there) > MISSING_MAX:
@@ -48,6 +49,7 @@ def chosen_files(store: OfflineStore, names: Sequence[str]) -> list[Path]:
     missing = {path.name: path for path in missing_files(store)}
     folder = store.path / "commitlog"
     for name in names:
+        # Only the name of a file counts, not a path that leads elsewhere.
         if name not in missing and not (
             len(name) == 20 and name.isascii() and name.isdigit() and (folder / name).exists()
         ):
@@ -83,6 +85,7 @@ def give_up(
     files = files or Files()
     with OfflineStore(path, Findings(), index_slots=index_slots) as store:
         chosen, size = chosen_files(store, names), store.settings.commitlog_file_bytes
+    # The reader's shared lock is gone by here; it would keep out this one, which is exclusive.
     lock = StoreLock(files, path)
     lock.take()
     try:

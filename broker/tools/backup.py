@@ -137,6 +137,7 @@ class _Backup:
         self._kept_bytes = 0
 
     def run(self, started: float) -> Made:
+        # First, because this file marks the folder as a backup that was begun.
         save_progress(self._files, self._folder, list(self._known.values()))
         make_durable_folder(self._files, self._folder / LOG_FOLDER)
         tables_folder = self._folder / self._tables_name()
@@ -157,6 +158,7 @@ class _Backup:
             log=log,
         )
         manifest.save(self._files, self._folder)
+        # After the manifest: up to here the previous one was valid and named these files.
         self._remove_what_it_does_not_name(manifest)
         return Made(manifest, self._copied_bytes, self._kept_bytes, time.perf_counter() - started)
 
@@ -167,9 +169,11 @@ class _Backup:
     def _take(self, tables_folder: Path, stack: ExitStack) -> tuple[list[BackedUp], _Source]:
         """Copy the tables, then open the log. Try again if retention deletes a file in between."""
         for _ in range(ATTEMPTS):
+            # An interrupted run or the attempt before has left it.
             if tables_folder.exists():
                 shutil.rmtree(tables_folder)
             with ExitStack() as attempt:
+                # In each attempt: a broker may start or stop between two of them.
                 end = self._hold(attempt)
                 try:
                     tables = self._copy_tables(tables_folder)
@@ -178,6 +182,7 @@ class _Backup:
                     pass  # retention deleted it
                 else:
                     if source is not None:
+                        # Lock and descriptors are held until the log is copied.
                         stack.push(attempt.pop_all())
                         return tables, source
                     if end is not None:
@@ -270,6 +275,7 @@ class _Backup:
 
     def _copy_log(self, source: _Source) -> list[BackedUp]:
         before = self._before
+        # Without a common file nothing would show that it is the same log.
         if (
             before
             and before.log
@@ -288,6 +294,7 @@ class _Backup:
                 continue
             copied.append(self._copy_file(name, fd, source.wanted(name), known, (done, total)))
             self._known[name] = copied[-1]
+            # After the file is on disk: what is noted here is kept by a run that continues.
             save_progress(self._files, self._folder, list(self._known.values()))
         self._progress("copying", total, total)
         return copied
@@ -326,6 +333,7 @@ class _Backup:
         out = files.open(target, create=True)
         try:
             files.resize(out, keep)  # later bytes of an interrupted run may not be on disk
+            # The store's bytes are hashed, also those that the backup has: if they differ, it is of another log.
             at = copy_summed(files, fd, out, 0, keep, digest, step, write=False)
             if keep and known is not None and digest.hexdigest() != known.sha256:
                 raise self._another_log(name)

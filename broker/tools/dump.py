@@ -83,6 +83,7 @@ def _records(store: OfflineStore, end: int, wanted: Wanted) -> Iterator[Record]:
         store.findings.note("the index is not sound: the whole log is searched for the key")
         yield from _scan(store, begin, end, wanted)
         return
+    # Outside of the range that the index covers, only the log tells the keys.
     first, last = indexed
     yield from _scan(store, begin, min(first, end), wanted)
     yield from _by_index(store, max(begin, first), min(last, end), wanted)
@@ -95,6 +96,8 @@ def _scan(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iterator
             continue
         behind = store.log_files[number + 1] if number + 1 < len(store.log_files) else None
         if wanted.since_ms and behind is not None:
+            # Everything in this file is older than the first record of the next one, apart from clocks that were set
+            # back.
             head = FileHead(behind)
             if head.is_record and head.store_ms < wanted.since_ms - CLOCK_MARGIN_MS:
                 continue
@@ -102,6 +105,7 @@ def _scan(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iterator
         if head.is_record and head.store_ms > wanted.until_ms + CLOCK_MARGIN_MS:
             return
         yield from _scan_file(store, file, begin, end, wanted)
+        # So that a large log does not fill the memory.
         file.release()
 
 
@@ -193,6 +197,7 @@ def _by_index(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iter
         array, at = file.array(), physical_offset - file.start_offset
         if kernel.locate(array, at, file.size, physical_offset, parts) not in (kernel.DONE, kernel.BAD_CRC):
             continue
+        # Chains are of hashes, which several keys share: the record decides.
         record = _decode(store, file, array, at)
         if record is not None and _fits(record, wanted):
             yield record
@@ -268,6 +273,7 @@ def _plain_body(record: Record) -> tuple[bytes, str]:
     except (ImportError, zlib.error, RuntimeError, ValueError):
         return record.body, name
     except Exception as error:
+        # By its name, because the module of the class may not be installed.
         if type(error).__name__ != "ZstdError":
             raise
         return record.body, name

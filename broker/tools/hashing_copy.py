@@ -45,6 +45,7 @@ def copy_summed(
             buffers.reverse()  # the other buffer is being hashed
             chunk = buffers[0][: min(len(buffers[0]), end - at)]
             chunk = chunk[: files.read(source, chunk, at, wait=True)]
+            # Digests need the chunks in order, and the next turn reads into this one's buffer.
             if summing is not None:
                 summing.result()
             if not len(chunk):
@@ -55,6 +56,7 @@ def copy_summed(
                 unsynced += len(chunk)
                 if unsynced >= SYNC_BYTES and (syncing is None or syncing.done()):
                     if syncing is not None:
+                        # The kernel reports a failed flush only once.
                         syncing.result()
                     syncing, unsynced = pool.submit(files.sync_data, target), 0
             at += len(chunk)

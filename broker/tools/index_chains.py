@@ -24,6 +24,7 @@ def check_file(file: IndexFile, findings: Findings, *, clean: bool) -> None:
     result = kernel.check(file.array(), file.slots, file.entries, np.zeros(file.slots, np.int32))
     begins_right = file.header.begin_physical_offset == file.all_entries[1]["physical_offset"]
     if result == kernel.DAMAGED or not begins_right or (result == kernel.REPAIRED and clean):
+        # The first map has the kernel's corrections; the places of the damage are looked for in an untouched one.
         fresh = IndexFile(file.files, file.path, file.files.open(file.path), file.slots, file.entries)
         fresh.index_count = file.index_count
         _find_damage(fresh, findings)
@@ -40,6 +41,7 @@ def _set_count_right(file: IndexFile, findings: Findings) -> None:
     if ends_there and (count <= 1 or entries[count - 1]["key_hash"]):
         return
     used = np.flatnonzero((entries["key_hash"] != 0) | (entries["physical_offset"] != 0))
+    # RocketMQ counts from 1, because entry 0 is never used.
     file.index_count = int(used[-1]) + 1 if len(used) else 1
     if file.index_count != max(count, 1):
         findings.add(
@@ -60,6 +62,7 @@ def _find_damage(file: IndexFile, findings: Findings) -> None:
         text = f"points at physical offset {offsets[number + 1]:,}, the one before it at {offsets[number]:,}"
         _add(file, number + 2, text, findings)
     slots = np.abs(hashes) % file.slots
+    # Each entry links to the one before it in its slot, the first one to 0. ``used`` begins with entry 1.
     order = np.argsort(slots, kind="stable")
     same_slot = np.diff(slots[order]) == 0
     expected = np.zeros(len(used), np.int64)

@@ -136,17 +136,21 @@ class EntryAlignment:
                 self._add_missing(keys[at:], findings)
                 at = len(keys)
             elif wrong := _wrong_in_a_row(keys, at, entries, entry):
+                # As many entries as keys are wrong, and what follows fits again.
                 for step in range(wrong):
                     _add_wrong(*places[entry + step], entries[entry + step], keys[at + step], findings)
                 at, entry = at + wrong, entry + wrong
             elif any(_same(key, other) for other in entries[entry + 1 : entry + LOOK_AHEAD]):
+                # The key's own entry comes later, so this one is too many.
                 _add_stray(*places[entry], entries[entry], known, findings)
                 entry += 1
             elif entries[entry][1] > key[1]:
+                # The entry belongs to a later message: the keys up to that have none.
                 behind = max(bisect_left(offsets, entries[entry][1], at), at + 1)
                 self._add_missing(keys[at:behind], findings)
                 at = behind
             else:
+                # The entry belongs to an earlier message than the next key, and all keys of that are done.
                 _add_stray(*places[entry], entries[entry], known, findings)
                 entry += 1
         self._go_on(entry)
@@ -173,6 +177,7 @@ class EntryAlignment:
                 _add_header(file, "begin_timestamp", header.begin_timestamp, store_ms, findings)
         else:
             begin_ms = self._begin_ms.get(file, header.begin_timestamp)
+            # The bounds of RocketMQ's ``IndexFile.putKey``.
             expected = min(max(store_ms - begin_ms, 0) // 1000, SECONDS_MAX) if begin_ms > 0 else 0
             if seconds != expected:
                 _add_entry(

@@ -32,10 +32,12 @@ def find_end(store: OfflineStore) -> LogEnd:
     mark = store.checkpoint.mark
     proven = mark.flushed_offset if mark is not None else _proven_by_queues(store)
     if store.log_files:
+        # Mark and queues may name a place outside of the files that are there.
         proven = min(max(proven, store.log_start), store.log_files[-1].end_offset)
     end = _first_bad(store, proven)
     if mark is not None:
         return LogEnd(end, min(mark.dispatched_offset, end))
+    # After a crash of RocketMQ nothing says what it has dispatched.
     return LogEnd(end, end if store.clean else 0)
 
 
@@ -56,6 +58,7 @@ def unit_fits(store: OfflineStore, queue: ConsumeQueue, queue_offset: int, physi
         return False
     array, at = file.array(), physical_offset - file.start_offset
     parts = np.zeros(kernel.PARTS, np.int64)
+    # A damaged body does not matter here: it is still the record of that message.
     if at + size > len(array) or kernel.locate(array, at, len(array), physical_offset, parts) not in (
         kernel.DONE,
         kernel.BAD_CRC,
@@ -72,6 +75,7 @@ def _first_bad(store: OfflineStore, begin: int) -> int:
     state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
     at = begin
     while (file := store.find(at)) is not None:
+        # Records must have a checksum over all of them on one side of a border, and need none on the other.
         state[kernel.S_CHECKSUMMED], border = store.state.checksummed.at(at)
         stop = min(file.size, border - file.start_offset)
         status, position = kernel.scan(file.array(), at - file.start_offset, stop, file.start_offset, parts, state)

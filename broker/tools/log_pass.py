@@ -82,6 +82,7 @@ class LogPass:
                     self._progress(self._bytes_done(), self.bytes)
                 for future in work:
                     future.result()
+            # Also Ctrl-C: the threads end after their present chunk.
             except BaseException:
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
@@ -94,6 +95,7 @@ class LogPass:
             self._compare_index_in_detail(segments)
 
     def _bytes_done(self) -> int:
+        # A copy, because the threads add to the list.
         return sum(examiner.bytes_done for examiner in list(self._examiners))
 
     # Segments.
@@ -106,6 +108,7 @@ class LogPass:
         begin = 0
         while begin < stop:
             end = stop
+            # A rest of less than half a segment goes with the one before it.
             if stop - begin > self._segment_bytes * 3 // 2:
                 wanted = begin + self._segment_bytes
                 found = self._next_record(file, wanted, min(wanted + self._segment_bytes, stop))
@@ -157,6 +160,7 @@ class LogPass:
             if reached > segment.begin:  # it was cut inside of a record
                 again = Segment(segment.file, min(reached, segment.end), segment.end)
                 segment = self._new_examiner().run(again, None)
+                # Its keys were not compared, so the index is compared again as a whole.
                 segment.index_differs = True
             reached = max(reached, segment.reached)
             self._take(segment)

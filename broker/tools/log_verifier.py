@@ -102,6 +102,7 @@ class Examiner:
             if self._stop.is_set():
                 raise PassStopped
             before = at
+            # Which checksum a record must have changes only at a border.
             self._state[kernel.S_CHECKSUMMED], border = self._store.state.checksummed.at(file.start_offset + at)
             chunk_end = min(at + CHUNK_BYTES, segment.end, border - file.start_offset)
             status, at = examine.examine(
@@ -124,6 +125,7 @@ class Examiner:
                 self._optional_state,
             )
             self._take(segment, before, at)
+            # Buffers that are full need nothing: the next turn goes on where this one stopped.
             if status == kernel.BLANK and self._fills_file(array, at):
                 at = file.size
             elif status == kernel.NEW_QUEUE:
@@ -187,8 +189,10 @@ class Examiner:
             self._queues = list(table.rows)
             rows = np.zeros((len(table.kernel_rows), examine.EXAMINED_ROW), np.int64)
             rows[:, : kernel.QUEUE_ROW] = table.kernel_rows
+        # -1: this segment has no record of the queue yet.
         for column in (kernel.Q_NEXT, examine.Q_OTHER, examine.Q_FIRST):
             rows[:, column] = -1
+        # Rows keep their numbers, so what the segment has seen of its queues stays where it is.
         rows[: len(self._rows)] = self._rows
         self._rows = rows
 

@@ -87,6 +87,7 @@ def _check_times(store: OfflineStore, path: Path, blob: bytes, last_ms: int) -> 
         held: int = getattr(times, name)
         if held < 0 or held > now_ms + FUTURE_MS_MAX:
             text = f"{name} is {held:,}, which is not a time"
+        # After a crash, the messages of that time may be lost.
         elif last_ms and store.clean and held > last_ms:
             text = f"{name} is {held:,}, but the last message was stored at {last_ms:,}"
         else:
@@ -156,6 +157,7 @@ def check_offsets(store: OfflineStore, ends: dict[tuple[str, int], int], end: Lo
         for name in snapshot.index_files:
             if name not in held_files and not (store.path / "index" / name).exists():
                 store.findings.add("index-missing", store.path / "index" / name, "the file is missing")
+    # After a crash, a start sets them back by itself.
     if store.clean:
         _check_consumer_offsets(store, ends)
 

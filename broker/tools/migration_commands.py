@@ -100,6 +100,7 @@ def promote(store: str | None, config: Path | None, assignments: tuple[str, ...]
         raise FollowsNothing(f"{opened.path} follows no RocketMQ master: there is nothing to promote")
     with progress_bar() as progress, opened_follower(opened, progress):
         reached = not force and asyncio.run(take_last_tables(opened))
+        # Last: until then `serve` refuses the store, and this command can be run again.
         opened.followed_master.remove()
     where = escape(str(opened.path))
     if not reached:

@@ -127,6 +127,7 @@ class OfflineStore:
             file.close()
         for index_file in self.index_files:
             index_file.close()
+        # The constructor calls this too, perhaps before the queues are there.
         if hasattr(self, "queues"):
             self.queues.close()
         self._lock.release()
@@ -274,6 +275,7 @@ class OfflineStore:
             if topic.startswith(LIGHT_QUEUE_PREFIX):
                 self.findings.note("RocketMQ's light queues (%LMQ%…) are not checked")
                 continue
+            # Bytes that are not UTF-8 have become surrogates in the name.
             if topic.encode(errors="replace").decode() != topic:
                 self.findings.add("foreign-file", topic_folder, "its name is not a topic")
                 continue

@@ -58,6 +58,7 @@ class UnitComparison:
         """Compare a run of units derived from the log with the queue's files."""
         count = len(units) // UNIT_BYTES
         held = read_present(queue, queue_offset, count)
+        # Nearly always the case, so the units are compared one by one only after it fails.
         if held == units:
             self.explained[queue.row] += count
             return
@@ -178,6 +179,7 @@ class UnitPass:
                 f"the unit points at physical offset {row[number + 1]:,}, the one before it at {row[number]:,}",
             )
         self._reached = int(row[-1])
+        # After a crash they are no finding, because the next start cuts them.
         behind = places[offsets[places] >= self._end.offset]
         for place in behind.tolist() if self._store.clean else ():
             self._add(

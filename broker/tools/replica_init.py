@@ -66,6 +66,7 @@ async def _create(registry: Registry, config: SetConfig, addresses: Mapping[str,
 
 
 async def _propose(registry: Registry, view: RegistryView, config: SetConfig, addresses: Mapping[str, str]) -> None:
+    # Also compared with the lease: a member may have taken it since the read.
     answer = await registry.propose(Proposal(1, config, view.state.version, True), addresses)
     if answer.outcome is not ProposalOutcome.DONE:
         raise ConfigurationError(

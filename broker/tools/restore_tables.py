@@ -82,6 +82,7 @@ def _replace(files: Files, target: Path, content: bytes) -> None:
     scratch = target.with_name(f"{target.name}.tmp")
     scratch.unlink(missing_ok=True)
     write_new(files, scratch, content, was.st_mode & 0o777)
+    # Otherwise the file would be root's, and the broker's user could not change it.
     if os.geteuid() == 0:
         os.chown(scratch, was.st_uid, was.st_gid)
     files.rename(scratch, target)

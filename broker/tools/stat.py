@@ -112,6 +112,7 @@ def _queue_stat(store: OfflineStore, queue: ConsumeQueue, end: int) -> QueueStat
         size += int(units["size"][places].astype(np.int64).sum())
         first = first or (at + int(places[0]), int(offsets[places[0]]))
         last = at + int(places[-1]), int(offsets[places[-1]])
+    # A queue whose files retention has deleted goes on from its noted end.
     stop = max(stop, store.state.next_offset(queue.topic, queue.queue_id))
     return QueueStat(
         topic=queue.topic,
@@ -127,6 +128,7 @@ def _queue_stat(store: OfflineStore, queue: ConsumeQueue, end: int) -> QueueStat
 
 def _file_stat(kind: str, folder: Path) -> FileStat:
     status = [path.stat() for path in _files_below(folder)]
+    # ``st_blocks`` counts 512 bytes, whatever the size of the file system's blocks is.
     return FileStat(
         kind, len(status), sum(each.st_size for each in status), sum(each.st_blocks for each in status) * 512
     )

@@ -29,6 +29,7 @@ def tool_command(work: Callable[..., int]) -> Callable[..., None]:
 
         try:
             code = work(**arguments)
+            # Here, so that a closed pipe is noticed before Python exits.
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader closed the pipe. Buffered output must not fail again when Python exits.

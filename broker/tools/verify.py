@@ -56,6 +56,7 @@ def verify(
         _note_quarantine(store)
         log = LogPass(store, end, progress, segment_bytes=segment_bytes)
         log.run()
+        # Only a whole pass shows which messages are deleted; the next one leaves them out.
         if log.begun_again:
             store.take_for_deleted(log.begun_again)
             findings.note("topics that were deleted and created again: their older messages are skipped")
@@ -68,6 +69,7 @@ def verify(
             ends[queue.topic, queue.queue_id] = units_pass.next_offset
             units += units_pass.live
             reported = log.reported.get(queue.row, set())
+            # If each live unit is that of a record, none can be a stray one.
             if units_pass.live != log.explained.get(queue.row, 0) or reported:
                 units_pass.find_strays(reported)
         check_offsets(store, ends, end)

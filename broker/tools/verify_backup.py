@@ -203,6 +203,7 @@ class _Run:
         try:
             array = np.frombuffer(files.map(fd, size), np.uint8)
         finally:
+            # The map has a descriptor of its own.
             files.close(fd)
         parts, state = np.zeros(kernel.PARTS, np.int64), np.zeros(kernel.STATE, np.int64)
         at = 0
