@@ -110,7 +110,9 @@ class Console:
         if len(self._threads) >= JOBS_RUNNING_MAX:
             raise Refused(429, f"{len(self._threads)} groups are being sent again already; wait until one is done")
         while len(self.jobs) >= JOBS_MAX:
+            # There is one: at most ``JOBS_RUNNING_MAX`` are not over.
             self.jobs.pop(next(name for name, each in self.jobs.items() if each.is_over))
+        # Removed first, so that the new job is the last of the dict: those before it are forgotten earlier.
         self.jobs.pop(group, None)
         self.jobs[group] = job
         thread = asyncio.ensure_future(asyncio.to_thread(job.run))
@@ -122,6 +124,7 @@ class Console:
     def address_of(self, request: Request) -> str:
         """Return the browser's address; behind a proxy, the one that the proxy saw."""
         if self.options.behind_proxy and (forwarded := request.headers.get("x-forwarded-for")):
+            # The proxy has added the last address; those before it are what the browser claimed.
             return forwarded.rpartition(",")[2].strip()[:64]
         return request.client.host if request.client else "unknown"
 

@@ -61,6 +61,7 @@ def preview(prefix: bytes, sys_flag: int, is_whole: bool) -> str:
     """Return the beginning of a body on one line. ``prefix``: as stored, so perhaps compressed."""
     if sys_flag & SysFlag.COMPRESSED:
         try:
+            # A character has at most four bytes in UTF-8. More is not unpacked: a small body may unpack to a huge one.
             prefix = zlib.decompressobj().decompress(prefix, 4 * PREVIEW_CHARS)
         except zlib.error:
             return "(compressed)"
@@ -70,8 +71,10 @@ def preview(prefix: bytes, sys_flag: int, is_whole: bool) -> str:
     if not _is_text(prefix, len(prefix)):
         shown = prefix[: PREVIEW_CHARS // 4].hex(" ")
         return f"{shown}…" if len(prefix) > PREVIEW_CHARS // 4 or not is_whole else shown
+    # The prefix may end in the middle of a character.
     text = prefix.decode("utf-8", "ignore")
     cut = len(text) > PREVIEW_CHARS or not is_whole
+    # Twice the length is split, because white space shrinks to single blanks.
     return escape(" ".join(text[: PREVIEW_CHARS * 2].split())[:PREVIEW_CHARS]) + ("…" if cut else "")
 
 
@@ -155,6 +158,7 @@ def _schema_hint(body: bytes) -> str:
     """Return a remark if a body is framed for a schema registry: a zero byte, then the schema's id."""
     if len(body) > _SCHEMA_HEAD_BYTES and body[0] == 0:
         schema = int.from_bytes(body[1:5], "big")
+        # Other formats begin with a zero byte, too, but seldom with a small number after it.
         if 0 < schema < 1_000_000:
             return f"the first five bytes may be a schema registry's head: schema id {schema}"
     return ""

@@ -34,6 +34,7 @@ def plot(history: Sequence[Rates]) -> Plot | None:
     highest = _round_up(max(max(incoming, outgoing) for _, incoming, outgoing in slots))
     runs: list[list[Rates]] = []
     for slot in slots:
+        # A slot without samples is a gap of the plot, not a line across it.
         if not runs or runs[-1][-1][0] - slot[0] > 1.5 * SLOT_SECONDS:
             runs.append([])
         runs[-1].append(slot)

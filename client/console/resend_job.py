@@ -76,6 +76,7 @@ class ResendJob:
                 resending, stretches = _begin(
                     admin, consumer, producer, self._group, self._places, self._target, dry_run=False
                 )
+                # The sender's own dict, so that pages see how far it is.
                 self.sent = resending.sent
                 for queue, stretch in stretches:
                     if self._stopping.is_set():

@@ -138,6 +138,7 @@ class Sessions:
             while len(self._anonymous) >= SESSIONS_MAX:
                 self.end(next(iter(self._anonymous.values())))
             session = ConsoleSession("", "", address, self._open_clients("", "", address), now, now)
+        # Put at the end: the first of the dict is then the one that was not seen for longest.
         session.seen = now
         self._anonymous[address] = session
         return session
@@ -151,6 +152,7 @@ class Sessions:
             await clients.close()
             raise
         own = [session for session in self._by_id.values() if session.user == user]
+        # One fewer than the maximum are kept, to make room for the new session.
         for session in own[: max(0, len(own) - SESSIONS_PER_USER_MAX + 1)]:
             self.end(session)
         while len(self._by_id) >= SESSIONS_MAX:
@@ -175,6 +177,7 @@ class Sessions:
         self._by_id.pop(session.id, None)
         if self._anonymous.get(session.address) is session:
             del self._anonymous[session.address]
+        # The set keeps the task alive: the loop refers to tasks only weakly.
         closing = asyncio.ensure_future(session.clients.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -195,6 +195,7 @@ class Target:
             raise InvalidMessage("it does not record its original topic")
         if self.to_group:
             properties[PROPERTY_RETRY_TOPIC] = topic
+            # Consumers that pop read the retries of each topic from a topic of its own.
             is_popped = PROPERTY_FIRST_POP_TIME in dead.properties
             topic = pop_retry_topic(self.to_group, topic) if is_popped else retry_topic(self.to_group)
         return Message(
@@ -280,6 +281,7 @@ class Resending:
             if not self._dry_run:
                 self._producer.send_many(messages)
         except DeliveryFailed as error:
+            # Progress is one offset, so messages that were stored after the first failure are sent again.
             acknowledged, trouble = min(error.errors), error
         for message in messages[:acknowledged]:
             self.sent[message.topic] = self.sent.get(message.topic, 0) + 1

@@ -75,6 +75,7 @@ def _parse_time(text: str, now: datetime) -> datetime | None:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
     if _CLOCK.fullmatch(text):
         today = now.astimezone().date().isoformat()
+        # ``fromisoformat`` wants two digits for the hour.
         text = f"{today}T{text.rjust(5, '0') if text.count(':') == 1 else text.rjust(8, '0')}"
     if not text[:4].isdigit() or "-" not in text[:8]:
         return None  # fromisoformat would parse plain digits as a date
@@ -122,6 +123,7 @@ def start_of(position: Typed, topic: str, stats: list[QueueStats]) -> Position:
         return {queue.queue: min(max(position.offset, queue.min_offset), queue.max_offset) for queue in stats}
     if isinstance(position, dict):
         check_queues(position, topic, stats)
+        # Of queues that are not named, only what comes from here on is read.
         return {queue.queue: position.get(queue.queue, queue.max_offset) for queue in stats}
     return position
 

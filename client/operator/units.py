@@ -20,6 +20,7 @@ def show_rate(per_second: float | None) -> str:
     if per_second is None:
         return _UNKNOWN
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        # Three digits would round what is above to 1,000 of the smaller unit.
         if per_second >= limit * 0.9995:
             value = per_second / (1e3 if unit == " k" else limit)
             return f"{value:.{three_digits(value)}f}{unit}/s"

@@ -51,6 +51,7 @@ async def close(visit: Visit) -> Response:
     """Close the connection that the person saw."""
     visit.check_writable()
     number, form = int(visit.path("connection")), await visit.form()
+    # Numbers begin again when the broker restarts: the time tells which connection the person saw.
     opened_ms = whole_number("opened", form.get("opened", ""), -1, -1, 2**63 - 1)
     await visit.admin.close_connection(number, opened_ms)
     return visit.done(f"connection {number} is closed; its client may connect again", "/clients")

@@ -38,6 +38,7 @@ async def group_list(visit: Visit) -> Response:
     infos = await visit.admin.groups()
     lags = lag_by_group(await visit.admin.consume_stats(uncommitted=True, times=True))
     rows = [GroupRow(info, lag_of(info, lags)) for info in infos if is_called(info.group, wanted)]
+    # By name first: a later sort keeps this order among equals.
     rows.sort(key=lambda row: row.info.group)
     if order == "lag":
         rows.sort(key=lambda row: row.lag.messages, reverse=True)

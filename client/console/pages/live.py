@@ -131,6 +131,7 @@ class _Tail:
     async def begin(self) -> str:
         """Return the first event: the newest messages so far."""
         page = await self._browse(newest_first=True, count=20)
+        # With a tag or a filter, the newest message may have come after the newest match.
         newest = page if not self.selects else await self._newest()
         self.after = newest[0].physical_offset + 1 if newest else 0
         self.seen, self.looked_at = page.max_offsets, time.monotonic()
@@ -147,6 +148,7 @@ class _Tail:
         began = spoke = arrived = time.monotonic()
         while not console.ending.is_set() and not session.is_over:
             quiet = time.monotonic() - arrived > 5 * QUIET_TICK_SECONDS
+            # Not a sleep, which would hold up the end of the console.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(tick_seconds(sum(console.streams.values()), quiet)):
                     await console.ending.wait()

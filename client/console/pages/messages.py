@@ -75,6 +75,7 @@ async def message_list(visit: Visit) -> Response:
         page = await visit.consumer.browse(
             topic,
             **position.arguments,
+            # A page upward is read against the order shown, and its rows are reversed below.
             newest_first=position.ascending == position.upward,
             count=int(chosen(COUNTS, visit.text("count"))),
             body_bytes=0 if visit.console.options.no_bodies else FIELD_BODY_BYTES if field else LIST_BODY_BYTES,
@@ -282,6 +283,7 @@ async def _summary(visit: Visit) -> MessageSummary:
     topic, queue = visit.path("topic"), int(visit.path("queue"))
     offset = whole_number("offset", visit.path("offset"), 0, 0, 2**63 - 1)
     page = await visit.consumer.browse(topic, queue, offset, newest_first=False, count=1, body_bytes=0)
+    # The broker goes on to the next message if there is none at the offset.
     if not page or page[0].queue_offset != offset:
         raise MessageNotFound(
             f"queue {queue} of topic {topic} has no message at offset {offset:,}: it does not exist yet, has expired, "

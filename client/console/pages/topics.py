@@ -39,6 +39,7 @@ async def topic_list(visit: Visit) -> Response:
     order = chosen(ORDERS, visit.text("sort"))
     sampler = visit.console.sampler(visit.session)
     totals, configs = await asyncio.gather(all_topics(visit.session), sampler.topic_configs(visit.session))
+    # A topic is newer than the configurations that are kept.
     if any(row.topic not in configs for row in totals):
         configs = await sampler.topic_configs(visit.session, newest=True)
     sampler.add_topics(totals)
@@ -49,6 +50,7 @@ async def topic_list(visit: Visit) -> Response:
         and (show_system or not configs[row.topic].system)
         and (not wanted or is_called(row.topic, wanted))
     ]
+    # By name first: each later sort keeps the order before it among equals.
     shown.sort(key=lambda row: row.topic)
     if order == "rate":
         shown.sort(key=lambda row: sampler.last_rate(row.topic) or 0.0, reverse=True)
