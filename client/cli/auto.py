@@ -37,6 +37,7 @@ def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
         from .commands.send import send as chosen
     else:
         from .commands.tail import tail as chosen
+    # A copy: the command, called by its own name, must not get this check.
     made: CliCommand = copy.copy(chosen)
     made.context_settings = {**chosen.context_settings, "allow_extra_args": True}
     call = chosen.callback

@@ -260,6 +260,7 @@ class LatencyRun:
             pause = due - time.perf_counter()
             if pause > 0:
                 time.sleep(pause)  # keep to the requested rate
+            # At most a second is caught up after a message that took long, or its successors would come in a burst.
             due = max(due, time.perf_counter() - 1.0) + 1 / self._per_second
             began = self._sent_at[number] = time.perf_counter()
             producer.send(message)

@@ -159,6 +159,7 @@ class Contexts:
         """Replace the file atomically. Raises ``ConfigurationError`` if it cannot be written."""
         lines = [f'current = "{self.current}"', ""] if self.current else []
         for name, broker in sorted(self.brokers.items()):
+            # Texts and numbers of JSON are valid TOML, and a context's name needs no quotes.
             lines += [f"[contexts.{name}]", f"broker = {json.dumps(broker, ensure_ascii=False)}"]
             options = self.options.get(name, {})
             lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in options.items()]

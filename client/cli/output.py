@@ -146,6 +146,7 @@ class Output:
         def width(table: Table) -> int:
             return Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum
 
+        # The widest form that fits: with lines, without them, without spare columns, folded, and at last in blocks.
         shown = list(columns)
         table = self._drawn(shown, rows)
         if width(table) > console.width:

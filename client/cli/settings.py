@@ -123,6 +123,7 @@ class BrokerChoice:
                 connection = dialer.dial(deadline - time.monotonic())
                 break
             except ConnectionFailed as error:
+                # Only a set without a primary is waited for: any other failure is reported at once.
                 pause = retries.pause(error, time.monotonic()) if isinstance(error.__cause__, NotPrimary) else None
                 if pause is None:
                     raise

@@ -39,6 +39,7 @@ class View:
         elif key == SORT_KEY:
             self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
         elif key in _ENDS:
+            # Far beyond the last row: ``window`` reduces it.
             self.first[self.focus] = _ENDS[key] * 2**31
         else:
             step = _STEPS.get(key, 0) + _PAGES.get(key, 0) * self.shown[self.focus]

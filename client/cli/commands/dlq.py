@@ -273,6 +273,7 @@ def _stretches(
         yield queue, Stretch(message.queue_offset, [message], message.queue_offset + 1)
     if ids:
         return
+    # A list, so that each range is checked before the first message is sent.
     for queue, first, end in list(_ranges(queues, offsets)):
         for stretch in queue.read(consumer, first, end):
             yield queue, stretch

@@ -208,4 +208,5 @@ def _reader() -> tuple[Any, Any]:
         select.select([descriptor], [], [], 0)
     except (OSError, ValueError):  # no descriptor, or one that select() does not support
         return stream.read, lambda: False
+    # Not the stream, whose ``read`` waits until the whole count is there.
     return lambda count: os.read(descriptor, count), lambda: bool(select.select([descriptor], [], [], 0)[0])
