@@ -102,12 +102,12 @@ class MasterFollower:
                 damaged = 0 if self._store.write_offset > before else damaged
                 said = str(error)
             except (HaStreamError, LogCopyRefused) as error:
-                # What was taken shows that the log itself goes on: only refusals without progress in between count.
+                # Progress shows that the log itself continues: only refusals without progress in between count.
                 damaged = 1 if self._store.write_offset > before else damaged + 1
                 if damaged == DAMAGED_MAX:
                     raise
                 said = str(error)
-            # A connection that brought something was a good one: the pauses begin anew.
+            # A connection that brought something was a good one: the pauses begin with the shortest again.
             failures = 0 if self._store.write_offset > before else failures
             pause_s = RECONNECT_S[min(failures, len(RECONNECT_S) - 1)]
             failures += 1

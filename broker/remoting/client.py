@@ -57,7 +57,7 @@ class RemotingClient(ConnectedClient):
         self._responses.send(encode_head(REQUEST, code, request_id, fields, len(body)), body)
 
     def _next_id(self) -> int:
-        # From 1: 0 stands for no request.
+        # Numbers begin with 1, because 0 means no request.
         self._last_request_id = self._last_request_id % REQUEST_ID_MAX + 1
         return self._last_request_id
 

@@ -83,6 +83,7 @@ class RemotingParser(SharingParser):
         body_at = header_end(self.buffer, start, frame_end)
         large = frame_end - start > UNSIGNED_BYTES_MAX
         if large and self.vet is not None and not self._vetted and body_at <= self.end:
+            # Once for each frame: this method is called at each of its pieces.
             self._vetted = True
             self.vet(decode_frame(self.buffer, start, self.end))
 
@@ -114,8 +115,7 @@ class RemotingConnection(ClientConnection):
         """Check of each request's signature; None on a broker without users."""
         if broker.authenticator is not None:
             self.check = SignatureCheck(self, broker.authenticator)
-            # Without a login there is no moment from which larger frames may come: each large one is vetted by its
-            # header.
+            # Without a login there is no moment from which larger frames may come: each is vetted by its header.
             self.parser.frame_bytes_max = broker.limits.frame_bytes_max
             self.parser.vet = self._vet
         self.header_type = 0
@@ -143,6 +143,7 @@ class RemotingConnection(ClientConnection):
                 log.debug("unexpected response to request %d", frame.request_id)
             return
         if not self.peer.client:
+            # This name holds until a heartbeat says more.
             self.peer.client = client_name(frame.language, frame.version)
         self.header_type = frame.header_type
         request = RemotingRequest(self, frame)
@@ -172,6 +173,7 @@ class RemotingConnection(ClientConnection):
         try:
             self.check.knows(frame)
         except BrokerError as error:
+            # No handler has seen this frame, and the answer must have its form.
             self.header_type = frame.header_type
             self.turn_away(error, frame.request_id)
 

@@ -99,6 +99,7 @@ class TrafficFigures:
         before = self._got.get(key)
         if before is None:
             if len(self._got) >= READERS_MAX:
+                # A row that is as it was a day ago is of a group that has stopped reading.
                 a_day_ago = self._spans["statsDay"].samples[0].got
                 self._got = {name: row for name, row in self._got.items() if a_day_ago.get(name) != row}
             if len(self._got) >= READERS_MAX:
@@ -156,6 +157,7 @@ class TrafficFigures:
         figures = {}
         for name, span in self._spans.items():
             before = span.samples[0]
+            # A topic that was deleted and created again counts from 0.
             total = max(value(now) - value(before), 0)
             tps = total / max(now.at - before.at, 1.0)
             figures[name] = {"avgpt": 0.0, "sum": total, "tps": round(tps, 2)}

@@ -81,8 +81,7 @@ class NameServerRole:
     def data_version(self, changes: int) -> dict[str, int]:
         """Return the version of a table that has changed so often since the start, as RocketMQ compares it."""
         member = self._broker.member
-        # RocketMQ compares ``stateVersion`` first: a new primary has made fewer changes perhaps, and has the newer
-        # table.
+        # RocketMQ compares ``stateVersion`` first, so a new primary's table is newer even after fewer changes.
         epoch = member.status().epoch if member is not None else 0
         return {"counter": changes, "stateVersion": epoch, "timestamp": self._started_ms}
 

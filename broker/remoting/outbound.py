@@ -76,7 +76,7 @@ class OutboundConnection:
                 self._writer.write(encode_request(code, self._opaque, fields, body))
                 await self._writer.drain()
                 while True:
-                    # The other side may send requests of its own, which nobody answers.
+                    # The other side may send requests of its own, which get no answer.
                     found = decode_answer(await self._read_frame())
                     if found is not None and found[0] == self._opaque:
                         return found[1]

@@ -144,7 +144,7 @@ class RepeatedSends:
         if prefix:
             intake.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)
 
-        # What follows is what the general way counts and answers.
+        # The rest counts and answers as the general way does.
         traffic = header.traffic
         traffic.frames += 1
         traffic.messages += 1

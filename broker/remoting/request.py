@@ -216,7 +216,7 @@ class RemotingRequest(Request):
         body = memoryview(pulled.body)[_SIZE_BYTES * pulled.count :]
         code, remark = codes.SUCCESS, "FOUND"
         if not pulled.count:
-            # If the filter passed over messages, the client goes on behind them at once.
+            # If the filter passed over messages, the client continues behind them at once.
             passed = pulled.next_offset > self.asked
             code = codes.PULL_RETRY_IMMEDIATELY if passed else codes.PULL_NOT_FOUND
             remark = "NO_MATCHED_MESSAGE" if passed else "OFFSET_OVERFLOW_ONE"

@@ -42,6 +42,7 @@ class _Resend(Duplicate):
         except MessageNotFound:
             # Without the first message there is nothing to compare, and this one is appended.
             return _NOWHERE
+        # A send of one message has one offset.
         physical_offset = int.from_bytes(places.physical_offsets, "big")
         self._stored = self._intake.store.log_reads.record_at(physical_offset, hot=hot)
         return places

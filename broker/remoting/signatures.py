@@ -85,6 +85,7 @@ class SignatureCheck:
         except AuthenticationFailed as error:
             RemotingRequest(self._connection, frame).fail(error)
         else:
+            # Its key is the known one by now, so it need not wait again.
             self._connection.handle(frame)
 
     def _judge(self, frame: RemotingFrame, key: str) -> None:

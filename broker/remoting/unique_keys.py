@@ -11,6 +11,7 @@ class UniqueKeys:
     """Numbered keys of one run of the broker. Belongs to the event loop."""
 
     def __init__(self) -> None:
+        # Random, because keys of earlier runs are in the log.
         self.prefix = secrets.token_hex(UNIQUE_PREFIX_DIGITS // 2).upper()
         self._count = 0
 

@@ -242,6 +242,7 @@ class _Backup:
         if checkpoint.mark is None:
             return None
         running, flushed = end is None, checkpoint.mark.flushed_offset
+        # A stopped store may end behind what its last checkpoint says.
         end = flushed if end is None else max(end, flushed)
         log_folder = self._store / LOG_FOLDER
         names = sorted(path.name for path in log_folder.iterdir() if OFFSET_NAME.match(path.name) and path.is_file())
@@ -252,6 +253,7 @@ class _Backup:
         for name in names:
             fds[name] = os.open(log_folder / name, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, fds[name])
+        # The open files must be a whole log: of one size, without a gap, from its begin to its end.
         sizes = {os.fstat(fd).st_size for fd in fds.values()}
         file_bytes = max(sizes, default=0)
         follow_on = all(int(name) + file_bytes == int(later) for name, later in pairwise(names))

@@ -75,6 +75,7 @@ class Manifest:
             return None
         if not isinstance(table, dict):
             raise _unreadable(folder / MANIFEST, TypeError("not a JSON object"))
+        # First, because another format may have another checksum and other fields.
         if table.get("format") != FORMAT:
             raise BackupError(
                 f"{folder / MANIFEST} has format {table.get('format')!r}, this FlintMQ reads format {FORMAT}: use "

@@ -167,6 +167,7 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
     from .repair import done_lines, examine, giving_up_lines, plan_lines
     from .repair import repair as run
 
+    # Before the files are created: afterwards none is missing.
     for line in giving_up_lines(store, names, index_slots=index_slots):
         click.echo(line)
     with progress_bar() as progress:

@@ -96,8 +96,7 @@ def _scan(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iterator
             continue
         behind = store.log_files[number + 1] if number + 1 < len(store.log_files) else None
         if wanted.since_ms and behind is not None:
-            # Everything in this file is older than the first record of the next one, apart from clocks that were set
-            # back.
+            # Everything in this file is older than the next one's first record, unless a clock was set back.
             head = FileHead(behind)
             if head.is_record and head.store_ms < wanted.since_ms - CLOCK_MARGIN_MS:
                 continue
@@ -105,7 +104,7 @@ def _scan(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iterator
         if head.is_record and head.store_ms > wanted.until_ms + CLOCK_MARGIN_MS:
             return
         yield from _scan_file(store, file, begin, end, wanted)
-        # So that a large log does not fill the memory.
+        # The pages are given back, or a large log would fill the memory.
         file.release()
 
 

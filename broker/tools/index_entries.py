@@ -44,6 +44,7 @@ class EntryComparison:
             done = self._cursor.compare(keys, reached, optional_keys)
             missing = keys[done * kernel.KEY_ROW :] if done >= 0 else keys[:0]
             self.pending += len(missing) // kernel.KEY_ROW
+            # Keys may be missing only at the end of the index, and only above what is dispatched.
             self._differs = done < 0 or (
                 len(missing) > 0
                 and (not self._cursor.at_end or int(missing[kernel.K_PHYSICAL_OFFSET]) < self._dispatched)
@@ -136,7 +137,7 @@ class EntryAlignment:
                 self._add_missing(keys[at:], findings)
                 at = len(keys)
             elif wrong := _wrong_in_a_row(keys, at, entries, entry):
-                # As many entries as keys are wrong, and what follows fits again.
+                # These keys and entries differ in pairs, and those after them fit again.
                 for step in range(wrong):
                     _add_wrong(*places[entry + step], entries[entry + step], keys[at + step], findings)
                 at, entry = at + wrong, entry + wrong

@@ -125,7 +125,7 @@ class Examiner:
                 self._optional_state,
             )
             self._take(segment, before, at)
-            # Buffers that are full need nothing: the next turn goes on where this one stopped.
+            # Buffers that are full need nothing: the next turn continues where this one stopped.
             if status == kernel.BLANK and self._fills_file(array, at):
                 at = file.size
             elif status == kernel.NEW_QUEUE:
@@ -189,7 +189,7 @@ class Examiner:
             self._queues = list(table.rows)
             rows = np.zeros((len(table.kernel_rows), examine.EXAMINED_ROW), np.int64)
             rows[:, : kernel.QUEUE_ROW] = table.kernel_rows
-        # -1: this segment has no record of the queue yet.
+        # The value -1 means that this segment has no record of the queue yet.
         for column in (kernel.Q_NEXT, examine.Q_OTHER, examine.Q_FIRST):
             rows[:, column] = -1
         # Rows keep their numbers, so what the segment has seen of its queues stays where it is.

@@ -93,6 +93,7 @@ class OfflineStore:
         self.log_files: list[MappedFile] = []
         self.index_files: list[IndexFile] = []
         try:
+            # In this order: the notes tell the sizes of the files, and the topics tell which queues are deleted.
             self._load_tables()
             self.settings = self._sizes(index_slots)
             self.queues = ConsumeQueueTable(
@@ -204,6 +205,7 @@ class OfflineStore:
             for size in _file_sizes(folder, OFFSET_NAME)
             if size % UNIT_BYTES == 0
         )
+        # The size of an index file alone does not tell how it is divided into slots and entries.
         slots, entries = known.get(SLOTS), known.get(ENTRIES)
         index_bytes = _most_common(_file_sizes(self.path / "index", _INDEX_NAME))
         if index_slots is not None and index_bytes:
@@ -239,6 +241,7 @@ class OfflineStore:
                 self.files.close(fd)
                 self.findings.note(f"{path} is empty: a start removes it")
                 continue
+            # A file that is too long is read up to its size, a short one as far as it goes.
             file = MappedFile(self.files, path, fd, min(held, size))
             if file.start_offset % size:
                 self.findings.add("foreign-file", path, f"its name is not a multiple of the file size, {size:,}")

@@ -161,6 +161,7 @@ class UnitPass:
     def _check_holes(self, at: int, used: np.ndarray) -> None:
         empty = np.flatnonzero(~used)
         last = int(np.flatnonzero(used)[-1])
+        # Empty units are a hole only if a used one follows; those at the end of a block wait for the next block.
         if self._hole < 0 and len(empty) and empty[0] < last:
             self._hole = at + int(empty[0])
         if self._hole >= 0:
@@ -171,6 +172,7 @@ class UnitPass:
         places = np.flatnonzero(records)
         if not len(places):
             return
+        # The last unit of the block before comes first.
         row = np.concatenate(([self._reached], offsets[places]))
         for number in np.flatnonzero(row[1:] <= row[:-1]).tolist():
             self._add(

@@ -113,6 +113,7 @@ def force_leader(settings: Settings) -> SetConfig:
             raise ConfigurationError(f"{path} is not the store of a member of this set")
         forced = config.led_by(replication.member, {replication.member})
         asyncio.run(_propose(registry_of(settings), view, forced, view.addresses))
+        # After the registry: if it refuses, the store must not claim that it lacks nothing.
         state.save(replace(state.record, complete=True))
     finally:
         lock.release()

@@ -100,6 +100,7 @@ class _Restoring:
     def _write_checkpoint(self) -> None:
         checkpoint = StoreCheckpoint(self._files, self._store / "checkpoint")
         checkpoint.create()
+        # Nothing is dispatched: the first start makes queues and index.
         checkpoint.reset(
             flushed_offset=self._manifest.log_end,
             dispatched_offset=self._manifest.log_begin,

@@ -112,7 +112,7 @@ def _queue_stat(store: OfflineStore, queue: ConsumeQueue, end: int) -> QueueStat
         size += int(units["size"][places].astype(np.int64).sum())
         first = first or (at + int(places[0]), int(offsets[places[0]]))
         last = at + int(places[-1]), int(offsets[places[-1]])
-    # A queue whose files retention has deleted goes on from its noted end.
+    # A queue whose files retention has deleted continues from its noted end.
     stop = max(stop, store.state.next_offset(queue.topic, queue.queue_id))
     return QueueStat(
         topic=queue.topic,

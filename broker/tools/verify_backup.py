@@ -170,6 +170,7 @@ class _Run:
         digest = hashlib.sha256()
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            # Nothing is written, so there is no target.
             copy_summed(Files(), fd, -1, 0, min(held, each.bytes), digest, self._count, write=False)
         finally:
             os.close(fd)

@@ -215,6 +215,7 @@ class Console:
         try:
             yield
         finally:
+            # Everything that uses the sessions' clients ends before the sessions do.
             self.ending.set()
             sweeper.cancel()
             for sampler in self._samplers.values():

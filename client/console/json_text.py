@@ -33,6 +33,7 @@ def indent_json(text: str, chars_max: int, *, is_cut: bool = False) -> tuple[str
     while True:
         match = _TOKEN.match(text, at)
         if match is None:
+            # Only a cut text may end within a string, which is then shown as far as it goes.
             rest = text[at:].lstrip(" \t\r\n")
             if not (is_cut and out and rest.startswith('"')):
                 return None
@@ -54,6 +55,7 @@ def indent_json(text: str, chars_max: int, *, is_cut: bool = False) -> tuple[str
         else:
             return None
         at = match.end()
+        # The outermost value has ended: only white space may follow.
         if not closers:
             return ("".join(out).lstrip("\n"), True) if _END.match(text, at) else None
         if at >= chars_max:

@@ -29,6 +29,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # The templates belong to the release: no page looks whether one has changed.
         auto_reload=False,
     )
     made.filters.update(

@@ -153,6 +153,7 @@ class Sampler:
         self.changes.saw_broker(condition)
         figures = [condition.number(name) for name in ("produced_messages", "pulled_messages")]
         volumes = [condition.number(name) for name in ("produced_bytes", "pulled_bytes")]
+        # Without the right to see the figures, there is no plot.
         if all(figure is not None for figure in (*figures, *volumes)):
             counts = [float(figure or 0) for figure in (*figures, *volumes)]
             self._broker.append(BrokerSample(self._clock(), *counts))

@@ -124,6 +124,7 @@ def dead_queues(consumer: Consumer, group: str) -> list[DeadQueue]:
         return []
     done = consumer.committed(group, topic)
     return [
+        # The committed offset may be below what retention has left, or beyond the end of a restored log.
         DeadQueue(
             group,
             row.queue,

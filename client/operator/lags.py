@@ -98,6 +98,7 @@ def lag_of(info: GroupInfo, lags: dict[str, Lag]) -> Lag:
     if info.mode != BROADCASTING:
         found = lags.get(info.group, Lag())
     else:
+        # Each member reads all messages, so a sum would count them several times.
         own = tuple(info.group + separator for separator in MEMBER_SEPARATORS)
         of_members = [lag for name, lag in lags.items() if name.startswith(own)]
         unknown = max((lag.unknown_queues for lag in of_members), default=0)

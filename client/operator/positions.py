@@ -92,6 +92,7 @@ def parse_position(text: str, now: datetime | None = None) -> Typed:
         return parse_time(stripped[1:], now)
     if re.fullmatch(r"-[0-9]{1,18}", stripped) and int(stripped):
         return int(stripped)
+    # Before the times: a bare number is an offset, also one of 10 or 13 digits.
     if re.fullmatch(r"[0-9]{1,18}", stripped):
         return EveryQueue(int(stripped))
     if _CLOCK_OR_QUEUE.fullmatch(stripped):

@@ -265,6 +265,7 @@ def _decode_binary_header(header: bytearray) -> RemotingFrame:
             fields[name] = value
             if len(fields) > HEADER_ITEMS_MAX:
                 raise HeaderIllegal(f"a binary remoting header with more than {HEADER_ITEMS_MAX} fields", opaque)
+        # A text is only bounded by the header, so the last one may reach beyond the fields.
         if at != end:
             raise HeaderIllegal("a binary remoting header whose last field ends after its fields", opaque)
     except (struct.error, UnicodeDecodeError) as error:

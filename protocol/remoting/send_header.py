@@ -63,7 +63,7 @@ def send_pattern(header: bytes, code: int, unique_key_name: str) -> re.Pattern[b
         return None
     spans.append((opaque[0].start(1), opaque[0].end(1), rb"(?P<opaque>[0-9]{1,9})"))
 
-    # What lies between the parts that change must be the same byte for byte.
+    # Everything between the parts that change must be the same byte for byte.
     pattern, at = b"", 0
     for begin, end, part in sorted(spans):
         pattern += re.escape(header[at:begin]) + part

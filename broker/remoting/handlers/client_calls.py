@@ -75,7 +75,7 @@ def _ask(
     request.deferred.check_may_wait()
     answers: list[tuple[int, str, bytes]] = []
     done = request.later(lambda: _pass_on(request, answers[0]))
-    # What comes first ends the wait: the answer, the loss of the client's connection, or the time.
+    # The wait ends with the first of three: the answer, the loss of the client's connection, the time limit.
     waiting = [True]
 
     def end(error: BrokerError | None) -> None:

@@ -120,7 +120,7 @@ def _send_retry(
         intake.writer.with_topics(missing, request.resume)
         return
     properties = split_properties(send.properties)
-    # For what it does to the properties alone.
+    # It is called for its changes of the properties alone.
     settle_half(properties, send.group, send.reconsume_times)
     times_max = send.max_reconsume_times
     if times_max < 0:

@@ -186,6 +186,7 @@ def clone_group_offset(
         for group, name, row in offsets.rows()
         if group == source
         and (name == topic or not topic)
+        # Its retry topic is for the source group alone.
         and not name.startswith(RETRY_TOPIC_PREFIX)
         and store.topics.get(name) is not None
     }

@@ -39,7 +39,7 @@ def common_end(ours: Epochs, our_end: int, theirs: Epochs, their_end: int) -> in
         # Without a common epoch nothing proves that any byte of the two is the same.
         return 0
     newest = max(shared)
-    # Either log may end within this epoch, or go on with another leadership.
+    # Either log may end within this epoch, or continue with another leadership.
     return min(_end_of(ours, newest, our_end), _end_of(theirs, newest, their_end))
 
 

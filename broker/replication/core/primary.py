@@ -259,7 +259,7 @@ class Primary:
             self._alone_since = now
         alone_s = now - self._alone_since if self._alone_since is not None else 0.0
         weak_s = max(alone_s, self.disk_behind_s(now))
-        # If this member alone is in sync, no other one may lead, and giving up would help nobody.
+        # If this member alone is in sync, no other one may lead, and giving up would not help the set.
         return weak_s if len(self.config.in_sync) > 1 else 0.0
 
     def disk_behind_s(self, now: float) -> float:

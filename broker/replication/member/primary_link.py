@@ -178,6 +178,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
             if not self._answer.done():
                 self._answer.set_result(frame)
         elif frame.kind == RESPONSE and frame.code == SUCCESS:
+            # After the greeting, REPLICATE is the only request of this side.
             welcome = welcome_of(decode_fields(ReplicateAnswer, frame.fields), bytes(frame.body))
             self._owner.link_received(self, welcome, memoryview(b""))
         elif frame.kind == RESPONSE:

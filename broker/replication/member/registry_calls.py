@@ -118,6 +118,7 @@ class RegistryCalls:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         if self._tasks:
+            # The lease may be among them: if it is not given back, the others wait for its end.
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
         for task in self._tasks:
             task.cancel()

@@ -46,7 +46,7 @@ def _tls_of(settings: Settings) -> ssl.SSLContext | None:
 def registry_of(settings: Settings) -> EtcdRegistry:
     """Return the registry of the set. Raises ``ConfigurationError``."""
     try:
-        # Here: a broker without a set needs no h11.
+        # Imported here, because a broker without a set needs no h11.
         from ..registry.etcd import EtcdRegistry, EtcdSettings
     except ModuleNotFoundError as error:
         raise ConfigurationError(

@@ -67,7 +67,7 @@ class TableSender:
         if not self._waiting:
             return
         members = self._members()
-        # If no follower is in sync, nobody has to save anything.
+        # If no follower is in sync, there is none to wait for.
         saved = self._links.saved_by(members) if members else self._count
         while self._waiting and self._waiting[0][0] <= saved:
             number, call = self._waiting.popleft()

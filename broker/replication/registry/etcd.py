@@ -161,6 +161,7 @@ class EtcdRegistry:
             if self._lease is not None:
                 await self._renew(self._lease)
             answer = await self._take(member, epoch)
+        # Other errors are for a person, and are raised.
         except (EndpointError, OutcomeUnknown) as error:
             self._log_failure("hold the lease in", error)
             return LeaseAnswer.UNKNOWN
@@ -174,6 +175,7 @@ class EtcdRegistry:
         result = response.get("result")
         if not isinstance(result, dict):
             raise NotARegistry(f"unexpected response to a renewal: {str(response)[:100]}")
+        # Etcd does not refuse to renew a lease that has ended: it answers without a time.
         if _number(result, "TTL") <= 0:
             self._lease = None
 
@@ -203,6 +205,7 @@ class EtcdRegistry:
     async def _grant(self) -> int:
         lease_s = self._settings.lease_s
         response = await self._gateway.call("/v3/lease/grant", {"TTL": str(lease_s)}, READ_LIMIT_S)
+        # Etcd may grant another time than it is asked for, and the core counts on all of it.
         if _number(response, "TTL") < lease_s or _number(response, "ID") == 0:
             raise RegistryRefused(f"etcd does not grant a lease of {lease_s} s")
         return _number(response, "ID")

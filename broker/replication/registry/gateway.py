@@ -100,6 +100,7 @@ class EtcdGateway:
                         chunk = await exchange.chunk()
                     if not chunk:
                         raise RegistryUnreachable(f"{endpoint.url} ended the watch")
+                    # Etcd writes one object a line, and a chunk may end anywhere.
                     *complete, rest = (bytes(line) + chunk).split(b"\n")
                     for each in complete:
                         yield _result(endpoint, each)
@@ -153,6 +154,7 @@ class EtcdGateway:
 
     async def _request(self, exchange: HttpExchange, path: str, body: dict[str, Any]) -> None:
         """Send a POST; raise the error that the head of its response says."""
+        # The bare token: etcd's gateway wants no scheme before it.
         headers = {} if self._token is None else {"Authorization": self._token}
         status = await exchange.request(path, json.dumps(body).encode(), headers)
         if status != 200:

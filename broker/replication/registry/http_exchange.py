@@ -83,6 +83,7 @@ class HttpExchange:
             self._http.send(h11.Data(data=body or b"")),
             self._http.send(h11.EndOfMessage()),
         ]
+        # Before the write, because some bytes may have left although it fails.
         self.sent = True
         try:
             self._writer.write(b"".join(part for part in parts if part))

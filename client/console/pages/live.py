@@ -108,6 +108,7 @@ class _Tail:
         kept = looks.get(key)
         if kept is None or kept[0] <= self.looked_at:
             kept = time.monotonic(), await self._browse(newest_first=True)
+            # Put at the end, so that the first ones are the oldest looks.
             looks.pop(key, None)
             looks[key] = kept
             while len(looks) > STREAMS_MAX:
@@ -183,6 +184,7 @@ class _Tail:
         """Return the next matches. A search that does not keep up with the topic jumps to its newest message."""
         page = await self._browse(newest_first=False, physical=self.after)
         self.seen += page.examined
+        # At the end of the topic, the search continues behind the last message that it has looked at.
         if page.examined:
             self.after = page.reached_physical + 1 if page.next_physical is None else page.next_physical
         self.slow = 0 if page.next_physical is None else self.slow + 1

@@ -283,7 +283,7 @@ async def _summary(visit: Visit) -> MessageSummary:
     topic, queue = visit.path("topic"), int(visit.path("queue"))
     offset = whole_number("offset", visit.path("offset"), 0, 0, 2**63 - 1)
     page = await visit.consumer.browse(topic, queue, offset, newest_first=False, count=1, body_bytes=0)
-    # The broker goes on to the next message if there is none at the offset.
+    # If there is no message at the offset, the broker answers with the next one.
     if not page or page[0].queue_offset != offset:
         raise MessageNotFound(
             f"queue {queue} of topic {topic} has no message at offset {offset:,}: it does not exist yet, has expired, "
