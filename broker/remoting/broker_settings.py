@@ -45,6 +45,7 @@ def rocketmq_settings(settings: Settings, broker_name: str, cluster: str, addres
         "namesrvAddr": settings.remoting.name_servers,
         "timerWheelEnable": True,
         **{name: value_of(settings, own) for name, own in _NAMES.items()},
+        # After the names: the setting itself may be the word ``loopback``.
         "autoCreateTopicEnable": settings.auto_create_topics(),
     }
     return {name: _text(value) for name, value in sorted(values.items())}

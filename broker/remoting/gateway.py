@@ -38,6 +38,7 @@ class RemotingGateway:
         broker.remoting_figures = self._figures
 
     def _figures(self) -> RemotingFigures:
+        # A copy, because a reader thread collects the figures while the loop continues.
         connections = self.connections.copy()
         held_pulls = sum(len(each.deferred.held_pulls) for each in connections)
         return RemotingFigures(len(connections), held_pulls, *self._registrations.count())

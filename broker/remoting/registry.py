@@ -142,6 +142,7 @@ ROWS: tuple[tuple[int, Callable[..., None], Rule], ...] = (
 
 def with_parts(handler: Callable[..., None]) -> RemotingHandler:
     """Return ``handler`` as a function of the request alone: it gets the gateway, or parts of the broker, by name."""
+    # Once for each handler, not for each request.
     services = services_of(handler)
     return lambda request: handler(request, *services(request))
 

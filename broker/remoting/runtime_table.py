@@ -111,6 +111,7 @@ def runtime_table(broker: Broker, figures: TrafficFigures, earliest_ms: int, act
 def _distribution(counts: Sequence[int]) -> str:
     """Return the counts of ``BOUNDS_S`` as RocketMQ writes them: ``[<=0ms]:3 [0~10ms]:1 …``."""
     found = dict.fromkeys((name for _, name in _PUT_TIMES), 0)
+    # FlintMQ's buckets are narrower: each counts in the one of RocketMQ's that has its upper bound.
     for bound, count in zip((*BOUNDS_S, math.inf), counts, strict=True):
         found[next(name for limit, name in _PUT_TIMES if bound <= limit)] += count
     return " ".join(f"[{name}]:{count}" for name, count in found.items())

@@ -29,6 +29,7 @@ def tags_and_filter(subscription: ClientSubscription) -> tuple[str, str]:
             f"the tags of topic {subscription.topic} have {len(expression)} characters; the maximum is {TAGS_CHARS_MAX}"
         )
     tags = [tag for tag in map(str.strip, expression.split("||")) if tag]
+    # A part that means all messages makes the others superfluous.
     return "" if not tags or "*" in tags else " || ".join(tags), ""
 
 

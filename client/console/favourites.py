@@ -34,6 +34,7 @@ def packed_favourites(topics: Sequence[str]) -> str:
 
 def set_favourites(response: Response, packed: str, *, is_encrypted: bool) -> None:
     """Give the browser the cookie."""
+    # By its path, browsers send it to the pages of topics alone.
     response.set_cookie(
         COOKIE, packed, COOKIE_SECONDS, httponly=True, samesite="strict", secure=is_encrypted, path="/topics"
     )

@@ -103,6 +103,7 @@ def _with_headers(send: Send, nonce: str, is_encrypted: bool) -> Send:
             added["cache-control"] = "no-store"
             if is_encrypted:
                 added["strict-transport-security"] = "max-age=31536000"
+            # Headers of the response itself, such as those of a download, take precedence.
             extra = [(name.encode(), value.encode()) for name, value in added.items() if name.encode() not in present]
             message["headers"] = [*message["headers"], *extra]
         await send(message)

@@ -69,6 +69,7 @@ def _change_all(request: RemotingRequest, parts: TopicParts, changes: list[_Chan
         request.reply()
         return
     params, extra = changes[0]
+    # Each change asks for the next one when it is on disk.
     done = partial(_change_all, request, parts, changes[1:])
     change_topic(request, parts, params, extra, done, may_shrink=True)
 

@@ -271,6 +271,7 @@ async def message_body(visit: Visit) -> Response:
     summary = await _summary(visit)
     stored = await visit.consumer.message(summary.offset_id)
     name = f"{visit.path('topic')}-{summary.queue}-{summary.queue_offset}.bin".replace("%", "_")
+    # The body comes from a stranger: a browser that opens it after all must not run it as a page of this site.
     return Response(
         stored.body,
         media_type="application/octet-stream",
