@@ -73,9 +73,9 @@ def repair(
     is locked or a start is refused (a file of the log is missing or of another log)."""
     with OfflineStore(path, Findings(), index_slots=index_slots) as opened:
         settings = opened.settings
-    # Before the start, which reads the tables.
     restored = restore_tables(path, files or Files())
     store = MessageStore(path, settings, files=files)
+    # After the tables are restored, because the start reads them.
     report = store.open(progress, rebuild=needs_rebuild(found), verify_all=True)
     store.consumer_offsets.clamp(store.queue_reads.end_offset)
     store.close()
