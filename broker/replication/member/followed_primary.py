@@ -56,7 +56,7 @@ class FollowedPrimary:
         self._last_report: PositionReport | None = None
         self._tables_saved = 0
         """Number of the last change of a table on this disk, in the primary's epoch."""
-        self._writes: asyncio.Queue[tuple[int, Callable[[], None]]] = asyncio.Queue()
+        self._writes: asyncio.Queue[tuple[PrimaryLink, int, Callable[[], None]]] = asyncio.Queue()
         self._writer = loop.create_task(self._write_tables())
 
     def connect(self, number: int, address: str) -> None:
@@ -96,6 +96,7 @@ class FollowedPrimary:
         if link is not None:
             # Each leadership counts the changes of its tables from 0.
             self._tables_saved, self._last_report = 0, None
+            self._tables.forget_parts()
             link.send_hello(hello, file_bytes)
 
     def report(self, number: int, report: PositionReport) -> None:
@@ -141,7 +142,7 @@ class FollowedPrimary:
         except ValueError as error:
             raise InvalidParameter(str(error)) from error
         if write is not None:
-            self._writes.put_nowait((part.version, write))
+            self._writes.put_nowait((link, part.version, write))
 
     def link_lost(self, link: PrimaryLink, reason: str) -> None:
         """Take the end of the connection."""
@@ -153,19 +154,20 @@ class FollowedPrimary:
     async def _write_tables(self) -> None:
         """Write tables in their order, one at a time, and report each."""
         while True:
-            version, write = await self._writes.get()
+            link, version, write = await self._writes.get()
             try:
                 await self._loop.run_in_executor(None, write)
             except (OSError, ValueError, FlintError) as error:
                 log.error("cannot take over a table of the primary: %s", error)
-                link = self._link
-                if link is not None:
+                if link is self._link:
                     # A link that this side closes is silent, so the member is told here.
                     link.close()
                     self.link_lost(link, "a table cannot be written")
                 continue
-            self._tables_saved = version
-            # At once, because a caller at the primary may wait for it; but the first report of a connection is the
-            # core's, which says by it that the log is cut.
-            if self._link is not None and self._last_report is not None:
-                self._link.send_report(self._last_report, version)
+            # The connection may have ended during the write, and the next primary counts its tables from 0.
+            if link is self._link:
+                self._tables_saved = version
+                # At once, because a caller at the primary may wait for it; but the first report of a connection is the
+                # core's, which says by it that the log is cut.
+                if self._last_report is not None:
+                    link.send_report(self._last_report, version)

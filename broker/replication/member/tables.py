@@ -252,6 +252,10 @@ class TableCopy:
         self._bytes_max = bytes_max
         self._parts: dict[str, bytearray] = {}
 
+    def forget_parts(self) -> None:
+        """Drop the parts of tables that did not arrive completely: a connection sends its tables from the beginning."""
+        self._parts.clear()
+
     def add(self, name: str, part: bytes, *, last: bool) -> Callable[[], None] | None:
         """Take a part; return the function that writes the table if this was its last part, to be called on a thread.
 
