@@ -360,7 +360,7 @@ def reset_progress(
 
     def done(offsets: dict[int, int]) -> None:
         before = store.consumer_offsets.committed(params.group, params.topic)
-        groups.check_may_commit(params.group, params.topic, offsets)
+        groups.check_may_commit(params.group, ((params.topic, queue) for queue in offsets))
         groups.ensure_group(params.group)
         groups.reset_offsets(params.group, params.topic, offsets)
         pops.look_at(params.group)

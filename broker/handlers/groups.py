@@ -170,9 +170,7 @@ class _Assignment:
                 next_offset = begins[queue]
             rows.append((*queue, next_offset, granted))
         if self.group.clustering:
-            for topic in {topic for topic, _ in begins}:
-                queues = [queue_id for of, queue_id in begins if of == topic]
-                groups.check_may_commit(self.group.name, topic, queues)
+            groups.check_may_commit(self.group.name, begins)
         for queue, next_offset in begins.items():
             if self._committed(queue) is None:
                 if self.group.clustering:

@@ -122,7 +122,7 @@ def update_consumer_offset(request: Request, store: MessageStore, groups: GroupC
     def commit() -> None:
         name, held, fenced = _who_commits(groups, params, entries)
         _check_commit(store, params.topic, held)
-        groups.check_may_commit(name, params.topic, (queue for queue, _ in held))
+        groups.check_may_commit(name, ((params.topic, queue) for queue, _ in held))
         if not params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             groups.ensure_group(params.group)
         table = store.consumer_offsets

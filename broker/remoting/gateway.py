@@ -52,7 +52,7 @@ class RemotingGateway:
         if self.consumers.was_reset(group, (topic, queue)):
             return
         self.consumers.check_may_consume(group)
-        broker.groups.check_may_commit(group, topic, (queue,))
+        broker.groups.check_may_commit(group, ((topic, queue),))
         broker.groups.ensure_group(group)
         broker.store.consumer_offsets.commit(group, topic, queue, offset)
 

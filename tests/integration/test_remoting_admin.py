@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,6 +220,24 @@ def test_progress_is_copied_and_shown_in_time(tool: RemotingSocket) -> None:
     of_copies = next(row["copies"] for row in stats["consumeStatsList"] if "copies" in row)
     assert of_copies[0]["offsetTable"][0][1]["brokerOffset"] == 3
     assert succeeded(tool.call(codes.GET_ALL_CONSUMER_OFFSET))["offsetTable"]["read@copies"] == {"0": 2}
+
+
+def test_a_refused_copy_of_progress_copies_nothing(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path)
+    try:
+        with RemotingBroker(brokers.start, {"limits.committed_offsets_max": 3}).connect() as tool:
+            succeeded(tool.call(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, json_blob({"groupName": "readers"})))
+            for topic in ("one", "two"):
+                make_topic(tool, topic, readQueueNums=1, writeQueueNums=1)
+                tool.produce(topic, b"x")
+                commit = {"consumerGroup": "readers", "topic": topic, "queueId": 0, "commitOffset": 1}
+                succeeded(tool.call(codes.UPDATE_CONSUMER_OFFSET, commit))
+            refused = tool.call(codes.CLONE_GROUP_OFFSET, {"srcGroup": "readers", "destGroup": "copies"})
+            assert "copies cannot commit 2 more queues of 2 topics" in refused.remark
+            offsets = succeeded(tool.call(codes.GET_ALL_CONSUMER_OFFSET))["offsetTable"]
+            assert offsets == {"one@readers": {"0": 1}, "two@readers": {"0": 1}}
+    finally:
+        brokers.stop_all()
 
 
 def test_figures_and_settings_have_rocketmqs_names(tool: RemotingSocket) -> None:

@@ -236,14 +236,14 @@ def test_an_offset_too_many_is_refused_and_existing_offsets_still_change(
     groups.offsets_max = 3
     for queue in (0, 1):
         offsets.commit("a", "t", queue, 1)
-    groups.check_may_commit("a", "t", [0, 1, 2])
+    groups.check_may_commit("a", [("t", 0), ("t", 1), ("t", 2)])
     with pytest.raises(LimitReached, match=r"limits\.committed_offsets_max is 3"):
-        groups.check_may_commit("a", "t", [2, 3])
-    with pytest.raises(LimitReached):
-        groups.check_may_commit("b", "t", [0, 1])
+        groups.check_may_commit("a", [("t", 2), ("t", 3)])
+    with pytest.raises(LimitReached, match="2 more queues of 2 topics"):
+        groups.check_may_commit("b", [("t", 0), ("u", 0)])
     offsets.forget("a")
     assert len(offsets) == 0
-    groups.check_may_commit("b", "t", [0, 1])
+    groups.check_may_commit("b", [("t", 0), ("t", 1)])
 
 
 def test_the_offset_of_handled_dead_letters_outlives_a_group(groups: GroupCoordinator, store: MessageStore) -> None:

@@ -309,13 +309,16 @@ class GroupCoordinator:
                 groups_max=self.groups_max,
             )
 
-    def check_may_commit(self, progress_name: str, topic: str, queues: Iterable[int]) -> None:
-        """Raise ``LimitReached`` if committing these queues would exceed the maximum number of offsets."""
+    def check_may_commit(self, progress_name: str, queues: Iterable[tuple[str, int]]) -> None:
+        """Raise ``LimitReached`` if committing these queues (topic, queue) would exceed the maximum number of
+        offsets."""
         offsets = self._store.consumer_offsets
-        new = sum(offsets.committed_of(progress_name, topic, queue) is None for queue in queues)
-        if new and len(offsets) + new > self.offsets_max:
+        new = [topic for topic, queue in queues if offsets.committed_of(progress_name, topic, queue) is None]
+        if new and len(offsets) + len(new) > self.offsets_max:
+            topics = sorted(set(new))
+            where = f"topic {topics[0]}" if len(topics) == 1 else f"{len(topics)} topics"
             raise LimitReached(
-                f"{progress_name} cannot commit {new} more queues of topic {topic}: the broker stores {len(offsets)} "
+                f"{progress_name} cannot commit {len(new)} more queues of {where}: the broker stores {len(offsets)} "
                 f"offsets and limits.committed_offsets_max is {self.offsets_max}; delete unused groups "
                 "(flintmq group delete), or raise the limit",
                 committed_offsets_max=self.offsets_max,

@@ -148,7 +148,7 @@ class PopService:
     def take(self, key: QueueKey, start: int, offsets: Iterable[int], end: int, take: Take, pop_ms: int) -> list[int]:
         """Hand out messages as ``InFlightTable.take`` does. Raises ``LimitReached`` if the group cannot commit."""
         if self._store.consumer_offsets.committed_of(*key) is None:
-            self._groups.check_may_commit(key.group, key.topic, (key.queue,))
+            self._groups.check_may_commit(key.group, ((key.topic, key.queue),))
             self._groups.ensure_group(key.group)
         taken = self.table.take(key, start, offsets, end, take, pop_ms)
         self._note(key, journal.taken(key, start, end, taken, take, pop_ms))

@@ -196,9 +196,10 @@ def clone_group_offset(
         raise GroupRunning(
             f"group {target} has {len(live.clients)} live members; stop them first", members=len(live.clients)
         )
+    # All of them before the first change, or a refusal would leave a part of the offsets copied.
+    groups.check_may_commit(target, ((name, queue) for name, row in rows.items() for queue in row))
     groups.ensure_group(target)
     for name, row in rows.items():
-        groups.check_may_commit(target, name, row)
         before = offsets.committed(target, name)
         groups.reset_offsets(target, name, row)
         audit_change(request, "CLONE_GROUP_OFFSET", f"group {target}, topic {name}", before, row)
