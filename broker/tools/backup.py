@@ -50,7 +50,7 @@ ATTEMPTS = 50
 PAUSE_S = 0.02
 SPARE_DESCRIPTORS = 64
 _LEFT_OUT = {f"{OWN_FOLDER}/new", f"{OWN_FOLDER}/aside"}
-"""Suffixes of unfinished files, and of damaged ones that were replaced."""
+"""Folders of unfinished files, and of those that were replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,11 @@ def _target(folder: Path) -> Iterator[None]:
     make_durable_folder(Files(), folder)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BackupError(f"another backup into {folder} is running: wait for it") from None
         yield
-    except BlockingIOError:
-        raise BackupError(f"another backup into {folder} is running: wait for it") from None
     finally:
         os.close(fd)
 

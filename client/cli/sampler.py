@@ -87,7 +87,8 @@ def between(before: Sample, after: Sample) -> Rates:
     restarted = before.condition.info.get("pid") != after.condition.info.get("pid")
 
     def rate(now: float, then: float) -> float:
-        return max(0.0, now - (0 if restarted else then)) / seconds
+        # In a container the new process may have the same id, but no counter decreases without a restart.
+        return max(0.0, now - (0 if restarted or now < then else then)) / seconds
 
     per_second: dict[str, float | None] = {}
     for name in COUNTERS:

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
+from flintmq.broker.tools.backup import _target
+from flintmq.broker.tools.backup_manifest import BackupError
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
 from flintmq.protocol.storage.record import check_record_crc
 from flintmq.protocol.store_files import checkpoint_mark
@@ -79,6 +83,13 @@ def everything(running: RunningBroker, topic: str) -> list[StoredMessage]:
 
 def numbers(running: RunningBroker, topic: str) -> list[int]:
     return sorted(int(message.body[:9]) for message in everything(running, topic))
+
+
+def test_only_a_held_lock_is_taken_for_another_backup(tmp_path: Path) -> None:
+    with pytest.raises(BlockingIOError, match="of the store"), _target(tmp_path / "backup"):
+        raise BlockingIOError("of the store")
+    with _target(tmp_path / "backup"), pytest.raises(BackupError, match="another backup"), _target(tmp_path / "backup"):
+        pass
 
 
 def test_a_backup_of_a_busy_broker_has_all_messages_acknowledged_before_it_began(

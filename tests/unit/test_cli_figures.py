@@ -124,6 +124,10 @@ class TestRates:
         rates = between(_sample(0.0), _sample(2.0, pid=8, produced_messages=40))
         assert rates.per_second["produced_messages"] == 20
 
+    def test_so_does_one_whose_process_has_the_same_id_as_in_a_container(self) -> None:
+        rates = between(_sample(0.0, produced_messages=500), _sample(2.0, produced_messages=40))
+        assert rates.per_second["produced_messages"] == 20
+
 
 @pytest.mark.parametrize(
     ("value", "low", "state"),
