@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..replication.member.replica_member import ReplicaMember
     from ..requests.outlet import Outlet
     from ..requests.request import Request
+    from ..store.queue.consume_queue import ConsumeQueue
 
 HEAD_BYTES_MAX = 1024
 """Upper bound for the part of a pull response before its sizes and records."""
@@ -105,7 +106,9 @@ def _select(request: Request, outlet: Outlet, params: PullRequest) -> None:
     params.max_bytes = min(params.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     params.max_count = min(params.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
     outlet.dispatch.is_done()  # called because it dispatches what is due
-    ahead = params.offset - outlet.store.queue_reads.max_offset(params.topic, params.queue)
+    reads = outlet.store.queue_reads
+    queue = reads.queue(params.topic, params.queue)
+    ahead = params.offset - reads.end_of(params.topic, params.queue, queue)
     # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
     # end; a pull that selects may reach the end although it starts long before it.
     selects = tags is not None or records is not None
@@ -114,23 +117,30 @@ def _select(request: Request, outlet: Outlet, params: PullRequest) -> None:
     elif ahead > 0 or (not params.wait_ms and (ahead == 0 or selects)):
         request.after_dispatch(lambda: _pull(request, outlet, params, tags, records))
     else:
-        _pull(request, outlet, params, tags, records)
+        _pull(request, outlet, params, tags, records, queue)
 
 
 def _pull(
-    request: Request, outlet: Outlet, params: PullRequest, tags: frozenset[int] | None, records: Filter | None
+    request: Request,
+    outlet: Outlet,
+    params: PullRequest,
+    tags: frozenset[int] | None,
+    records: Filter | None,
+    queue: ConsumeQueue | None = None,
 ) -> None:
+    """Answer a pull from memory, or read for it later. ``queue``: the queue, if it was looked up in this turn."""
     if records is not None:
         filtered = _FilteredPull(request, outlet, params, tags, records)
         request.deferred.check_may_wait()
         filtered.next_step()
         return
-    if not outlet.send_memory.may_read(request.responses) or _is_large(outlet, params, params.offset):
+    queue = queue or outlet.store.queue_reads.queue(params.topic, params.queue)
+    if not outlet.send_memory.may_read(request.responses) or _is_large(outlet, params, params.offset, queue):
         _Pull(request, outlet, params, tags).read()
         return
     try:
         selection = PullSelection(params.max_count, params.max_bytes, tags)
-        pulled = _read(outlet, params, params.offset, selection, hot=True)
+        pulled = _read(outlet, params, params.offset, selection, hot=True, queue=queue)
     except WouldBlock:
         _Pull(request, outlet, params, tags).read()
         return
@@ -140,7 +150,9 @@ def _pull(
         send_pulled(request, outlet, params, pulled)
 
 
-def _read(outlet: Outlet, params: PullRequest, offset: int, selection: PullSelection, *, hot: bool) -> PullResult:
+def _read(
+    outlet: Outlet, params: PullRequest, offset: int, selection: PullSelection, hot: bool, queue: ConsumeQueue | None
+) -> PullResult:
     """Read records as ``Pulls.pull`` does, as many as memory allows; move a group that asks for expired messages."""
     bytes_max = outlet.send_memory.answer_bytes()
     if selection.max_bytes > SHARED_BYTES_MAX and outlet.dispatch.sharing.is_shared(time.monotonic()):
@@ -148,7 +160,7 @@ def _read(outlet: Outlet, params: PullRequest, offset: int, selection: PullSelec
     if bytes_max < selection.max_bytes:
         selection = selection._replace(max_bytes=bytes_max)
     try:
-        return outlet.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot)
+        return outlet.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot, queue=queue)
     except OffsetOutOfRange as error:
         if offset > error.max_offset and outlet.follows():
             # Another member showed more of the queue, which this follower will have soon.
@@ -168,11 +180,11 @@ def _read(outlet: Outlet, params: PullRequest, offset: int, selection: PullSelec
         raise BrokerFailure(str(error)) from error
 
 
-def _is_large(outlet: Outlet, params: PullRequest, offset: int) -> bool:
+def _is_large(outlet: Outlet, params: PullRequest, offset: int, queue: ConsumeQueue | None) -> bool:
     """Return whether the response may be too large to be read on the loop."""
     if params.max_bytes <= HOT_BYTES_MAX or params.max_count <= HOT_COUNT_MAX:
         return False
-    return outlet.store.queue_reads.max_offset(params.topic, params.queue) - offset > HOT_COUNT_MAX
+    return outlet.store.queue_reads.end_of(params.topic, params.queue, queue) - offset > HOT_COUNT_MAX
 
 
 @remembered(1024)
@@ -243,13 +255,15 @@ class _Pull:
         self.request.read(self._read, self.pulled)
 
     def _read(self, hot: bool) -> PullResult:
-        params = self.params
+        outlet, params = self.outlet, self.params
+        queue = None
         if hot:
             self._check_again()
-            if _is_large(self.outlet, params, self.offset):
+            queue = outlet.store.queue_reads.queue(params.topic, params.queue)
+            if _is_large(outlet, params, self.offset, queue):
                 raise WouldBlock
         selection = PullSelection(params.max_count, params.max_bytes, self.tags)
-        return _read(self.outlet, params, self.offset, selection, hot=hot)
+        return _read(outlet, params, self.offset, selection, hot, queue)
 
     def _check_again(self) -> None:
         """Check the preconditions again, which may have changed while the pull waited."""
@@ -379,7 +393,7 @@ class _FilteredPull(_Pull):
         if hot:
             self._check_again()
         selection = PullSelection(self.count_left, self.bytes_left, self.tags, self.records, not self.found)
-        return _read(self.outlet, self.params, self.offset, selection, hot=hot)
+        return _read(self.outlet, self.params, self.offset, selection, hot, None)
 
     def pulled(self, pulled: PullResult) -> None:
         """Continue the search, return the matches, or hold the pull if there are none and time is left."""

@@ -310,8 +310,7 @@ class GroupCoordinator:
             )
 
     def check_may_commit(self, progress_name: str, queues: Iterable[tuple[str, int]]) -> None:
-        """Raise ``LimitReached`` if committing these queues (topic, queue) would exceed the maximum number of
-        offsets."""
+        """Raise ``LimitReached`` if committing these queues (topic, queue) would exceed the maximum of offsets."""
         offsets = self._store.consumer_offsets
         new = [topic for topic, queue in queues if offsets.committed_of(progress_name, topic, queue) is None]
         if new and len(offsets) + len(new) > self.offsets_max:

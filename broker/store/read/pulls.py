@@ -79,8 +79,18 @@ class Pulls:
         self._queues = queues
         self._log = log
 
-    def pull(self, topic: str, queue_id: int, offset: int, selection: PullSelection, *, hot: bool) -> PullResult:
-        """Return the records of a queue from ``offset`` on that ``selection`` wants.
+    def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        selection: PullSelection,
+        *,
+        hot: bool,
+        queue: ConsumeQueue | None = None,
+    ) -> PullResult:
+        """Return the records of a queue from ``offset`` on that ``selection`` wants. ``queue``: what
+        ``QueueReads.queue`` has just returned for it, if the caller has asked.
 
         If no examined record matches, the code is ``PULL_RETRY_IMMEDIATELY``. Raises ``OffsetOutOfRange``,
         ``TopicNotExist``, ``QueueNotExist``, ``CorruptLog`` if a unit's record is damaged, and ``WouldBlock`` with
@@ -89,7 +99,7 @@ class Pulls:
         while True:
             log_start = self._commitlog.start_offset
             try:
-                return self._pull(topic, queue_id, offset, selection, hot)
+                return self._pull(topic, queue_id, offset, selection, hot, queue)
             except CorruptLog:
                 if self._commitlog.start_offset == log_start:
                     raise
@@ -157,9 +167,11 @@ class Pulls:
         _SIZE.pack_into(body, 0, size)
         return PullResult(SUCCESS, 1, offset + 1, min_offset, offset + 1, body)
 
-    def _pull(self, topic: str, queue_id: int, offset: int, selection: PullSelection, hot: bool) -> PullResult:
-        queue = self._queues.queue(topic, queue_id)
-        max_offset = queue.max_offset if queue is not None else self._queues.next_offset(topic, queue_id)
+    def _pull(
+        self, topic: str, queue_id: int, offset: int, selection: PullSelection, hot: bool, queue: ConsumeQueue | None
+    ) -> PullResult:
+        queue = queue or self._queues.queue(topic, queue_id)
+        max_offset = self._queues.end_of(topic, queue_id, queue)
         min_offset = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset
         if not min_offset <= offset <= max_offset:
             raise OffsetOutOfRange(

@@ -73,7 +73,10 @@ class QueueReads:
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the queue's next dispatched message."""
-        queue = self.queue(topic, queue_id)
+        return self.end_of(topic, queue_id, self.queue(topic, queue_id))
+
+    def end_of(self, topic: str, queue_id: int, queue: ConsumeQueue | None) -> int:
+        """Return the same for a queue that ``queue`` has just returned."""
         return queue.max_offset if queue is not None else self.next_offset(topic, queue_id)
 
     def min_offset(self, topic: str, queue_id: int, *, hot: bool) -> int:
