@@ -314,8 +314,7 @@ class GroupCoordinator:
         offsets = self._store.consumer_offsets
         new = [topic for topic, queue in queues if offsets.committed_of(progress_name, topic, queue) is None]
         if new and len(offsets) + len(new) > self.offsets_max:
-            topics = sorted(set(new))
-            where = f"topic {topics[0]}" if len(topics) == 1 else f"{len(topics)} topics"
+            where = f"topic {new[0]}" if len(set(new)) == 1 else f"{len(set(new))} topics"
             raise LimitReached(
                 f"{progress_name} cannot commit {len(new)} more queues of {where}: the broker stores {len(offsets)} "
                 f"offsets and limits.committed_offsets_max is {self.offsets_max}; delete unused groups "
@@ -335,8 +334,7 @@ class GroupCoordinator:
         if (count := sum(config.name.startswith(RETRY_TOPIC_PREFIX) for config in topics)) >= self.groups_max:
             raise LimitReached(
                 f"the retry topic of group {group_name} cannot be created: the broker has {count} retry topics and "
-                f"limits.groups_max is {self.groups_max}; delete unused ones (flintmq topic delete), or raise the "
-                "limit",
+                f"limits.groups_max is {self.groups_max}; delete unused ones (flintmq topic delete), or raise the limit",
                 groups_max=self.groups_max,
             )
 
