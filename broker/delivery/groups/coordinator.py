@@ -334,7 +334,7 @@ class GroupCoordinator:
         if (count := sum(config.name.startswith(RETRY_TOPIC_PREFIX) for config in topics)) >= self.groups_max:
             raise LimitReached(
                 f"the retry topic of group {group_name} cannot be created: the broker has {count} retry topics and "
-                f"limits.groups_max is {self.groups_max}; delete unused ones (flintmq topic delete), or raise the limit",
+                f"limits.groups_max is {self.groups_max}; delete some (flintmq topic delete), or raise the limit",
                 groups_max=self.groups_max,
             )
 
