@@ -84,6 +84,7 @@ class Sequence:
         Raises ``PartlyStored`` if only some of them are stored, or all but in more than one run.
         """
         runs = self.rows
+        # Runs do not overlap, so only the run before this one can contain the first message.
         following = self._row_after(first)
         if following:
             begin, end, place, queue_offset = runs[following - _COLUMNS : following]
@@ -91,6 +92,7 @@ class Sequence:
                 return place, queue_offset + first - begin
             if first < end:
                 raise _partly_stored(first, count, end - first, end - first)
+        # The first message is new, but a run begins within the frame.
         if following < len(runs) and runs[following] < first + count:
             raise _partly_stored(first, count, 0, runs[following] - first)
         return None
@@ -98,17 +100,21 @@ class Sequence:
     def _row_after(self, counter: int) -> int:
         """Return the array index of the first run that begins after the counter."""
         runs = self.rows
+        # The runs are rows of one array: the range has the index of each row's first column, and the key reads it.
         return _COLUMNS * bisect_right(range(0, len(runs), _COLUMNS), counter, key=runs.__getitem__)
 
     def add(self, first: int, count: int, place: int, queue_offset: int) -> int:
         """Add stored messages; return the number of runs that this added. Messages already present stay as they are:
         the first occurrence counts."""
         end = first + count
+        # Not above all others: a frame that was refused, and is sent again after later ones, fills a gap.
         if first < self.next:
             before = len(self)
             self._add_between(first, end, place, queue_offset)
             return len(self) - before
         grown = 1
+
+        # In the common case the frame continues the last run, which only grows.
         if first == self.next and place == self.last_place and queue_offset == self.next_offset:
             self.rows[_END - _COLUMNS] = end
             grown = 0
@@ -122,6 +128,7 @@ class Sequence:
     def _add_between(self, first: int, end: int, place: int, queue_offset: int) -> None:
         runs = self.rows
         at = first
+        # Piece by piece: what a run has is skipped, and what is between two runs becomes a run.
         while at < end:
             following = self._row_after(at)
             if following and at < runs[following - _COLUMNS + _END]:
@@ -129,9 +136,12 @@ class Sequence:
                 continue
             stop = min(end, runs[following]) if following < len(runs) else end
             runs[following:following] = array("q", (at, stop, place, queue_offset + at - first))
+            # With the later neighbour first, since a join with the earlier one moves the run.
             self._join(following)
             self._join(following - _COLUMNS)
             at = stop
+
+        # The last run may be another one, or longer.
         self.next = runs[_END - _COLUMNS]
         self.last_place = runs[_PLACE - _COLUMNS]
         self.next_offset = runs[_OFFSET - _COLUMNS] + self.next - runs[_FIRST - _COLUMNS]
@@ -200,6 +210,7 @@ class ProducerSequences:
         if found is None:
             return None
         place, queue_offset = found
+        # Numbers are given in the order of the dict and never taken back, so a number is also a position in it.
         number, queue = divmod(place, 1 << _QUEUE_BITS)
         stored_in = list(self._other_topics)[number - 1] if number else topic
         return StoredBefore(stored_in, queue, queue_offset)
@@ -210,6 +221,8 @@ class ProducerSequences:
         """Record that messages sent to the topic ``asked`` were stored in ``queue`` of ``topic``, from ``queue_offset``
         on."""
         sequence = self._sequences.get((prefix, asked))
+
+        # At most once a second: the order need not be exact, so most frames leave it as it is.
         if sequence is None or now > sequence.active_at + _ORDER_S:
             sequence = self._awaken((prefix, asked), sequence, now)
         if topic != asked:
@@ -223,6 +236,7 @@ class ProducerSequences:
     def _awaken(self, key: tuple[str, str], sequence: Sequence | None, now: float) -> Sequence:
         """Move a sequence to the end of the order; create it if ``sequence`` is None."""
         if sequence is None:
+            # Expired sequences matter only if memory grows, and it grows here.
             self.expire(now)
             self._room -= SEQUENCE_WEIGHT
             sequence = self._sequences[key] = Sequence(now)
@@ -246,6 +260,7 @@ class ProducerSequences:
         """
         for run in runs:
             self.stored(*run, now=now)
+            # ``stored`` moves a sequence at most once a second, and all of these have the same time.
             self._sequences.move_to_end(run[:2])
 
     def expire(self, now: float) -> None:

@@ -61,6 +61,7 @@ class Route(NamedTuple):
 @remembered(1024)
 def delay_of(common: str) -> Delay | None:
     """Return the delay that a frame's common properties ask for; None if they ask for none. Raises ``DelayIllegal``."""
+    # A search for the names spares nearly all frames, which ask for no delay, the parsing.
     if PROPERTY_DELAY not in common and "TIMER_" not in common:
         return None
     asked: dict[str, str] = {}
@@ -68,6 +69,7 @@ def delay_of(common: str) -> Delay | None:
     for pair in common.split("\x02"):
         name, _, value = pair.partition("\x01")
         if name in _TIMES or (name == PROPERTY_DELAY and _is_level(value)):
+            # Java's parseInt, with which RocketMQ reads a level, accepts a plus sign.
             asked[name] = value.removeprefix("+") if name == PROPERTY_DELAY else value
         elif pair:
             others.append(pair + "\x02")
@@ -94,6 +96,7 @@ def route(delay: Delay, topic: str, queue: int, now_ms: int, max_days: int) -> R
     """Return where messages for ``queue`` of ``topic`` wait; None if they are already due. Raises ``DelayIllegal``."""
     bookkeeping = {PROPERTY_REAL_TOPIC: topic, PROPERTY_REAL_QUEUE: str(queue)}
     if delay.name == PROPERTY_DELAY:
+        # As in RocketMQ, a level above the last one counts as the last one.
         level = min(delay.value, DELAY_LEVEL_MAX)
         own = {PROPERTY_DELAY: str(level), **bookkeeping}
         return Route(SCHEDULE_CONFIG, level - 1, common_properties(delay.others) + encode_properties(own))

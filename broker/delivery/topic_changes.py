@@ -88,6 +88,7 @@ class TopicChanges:
 
     def _may_change(self, done: Done) -> bool:
         if self._given_up is not None:
+            # Not within the caller's own call: every other answer comes later, too.
             self._loop.call_soon(done, self._given_up)
         return self._given_up is None
 
@@ -134,6 +135,7 @@ class TopicChanges:
             # Before the callbacks, which may change the topic again.
             del self.pending[change.topic]
             error = self._undo(change, failure) if failure is not None else None
+            # Before the callbacks: a client that hears of the deletion may create the topic again at once.
             if change.delete and error is None:
                 self._on_deleted(change.topic)
             for done in change.waiting:

@@ -27,6 +27,7 @@ def records_from(store: MessageStore, topic: str, first: int, end: int | None = 
         return
     lost = 0
     last = queue.max_offset if end is None else min(end, queue.max_offset)
+    # Retention may have deleted records since the caller's offset was saved.
     at, name = max(first, store.queue_reads.first_offset(queue)), topic.encode()
     while at < last:
         count = min(UNITS_A_READ, last - at)

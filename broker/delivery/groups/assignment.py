@@ -51,6 +51,7 @@ def _wanting(members: Mapping[str, Collection[str]], topics: set[str]) -> dict[s
     found: dict[str, list[str]] = {topic: [] for topic in topics}
     for wishes, names in alike.items():
         for topic in wishes & topics:
+            # Several topics may share one list of names, which nobody changes.
             found[topic] = sorted(found[topic] + names) if found[topic] else names
     return found
 
@@ -123,13 +124,16 @@ def _even_out(topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads,
     counts, moved = loads.counts, False
     while counts:
         least = min(counts.values())
+        # With a difference of one, a move would only swap rich and poor.
         rich = [name for name, count in counts.items() if count - least >= 2]
+        # The names settle ties, so the result does not depend on the order of the input.
         for giver in sorted(rich, key=lambda name: (counts[name], name), reverse=True):
             if move := _best_move(giver, topics, wanting, loads):
                 loads.move(move[0], giver, move[1], result)
                 moved = True
                 break
         else:
+            # No rich member has a queue that a much poorer one wants.
             return moved
     return moved
 
@@ -144,8 +148,10 @@ def _best_move(giver: str, topics: set[str], wanting: Mapping[str, list[str]], l
         of_topic = loads.of_topic[topic]
         for taker in wanting[topic]:
             gap = count - loads.counts[taker]
+            # Only the largest gap counts, so the rest of the rank need not be computed for a smaller one.
             if gap < 2 or (best is not None and -gap > best[0][0]):
                 continue
+            # Among equal gaps, the move that evens out the topic most.
             rank = (-gap, of_topic[taker] - of_topic[giver], taker, topic)
             if best is None or rank < best[0]:
                 best = (rank, (topic, taker))
@@ -175,6 +181,8 @@ def _spread_topics(
             poor = min(wanting[topic], key=lambda name: (of_topic[name], name))
             if of_topic[rich] - of_topic[poor] < 2:
                 continue
+            # In exchange, the poor member gives a queue of a topic of which it has more than the rich one, so that
+            # topic becomes no less even.
             for other in loads.topics(poor):
                 of_other = loads.of_topic[other]
                 if of_other[poor] > of_other[rich] and other in members[rich]:

@@ -106,6 +106,7 @@ class ClientGroup:
     @property
     def newest(self) -> ClientRole:
         """Return how the client consumes that was heard last. Any thread."""
+        # A copy, because the loop may change the dict while another thread iterates.
         clients = list(self.clients.values())
         return max(clients, key=lambda client: client.heard_at).role if clients else ClientRole()
 
@@ -177,16 +178,21 @@ class ConsumerClients:
                 )
             group = ClientGroup(name)
         before = group.clients.get(identity.client_id)
+
+        # What the client left out cannot be filled in if the broker has never had it, or has that of other roles.
         unknown = role.subscriptions is None and (
             before is None or before.role.subscriptions is None or before.identity.fingerprint != identity.fingerprint
         )
         if role.subscriptions is None and before is not None:
             role = ClientRole(role.consume_type, role.message_model, role.consume_from, before.role.subscriptions)
+        # This can be refused, so it comes before any change of the tables.
         client = self._connected(group, before, identity, role)
         group.clients[identity.client_id] = client
         group.by_remote[identity.remote] = identity.client_id
         self.groups[name] = group
         self._sweep_soon()
+
+        # Clients compute their shares from the ids and topics alone: another heartbeat changes nothing for them.
         if before is None or before.subscriptions.keys() != client.subscriptions.keys():
             self._changed(group, client, joined=before is None)
         return unknown
@@ -230,6 +236,7 @@ class ConsumerClients:
         if group is None or client is None:
             return
         client.cancel_lost()
+        # Another client may have introduced itself over the same connection since.
         if group.by_remote.get(client.identity.remote) == client_id:
             del group.by_remote[client.identity.remote]
         group.pulled_by = {queue: reader for queue, reader in group.pulled_by.items() if reader != client_id}
@@ -241,6 +248,7 @@ class ConsumerClients:
     def _lost(self, name: str, client_id: str, remote: ClientHandle) -> None:
         group = self.groups.get(name)
         client = group.clients.get(client_id) if group is not None else None
+        # The client may have come back over another connection meanwhile.
         if client is not None and client.identity.remote is remote:
             self.locks.lost(name, client_id)
             self._remove(name, client_id)
@@ -263,6 +271,7 @@ class ConsumerClients:
     def _notify_now(self, group: ClientGroup) -> None:
         self._to_notify.discard(group.name)
         for client in list(group.clients.values()):
+            # Epoch 0: RocketMQ's clients know none.
             client.identity.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, 0))
 
     def _sweep_soon(self) -> None:
@@ -277,8 +286,11 @@ class ConsumerClients:
             for client_id, client in list(group.clients.items()):
                 if client.heard_at < oldest:
                     log.warning("group %s: removed %s: no heartbeat for %d s", group.name, client_id, EXPIRY_S)
+                    # It may be alive and only cut off, so its locks end as after the loss of its connection.
                     self.locks.lost(group.name, client_id)
                     self._remove(group.name, client_id)
+
+        # Locks outlive their clients, and nothing but a sweep removes them.
         self.locks.forget_expired()
         if self.groups or len(self.locks):
             self._sweep_soon()
@@ -353,6 +365,7 @@ class ConsumerClients:
         """Return the number of clients that share queues, and of those that wait. Any thread."""
         everyone = sum(len(group.clients) for group in list(self.groups.values()))
         sharing = sum(len(group.clients) for group in self.all_sharing())
+        # The sums are taken one after the other, and a client that leaves in between is only in the second.
         return sharing, max(everyone - sharing, 0)
 
     # ---- resets by an operator

@@ -137,6 +137,7 @@ class ConsumerGroup:
                 f"group {self.name} has a live member {name!r}, connected from {before.remote.address[0]}:"
                 f"{before.remote.address[1]}; give each member a unique name, or none"
             )
+        # A member that joins again replaces itself: alone, it may choose another mode.
         others = len(self.members) - (before is not None)
         if others and mode != self.mode:
             raise SubscriptionIllegal(
@@ -147,6 +148,7 @@ class ConsumerGroup:
             theirs, _ = self._wanted.get(topic, (subscription, 0))
             if theirs == subscription:
                 continue
+            # The subscription that all share may be this member's alone, and then it may change it.
             for other in self.members.values():
                 if other.name != name and topic in other.subscriptions:
                     raise SubscriptionIllegal(
@@ -204,6 +206,7 @@ class ConsumerGroup:
         member.heard_at = now
         member.deadline = now + member.session_seconds
         kept = set(held)
+        # A queue that is meant for the member stays granted even unnamed: it may not know of the grant yet.
         released = [q for q in member.granted if q not in kept and self.meant.get(q) != member.name]
         for queue in released:
             self._release(member, queue)
@@ -231,6 +234,8 @@ class ConsumerGroup:
         meant = assign(self._queues, wanted, {**self.meant, **self.held})
         if meant == self.meant:
             return False
+
+        # Holders are told both of queues to give up and of those that they may keep after all.
         for queue, holder in self.held.items():
             if meant.get(queue) != holder or self.meant.get(queue) != holder:
                 self._changed[holder] = None
@@ -241,6 +246,7 @@ class ConsumerGroup:
 
     def _release_deleted(self) -> None:
         """Release the queues that no longer exist or that no member wants."""
+        # Here no queue is held by one member alone: ``_grant_all`` compares what each has with what it wants.
         if not self.clustering:
             self._changed.update(dict.fromkeys(self.members))
             return
@@ -274,6 +280,7 @@ class ConsumerGroup:
             wanted = {queue for queue in self._queues if queue[0] in member.subscriptions}
             if wanted != member.granted.keys():
                 self.epoch += 1
+                # Queues that it has keep their epoch, so its requests for them stay valid.
                 member.granted = {queue: member.granted.get(queue, self.epoch) for queue in wanted}
 
     def regrant(self, queue: Queue) -> None:
@@ -296,6 +303,7 @@ class ConsumerGroup:
     def to_tell(self) -> list[Member]:
         """Return the members to notify of a changed assignment, each once."""
         found = []
+        # ``_remove`` also removes a member from ``_changed``, so all of these exist.
         for member in [self.members[name] for name in self._changed]:
             # Its last response may have shown all that concerns it: its newest grant, and nothing to give up.
             newest = max(member.granted.values(), default=0)
@@ -309,6 +317,7 @@ class ConsumerGroup:
         """Raise ``MemberUnknown`` or ``EpochFenced`` unless the member holds the queue in that epoch."""
         member = self.find(name, epoch)
         granted = member.granted.get((topic, queue_id))
+        # A grant that is newer than the request comes from a reset in between, which the request must not undo.
         if granted is None or granted > epoch:
             holder = self.held.get((topic, queue_id))
             other = holder not in (None, name)

@@ -50,6 +50,7 @@ class OffsetMover:
             queue_id,
         )
         groups.offsets_moved += 1
+        # An offset that is there is overwritten; a new one counts towards limits.committed_offsets_max.
         has_room = committed is not None or len(offsets) < groups.offsets_max
         if has_room and (name == group or committed is not None):  # most broadcasting members commit nothing
             offsets.commit(name, topic, queue_id, moved_to)
@@ -58,6 +59,7 @@ class OffsetMover:
         )
 
         def made(error: BrokerError | None) -> None:
+            # The event is information only: the group has been moved, whether or not it can be stored.
             try:
                 if error is not None:
                     raise error

@@ -47,18 +47,22 @@ class ProducerGroups:
 
     def _lost(self, group: str, member: str, remote: ClientHandle) -> None:
         present = self._groups.get(group, {}).get(member)
+        # It may have come back over another connection, whose loss has a callback of its own.
         if present is not None and present.remote is remote:
             self.leave(group, member)
 
     def one_of(self, group: str, topic: str) -> ClientHandle | None:
         """Return a live producer of the group that may publish to ``topic``, in rotation, or None."""
+        # Producers that expired are removed when one is needed, so no timer is necessary.
         now = self._clock()
         for member, producer in list(self._groups.get(group, {}).items()):
             if producer.remote.lost or producer.until < now:
                 self.leave(group, member)
+        # A check shows the message to the producer that is asked.
         members = [each.remote for each in self._groups.get(group, {}).values() if each.remote.may_publish(topic)]
         if not members:
             return None
+        # One counter for all groups: it only has to vary from call to call.
         self._turn += 1
         return members[self._turn % len(members)]
 

@@ -39,6 +39,8 @@ class QueueLocks:
         held = []
         for queue in queues:
             lock = locks.get(queue)
+            # A client renews its own lock by locking again. One that expired is free: its holder stopped using it
+            # before.
             if lock is None or lock.holder == client_id or lock.until <= now:
                 locks[queue] = _Lock(client_id, now, now + LOCK_S)
                 held.append(queue)

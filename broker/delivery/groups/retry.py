@@ -58,18 +58,23 @@ def send_back(
     ``to``: the retry topic, for a message that was popped; empty: the group's.
     """
     properties = record.property_map()
+    # The checksum is that of the old record, and the note on the failure that of the previous attempt.
     for name in (PROPERTY_RECORD_CRC, PROPERTY_RETRY_REASON, PROPERTY_RETRY_MEMBER):
         properties.pop(name, None)
     topic = record.topic.decode("utf-8", "replace")
     if not topic.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)):
         # The producer chose these: they must not decide where an operator resends the message to.
+        # With ``to``, the caller has set the time of the first pop itself.
         for name in (PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID, *(() if to else (PROPERTY_FIRST_POP_TIME,))):
             properties.pop(name, None)
+
+    # Set at the first attempt only: a record that comes from a retry topic keeps its original topic and id.
     properties.setdefault(PROPERTY_RETRY_TOPIC, topic)
     properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, offset_id(record.store_host, record.physical_offset))
     dead = delay_level == DEAD_LETTER_LEVEL or record.reconsume_times >= retry_times_max
     if dead:
         topic, queue_id = dead_letter_topic(group), 0
+        # As in RocketMQ, a dead letter has level 0 instead of none.
         properties[PROPERTY_DELAY] = "0"
     else:
         level = min(delay_level or RETRY_LEVEL_FIRST + record.reconsume_times, DELAY_LEVEL_MAX)
@@ -77,6 +82,8 @@ def send_back(
         properties[PROPERTY_DELAY] = str(level)
         properties[PROPERTY_REAL_TOPIC] = to or retry_topic(group)
         properties[PROPERTY_REAL_QUEUE] = "0"
+
+    # Last, and cut to the bytes that are left: a long reason must not cost another property its place.
     encoded = encode_properties(properties)
     for name, value in ((PROPERTY_RETRY_MEMBER, member), (PROPERTY_RETRY_REASON, reason)):
         encoded += _property_that_fits(name, retry_note(value), PRODUCED_PROPERTIES_BYTES_MAX - len(encoded))
@@ -85,6 +92,7 @@ def send_back(
         topic=topic.encode(),
         queue_id=queue_id,
         properties=encoded,
+        # With the flag of a commit, the copy would pass for the transaction's own message.
         sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK,
         reconsume_times=record.reconsume_times + 1,
         prepared_transaction_offset=0,
@@ -94,6 +102,7 @@ def send_back(
 
 def _property_that_fits(name: str, value: str, room: int) -> bytes:
     """Return the property in at most ``room`` bytes, its value truncated; empty if no part of the value fits."""
+    # The bytes may be cut within a character, which is then left out.
     fits = value.encode()[: max(0, room - len(encode_properties({name: ""})))].decode("utf-8", "ignore")
     return encode_properties({name: fits}) if fits else b""
 

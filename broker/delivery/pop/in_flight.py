@@ -84,8 +84,10 @@ class QueueInFlight:
         """
         if not self.open or (not self.ordered and not take.ordered):
             return None
+        # A consumer that lost its answer asks again for the very messages that block the others.
         if self.ordered and take.ordered and take.attempt and take.attempt == self.attempt:
             return None
+        # All must be settled or stored again first, and no time is known for that.
         if not self.ordered:
             return -1
         until = max(delivery.visible_ms for delivery in self.open.values())
@@ -100,8 +102,11 @@ class QueueInFlight:
 
         The others are settled. Offsets up to ``end`` that were not found are passed over: no consumer wants them.
         """
+        # A take that is not blocked by messages in flight repeats its attempt, or their time is over.
         if self.ordered and self.open:
             self._rewind()
+
+        # Both are in the order of offsets, so one pass finds what was settled before a restart.
         settled = self._ahead
         taken = []
         at = 0
@@ -162,6 +167,7 @@ class QueueInFlight:
         if delivery is None or delivery.pop_ms != pop_ms or delivery.moving:
             return None
         if not (keep or self.ordered):
+            # Later in any case, even if the clock was set back: no two deliveries have the same receipt.
             delivery.pop_ms = max(take.now_ms, pop_ms + 1)
         delivery.visible_ms = take.now_ms + take.invisible_ms
         return delivery
@@ -184,6 +190,7 @@ class QueueInFlight:
 
     def moved(self, offset: int) -> None:
         """Settle a message that has been stored again."""
+        # After a reset meanwhile, the offset may be gone, or handed out again.
         if offset in self.open and self.open[offset].moving:
             self._close(offset)
 

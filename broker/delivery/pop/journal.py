@@ -32,6 +32,7 @@ def runs_of(offsets: Iterable[int]) -> list[list[int]]:
 
 def taken(key: QueueKey, start: int, end: int, offsets: Sequence[int], take: Take, pop_ms: int) -> PopEntry:
     """Write down a take, as ``InFlightTable.take`` did it."""
+    # What the queue was before the ordered take must not come back at a start.
     if take.ordered:
         return forgotten(key)
     return [TAKEN, *key, start, end, runs_of(offsets), pop_ms, pop_ms + take.invisible_ms]
@@ -86,6 +87,7 @@ def replayed(entries: Iterable[PopEntry]) -> dict[QueueKey, QueueInFlight]:
         elif kind == TAKEN:
             start, end, runs, pop_ms, visible_ms = content
             state = states.get(key)
+            # The offset was set by someone else in between. The take itself says where the queue stood.
             if state is None or state.start() != start:
                 state = states[key] = QueueInFlight(start)
             state.take(_each(runs), end, Take(pop_ms, visible_ms - pop_ms), pop_ms)
@@ -94,6 +96,7 @@ def replayed(entries: Iterable[PopEntry]) -> dict[QueueKey, QueueInFlight]:
         elif (state := states.get(key)) is None:
             continue
         elif kind == SETTLED:
+            # Without a receipt: it was compared before the entry was written.
             for offset in _each(content[0]):
                 state.open.pop(offset, None)
         elif kind == RENEWED and content[0] in state.open:
@@ -108,11 +111,14 @@ def _each(runs: Ranges) -> Iterator[int]:
 
 def _restored(committed: int, ranges: Ranges, leases: Iterable[Sequence[int]]) -> QueueInFlight:
     """Return the state that ``everything`` wrote down."""
+    # Ascending, as ``open`` must be.
     in_flight = sorted(
         (offset, pop_ms, visible_ms) for first, end, pop_ms, visible_ms in leases for offset in range(first, end)
     )
     if not in_flight:
         return QueueInFlight(committed, ranges)
+
+    # Below the last message in flight, everything that is not in ``open`` is settled; only ranges beyond it say more.
     end = in_flight[-1][0] + 1
     state = QueueInFlight(committed, [(max(first, end), last) for first, last in ranges if last > end])
     state.open = {offset: InFlight(pop_ms, visible_ms) for offset, pop_ms, visible_ms in in_flight}

@@ -125,6 +125,7 @@ def stored_again(record: Record, key: QueueKey, pop_ms: int, *, counts: bool = T
     ``counts``: the delivery was an attempt.
     """
     properties = record.property_map()
+    # The checksum is that of the old record.
     properties.pop(PROPERTY_RECORD_CRC, None)
     topic = key.topic
     if not topic.startswith(RETRY_TOPIC_PREFIX):
@@ -138,6 +139,7 @@ def stored_again(record: Record, key: QueueKey, pop_ms: int, *, counts: bool = T
         topic=topic.encode(),
         queue_id=0,
         properties=encode_properties(properties),
+        # With the flag of a commit, the copy would pass for the transaction's own message.
         sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK,
         reconsume_times=record.reconsume_times + counts,
         prepared_transaction_offset=0,
@@ -192,6 +194,7 @@ class Redelivery:
         due = self._table.due(now_ms, MOVED_AT_ONCE_MAX)
         for key in due.free:
             self._freed(key)
+        # That time counts only if the message cannot be stored: it is then tried again after AGAIN_MS.
         pending = deque(Moving(each, now_ms + AGAIN_MS) for each in due.expired)
         while self._returned and len(pending) < MOVED_AT_ONCE_MAX:
             pending.append(self._returned.popleft())
@@ -201,6 +204,7 @@ class Redelivery:
                 records = await self._read(pending)
                 await self._append([(pending.popleft(), record) for record in records], pending)
         except BaseException as error:
+            # Whatever the error, a cancellation included: nothing else can end the state "moving".
             self._keep(pending, error)
             raise
         return count >= MOVED_AT_ONCE_MAX
@@ -251,6 +255,7 @@ class Redelivery:
                 # Only now may the committed offset pass them, and with it the file that a start reads.
                 await self._writer.on_disk(self._writer.append_records(records))
         except BaseException:
+            # In reverse, because each goes before the others: they are at the front again, in their order.
             pending.extendleft(moving for moving, _ in reversed(messages))
             raise
         dead_of = {moving.message: dead for moving, _, dead in again}
@@ -284,6 +289,7 @@ class Redelivery:
         if batch is None and record.reconsume_times >= times_max:
             popped = _popped(record, key, pop_ms)
             return send_back(popped, key.group, DEAD_LETTER_LEVEL, 0, to=_retry_topic(key)).record, True
+        # With a batch, its consumer gave the message back without an attempt; without one, the time is over.
         return stored_again(record, key, pop_ms, counts=batch is None), False
 
 

@@ -45,6 +45,7 @@ class Wait:
 
     def cancel(self) -> None:
         """Stop waiting; may be called at any time and more than once."""
+        # The timer, a message and the loss of the connection may each end the wait: only the first one finds it.
         waits, self.waits = self.waits, None
         if waits is not None:
             waits.forget(self)
@@ -52,6 +53,7 @@ class Wait:
     def end(self, reason: WaitEnd) -> None:
         """End the wait, unless it has ended."""
         if self.waits is not None:
+            # Before the call, which may let the consumer wait again at once.
             self.cancel()
             self.ended(reason)
 
@@ -114,7 +116,9 @@ class Waits:
 
     def arrived(self, topic: str, queue: int) -> None:
         """Wake consumers: there is a message in a queue of a topic, which may be a retry topic."""
+        # A copy, because a wait that ends may be the last of its topic.
         for waited_for, group in list(self.by_topic.get(topic, ())):
+            # A retry may come from any queue of the topic.
             self.wake(group, waited_for, queue if waited_for == topic else ALL_QUEUES)
 
     def wake(self, group: str, topic: str, queue: int) -> None:
@@ -141,6 +145,7 @@ class Waits:
         self._end_all(WaitEnd.STOPPED)
 
     def _end_all(self, reason: WaitEnd) -> None:
+        # Copies, because every end removes the wait from the dicts.
         for waiting in list(self._groups.values()):
             for wait in list(waiting):
                 wait.end(reason)

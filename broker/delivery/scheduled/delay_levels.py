@@ -84,6 +84,7 @@ class DelayLevels:
             if level.crashed:
                 await self._pass_over(level)
                 return True
+            # Only counted messages are delivered, because a delivery lowers the counts by topic.
             if level.next_offset < level.counted and level.due_ms <= now_ms:
                 worked = await self._deliver(level, now_ms)
             else:
@@ -107,9 +108,11 @@ class DelayLevels:
             if number in self.levels or number > DELAY_LEVEL_MAX or queue.max_offset == queue.start_offset:
                 continue
             first = await self._redeliverer.first_offset(queue)
+            # If the log lost its end, the file says more than the queue has, and new messages get those offsets.
             delivered = min(self._store.delay_offsets.delivered(number), queue.max_offset)
             at = max(first, delivered)  # retention may have deleted messages that were still waiting
             found = queue.max_offset, now_ms - self._moved_ms
+            # A level that appears later has messages of this run only.
             crashed = not self._store.ended_clean and not self._started
             self.levels[number] = Level(
                 number, int(DELAY_LEVELS_MS[number]), queue, at, at, found=found, crashed=crashed
@@ -124,9 +127,11 @@ class DelayLevels:
         if count > 0:
             units = await self._redeliverer.read_units(level.queue, first, count)
             delivered = await self._redeliverer.in_reader(lambda: self._copies.count_delivered(units))
+        # The first message without a copy ends the search: those after it were not delivered either.
         level.crashed = 0 < count == delivered
         if delivered:
             level.next_offset = level.counted = first + delivered
+            # Its copies are somewhere below the present end of the log.
             self._progress.add(self._store.write_offset, (level.number, level.next_offset))
 
     async def _deliver(self, level: Level, now_ms: int) -> bool:
@@ -134,6 +139,7 @@ class DelayLevels:
         units = await self._redeliverer.read_units(level.queue, first, min(RECORDS_A_STEP, level.counted - first))
         due_ms = self.due_ms(level, units, first)
         later = due_ms > now_ms
+        # Up to the first that is not due, even if later ones are: a level keeps its order.
         count = int(later.argmax()) if later.any() else len(units)
         if not count:
             level.due_ms = int(due_ms[0])
@@ -141,6 +147,7 @@ class DelayLevels:
         chosen, count = choose(units[:count], first)
         waiting, end_offset = await self._redeliverer.deliver(chosen)
         level.next_offset += count
+        # Unknown: the next step reads the unit of the next message.
         level.due_ms = 0
         self._progress.add(end_offset, (level.number, level.next_offset))
         add_counts(self.topics, topics_of(waiting, -1))
@@ -155,6 +162,7 @@ class DelayLevels:
         found in the queue waits at most its delay from then on.
         """
         offsets, stored = units["physical_offset"].astype(np.int64), units["tags_code"].astype(np.int64)
+        # The clock's history is about times of appends, which are one delay before the stored times.
         due_ms = self._store.clock.stored_ms(offsets, stored - level.delay_ms) + level.delay_ms
         until, found_ms = level.found
         if first < until:

@@ -48,10 +48,12 @@ def delayed_counts(delays: Delays, *, hot: bool) -> DelayedCounts:
     store, timers = delays.redeliverer.store, delays.timers
     ahead_ms = timers.state.shift * SECOND_MS
     by_hour = [
+        # A copy, because the loop may change the dict while another thread is here.
         (number * HOUR_SECONDS * SECOND_MS - ahead_ms, hour.messages, hour.first_due_second * SECOND_MS - ahead_ms)
         for number, hour in sorted(timers.state.hours.copy().items())
         if hour.messages > 0
     ]
+    # The hour in delivery: its first message may be delivered already, so the next one is looked up.
     if by_hour and by_hour[0][0] == timers.state.hour * HOUR_SECONDS * SECOND_MS - ahead_ms:
         due_ms = timers.first_due_ms()
         by_hour[0] = (by_hour[0][0], by_hour[0][1], due_ms if due_ms is not None else by_hour[0][2])

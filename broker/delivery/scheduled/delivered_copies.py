@@ -57,6 +57,7 @@ class CopyFinder:
         except TopicNotExist:
             return
         view = memoryview(found.body)
+        # The result begins with the sizes of the records. They are the newest first.
         ends = np.cumsum(np.frombuffer(view[: 4 * found.count], ">u4").astype(np.int64)) + 4 * found.count
         begins = [4 * found.count, *ends.tolist()][: found.count]
         for begin, end in reversed(list(zip(begins, ends.tolist(), strict=True))):

@@ -36,6 +36,7 @@ class RecallsOfSecond:
         """Read the recalls of a second, except those that were read before; ``places``: all its ``PLACES``."""
         if second != self._second:
             self._second, self._examined, self._recalled = second, 0, np.empty(0, _DIGEST)
+        # Late messages extend the second while it is delivered. A copy, because a bytearray with a view cannot grow.
         fresh = np.frombuffer(bytes(places[self._examined :]), PLACES)
         self._examined = len(places)
         recalls = fresh[fresh["size"] < 0]

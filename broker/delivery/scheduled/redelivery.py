@@ -48,8 +48,10 @@ _SAID_MAX = 1_000
 def choose(units: np.ndarray, first_queue_offset: int) -> tuple[np.ndarray, int]:
     """Return the longest prefix of ``units`` that fits a step: (rows for ``RecordCopier.read``, number of units)."""
     sizes = units["size"].astype(np.int64)
+    # This is the size in filler units, which have no record: they precede a queue's first message.
     sizes[sizes == PRE_BLANK_SIZE] = 0
     totals = np.cumsum(np.maximum(sizes, 0))
+    # With the message that crosses the bound: otherwise one that is larger than a step would never be delivered.
     count = min(int(np.searchsorted(totals, BYTES_A_STEP)) + 1, len(units), RECORDS_A_STEP)
     chosen = np.empty((count, CHOSEN_ROW), np.int64)
     chosen[:, C_PHYSICAL_OFFSET] = units["physical_offset"][:count]
@@ -213,6 +215,7 @@ class Redeliverer:
     ) -> int:
         """Append what was read, each group to its place, after the disk has caught up. Return the log's end."""
         store = self.store
+        # Down to half of the bound, or every single step would wait at it.
         while store.write_offset - store.flushed_offset > UNFLUSHED_BYTES_MAX:
             await self._writer.on_disk(store.write_offset - UNFLUSHED_BYTES_MAX // 2)
         if not any(waiting.counts):
@@ -255,6 +258,7 @@ class Redeliverer:
         reason = text.partition(" ")[2]  # without the number
         if now < self._said.get(reason, now):
             return
+        # Some reasons have names in them that clients chose, so their number must be bounded.
         if len(self._said) >= _SAID_MAX:
             self._said.clear()
         self._said[reason] = now + SAID_EVERY_S

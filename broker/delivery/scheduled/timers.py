@@ -76,9 +76,11 @@ class Timers:
             await self._open(now, now_ms)
         self._stay_ahead(now)
         if not self._is_complete(now):
+            # No message is left in any second, so delivery may follow the clock before the index is complete.
             if not self.state.records and self.state.second < now + self.state.shift:
                 self._move_to(now + self.state.shift)
             return await self._index()
+        # What is due first, then new messages; the rolling needs a complete index.
         return await self._deliver(now, now_ms) or await self._index() or await self._roll()
 
     def next_due_ms(self) -> int | None:
@@ -118,6 +120,7 @@ class Timers:
         missing = self.state.second - self.state.shift - now
         if missing > 0:
             hours = -(-missing // HOUR_SECONDS)
+            # The shift depends on no record, so it may be saved at once.
             self._happened(0, Shifted(self.state.shift + hours * HOUR_SECONDS))
 
     def _is_complete(self, now: int) -> bool:
@@ -127,6 +130,8 @@ class Timers:
         """
         if now == self._complete_at:
             return True
+        # In two steps: only when the dispatch has reached the log's end of that moment is it known where the queue
+        # ends.
         if self._log_end < 0:
             self._log_end = self._store.write_offset
         if self._queue_end < 0 and self._store.reput_offset >= self._log_end:
@@ -151,6 +156,7 @@ class Timers:
             count = len(rows) // PLACES.itemsize if rows is not None else 0
             if rows is not None and state.position < count:
                 at = state.position * PLACES.itemsize
+                # A copy: messages may join the second while this part is read.
                 part = bytes(rows[at : at + RECORDS_A_STEP * PLACES.itemsize])
                 await self._deliver_part(np.frombuffer(part, PLACES), now_ms)
                 return True
@@ -159,6 +165,7 @@ class Timers:
             self._move_to(self._next_second(now + state.shift))
 
     def _move_to(self, second: int) -> None:
+        # Delivery never returns to a second, so its messages leave the memory.
         self._seconds.pop(self.state.second, None)
         self.state.move_to(second, 0)
 
@@ -188,6 +195,7 @@ class Timers:
             put_off = np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
             asked -= int(put_off.sum())
             waiting = await self._redeliverer.read_records(chosen_places(rows[~put_off]))
+        # Before recalled and already delivered ones are left out: those no longer wait either.
         topics = topics_of(waiting, -1, ~waiting.is_recall)
         await self._recalls.read(state.second, self._seconds[state.second])
         waiting, recalled = await self._without(waiting, self._recalls.of(waiting))
@@ -209,6 +217,7 @@ class Timers:
     async def _delivered_before(self, waiting: WaitingRecords) -> np.ndarray:
         """Return the mask of the messages that were delivered before a crash."""
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
+        # Only messages of before the crash that were due by then can have a copy.
         suspect = (chosen[:, C_PHYSICAL_OFFSET] < self._crashed_end) & (waiting.due_ms < self._crashed_ms)
         delivered = np.zeros(len(chosen), bool)
         if suspect.any():
@@ -219,6 +228,8 @@ class Timers:
     async def _put_off(self, waiting: WaitingRecords, early: np.ndarray) -> None:
         """Index again the messages that came up too early: the clock was set back after they had been indexed."""
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
+
+        # Queue offsets are not among the columns that were read, so they are taken from the records' own bytes.
         begins = np.cumsum(chosen[:, C_SIZE]) - chosen[:, C_SIZE]
         at = begins[early, None] + np.arange(_QUEUE_OFFSET_AT, _QUEUE_OFFSET_AT + 8)
         rows = np.empty(int(early.sum()), ROWS)
@@ -283,6 +294,7 @@ class Timers:
         waiting.lose_targets(waiting.due_ms < 0)
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
         due_second = waiting.due_ms // SECOND_MS + 1
+        # Delivered already, by RocketMQ or before the index had to be built again.
         skipped = (chosen[:, C_QUEUE_OFFSET] < state.skip_until) & (due_second < state.skip_before)
         wanted = (waiting.group_of != UNSOUND) & ~(skipped & (waiting.due_ms >= 0))
         rows = np.empty(int(wanted.sum()), ROWS)
@@ -314,6 +326,7 @@ class Timers:
         number, hour = found[0], self.state.hours[found[0]]
         rows = await self._waiting_rows(number)
         rows = rows[(rows["physical_offset"] < below) & (rows["physical_offset"] >= hour.rolled_below)]
+        # In the order of the log, so that after each part one offset says which messages were appended again.
         rows = rows[np.argsort(rows["physical_offset"], kind="stable")]
         at = 0
         while at < len(rows):
@@ -326,6 +339,8 @@ class Timers:
             rolled_below = int(part["physical_offset"][-1]) + 1
             topics = topics_of(waiting, -1, ~waiting.is_recall)
             self._happened(end_offset, Rolled(number, rolled_below, len(part), count_recalls(part), topics))
+
+            # The loop serves others between the parts, of which an hour may have many.
             await asyncio.sleep(0)
         # The hour's bound rises to ``below`` in any case: otherwise the next step would find the hour again.
         self._happened(self._store.write_offset, Rolled(number, below, 0, 0, Counter()))
@@ -351,6 +366,7 @@ def _by_second(rows: np.ndarray, first_second: int) -> dict[int, bytearray]:
     places["physical_offset"] = rows["physical_offset"]
     places["size"] = rows["size"]
     if len(rows) and not (seconds == seconds[0]).all():
+        # Stable, because the saved position is a number within the second.
         order = np.argsort(seconds, kind="stable")
         seconds, places = seconds[order], places[order]
     starts = np.flatnonzero(np.diff(seconds, prepend=-1)).tolist()

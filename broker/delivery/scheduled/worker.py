@@ -102,6 +102,7 @@ class Delays:
             if last:
                 self.timers.timer_files.tell_rocketmq(store.queues.get(TIMER_TOPIC, 0))
         except OSError as error:
+            # A full disk stops no delivery: what is delivered until there is room may come again after a crash.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             log.error(

@@ -77,6 +77,7 @@ class CommitCopier:
         chosen, count = await self._choose(commit, queue)
         note = [COPY, commit.scope, commit.sequence, commit.position]
         await self._redeliverer.deliver(chosen, committed_by=lambda: self._staged.append_note(note))
+        # After the append: if that is refused, the next step copies the same messages.
         commit.position += count
 
     async def _choose(self, commit: Commit, queue: ConsumeQueue) -> tuple[np.ndarray, int]:

@@ -175,6 +175,7 @@ class StagedTransactions:
         If it raises, nothing was changed.
         """
         pending = self.pending.get(scope)
+        # A repeated commit waits for the end of the first one, if that is still being copied.
         if self.table.is_committed(scope, sequence):
             lost = self._to_drop(drop, may_drop) if drop else []
             self.drop_stages(lost, "abort")
@@ -190,6 +191,7 @@ class StagedTransactions:
                 "commit note is lost to damage of the log. The broker copies no more of it: check which of its "
                 "messages are in their topics, and continue with another scope"
             )
+        # All reasons to refuse the commit are checked before the note is written.
         names = [name for name, _ in wanted]
         for name, messages in wanted:
             self._check(name, messages)

@@ -81,6 +81,7 @@ def _settle(
     """Limit the restored ranges to messages that exist in the queue, and find how far copying has come."""
     queue = store.queues.get(PREPARED_TOPIC, 0)
     end = queue.max_offset if queue is not None else 0
+    # The last note may promise more messages than were stored before the crash.
     table.cut_last_range(end)
     lost_notes.recover_gap([each for commit in table.commits.values() for each in commit.stages], end)
     begin = store.queue_reads.first_offset(queue) if queue is not None else 0
@@ -135,10 +136,12 @@ def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tupl
     begins += [hole.end_offset for hole in holes]
     if not begins:
         return position
+    # At most a step's copies follow a note, but any number may follow a hole that swallowed notes.
     ranges = commit.ranges_from(position, commit.messages if holes else RECORDS_A_STEP)
     units = [
         np.frombuffer(queue.read_units(each.first, each.end - each.first, hot=False), UNIT_DTYPE) for each in ranges
     ]
+    # The empty array, because numpy does not concatenate an empty list.
     places = np.concatenate([np.zeros(0, np.int64), *(each["physical_offset"].astype(np.int64) for each in units)])
     order = np.argsort(places)
     places = places[order]
@@ -165,6 +168,7 @@ def _copied_after(store: MessageStore, at: int, index_of: Callable[[int], int]) 
         record = store.log_reads.record_at(at, 0)
         if record is None:
             file = store.commitlog.queue.find(at)
+            # Nothing at the very beginning of a file: the log ends here.
             if file is None or file.start_offset == at:
                 break
             at = file.end_offset  # the file was full

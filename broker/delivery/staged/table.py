@@ -171,6 +171,7 @@ class StageTable:
         """Return the stages that got no messages after that time."""
         names = []
         for stage in self.stages.values():
+            # In the order of activity, so the first active one ends the search.
             if stage.active_ms > moment_ms:
                 break
             names.append(stage.name)

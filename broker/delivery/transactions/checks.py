@@ -98,8 +98,10 @@ class TransactionalMessageCheckService:
         hot: list[tuple[OpenTransaction, Record]] = []
         size = 0
         for checks in (self._first, self._again):
+            # Transactions that ended leave the queue before their time, so they do not take memory until then.
             while checks and (checks[0][0] <= now or self._is_over(checks[0][1])):
                 if len(hot) == CHECKED_A_STEP_MAX or size > BODIES_A_STEP_MAX:
+                    # What is left is due already, so ``_arm`` schedules the next step for the next turn of the loop.
                     break
                 transaction = checks.popleft()[1]
                 if self._is_over(transaction):
@@ -166,8 +168,10 @@ class TransactionalMessageCheckService:
         try:
             self._writer.append_records([*records, *notes])
         except FlintError as error:
+            # Nothing was written, and each of them is in ``_again`` already.
             log.warning("postponed the check of %d transactions: %s", len(checked), error)
             return
+        # The append has set the offsets of the records.
         for (transaction, _), record in zip(checked, records, strict=True):
             half = Half.of(record)
             assert half is not None, "the record is a copy of a half message"

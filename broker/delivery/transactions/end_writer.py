@@ -95,6 +95,7 @@ class EndWriter:
         batch, self._batch = self._batch, []
         for ending in batch:
             ending.report_failure(error)
+        # No caller waits for the notes on replaced half messages, so these are kept and written later.
         self._again_later()
 
     def _again_later(self) -> None:
@@ -124,6 +125,7 @@ class EndWriter:
         if ending.outcome != COMMIT:
             return True
         half = ending.transaction.half
+        # The change may be the topic's deletion, which may still fail: the commit waits for the outcome.
         if half.topic in self._topic_changes.pending:
             self._topic_changes.when_done(half.topic, lambda _: self.add_end(ending))
             return False

@@ -59,6 +59,7 @@ def half_request(common: str) -> HalfRequest | None:
 
     Raises ``MessageIllegal`` or ``InvalidParameter`` if the request is not valid.
     """
+    # A search for the name spares all other frames the parsing.
     if PROPERTY_HALF not in common:
         return None
     pairs = [pair.partition("\x01")[::2] for pair in common.split(_PAIR_END) if pair]
@@ -122,6 +123,7 @@ def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: mem
 
 def _rows(body: memoryview, count: int) -> list[list[Any]]:
     """Decode the rows of a frame, with properties as pairs. Raises ``MessageIllegal`` for malformed rows."""
+    # At least 1, because msgpack takes 0 for 4 GiB.
     unpacker = msgpack.Unpacker(object_pairs_hook=tuple, strict_map_key=False, max_buffer_size=len(body) or 1)
     unpacker.feed(body)
     rows: list[list[Any]] = []

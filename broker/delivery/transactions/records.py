@@ -107,6 +107,7 @@ def committed(half: Half, record: Record) -> Record:
         record,
         topic=half.topic.encode(),
         queue_id=half.queue,
+        # The checksum is that of the half message's record.
         properties=_with(record.properties, PROPERTY_RECORD_CRC),
         sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT,
         # As in RocketMQ. By this offset a start finds out that a half message without an op record is committed.
@@ -171,4 +172,5 @@ def _with(properties: bytes, name: str, value: str = "") -> bytes:
 
 
 def _number(text: str) -> int | None:
+    # 18 digits fit into 64 bits.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None

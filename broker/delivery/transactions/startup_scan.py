@@ -61,6 +61,7 @@ class History:
         """Read both topics from their saved progress. Blocks."""
         found = AtStart()
         ended: set[int] = set()
+        # The notes first: they say which half messages are done.
         for note in self._unfinished(OP_HALF_TOPIC):
             offsets = list(ended_offsets(note))
             if offsets:
@@ -76,6 +77,8 @@ class History:
             places.setdefault(half.transaction_id, set()).add(half.physical_offset)
             if half.queue_offset not in ended:
                 found.halves.append(half)
+
+        # The message of a commit is written before its note, so a crash may have left it without one.
         for half in found.halves:
             if self._commit_of(half.topic, half.transaction_id, places[half.transaction_id]):
                 found.committed.add(half.queue_offset)
@@ -110,6 +113,7 @@ class History:
             raise TransactionGroupWrong(
                 f"transaction {transaction_id} belongs to another producer group than {group}; nothing was ended"
             )
+        # Before the parked ones: a parked message that an operator delivered is in both topics.
         if self.is_delivered(half):
             return Past(Ended(transaction_id, group, COMMIT))
         for record in self._with_key(TRANSACTION_PARKED_TOPIC, transaction_id):
@@ -153,6 +157,7 @@ class History:
     def _half_of(self, transaction_id: str, physical_offset: int) -> Half | None:
         record = self._store.log_reads.record_at(physical_offset, 0) if physical_offset >= 0 else None
         candidates = [record] if record is not None else []
+        # The client may have named any offset, so whatever is there must prove to be the half message.
         for found in (*candidates, *self._with_key(HALF_TOPIC, transaction_id)):
             half = Half.of(found)
             if half is not None and id_of(found, found.property_map().get(PROPERTY_UNIQ_KEY)) == transaction_id:

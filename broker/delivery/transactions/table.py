@@ -85,6 +85,7 @@ class OpenTransaction:
         half = self.half
         check_group(half.transaction_id, half.group, group)
         if half.check_times:
+            # An offset of -1 passes, too.
             right = half_queue_offset <= half.queue_offset and half_physical_offset <= half.physical_offset
         else:
             right = half_queue_offset in (-1, half.queue_offset) and half_physical_offset in (-1, half.physical_offset)
@@ -164,6 +165,7 @@ class OpenTransactions:
     def move_half(self, transaction: OpenTransaction, half: Half) -> None:
         """Enter the new offsets of a half message that was appended again."""
         self.next_half_offset = max(self.next_half_offset, half.queue_offset + 1)
+        # Out and in again, so that the dict stays in the order of queue offsets.
         del self._by_queue_offset[transaction.half.queue_offset]
         transaction.half = half
         self._by_queue_offset[half.queue_offset] = transaction
@@ -192,6 +194,8 @@ class OpenTransactions:
         """Return the next offsets of the half and of the op topic: records below them are no longer needed."""
         # Half messages enter with growing queue offsets, so the first key belongs to the oldest open transaction.
         half_offset = next(iter(self._by_queue_offset), self.next_half_offset)
+
+        # A start reads no half message below ``half_offset``, so it needs no note that mentions only those.
         notes = self._notes
         while notes and notes[0][1] < half_offset:
             notes.popleft()
