@@ -56,6 +56,8 @@ class CheckpointService(Service):
             try:
                 table.persist()
             except OSError as error:
+                # A full disk ends nothing: the progress is only older after a crash, and its messages are delivered
+                # again.
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 log.error("cannot save the %s of %s, the disk is full: %s; retrying", name, store.path, error)

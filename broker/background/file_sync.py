@@ -77,6 +77,7 @@ class FileSync:
     def stop(self) -> None:
         """End the thread after the sync that it is making, and wait for it. Any thread but the loop's own."""
         if self._thread.is_alive():
+            # Only the loop may stop polling the counter, and a running sync has to be reported first.
             self._loop.call_soon_threadsafe(self._end)
             self._thread.join()
             os.close(self._requests)
@@ -84,6 +85,7 @@ class FileSync:
 
     def _end(self) -> None:
         self._ending = True
+        # While a file is being synced, ``_report`` comes here again afterwards.
         if self._file is None:
             self._loop.remove_reader(self._results)
             self._values[kernel.S_FD] = kernel.END

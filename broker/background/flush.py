@@ -97,6 +97,7 @@ class FlushService(Service):
         try:
             store.flush(self._on_disk)
         except OSError as error:
+            # The producers get their error on the loop; the exception ends this thread, and with it the broker.
             failure = self._stop_writing(error)
             self._post(self._fail)
             raise failure from error
@@ -168,6 +169,7 @@ class GroupCommitService(FlushService):
 
     def use_compiled_thread(self, loop: AbstractEventLoop) -> None:
         """Flush single files in the compiled thread, if there is one and the store's file system is the real one."""
+        # A file layer of the tests must see every sync, and the compiled thread would make them past it.
         if type(self._store.files).sync_data is Files.sync_data:
             self._call_later = loop.call_later
             self._sync = FileSync.start(loop, self._synced)
@@ -181,6 +183,7 @@ class GroupCommitService(FlushService):
         if sync.busy or self._handed_over or self._failure is not None:
             return  # ``_synced`` and ``_taken_back`` look again
         commitlog = self._store.commitlog
+        # Before the sync is requested, which covers at least these bytes.
         target, target_ms = commitlog.write_offset, commitlog.last_store_ms
         if target <= commitlog.flushed_offset:
             return

@@ -214,6 +214,7 @@ class PullRequestHoldService:
             if of_queue is None or max_offset <= of_queue.seen:
                 continue
             if single and (held := of_queue.only_pull()) is not None and held.offset < max_offset:
+                # Its queue has no pull left and is forgotten with it, so nothing is to be noted of the message.
                 self._one(held, Wake.ARRIVED)  # the usual case: one consumer waits for the queue
                 continue
             if of_queue.codes is not None:
@@ -242,6 +243,7 @@ class PullRequestHoldService:
 
     def answer_all(self) -> None:
         """Wake all pulls at once because the broker stops."""
+        # Without time slices: from here on, the broker serves nothing else.
         for _ in self._all_of(list(self.by_queue.values()), Wake.STOPPED):
             pass
         self._deadlines.clear()
@@ -284,12 +286,14 @@ class PullRequestHoldService:
         try:
             while self._work:
                 work = self._work.popleft()
+                # A single step: work that may have more goes to the end of the line.
                 for _ in work:
                     self._work.append(work)
                     break
                 if self._clock() >= end:
                     break
         finally:
+            # Also after an error in a callback, or the pulls behind it would never be woken.
             self._in_turns = bool(self._work)
             if self._in_turns:
                 self.turns.add(self._give_back)
@@ -309,6 +313,7 @@ class PullRequestHoldService:
                         self._passed_over(alike)
                         yield
                         continue
+                    # A copy, because each woken pull leaves the dict.
                     for held in list(alike.pulls):
                         # Skip pulls that were cancelled meanwhile, and those held meanwhile for later messages.
                         if held.service is not None and held.offset < queue.max_offset:
@@ -347,6 +352,8 @@ class PullRequestHoldService:
             if held.service is not None:
                 self._one(held, Wake.EXPIRED)
                 yield
+
+        # Not if a pull that was held meanwhile has set an earlier timer.
         if self._deadlines and (self._timer is None or self._deadlines[0][0] < self._timer_at):
             self._set_timer(self._deadlines[0][0])
 

@@ -92,10 +92,12 @@ class LoopWorker:
                 self._woken.clear()
                 try:
                     if await self._job.step(self._now_ms()):
+                        # A turn of the loop for everyone else between two steps.
                         await asyncio.sleep(0)
                         continue
                     trouble = ""
                 except PASSING as error:
+                    # Once for each cause, however often it is tried again.
                     if str(error) != trouble:
                         trouble = str(error)
                         log.error(

@@ -92,14 +92,17 @@ class ReputMessageService(Service):
         """Make the loop the owner again, after the thread has caught up. Only for the loop."""
         self._giving_back = False
         self._threaded = False
+        # What arrived during the hand-over is dispatched at once.
         self.step()
 
     def do_once(self) -> bool:
         """Dispatch one chunk while the thread owns dispatch."""
+        # Between the decision to give back and ``_take_back``, nobody dispatches.
         if not self._threaded or self._giving_back:
             return False
         store = self._store
         end = store.dispatchable_offset
+        # As long as there is no room, dispatch stays here, because only a thread can wait for it.
         if end - store.reput_offset <= GIVE_BACK_BYTES and not self._no_room:
             self._giving_back = True
             self._call_on_loop(self._take_back)

@@ -57,6 +57,8 @@ class Disk:
 
     def needed_bytes(self, percent: int, headroom_bytes: int) -> int:
         """Return the number of bytes to free until the disk is no longer ``tight``."""
+        # To be under one of the two bounds is enough. One byte more, because a share that is just reached counts as
+        # full.
         allowed = (self.used_bytes + self.free_bytes) * percent // 100
         return max(min(self.used_bytes - allowed + 1, headroom_bytes - self.free_bytes), 0)
 
@@ -98,6 +100,7 @@ class Policy:
     def verdict(self, file: OldFile, now: float, disk: Disk, *, first: bool) -> Verdict:
         """Decide on the oldest remaining file. ``first``: no file was deleted in this round yet."""
         if file.rolls:
+            # What waits in the file can be rolled, so whether it goes is decided as if nothing did.
             goes = self.verdict(replace(file, kept_for="", rolls=False), now, disk, first=first)
             return Verdict(file, False, f"kept: it contains {file.kept_for}; {goes.reason}", rolls=goes.goes)
         if file.kept_for:
@@ -128,6 +131,7 @@ class Policy:
             local = time.localtime(at)
             if local.tm_hour in self._hours:
                 break
+            # To the beginning of the next local hour, which need not be one of UTC.
             at = int(at) + 3600 - 60 * local.tm_min - local.tm_sec
         return at
 
@@ -186,6 +190,7 @@ class CleanCommitLogService(Service):
         elif self._policy.due(now, disk):
             more = self._clean(now, disk)
             disk = self._look(store.path)
+        # After the deletion, which may have made room.
         self._refuse(disk)
         if not more:
             self._look_ahead(now, disk)
@@ -208,6 +213,7 @@ class CleanCommitLogService(Service):
 
     def _delete_before(self, begin: int) -> None:
         files = self._store.commitlog.queue.files
+        # Never the last file, which is being written.
         count = sum(file.end_offset <= begin for file in files[:-1])
         gone_bytes = self._store.expire(count) if count else 0
         if gone_bytes:
@@ -242,6 +248,8 @@ class CleanCommitLogService(Service):
                 self._store.min_physical_offset,
                 reason,
             )
+
+        # If nothing could go, the next round waits for its interval instead of beginning at once.
         return gone_bytes > 0
 
     def _say_kept(self, file: OldFile) -> None:

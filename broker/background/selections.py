@@ -38,6 +38,7 @@ class Selection:
         of_all.bytes += self.bytes
 
     def __del__(self) -> None:
+        # With the last reference, however the pull ends: so no path can forget to count it.
         self._all.bytes -= self.bytes
 
 

@@ -63,6 +63,7 @@ class Service:
         self._stopping = True
         self._woken.set()
         thread = self._thread
+        # A service that is stopped by its own thread cannot wait for itself.
         if thread is not None and thread is not threading.current_thread():
             thread.join()
             self._thread = None

@@ -81,6 +81,7 @@ class StoreStatsService(Service):
         while self._ends and self._ends[0][1] <= done:
             self._ends.popleft()
         end = store.write_offset
+        # Bytes that an earlier sample has are as old as that sample, so only further bytes are noted.
         if end > done and (not self._ends or self._ends[-1][1] < end):
             self._ends.append((now, end))
         return False
@@ -105,6 +106,7 @@ class StoreStatsService(Service):
         return {stage: (max(end - offset, 0), self._seconds_behind(offset)) for stage, offset in done.items()}
 
     def _seconds_behind(self, physical_offset: int) -> float:
+        # A copy, because the service's thread changes it while others look.
         for at, end in list(self._ends):
             if end > physical_offset:
                 return max(self._clock() - at, 0.0)
@@ -120,6 +122,7 @@ class StoreStatsService(Service):
             return 0
         disk, rules = self.disk, self.retention
         allowed = (disk.used_bytes + disk.free_bytes) * rules.disk_refuse_percent // 100
+        # Messages are refused only if both bounds are passed, so the one that leaves more room counts.
         return min(max(allowed - disk.used_bytes, disk.free_bytes - rules.headroom_bytes, 0), disk.free_bytes)
 
     def write_rate(self) -> float:
