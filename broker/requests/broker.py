@@ -294,6 +294,7 @@ class Broker:
     def flushed(self) -> None:
         """Dispatch after a flush: records that are now on disk may become visible."""
         self.stall.flushed()
+        # First, so that the consumer's response leaves before the producer's.
         if self.dispatch.awaited:
             self.dispatch.serve_waiting()
         self.dispatch.soon()

@@ -83,6 +83,7 @@ class ConnectedClient:
         if self.lost:
             answered(None)
             return
+        # From 1 on, because 0 is the id of one-way frames.
         self._last_request_id = request_id = self._last_request_id % REQUEST_ID_MAX + 1
         if len(self._asked) >= ASKED_MAX:
             self._asked.pop(next(iter(self._asked)))(None)

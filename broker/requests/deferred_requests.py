@@ -78,6 +78,7 @@ class DeferredRequests:
         """Raise ``SystemBusy`` if too many pulls of this connection, or of all connections, wait."""
         broker = self._broker
         limits = broker.limits
+        # They are of different kinds, but each keeps a request in memory.
         waiting = len(self.held_pulls) + len(self.waiting) + self.undispatched + self.steps
         waiting += max(self.selected.bytes - SELECTED_FREE_BYTES, 0) // HELD_PULL_BYTES
         if waiting >= limits.held_pulls_per_connection_max:

@@ -130,6 +130,7 @@ class DispatchScheduler:
     def appended_to(self, topic: str, queue: int, appended: Appended) -> None:
         """Do what ``appended`` does, but dispatch later unless a pull waits for this queue."""
         self._flush_due = True
+        # Another message waits already, and the short way serves only a single one.
         if self.awaited:
             self._awaited_message = None
         elif self.waits_for(topic, queue):
@@ -153,6 +154,7 @@ class DispatchScheduler:
 
     def _give(self, topic: str, queue: int, appended: Appended) -> bool:
         """Give a message to the only pull that waits for it; return False if that is not possible."""
+        # With sync flush, its bytes are not on disk yet.
         if appended.end_offset > self._store.dispatchable_offset:
             return False
         held = self._holds.taker(topic, queue, appended.queue_offset)
@@ -160,6 +162,8 @@ class DispatchScheduler:
         if held is None or pulled is None:
             return False
         self._holds.give(held, pulled)
+
+        # Consumers that pop or watch the queue still need the dispatch.
         return not self.waits_for(topic, queue)
 
     def hurry(self) -> None:
@@ -181,6 +185,7 @@ class DispatchScheduler:
         if self._flush_due:
             self._flush_due = False
             self._flush.wake()
+            # While the disk works, the other brokers get the bytes.
             self.replicate()
         write_offset = self._commitlog.write_offset
         if write_offset >= self._allocate_at:
@@ -221,6 +226,7 @@ class DispatchScheduler:
         """Call ``call`` once everything acknowledged by now is dispatched, or after ``DISPATCH_WAIT_S``."""
         deadline = self._loop.time() + DISPATCH_WAIT_S
         self._waiting.append((self._store.dispatchable_offset, deadline, call))
+        # The timer is never cancelled: if the dispatch was in time, it finds nothing that is due.
         self._loop.call_at(deadline, self.run_waiting)
 
     def next_turn(self, call: Callable[[], None]) -> None:

@@ -131,6 +131,7 @@ class Request:
             self.responses.completed(frame)
             return
         limit = self.broker.limits.frame_bytes_max
+        # A client takes a longer frame for a violation of the protocol and drops the connection.
         if len(body) > limit - RESPONSE_HEAD_BYTES_MAX:
             self.fail(BrokerFailure(f"the response has {len(body)} bytes, but limits.frame_bytes_max is {limit}"))
             return
@@ -335,6 +336,7 @@ class Request:
         self.deferred.steps -= 1
         if self.peer.lost:
             return
+        # As long as a client does not read, no more responses are made for it.
         if not self.responses.paused:
             self._attempt_late(call)
         elif instead is not None:
@@ -402,6 +404,8 @@ class Request:
         if not self.broker.send_memory.may_read(self.responses):  # memory became short while it waited for the thread
             self.deferred.cold_reads -= 1
             self._attempt_late(lambda: self._read_when_memory(read, done, instead))
+            # Another read of this connection may start instead; in a later turn, because ``ColdReads`` is just starting
+            # reads.
             self.broker.loop.call_soon(self.deferred.run_waiting)
             return False
         future = self.in_reader(lambda: read(False))

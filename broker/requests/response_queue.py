@@ -193,6 +193,7 @@ class ResponseQueue:
                 count += 1
             if not answer:
                 continue
+            # A response whose messages are on disk after all stays as it is.
             if error is not None and end_offset > flushed_offset:
                 answer = self._encode_error(error, request_id)
                 self.count_error(error)
