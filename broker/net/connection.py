@@ -440,6 +440,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.responses.write_out()
         self.responses.closed = True
         self.close_by = self.broker.loop.time() + LINGER_S
+        # TLS cannot close one direction alone: its transport itself discards what comes until the client closes.
         if self.lingering and not self.transport.is_closing() and self.transport.can_write_eof():
             self.transport.write_eof()
             self._read_on()

@@ -59,6 +59,7 @@ def bind(listen: str, setting: str = "server.listen", *, backlog: int = 0) -> li
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # A name may resolve to the same address more than once, which can be bound only once.
         for family, kind, protocol, _, address in dict.fromkeys(found):
             sock = socket.socket(family, kind, protocol)
             sockets.append(sock)
@@ -157,6 +158,7 @@ class Server:
             limits.slow_reader_timeout_ms,
             self._broker.settings.security.auth_timeout_ms,
         )
+        # A quarter of the shortest timeout, so that none is exceeded by more than that.
         self._sweep_s = min(max(shortest_ms / 4000, SWEEP_S[0]), SWEEP_S[1])
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
@@ -183,10 +185,13 @@ class Server:
         self._accept_off()
         for sock in self._listeners:
             sock.close()
+        # Before ``finish``, which cancels held pulls without an answer.
         self._broker.holds.answer_all()
         self._broker.pops.answer_all()
         for connection in list(self._connections):
             connection.finish()
+        # A client that does not complete its handshake would hold the stop up; without TLS, none takes longer than a
+        # turn.
         if self._broker.tls is not None:
             for task in self._starting:
                 task.cancel()
@@ -238,6 +243,7 @@ class Server:
             try:
                 sock, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                # Nothing to accept, or the client is gone again; if there are more, the loop calls again.
                 return
             except OSError as error:
                 if error.errno in _BROKEN_LISTENER:
@@ -278,11 +284,13 @@ class Server:
                 self._refusal_logged_at = self._broker.loop.time()
                 log.warning("connection from %s refused: %s (%d so far)", host, refusal, counters.connections_refused)
             busy = SystemBusy(f"{refusal}; try again later", retry_after_ms=1000)
+            # A new socket has room for the refusal, so this waits for nothing.
             with sock, contextlib.suppress(OSError):
                 sock.setblocking(False)
                 sock.send(listener.encode_refusal(busy, 0))
             return
         self._broker.connections += 1
+        # Loopback does not count: all clients of this machine share it.
         if not ipaddress.ip_address(host).is_loopback:
             self._by_address[host] = self._by_address.get(host, 0) + 1
         task = self._broker.loop.create_task(self._connect(sock, host, address[1], listener))
@@ -364,6 +372,7 @@ class Server:
 
     def _sweep(self) -> None:
         loop = self._broker.loop
+        # First, so that the checks go on whatever one of them does.
         self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
         now = loop.time()
         self._broker.sequences.expire(time.monotonic())

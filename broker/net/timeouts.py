@@ -34,11 +34,13 @@ def sweep(connection: ClientConnection, now: float) -> None:
     elif connection.responses.paused:
         _sweep_slow_reader(connection, now)
     elif connection.authenticate_by and now > connection.authenticate_by and not connection.stops & STOP_SUSPENDED:
+        # Not while suspended: then the broker itself delays the attempt, after earlier failures (``LoginBackoff``).
         timeout_ms = connection.broker.settings.security.auth_timeout_ms
         connection.turn_away(
             AuthenticationRequired(f"not authenticated within security.auth_timeout_ms, {timeout_ms} ms"), 0
         )
     elif connection.half_since and not connection.stops & ~STOP_MEMORY:
+        # For any other stop, the rest of the frame may have arrived, and the broker has not read it.
         _sweep_half_frame(connection, now)
     elif connection.stops or connection.deferred.held_pulls or not connection.is_idle():
         connection.idle_since = now
@@ -69,6 +71,7 @@ def _has_unread(connection: ClientConnection) -> bool:
     if connection.transport.get_extra_info("unread_bytes", 0):  # only ``TlsTransport`` knows this name
         return True
     sock = connection.transport.get_extra_info("socket")
+    # The kernel's receive buffer, which the broker leaves unread while the connection is stopped.
     unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
     return any(unread)
 
@@ -77,6 +80,7 @@ def _sweep_unflushed(connection: ClientConnection) -> None:
     """Answer requests whose flush takes too long; their messages are written."""
     timeout_ms = connection.broker.settings.flush.sync_timeout_ms
     since = time.monotonic() - timeout_ms / 1000
+    # In the order of the requests, so the first one has waited longest.
     if connection.responses.unflushed[0][4] < since:
         connection.flushed(
             FlushDiskTimeout(

@@ -111,6 +111,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._raw.close()
         else:
             self._end_of_input()
+        # The socket stays open for what the client is still to get; ``close`` ends it.
         return True
 
     def pause_writing(self) -> None:
@@ -152,6 +153,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._handshaken.set_result(None)
         self._made = True
         self._application.connection_made(self)
+
+        # The client's first request may have come with the end of its handshake.
         self._decrypt()
 
     def _fail_handshake(self, error: Exception) -> None:
@@ -174,9 +177,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             return
         finally:
             self._decrypting = False
+
+        # What was read may have been the client's part of a key update, which needs an answer, or which ``_encrypt``
+        # waited for.
         self._flush_control()
         if self._backlog:
             self._encrypt()
+        # Only now, because bytes that had arrived before a pause come first.
         if self._reading and not self._raw.is_closing():
             self._raw.resume_reading()
 
@@ -329,6 +336,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._closing:
             return
         self._closing = True
+        # For the client's close alert, even if the application has paused reading.
         self._raw.resume_reading()
         self._shut_down()
 
