@@ -99,6 +99,7 @@ class ReceiveBudget:
         while self._waiting:
             receiver = next(iter(self._waiting))
             if not receiver.parser.settle():
+                # Only one at a time: together they could exceed the bound by any amount.
                 if self.first is not None:
                     return
                 self.first = receiver.parser
@@ -138,6 +139,7 @@ class SharingParser(FrameParser):
     def keep(self, frame: Frame) -> None:
         """Keep the body of ``frame`` valid until ``let_go``, because the frame is handled again later."""
         self._kept = frame
+        # Other connections read into the shared buffer meanwhile. An own buffer stays as it is: see ``settle``.
         if frame.buffer is self._memory.shared:
             self._kept_bytes = frame.body_end - frame.body_at
             self._memory.take(self, self._kept_bytes, force=True)
@@ -213,6 +215,7 @@ class SharingParser(FrameParser):
 
     def _size_for(self, pending: int) -> int:
         """Return the buffer size needed for the pending bytes and the next read."""
+        # The length of the frame has not arrived completely.
         if pending < 4:
             return FLOOR_BYTES
         frame_length = int.from_bytes(self.buffer[self.start : self.start + 4], "big")

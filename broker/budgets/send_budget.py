@@ -63,12 +63,14 @@ class SendBudget:
 
     def is_short(self) -> bool:
         """Return whether the budget is exhausted, so that slow readers must wait."""
+        # At most once at a time of the clock, because a look goes through all connections that count.
         if self.used_bytes >= self.max_bytes and self._clock() != self._looked_at:
             self._look()
         return self.used_bytes >= self.max_bytes
 
     def answer_bytes(self) -> int:
         """Return the size limit of a response that is read now. Callable from any thread."""
+        # An eighth of the rest, since other responses may be read before this one counts.
         return max((self.max_bytes - self.used_bytes) // 8, ANSWER_BYTES_MIN)
 
     def wait(self, call: Callable[[], None]) -> None:
@@ -89,6 +91,7 @@ class SendBudget:
     def _go_on(self) -> None:
         self._due = False
         self._look()
+        # Each at most once: a request that must go on waiting joins the end of the line.
         for _ in range(min(len(self._waiting), TRIED_MAX)):
             self._waiting.popleft()()
         self._look_later()
