@@ -33,6 +33,7 @@ def auth(request: Request, authenticator: Authenticator | None, audit: AuditLog)
         raise InvalidParameter(
             f"the connection is already authenticated as user {user.name!r}; open another one for another user"
         )
+    # Taken away first, because an exchange allows a single proof.
     exchange, request.peer.exchange = request.peer.exchange, None
     if exchange is None:
         _begin(request, authenticator, params)

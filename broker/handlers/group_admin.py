@@ -293,6 +293,7 @@ def remove_group(request: Request, parts: GroupParts, group_name: str, done: Cal
     live = len(group.members) if group is not None else len(shared.clients) if shared is not None else 0
     if live:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
         raise InvalidParameter(f"group {name} has {live} live members; stop them, then delete it")
+    # Before the deletion, after which nothing tells the group's topics.
     was_known = sorted(groups.known_topics().get(name, ()))
     groups.delete_progress(name)
     pops.look_at(name)

@@ -169,9 +169,11 @@ class _Assignment:
                     continue  # granted in the meantime: the next heartbeat delivers it
                 next_offset = begins[queue]
             rows.append((*queue, next_offset, granted))
+        # Before the first commit: all of them fit, or none is made.
         if self.group.clustering:
             groups.check_may_commit(self.group.name, begins)
         for queue, next_offset in begins.items():
+            # Another member may have got its answer during the read, and may have committed since.
             if self._committed(queue) is None:
                 if self.group.clustering:
                     store.consumer_offsets.commit(self.group.name, *queue, next_offset)

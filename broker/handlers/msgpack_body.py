@@ -29,8 +29,10 @@ class ArrayBody:
         self._expected = expected
         self._length = len(body)
         self._unpacker = msgpack.Unpacker(
+            # At least 1, because msgpack takes 0 for 4 GiB.
             max_buffer_size=max(len(body), 1),
             max_str_len=TEXT_BYTES_MAX,
+            # ``unpack`` is for text and integers only; ``read_array_header`` heeds no limit.
             max_array_len=0,
             max_map_len=0,
             max_bin_len=0,
@@ -60,6 +62,7 @@ class ArrayBody:
     def integer(self) -> int:
         """Read the next item, an int from 0 to ``INTEGER_MAX``."""
         value = self._next()
+        # Not ``isinstance``, for which a bool is an int too.
         if type(value) is not int or not 0 <= value <= INTEGER_MAX:
             self.refuse(f"expected an integer from 0 to {INTEGER_MAX}, got {_describe(value)}")
         return value

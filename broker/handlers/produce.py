@@ -64,6 +64,7 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
             return
     queue = params.queue
     if queue < 0:
+        # The remainder for each frame anew, because the topic may get more queues.
         queue = intake.next_queue.get(name, 0) % topic.write_queues
         intake.next_queue[name] = queue + 1
     elif queue >= (queues := request.queues_to_write(topic)):
@@ -91,6 +92,7 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
 
 def check_load(request: Request, intake: Intake, settings: Settings) -> None:
     """Raise if the request's frame is too large, or if too many bytes wait to be stored."""
+    # One condition for the usual frame; only a refused one is looked at closely.
     if request.source.frame_bytes > intake.frame_bytes_max or intake.in_flight.bytes > intake.in_flight.bytes_max:
         raise _too_much(request, intake, settings)
 

@@ -258,6 +258,7 @@ class _Pull:
         outlet, params = self.outlet, self.params
         queue = None
         if hot:
+            # On the loop only: in a reader thread, which comes right after, the tables of rights and groups may change.
             self._check_again()
             queue = outlet.store.queue_reads.queue(params.topic, params.queue)
             if _is_large(outlet, params, self.offset, queue):
@@ -441,6 +442,7 @@ def _together(found: list[PullResult], next_offset: int) -> PullResult:
     if len(found) == 1:
         body = last.body
     else:
+        # All sizes come before the first record, as in the response of a single step.
         body = bytearray().join([each.body[: SIZE_BYTES * each.count] for each in found])
         for each in found:
             body += memoryview(each.body)[SIZE_BYTES * each.count :]

@@ -50,6 +50,7 @@ class _Query:
 
     def _found(self, found: QueryResult) -> None:
         if _too_large(found, self.frame_bytes_max) and found.count > 1:
+            # How many records fit is known only after they are read.
             self.max_count = found.count // 2
             self.read()
             return

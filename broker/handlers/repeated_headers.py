@@ -157,6 +157,7 @@ class RepeatedHeaders:
         frame_length, header_length, begin, request_id = REQUEST_START.unpack_from(buffer, start)
         body_at = start + LENGTHS_BYTES + header_length
         body_end = start + 4 + frame_length
+        # Incomplete, or its lengths contradict each other: the general way waits for the rest, or refuses it.
         if not body_at <= body_end <= parser.end or request_id > REQUEST_ID_MAX:
             return False
         if begin == PRODUCE_BEGIN:
@@ -172,6 +173,7 @@ class RepeatedHeaders:
             return False
         fixed = bytes(buffer[fixed_at:offset_at])
         header = self.headers.get(fixed)
+        # Both commands share the dict, so the same bytes may belong to a header of the other one.
         if type(header) is not _PullHeader:
             return False
         if self._intake.store.topics.by_name.get(header.params.topic) is not header.config:
@@ -228,6 +230,7 @@ class RepeatedHeaders:
         # Only after the append: if it gives up, the general way chooses the queue.
         if header.queue < 0:
             intake.next_queue[name] = queue + 1
+        # From here on the frame is taken; every return before has left it to the general way.
         parser.start = body_end
         intake.dispatch.appended_to(name, queue, appended)
         if intake.dispatch.awaited and not header.sync and body_end == parser.end:

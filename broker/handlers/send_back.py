@@ -142,6 +142,7 @@ def _record(store: MessageStore, physical_offset: int, permissions: Permissions 
     which records exist.
     """
     record = None
+    # With sync flush, a record beyond this may still be lost in a crash.
     if physical_offset < store.dispatchable_offset:
         record = store.queries.consumable_record(physical_offset, hot=hot)
     if record is None or not (permissions is None or permissions.allows(CONSUME, TOPIC, record.topic.decode())):

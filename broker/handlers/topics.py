@@ -245,6 +245,7 @@ def get_topics_stats(request: Request, store: MessageStore, counters: Counters) 
         count, body = found
         request.respond(TopicsStatsAnswer(count=count), body)
 
+    # On the loop, to which the table belongs; ``read`` runs in a thread.
     names = heapq.nsmallest(
         params.max_count,
         (

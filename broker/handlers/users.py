@@ -97,6 +97,7 @@ def auth_update_user(request: Request, authenticator: Authenticator | None, user
     if "scram" in body:
         verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
         edits.append(lambda users: with_password(users, name, verifier))
+    # Before what is granted, so that one request can replace all grants.
     if "revoke" in body:
         revoked = None if body["revoke"] is None else _grants(body["revoke"], name)
         edits.append(lambda users: without_grants(users, name, revoked))
@@ -146,6 +147,7 @@ def _change(request: Request, authenticator: Authenticator, users_changed: Users
     """Change the users' file in a reader thread, and respond once the broker applies it."""
 
     def keep_an_administrator(users: Users) -> Users:
+        # Under the file's lock: each of two changes at once could remove the other's administrator.
         after = edit(users)
         if any(map(is_admin, users.by_name.values())) and not any(map(is_admin, after.by_name.values())):
             raise ConfigurationError(

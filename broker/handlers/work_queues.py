@@ -70,6 +70,7 @@ def pop_message(request: Request, outlet: Outlet, pops: PopService) -> None:
 
 def _respond(request: Request, params: PopParams, popped: Popped) -> None:
     """Send the messages, those of the topic first."""
+    # Retried messages come last, because the answer says only how many there are.
     queues = sorted(popped.queues, key=lambda each: each.topic != params.topic)
     records = [record for each in queues for record in each.records]
     retried = sum(len(each.records) for each in queues if each.topic != params.topic)
@@ -139,5 +140,6 @@ def give_back(
     except BrokerError as error:
         respond(error)
         return
+    # Then nothing is stored, and the service does not call.
     if not any(valid):
         done(0, 0, None)
