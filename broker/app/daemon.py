@@ -247,6 +247,7 @@ async def _serve(settings: Settings, banner: Banner) -> int:
     stopping = loop.create_task(signals.first.wait())
     await asyncio.wait({start, stopping}, return_when=asyncio.FIRST_COMPLETED)
     # A start that is told to stop ends at its next progress report; the next start recovers the store.
+    # It works in a thread, which only the end of the process interrupts.
     cut = None if start.done() else loop.call_later(START_STOP_S, os._exit, 0)
     try:
         report = await start
@@ -288,6 +289,7 @@ def _reload(lifecycle: Lifecycle) -> None:
 
 
 def _ready(settings: Settings, banner: Banner, lifecycle: Lifecycle, report: RecoveryReport) -> None:
+    # First, or ``freeze`` would keep the garbage of the start for good.
     gc.collect()
     gc.freeze()  # later collections skip the objects of the start, which live as long as the process
     banner.ready(settings, __version__, os.getpid(), lifecycle.address, lifecycle.metrics_address, report)
@@ -331,6 +333,7 @@ def _fatal(part: str, error: BaseException) -> None:
     of_a_file = isinstance(error, OSError) and error.filename is not None
     next_step = ". Check the disk, then start the broker again" if of_a_file else ""
     log.critical("%s failed, the broker ends: %s%s", part, error, next_step, exc_info=error)
+    # ``os._exit`` itself flushes nothing.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(EXIT_FATAL)

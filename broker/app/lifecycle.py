@@ -234,6 +234,7 @@ class Lifecycle:
 
         def dispatched(touched: list[tuple[str, int, int]]) -> None:
             holds.wake_queues(touched)
+            # The services run a little earlier than there is a broker.
             if self._broker is not None:
                 self._broker.pops.arrived(touched)
                 for topic, _, _ in touched:
@@ -322,6 +323,8 @@ class Lifecycle:
         self._readers.shutdown()
         for service in reversed(self._services):
             service.stop()
+
+        # After the last flush, because progress is saved only for what is on disk.
         if self._broker is not None:
             self._broker.delays.persist(last=True)
             self._broker.transactions.close()

@@ -56,6 +56,7 @@ class SetMembership:
             empty = ReplicaRecord(record.cluster_id, membership.member)
             await self._loop.run_in_executor(None, store.replica.state.save, empty)
         self._broker, self._retention = broker, retention
+        # Until the primary says where its log begins, this member deletes nothing.
         retention.follow(store.min_physical_offset)
         tables = tables_of(store, retention.follow)
         registry = registry_of(self._settings)
@@ -73,6 +74,8 @@ class SetMembership:
     async def _lead(self) -> None:
         broker, member = self._broker, self._member
         assert member is not None
+
+        # The parts of delivery are restored from queues and index, so these must have the whole log.
         while not broker.dispatch.is_done():
             dispatched = asyncio.Event()
             broker.dispatch.when_done(dispatched.set)
@@ -82,6 +85,7 @@ class SetMembership:
         broker.store.consumer_offsets.clamp(broker.store.queue_reads.end_offset)
         await self._lifecycle.restore_delivery()
         self._retention.follow(None)
+        # Before the delivery, whose appends the store would refuse.
         member.serve()
         self._lifecycle.start_delivery()
 
