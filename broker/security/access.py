@@ -44,6 +44,7 @@ class UserRights:
         if met is None and len(need.name) > NAME_CHARS_MAX:  # a client could fill the cache with long names
             return self.permissions.meets(need)
         if met is None:
+            # Both at once: ``publishes`` has only topics that were checked, so this bounds it too.
             if len(self._met) >= REMEMBERED_MAX:
                 self._met.clear()
                 self.publishes.clear()

@@ -116,6 +116,7 @@ def encode(entry: dict[str, Any]) -> str:
     """Return one line of printable ASCII with at most ``LINE_CHARS_MAX`` characters. Empty values are omitted."""
     kept = {name: _bounded(value) for name, value in entry.items() if value not in ("", None)}
     line = json.dumps(kept)
+    # In this order, and no others: who did what to which object is never cut.
     for name in ("before", "after", "reason", "client"):
         if len(line) <= LINE_CHARS_MAX:
             break

@@ -90,6 +90,8 @@ class LoginBackoff:
         if address.waiting:
             token = next(iter(address.waiting))
             address.waiting.pop(token)()
+
+        # The attempt may have been right, and then the address is forgotten.
         if address.waiting and self._addresses.get(network) is address:
             address.timer = self._call_at(max(address.next_at, self._clock()), self._turn, network)
 

@@ -37,6 +37,7 @@ class TlsFiles:
         seen = self._stats()
         if seen == self._seen and not force:
             return
+        # Before the attempt, so that files that cannot be used are logged once and not at each look.
         self._seen = seen
         try:
             self.context = self._make()
@@ -62,10 +63,13 @@ class TlsFiles:
         """Create a context from the files. Raises ``ConfigurationError`` that names an unusable file."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._least_version
+        # In TLS 1.2 a client could ask for one handshake after the other, each of which costs the broker more than
+        # itself.
         context.options |= ssl.OP_NO_RENEGOTIATION
         for setting, path in (("tls_certificate", self._certificate), ("tls_key", self._key)):
             _check_readable(setting, path)
         try:
+            # Without the callback, OpenSSL would ask for the password of an encrypted key at the terminal.
             context.load_cert_chain(self._certificate, self._key, password=_refuse_encrypted)
         except (ssl.SSLError, ValueError) as error:
             raise ConfigurationError(

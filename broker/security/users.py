@@ -52,6 +52,8 @@ class UserTable:
             seen = self._stat()
             if seen == self._seen:
                 return False
+            # Before the file is read: if it is replaced meanwhile, the next look sees that; if it is damaged, it is
+            # logged once.
             self._seen = seen
             self._take(self._read())
         except (ConfigurationError, OSError) as error:
