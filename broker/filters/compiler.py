@@ -62,6 +62,7 @@ class Filter:
         ``sources``: for each message, 0x02 followed by its properties, encoded as in a record.
         """
         evaluate = self._evaluate
+        # Decided for the filter as a whole, so that no function of it has to ask.
         if self._apart:
             return [place for place, source in enumerate(sources) if evaluate(take_apart(source))]
         return [place for place, source in enumerate(sources) if evaluate(source)]
@@ -128,6 +129,7 @@ class _Compiler:
 
     def _comparison(self, node: Comparison) -> Evaluate:
         left, right, symbol = node.left, node.right, node.symbol
+        # With the property on the left, one fast function serves both orders.
         if isinstance(right, Property) and not isinstance(left, Property):
             left, right, symbol = right, left, _MIRRORED[symbol]
         compare = _OPERATORS[symbol]
@@ -136,6 +138,7 @@ class _Compiler:
             return self._numbers(left, right, compare)
         if isinstance(left, Property | Text) and isinstance(right, Property | Text):
             return _compared(self._raw(left), self._raw(right), compare)
+        # One side is a condition, so the other one counts as a truth value.
         return _compared(_converted(self._raw(left), truth_of), _converted(self._raw(right), truth_of), compare)
 
     def _numbers(self, left: Operand, right: Operand, compare: Callable[[Any, Any], bool]) -> Evaluate:

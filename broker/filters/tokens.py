@@ -105,6 +105,7 @@ def _number(written: str, column: int) -> int | float:
     """Return the value of a number without a sign. RocketMQ: an integer has 64 bits, any other number is a double."""
     digits = written.rstrip("lL")
     if digits.isdigit():
+        # Cut before the conversion: ``int`` refuses more than 4,300 digits with an error of its own.
         if (number := int(digits[:DIGITS_MAX])) > I64_MAX or len(digits) > DIGITS_MAX:
             raise illegal(column, f"{shorten(digits)} is more than {I64_MAX}, the largest integer")
         return number

@@ -19,6 +19,7 @@ _NUMBER = re.compile(rb"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?"
 
 def number_of(value: bytes) -> int | float | None:
     """Return a property as a number (optional sign, digits, fraction, exponent); None if it is not a number."""
+    # The usual case, without the regular expression; 18 digits are below the largest integer.
     if len(value) <= _DIGITS_MAX and value.isdigit():
         return int(value)
     found = _NUMBER.fullmatch(value) if len(value) <= NUMBER_BYTES_MAX else None
@@ -72,11 +73,13 @@ def _searching(name: bytes) -> Callable[[Source], bytes | None]:
     head = PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR
 
     def get(source: bytes) -> bytes | None:
+        # From the end, because the last value of a name counts.
         rest = source
         while True:
             rest, found, after = rest.rpartition(head)
             if not found:
                 return None
+            # A name without a value is no property, so an earlier one of the same name counts.
             if value := after.partition(PROPERTY_SEPARATOR)[0]:
                 return value
 
