@@ -75,6 +75,7 @@ class HttpServer:
         """
         for connection in self.connections:
             if not connection.answering:
+                # At once: ``connection_lost`` comes in a later turn, and until then the connection would still count.
                 del self.connections[connection]
                 connection.abort()
                 return True
