@@ -48,7 +48,7 @@ class RecordWriter:
         An existing topic stays as it is.
         """
         for config in configs:
-            # A topic in the table does not count while its change is pending: that may still fail, or be undone.
+            # A topic in the table does not count while its change is pending: that may still fail, and is then undone.
             pending = config.name in self._topic_changes.pending
             if not pending and self.store.topics.get(config.name) is not None:
                 continue

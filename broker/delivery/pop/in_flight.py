@@ -90,6 +90,7 @@ class QueueInFlight:
         # All must be settled or stored again first, and no time is known for that.
         if not self.ordered:
             return -1
+        # The queue gives all of them again together, when the last one's time is over.
         until = max(delivery.visible_ms for delivery in self.open.values())
         return until if until > take.now_ms else None
 
@@ -217,6 +218,7 @@ class QueueInFlight:
         """Return the ranges from the committed offset on that are settled."""
         ranges = []
         at = self.committed
+        # What lies between two messages in flight is settled.
         for offset in self.open:
             if offset > at:
                 ranges.append((at, offset))

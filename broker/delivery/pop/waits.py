@@ -91,6 +91,7 @@ class Waits:
         waiting = self._groups.get(key)
         if waiting is None:
             waiting = self._groups[key] = {}
+            # A retried message is in a topic of its own, but is popped together with those of this one.
             for name in (topic, pop_retry_topic(group, topic)):
                 self.by_topic.setdefault(name, {})[key] = None
         waiting[wait] = None

@@ -190,6 +190,7 @@ class Redeliverer:
     ) -> int:
         """Do what ``deliver`` does with messages that were already read from ``asked`` units. Return the log's end."""
         if timed:
+            # A message without a target is parked.
             waiting.lose_targets(waiting.due_ms < 0)
         places = [self._place(target, count) for target, count in zip(waiting.targets, waiting.counts, strict=True)]
         parked = sum(

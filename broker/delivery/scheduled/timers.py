@@ -151,6 +151,7 @@ class Timers:
     async def _deliver(self, now: int, now_ms: int) -> bool:
         state = self.state
         while True:
+            # In the loop, because the next second may be in another hour.
             await self._load()
             rows = self._seconds.get(state.second)
             count = len(rows) // PLACES.itemsize if rows is not None else 0
@@ -188,6 +189,7 @@ class Timers:
         waiting = await self._redeliverer.read_records(chosen_places(rows))
         # Even if they are due by the clock meanwhile: a message and its recall must come up in the same second.
         early = waiting.due_ms // SECOND_MS + 1 + state.shift > state.second
+        # What has no time is parked, and what cannot be read is counted: neither is put off.
         early &= (waiting.due_ms >= 0) & (waiting.group_of != UNSOUND)
         asked = len(rows)
         if early.any():

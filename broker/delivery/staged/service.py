@@ -195,6 +195,7 @@ class StagedTransactions:
         names = [name for name, _ in wanted]
         for name, messages in wanted:
             self._check(name, messages)
+        # The prefix may cover the stages of this very commit.
         chosen = set(names)
         dropped = [name for name in self._to_drop(drop, may_drop) if name not in chosen] if drop else []
         note_offset = self._store.append_offsets.next_offset(OP_PREPARED_TOPIC, 0)

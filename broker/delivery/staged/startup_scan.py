@@ -65,6 +65,7 @@ def _take(
     elif kind == COPY:
         scope, sequence, position = values
         copies[scope] = (position, record)
+        # Only committed messages are copied, so the commit note is lost.
         if not table.is_committed(scope, sequence):
             table.torn[scope] = sequence
     elif kind == DONE:
@@ -84,6 +85,8 @@ def _settle(
     # The last note may promise more messages than were stored before the crash.
     table.cut_last_range(end)
     lost_notes.recover_gap([each for commit in table.commits.values() for each in commit.stages], end)
+
+    # A stage that has lost messages must never be committed.
     begin = store.queue_reads.first_offset(queue) if queue is not None else 0
     lost = [
         name for name, stage in table.stages.items() if stage.ranges[0].first < begin or _lost_of(store, stage.ranges)
@@ -97,6 +100,8 @@ def _settle(
             sequence,
             scope,
         )
+
+    # What is committed and not copied yet is copied on, from where the copies in the log end.
     for scope, commit in list(table.commits.items()):
         # Create it again: the end of its last range is known only now.
         stages = [each for each in commit.stages if each.ranges]

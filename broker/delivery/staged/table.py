@@ -71,6 +71,7 @@ class Commit:
     def ranges_from(self, position: int, count: int) -> list[Range]:
         """Return the ranges of up to ``count`` messages from ``position`` on."""
         found = []
+        # Beyond the last message this is the index after the last range: ``_starts`` ends with the number of messages.
         at = bisect_right(self._starts, position) - 1
         while count > 0 and at < len(self._ranges):
             mine = self._ranges[at]
@@ -188,5 +189,6 @@ class StageTable:
         """
         stages = [*self.stages.values(), *(each for commit in self.commits.values() for each in commit.stages)]
         notes = [stage.note_offset for stage in stages] + [each.note_offset for each in self.commits.values()]
+        # Each has a range: a start leaves out the stages of a commit that have lost theirs.
         messages = [stage.ranges[0].first for stage in stages]
         return min(notes, default=next_note), min(messages, default=next_message)

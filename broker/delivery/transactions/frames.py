@@ -92,6 +92,8 @@ def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: mem
     """
     if request.layout != LAYOUT_ROWS:
         raise InvalidParameter(f"half messages must be sent as rows (layout 0), got layout {request.layout}")
+
+    # Every row is packed again, with its transaction's id among the properties.
     packer = msgpack.Packer(autoreset=False, unicode_errors="surrogatepass")
     ids = []
     for index, row in enumerate(_rows(body, request.count)):
@@ -112,6 +114,8 @@ def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: mem
         packer.pack_map_pairs([*pairs, (PROPERTY_TRANSACTION_ID, transaction_id)])
         for flag in row[2:]:
             packer.pack(flag)
+
+    # What all messages of the frame have in common, among it where a commit sends them.
     properties = {
         PROPERTY_HALF: "true",
         PROPERTY_PRODUCER_GROUP: half.group,
