@@ -209,6 +209,7 @@ class GroupCommitService(FlushService):
         commitlog = self._store.commitlog
         if target > commitlog.flushed_offset:  # otherwise the last flush of a stop has already published more
             commitlog.flushed_offset = target
+        # One timer at a time: it writes the newest mark when it fires.
         if not self._mark_due:
             self._mark_due = True
             wait = self._marked_at + MARK_INTERVAL_S - now

@@ -217,6 +217,7 @@ class PullRequestHoldService:
                 # Its queue has no pull left and is forgotten with it, so nothing is to be noted of the message.
                 self._one(held, Wake.ARRIVED)  # the usual case: one consumer waits for the queue
                 continue
+            # With None, all pulls are being woken already.
             if of_queue.codes is not None:
                 of_queue.codes = self._codes_of(of_queue, max_offset)
             of_queue.max_offset = of_queue.seen = max_offset
@@ -262,6 +263,7 @@ class PullRequestHoldService:
                 del self.by_queue[queue.key]
         held.service = None
         self._held -= 1
+        # Pulls that end early leave their entries behind, since a heap gives up only its first one.
         stale = len(self._deadlines) - self._held
         if stale > STALE_ENTRIES_MIN and stale > self._held:
             self._deadlines = [entry for entry in self._deadlines if entry[2].service is not None]

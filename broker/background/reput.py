@@ -115,6 +115,7 @@ class ReputMessageService(Service):
             if not self._no_room:
                 log.error("no space for consumequeue or index in %s: %s; retrying", store.path, error)
             self._no_room = True
+            # A stop ends the pause.
             self._woken.wait(DISK_FULL_WAIT_SECONDS)
             return not self._stopping
         if self._no_room:

@@ -198,6 +198,7 @@ class CleanCommitLogService(Service):
 
     def _look_ahead(self, now: float, disk: Disk) -> None:
         known, files = self._store.expiry.next, self._store.commitlog.queue.files
+        # If another file has become the oldest, it is looked up at once.
         is_oldest = (known.file if known else "") == (files[0].path.name if len(files) > 1 else "")
         if is_oldest and self._ahead_at is not None and 0 <= now - self._ahead_at < AHEAD_SECONDS:
             return
