@@ -142,6 +142,7 @@ class Broker:
         self.dispatch = DispatchScheduler(
             store, self.flush, self.reput, self.allocation, holds, loop=loop, fatal=self.fatal
         )
+        # After the dispatch, which the parts of delivery tell of everything that they append.
         self._create_delivery()
         self.receive_memory = ReceiveBudget(limits.receive_bytes_max, loop.call_soon)
         self.send_memory = SendBudget(limits.send_bytes_max, loop.time, loop.call_later)
@@ -155,8 +156,10 @@ class Broker:
         )
         self.in_flight = InFlightBudget()
         self._limit_in_flight()
+        # Both collect parts that were made above.
         self.intake = self._intake()
         self.outlet = self._outlet()
+        # What is set later, by the parts around the broker: server, gateway, replica set.
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
         self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
@@ -197,6 +200,7 @@ class Broker:
             now_ms=store.clock.now_ms,
             in_flight_max=limits.popped_messages_max,
         )
+        # A callback, because pops need the groups, and the groups have to know of pops.
         self.groups.clients.popping_of = self.pops.live
         self.dispatch.popped, self.dispatch.watched = self.pops.waits.by_topic, self.pops.watches.by_topic
         self.transactions = TransactionalMessageService(

@@ -79,6 +79,7 @@ class DispatchScheduler:
         loop: asyncio.AbstractEventLoop,
         fatal: Callable[[str, BaseException], None],
     ) -> None:
+        # Kept apart, because these are looked up several times in each turn of the loop.
         self._commitlog = store.commitlog
         self._dispatcher = store.dispatcher
         self._store = store

@@ -131,7 +131,7 @@ class Request:
             self.responses.completed(frame)
             return
         limit = self.broker.limits.frame_bytes_max
-        # A client takes a longer frame for a violation of the protocol and drops the connection.
+        # HELLO has told the client that no frame is longer.
         if len(body) > limit - RESPONSE_HEAD_BYTES_MAX:
             self.fail(BrokerFailure(f"the response has {len(body)} bytes, but limits.frame_bytes_max is {limit}"))
             return
