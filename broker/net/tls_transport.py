@@ -178,8 +178,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         finally:
             self._decrypting = False
 
-        # What was read may have been the client's part of a key update, which needs an answer, or which ``_encrypt``
-        # waited for.
+        # Reading may have made an answer of TLS's own necessary, and may have brought what ``_encrypt`` waited for.
         self._flush_control()
         if self._backlog:
             self._encrypt()
