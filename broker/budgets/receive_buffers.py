@@ -195,6 +195,7 @@ class SharingParser(FrameParser):
         """Return whether its own buffer can serve in place of one of ``size`` bytes; moves pending bytes to the front
         if that makes it fit."""
         own = self.own_bytes
+        # While memory is short, no buffer may be larger than it has to be.
         crowded = self._memory.used_bytes > self._memory.max_bytes
         if own > max(size, FLOOR_BYTES) * (1 if crowded else GROWTH):
             return False  # a large frame is done: shrink
