@@ -45,6 +45,8 @@ def acknowledge(
             appended.queue_offset,
             request.frame.began,
         )
+
+    # The row is nearly always there, and the look-up is cheaper than the call.
     produced = intake.counters.produced
     traffic = produced.by_topic.get(name) or produced.of(name)
     traffic.frames += 1
@@ -57,6 +59,7 @@ def acknowledge(
     if flush and (intake.sync or params.flush == "sync"):
         responses.send_when_flushed(frame.request_id, request.source.frame_bytes, answer, appended.end_offset)
         return
+    # ``end_turn`` counts its latency, together with those of the other frames of the turn.
     responses.written += 1
     if answer:
         responses.send_in_order(answer)

@@ -120,6 +120,7 @@ class Duplicate:
         offsets = places.physical_offsets
         request_id = request.frame.request_id
         answer = request.encode_stored(places.queue, before.queue_offset, places.store_ms, offsets)
+        # A frame may ask for more than the flush policy, and then its messages may not be on disk yet.
         if self._params.flush == "sync" and self._intake.store.acknowledged_offset < places.end_offset:
             request.responses.send_when_flushed(request_id, request.source.frame_bytes, answer, places.end_offset)
             self._intake.dispatch.appended()  # wakes the flush, which may be asleep because nothing was appended

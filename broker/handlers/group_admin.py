@@ -88,6 +88,8 @@ def get_group_members(
     queues = _queues(request, store, topics | {retry_topic(name)})
     from_first = {topic for topic, _ in queues if groups.begins_at_first(name, topic)}
     partial = not all(_sees(request, topic) for topic in topics)
+
+    # On the loop and all at one moment; only the ends of the queues may have to be read from disk.
     progress = list(_progress(store, groups, name, queues))
     members = _members(request, groups, name)
     retry_topics = {retry_topic(name), *(pop_retry_topic(name, topic) for topic in topics)}
@@ -105,6 +107,8 @@ def get_group_members(
                     committed,
                     groups.pulled.get((name, *queue), -1),
                     *ends.bounds[queue],
+                    # Whether the lag is known: by an offset, by the rule for queues that came later, or because the
+                    # queue is empty.
                     committed != NOTHING_COMMITTED
                     or queue[0] in from_first
                     or ends.bounds[queue][0] == ends.bounds[queue][1],
@@ -217,6 +221,7 @@ def _members(request: Request, groups: GroupCoordinator, name: str) -> list[dict
     for client_id, client in shared.clients.items() if shared is not None else ():
         assert shared is not None
         wanted = [
+            # RocketMQ has one text for both kinds of selection; the response has a column for each.
             (each.topic, "", each.expression) if each.expression_type == "SQL92" else (each.topic, each.expression, "")
             for each in client.subscriptions.values()
         ]
@@ -345,6 +350,8 @@ def reset_progress(
     queues = config.queues if config is not None else 0
     if params.queue >= queues:
         raise QueueNotExist(f"topic {params.topic} has no queue {params.queue}; it has {queues}", queues=queues)
+
+    # Only a progress that members share can be set; if they are alive, only by force.
     running = groups.groups.get(params.group) or groups.clients.sharing(params.group)
     if running is not None and not running.clustering:
         raise InvalidParameter(

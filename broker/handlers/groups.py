@@ -88,6 +88,8 @@ def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queu
         body.row(2)
         held.append((body.text(), body.integer()))
     body.end()
+
+    # The contents only now, when the body is known to be well-formed and within its bounds.
     found: dict[str, MemberSubscription] = {}
     for topic, tags, expression in wanted:
         check_name("topic", topic)
@@ -100,6 +102,7 @@ def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queu
                 f"the tags of topic {topic} have {len(tags)} characters; the maximum is {TAGS_CHARS_MAX}"
             )
         if tags:
+            # Only its pulls use them, but a mistake is to be reported to a member that joins.
             parse_tags(tags)
         if expression:
             compile_filter(expression)

@@ -121,6 +121,7 @@ def update_consumer_offset(request: Request, store: MessageStore, groups: GroupC
 
     def commit() -> None:
         name, held, fenced = _who_commits(groups, params, entries)
+        # All checks before the first commit, so that a refused request changes nothing.
         _check_commit(store, params.topic, held)
         groups.check_may_commit(name, ((params.topic, queue) for queue, _ in held))
         if not params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):

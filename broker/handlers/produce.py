@@ -47,6 +47,8 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
         raise InvalidParameter(f"flush must be sync, async or empty, not {params.flush!r}")
     if not may_produce_to(name):
         raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
+
+    # The kind of the messages, and whether the user may send such.
     half = half_request(params.common) if params.common else None
     if half is not None and request.peer.access is not None:
         request.peer.access.check(Need((PUBLISH,), GROUP, half.group))
@@ -62,6 +64,8 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
         if before is not None:
             answer_again(request, intake, params, before)
             return
+
+    # The queue for all messages of the frame, even if they wait elsewhere first.
     queue = params.queue
     if queue < 0:
         # The remainder for each frame anew, because the topic may get more queues.
@@ -71,6 +75,7 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
         raise _no_such_queue(params, queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
+    # Messages that wait for something go to a system topic; the response still names the queue from above.
     if params.prepare:
         append_staged(request, intake, params, queue)
         return
@@ -83,6 +88,7 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
         if waits is not None:
             append_waiting(request, intake, params, queue, waits)
             return
+        # They are due already: they go to their topic at once, without the property that asks for a delay.
         params.common = delay.others
     common = common_properties(params.common) if params.common else b""
     appended = intake.store.append(topic, queue, request.produce_batch(params, common))

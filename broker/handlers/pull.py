@@ -239,6 +239,7 @@ class _Pull:
         """Its share of its tags and filter; None if it has neither."""
         if tags is not None or records is not None:
             selection = outlet.selections.share(tags, records)
+            # From here on the pull refers only to the shared selection, whose memory is counted.
             self.share, tags = request.deferred.share(selection), selection.tags
             params.tags = params.filter = ""
         self.request = request

@@ -205,6 +205,7 @@ class RepeatedHeaders:
         if intake.store.topics.by_name.get(name) is not config:
             self._forget(fixed)
             return False
+        # What the general way checks and the constant bytes of the header do not settle.
         frame_bytes = body_end - start
         if (
             before_first != BEFORE_FIRST
@@ -238,6 +239,7 @@ class RepeatedHeaders:
         queue_offset = appended.queue_offset
         if prefix:
             intake.sequences.stored(prefix, name, first, count, name, queue, queue_offset, began)
+        # As ``acknowledge`` does it on the general way.
         traffic = header.traffic
         traffic.frames += 1
         traffic.messages += count

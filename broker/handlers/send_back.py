@@ -67,6 +67,7 @@ def consumer_send_msg_back(
     check_name("group", params.group)
     if params.delay_level > DELAY_LEVEL_MAX:
         raise DelayIllegal(f"delay_level must be at most {DELAY_LEVEL_MAX}, got {params.delay_level}")
+    # Only popped messages come with their topic: the body has receipts instead of offsets.
     if params.topic:
         give_back_popped(request, pops, params)
         return

@@ -83,6 +83,7 @@ def append_staged(request: Request, intake: Intake, params: ProduceRequest, queu
     appended: list[Appended] = []
 
     def append() -> int:
+        # ``stage_messages`` calls this between its note and the entry in the table.
         appended.append(intake.store.append(STAGED_CONFIG, 0, batch))
         return appended[0].queue_offset
 

@@ -82,6 +82,7 @@ def change_topic(
     _check_retention(params)
     topic_changes = parts.topic_changes
     if params.topic in topic_changes.pending:
+        # From the beginning, because the pending change alters what this one is compared with.
         again = partial(change_topic, request, parts, params, extra, done, may_shrink=may_shrink)
         topic_changes.when_done(params.topic, lambda _: request.attempt(again))
         return
@@ -100,6 +101,7 @@ def change_topic(
         new = dataclasses.replace(new, retention_hours=params.retention_hours)
     if params.retention_bytes >= 0:
         new = dataclasses.replace(new, retention_bytes=params.retention_bytes)
+    # No change is pending, so the table on disk says the same already.
     if old is not None and new.to_json() == old.to_json():
         done()
     else:

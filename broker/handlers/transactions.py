@@ -55,6 +55,8 @@ def append_half_messages(
         request.suspend()
         intake.writer.with_topics(TOPICS, lambda error: request.resume(error))
         return
+
+    # Both refuse the whole frame, before anything of it is written.
     made = half_frame(params, half, queue, request.frame.body)
     intake.transactions.check_new_ids(made.transaction_ids)
     born_ms = params.born_ms
@@ -75,6 +77,8 @@ def append_half_messages(
             born_host=request.peer.born_host,
         ),
     )
+
+    # Each message opens a transaction of its own.
     physical_offsets = struct.unpack(f">{params.count}q", appended.physical_offsets)
     intake.transactions.add_halves(
         Half(

@@ -50,6 +50,7 @@ def pop_message(request: Request, outlet: Outlet, pops: PopService) -> None:
     if config is not None and params.queue >= config.read_queues:
         queues = config.read_queues
         raise QueueNotExist(f"topic {params.topic} has no queue {params.queue}; it has {queues}", queues=queues)
+    # Before the group is made: a pop that is refused leaves nothing behind.
     groups.clients.check_may_pop(params.group)
     groups.ensure_group(params.group)
     wanted = PopParams(
