@@ -28,6 +28,7 @@ class Banner:
         self._stream = stream
         self._lock = threading.Lock()
         self._started = time.monotonic()
+        # As if a line had come before: the first one is due after FIRST_PROGRESS_S.
         self._said_at = self._started + FIRST_PROGRESS_S - PROGRESS_EVERY_S
 
     def progress(self, stage: str, done: int, total: int) -> None:

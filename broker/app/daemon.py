@@ -243,6 +243,7 @@ async def _serve(settings: Settings, banner: Banner) -> int:
         banner.progress(stage, done, total)
         manager.starting(stage, done, total)
 
+    # Beside the wait for a signal, so that a long recovery can be stopped.
     start = loop.create_task(lifecycle.start(signals.or_stop(progress)))
     stopping = loop.create_task(signals.first.wait())
     await asyncio.wait({start, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -349,6 +350,7 @@ def _tune() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
     usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
+        # Every connection and every file of the store takes a descriptor.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except ValueError:  # macOS refuses more, although it says that there is no limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(usual, DESCRIPTORS_OF_MACOS), most))

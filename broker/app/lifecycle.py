@@ -73,6 +73,7 @@ class Lifecycle:
         """Set when the broker must be stopped and started again: its role in a replica set has changed, or the log."""
         self._set: SetMembership | None = None
         if settings.replication.set:
+            # Late, because a broker on its own needs none of these modules.
             from .set_membership import SetMembership
 
             self._set = SetMembership(settings, patience, self)
@@ -154,6 +155,8 @@ class Lifecycle:
                 self.start_delivery()
             else:
                 await self._set.join(store, broker, self._retention, report)
+
+            # Last, so that whoever can connect finds everything ready.
             self._server = Server(broker, [Listener(sockets), *self._remoting_listeners(broker, remoting)])
             self._server.start()
             if self._gateway is not None:
@@ -244,6 +247,7 @@ class Lifecycle:
                         self._broker.staged.wake()
                 self._broker.dispatch.run_waiting()
 
+        # A service that fails ends the process through ``fatal``, called on the loop.
         post = loop.call_soon_threadsafe
         allocation = AllocateMappedFileService(store, post, fatal)
         flush = flush_service(store, post, fatal)
@@ -251,6 +255,7 @@ class Lifecycle:
             flush.use_compiled_thread(loop)
         reput = ReputMessageService(store, post, dispatched, fatal)
         checkpoint = CheckpointService(store, post, fatal)
+        # ``seen_ms`` is the clock for other threads, such as that of this service.
         retention = CleanCommitLogService(
             store, self._settings.retention, post, fatal, clock=lambda: store.clock.seen_ms() / 1000
         )
@@ -267,6 +272,8 @@ class Lifecycle:
             BrokerSecurity(self._audit, self._authenticator, self._tls),
             BrokerProcess(loop, self._readers, fatal, report.seconds, self.metrics_address),
         )
+
+        # These need the broker, which needs the services.
         flush.on_flushed = self._broker.flushed
         self._broker.stall.start()
         self._broker.when_settings_change += [
@@ -297,6 +304,7 @@ class Lifecycle:
         """Stop whatever was started, in order: connections, services, store. A closed store has no abort file."""
         self._endpoint.stopping()
         if self._set is not None:
+            # First, because a primary hands over while its followers are still connected.
             await self._set.stop()
         if self._gateway is not None:
             await self._gateway.stop()
@@ -305,6 +313,7 @@ class Lifecycle:
             timeout_ms = REOPEN_TIMEOUT_MS if self.ended.is_set() else self._settings.server.stop_timeout_ms
             await self._server.stop(timeout_ms / 1000)
         if self._broker is not None:
+            # Delivery appends, so it ends before the services that flush and dispatch.
             self._broker.stall.stop()
             await self._broker.delays.stop()
             await self._broker.pops.stop()
@@ -320,6 +329,7 @@ class Lifecycle:
         # The store is closed last, because services and tables still write to it.
         if self._broker is not None:
             self._broker.topic_changes.close()
+        # Reads use files of the store and state of the services.
         self._readers.shutdown()
         for service in reversed(self._services):
             service.stop()
