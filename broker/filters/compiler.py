@@ -253,6 +253,7 @@ def _all(conditions: list[Evaluate]) -> Evaluate:
         unknown = False
         for condition in conditions:
             found = condition(source)
+            # As in SQL, UNKNOWN counts only if no condition decides.
             if found is False:
                 return False
             unknown = unknown or found is None

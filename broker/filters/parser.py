@@ -106,6 +106,7 @@ class _Parser:
         """Return ``operand``, which was just parsed, as a condition. Raises if it is not one."""
         if isinstance(operand, CONDITIONS):
             return operand
+        # If more follows, that token is the mistake, and not the lone operand.
         if not (self._token.kind == END or self._is(SYMBOL, ")") or self._is(KEYWORD, "AND", "OR")):
             raise self._unfinished(operand, "")
         hint = ""
@@ -121,6 +122,7 @@ class _Parser:
     def _joined(self, keyword: str) -> Operand:
         """Parse conditions joined by AND or by OR. Return a single operand as it is, even if it is not a condition."""
         column = self._token.column
+        # OR joins what AND has joined, because AND binds more tightly.
         part = self._negated if keyword == "AND" else lambda: self._joined("AND")
         first = part()
         if not self._is(KEYWORD, keyword):

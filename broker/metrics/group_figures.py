@@ -27,6 +27,7 @@ def add_groups(out: Exposition, broker: Broker) -> None:
     states.update(group.state for group in giving_way(running))
     sharing = broker.groups.clients.all_sharing()
     states[STABLE] += len(sharing)
+    # All groups that exist, without those that have live consumers.
     states[EMPTY] = len(broker.groups.group_names(giving_way(committed))) - (
         len(running) + len(sharing) - states[EMPTY]
     )
@@ -74,6 +75,7 @@ def _lags(broker: Broker) -> tuple[Figures, Figures]:
             next_offset = offsets.get(queue_id)
             is_read = queue_id < config.read_queues
             if next_offset is not None or (from_first and is_read):
+                # ``min_hint``, because what retention has deleted is no lag.
                 lag += _behind(queue, max(next_offset or 0, queue.min_hint))
             elif is_read and _behind(queue, queue.min_hint):
                 unknown_queues += 1

@@ -43,6 +43,7 @@ class Authenticator:
 
         Raises ``AuthenticationFailed`` if the message is malformed.
         """
+        # A user that was just added can authenticate at once.
         self.users.refresh()
         exchange = ServerExchange(self.users.verifier)
         try:
