@@ -22,6 +22,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
         ipaddress.IPv6Address(host.partition("%")[0])
         port_text = rest[1:]
     elif host.count(":") == 1:
+        # Only one colon divides host and port; with more, the text is an IPv6 address.
         host, _, port_text = host.partition(":")
         if not port_text:
             raise ValueError(f"{text!r} ends without a port")

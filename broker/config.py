@@ -357,6 +357,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _check_sizes(self) -> Settings:
         store, limits = self.store, self.limits
+        # RocketMQ maps an index file as a whole, and a map of Java's has at most 2 GiB.
         index_file_bytes = (
             INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * store.index_slots + INDEX_ENTRY_BYTES * store.index_entries
         )

@@ -72,6 +72,7 @@ def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Setti
     """
     return _checked(
         [
+            # All of them, because rules between settings are checked, too.
             *(_Given(name, value_of(settings, name), "current value") for name in FIELDS),
             *(_Given(name, value, "requested") for name, value in changes.items()),
         ]
@@ -127,6 +128,7 @@ def _checked(given: Iterable[_Given]) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
+        # One at a time, because a message is one line.
         first = error.errors(include_url=False)[0]
         raise ConfigurationError(_refusal(first, values, sources)) from None
 
