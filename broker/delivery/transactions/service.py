@@ -76,6 +76,7 @@ class TransactionalMessageService:
     def restore(self, found: AtStart) -> None:
         """Take over the transactions in the log; write the missing notes of those that a crash interrupted."""
         table = self.table
+        # If no transaction is open, the progress of both topics is at their ends.
         table.next_half_offset, table.next_note_offset = found.next_half_offset, found.next_note_offset
         for note in found.notes:
             table.add_note(*note)
@@ -103,6 +104,7 @@ class TransactionalMessageService:
                     "frame was written",
                     message_index=index,
                 )
+        # The second half message would replace the first, whose message would never be delivered.
         if len(set(transaction_ids)) != len(transaction_ids):
             raise MessageIllegal("two messages of the frame have the same unique key; nothing of it was written")
         count = len(transaction_ids)
