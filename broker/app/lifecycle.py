@@ -156,7 +156,7 @@ class Lifecycle:
             else:
                 await self._set.join(store, broker, self._retention, report)
 
-            # Last, so that whoever can connect finds everything ready.
+            # Last, so that a client that can connect finds everything ready.
             self._server = Server(broker, [Listener(sockets), *self._remoting_listeners(broker, remoting)])
             self._server.start()
             if self._gateway is not None:

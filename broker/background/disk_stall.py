@@ -78,7 +78,7 @@ class DiskStall:
             self._on_change()
 
     def _look(self) -> None:
-        # First, so that the watch goes on whatever the rest does.
+        # First, so that the watch continues, whatever the rest does.
         self.start()
         began = self._flush.began
         if began and not self._began and self._clock() - began > self._stall_s:

@@ -92,12 +92,12 @@ class ReputMessageService(Service):
         """Make the loop the owner again, after the thread has caught up. Only for the loop."""
         self._giving_back = False
         self._threaded = False
-        # What arrived during the hand-over is dispatched at once.
+        # Records that arrived during the hand-over are dispatched at once.
         self.step()
 
     def do_once(self) -> bool:
         """Dispatch one chunk while the thread owns dispatch."""
-        # Between the decision to give back and ``_take_back``, nobody dispatches.
+        # Between the decision to give back and ``_take_back``, neither loop nor thread dispatches.
         if not self._threaded or self._giving_back:
             return False
         store = self._store

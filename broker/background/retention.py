@@ -100,7 +100,7 @@ class Policy:
     def verdict(self, file: OldFile, now: float, disk: Disk, *, first: bool) -> Verdict:
         """Decide on the oldest remaining file. ``first``: no file was deleted in this round yet."""
         if file.rolls:
-            # What waits in the file can be rolled, so whether it goes is decided as if nothing did.
+            # The messages that wait in the file can be rolled, so its deletion is decided as if there were none.
             goes = self.verdict(replace(file, kept_for="", rolls=False), now, disk, first=first)
             return Verdict(file, False, f"kept: it contains {file.kept_for}; {goes.reason}", rolls=goes.goes)
         if file.kept_for:

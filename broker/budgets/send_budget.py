@@ -91,7 +91,7 @@ class SendBudget:
     def _go_on(self) -> None:
         self._due = False
         self._look()
-        # Each at most once: a request that must go on waiting joins the end of the line.
+        # Each at most once: a request that must still wait joins the end of the line.
         for _ in range(min(len(self._waiting), TRIED_MAX)):
             self._waiting.popleft()()
         self._look_later()

@@ -68,7 +68,7 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
     # The queue for all messages of the frame, even if they wait elsewhere first.
     queue = params.queue
     if queue < 0:
-        # The remainder for each frame anew, because the topic may get more queues.
+        # The remainder is taken for each frame, because the topic may get more queues.
         queue = intake.next_queue.get(name, 0) % topic.write_queues
         intake.next_queue[name] = queue + 1
     elif queue >= (queues := request.queues_to_write(topic)):

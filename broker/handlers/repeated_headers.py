@@ -205,7 +205,7 @@ class RepeatedHeaders:
         if intake.store.topics.by_name.get(name) is not config:
             self._forget(fixed)
             return False
-        # What the general way checks and the constant bytes of the header do not settle.
+        # All that the general way checks and that the constant bytes of the header do not settle.
         frame_bytes = body_end - start
         if (
             before_first != BEFORE_FIRST

@@ -372,7 +372,7 @@ class Server:
 
     def _sweep(self) -> None:
         loop = self._broker.loop
-        # First, so that the checks go on whatever one of them does.
+        # First, so that the checks continue, whatever one of them does.
         self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
         now = loop.time()
         self._broker.sequences.expire(time.monotonic())

@@ -159,7 +159,7 @@ class Broker:
         # Both collect parts that were made above.
         self.intake = self._intake()
         self.outlet = self._outlet()
-        # What is set later, by the parts around the broker: server, gateway, replica set.
+        # These are set later, by the parts around the broker: server, gateway, replica set.
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
         self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []

@@ -51,7 +51,7 @@ def _wanting(members: Mapping[str, Collection[str]], topics: set[str]) -> dict[s
     found: dict[str, list[str]] = {topic: [] for topic in topics}
     for wishes, names in alike.items():
         for topic in wishes & topics:
-            # Several topics may share one list of names, which nobody changes.
+            # Several topics may share one list of names, which is never changed.
             found[topic] = sorted(found[topic] + names) if found[topic] else names
     return found
 

@@ -179,7 +179,7 @@ class ConsumerClients:
             group = ClientGroup(name)
         before = group.clients.get(identity.client_id)
 
-        # What the client left out cannot be filled in if the broker has never had it, or has that of other roles.
+        # The broker cannot fill in the subscriptions if it has never had them, or if it has those of other roles.
         unknown = role.subscriptions is None and (
             before is None or before.role.subscriptions is None or before.identity.fingerprint != identity.fingerprint
         )

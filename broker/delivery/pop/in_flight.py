@@ -218,7 +218,7 @@ class QueueInFlight:
         """Return the ranges from the committed offset on that are settled."""
         ranges = []
         at = self.committed
-        # What lies between two messages in flight is settled.
+        # All messages between two that are in flight are settled.
         for offset in self.open:
             if offset > at:
                 ranges.append((at, offset))

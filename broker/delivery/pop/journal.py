@@ -32,7 +32,7 @@ def runs_of(offsets: Iterable[int]) -> list[list[int]]:
 
 def taken(key: QueueKey, start: int, end: int, offsets: Sequence[int], take: Take, pop_ms: int) -> PopEntry:
     """Write down a take, as ``InFlightTable.take`` did it."""
-    # What the queue was before the ordered take must not come back at a start.
+    # The queue's state from before the ordered take must not come back at a start.
     if take.ordered:
         return forgotten(key)
     return [TAKEN, *key, start, end, runs_of(offsets), pop_ms, pop_ms + take.invisible_ms]

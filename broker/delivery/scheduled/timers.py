@@ -80,7 +80,7 @@ class Timers:
             if not self.state.records and self.state.second < now + self.state.shift:
                 self._move_to(now + self.state.shift)
             return await self._index()
-        # What is due first, then new messages; the rolling needs a complete index.
+        # Due messages first, then new ones; the rolling needs a complete index.
         return await self._deliver(now, now_ms) or await self._index() or await self._roll()
 
     def next_due_ms(self) -> int | None:
@@ -189,7 +189,7 @@ class Timers:
         waiting = await self._redeliverer.read_records(chosen_places(rows))
         # Even if they are due by the clock meanwhile: a message and its recall must come up in the same second.
         early = waiting.due_ms // SECOND_MS + 1 + state.shift > state.second
-        # What has no time is parked, and what cannot be read is counted: neither is put off.
+        # A record without a time is parked, and one that cannot be read is counted: neither is put off.
         early &= (waiting.due_ms >= 0) & (waiting.group_of != UNSOUND)
         asked = len(rows)
         if early.any():

@@ -101,7 +101,7 @@ def _settle(
             scope,
         )
 
-    # What is committed and not copied yet is copied on, from where the copies in the log end.
+    # The copying of a commit continues where its copies in the log end.
     for scope, commit in list(table.commits.items()):
         # Create it again: the end of its last range is known only now.
         stages = [each for each in commit.stages if each.ranges]

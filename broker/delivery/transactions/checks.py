@@ -101,7 +101,7 @@ class TransactionalMessageCheckService:
             # Transactions that ended leave the queue before their time, so they do not take memory until then.
             while checks and (checks[0][0] <= now or self._is_over(checks[0][1])):
                 if len(hot) == CHECKED_A_STEP_MAX or size > BODIES_A_STEP_MAX:
-                    # What is left is due already, so ``_arm`` schedules the next step for the next turn of the loop.
+                    # The others are due already, so ``_arm`` schedules the next step for the next turn of the loop.
                     break
                 transaction = checks.popleft()[1]
                 if self._is_over(transaction):

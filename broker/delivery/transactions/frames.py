@@ -115,7 +115,7 @@ def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: mem
         for flag in row[2:]:
             packer.pack(flag)
 
-    # What all messages of the frame have in common, among it where a commit sends them.
+    # The properties that all messages of the frame share; two of them say where a commit sends the messages.
     properties = {
         PROPERTY_HALF: "true",
         PROPERTY_PRODUCER_GROUP: half.group,
