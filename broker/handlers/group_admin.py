@@ -107,7 +107,7 @@ def get_group_members(
                     committed,
                     groups.pulled.get((name, *queue), -1),
                     *ends.bounds[queue],
-                    # True if the lag is known: by an offset, by the rule for later queues, or because the queue is empty.
+                    # True if the lag is known: by an offset, by the rule for later queues, or since the queue is empty.
                     committed != NOTHING_COMMITTED
                     or queue[0] in from_first
                     or ends.bounds[queue][0] == ends.bounds[queue][1],
