@@ -443,7 +443,6 @@ def _together(found: list[PullResult], next_offset: int) -> PullResult:
     if len(found) == 1:
         body = last.body
     else:
-        # All sizes come before the first record, as in the response of a single step.
         body = bytearray().join([each.body[: SIZE_BYTES * each.count] for each in found])
         for each in found:
             body += memoryview(each.body)[SIZE_BYTES * each.count :]
