@@ -355,9 +355,9 @@ class ConsumerClients:
         members = self._members_of(name)
         if members:
             raise GroupKind(
-                f"group {name} has {len(members)} live members of FlintMQ's own kind ({_some(members)}), to which the "
-                "broker assigns the queues; a group has either those or RocketMQ's clients. Stop them first: the "
-                "committed offsets stay, and this client continues there; or use another group",
+                f"group {name} has live members of FlintMQ's own kind ({_some(members)}), to which the broker assigns "
+                "the queues; a group has either those, or consumers of a work queue and RocketMQ's clients. Stop them "
+                "first: the committed offsets stay, and this client continues there; or use another group",
                 members=len(members),
             )
 

@@ -85,7 +85,8 @@ class Delivery:
         return self._source.is_lost(self._work)
 
     def __repr__(self) -> str:
-        return f"<Delivery {'settled' if self._settled else 'open'} {self.message!r}>"
+        state = "lost" if self.lost else "settled" if self._settled else "open"
+        return f"<Delivery {state} {self.message!r}>"
 
 
 class DeliverySource(ABC):
