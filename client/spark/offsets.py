@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ...protocol.errors import NoPermission, TopicNotExist
+from ...protocol.names import name_fault
 from ..core.consume import requests
 from ..core.topics import QueueStats, TopicInfo
 from . import brokers
@@ -93,9 +94,10 @@ class TopicSubscription:
         there = {topic for topics in found.values() for topic in topics}
         for topic in self._options.subscribe:
             if topic not in there:
+                fault = name_fault("topic", topic)
+                advice = f"its name {fault}" if fault else "create it first, or correct the name"
                 raise TopicNotExist(
-                    f"option 'subscribe': topic {topic!r} does not exist at {', '.join(found)}; "
-                    "create it first, or correct the name"
+                    f"option 'subscribe': topic {topic!r} does not exist at {', '.join(found)}; {advice}"
                 )
 
     def stats(self, topics: Mapping[str, list[str]]) -> Stats:

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "another topic's offsets": ({"startingOffsets": '{"x": {"0": 1}}'}, "names 'x', which is not read"),
     "a queue that is not there": ({"startingOffsets": '{"spark-bad-input": {"7": 1}}'}, "names queue 7 of topic"),
     "no such topic": ({"subscribe": "nowhere"}, "TopicNotExist: option 'subscribe': topic 'nowhere' does not exist at"),
+    "an illegal topic name": ({"subscribe": "orders.v1"}, "; its name has characters that are not allowed; use % |"),
     "no broker": (
         {"bootstrap": "127.0.0.1:1"},
         "ConnectionFailed: option 'bootstrap': no broker answers at 127.0.0.1:1",

@@ -284,6 +284,8 @@ def test_a_topic_that_the_store_does_not_know_is_refused(tmp_path: Path) -> None
     said = r"topic 'order' is not in .*did you mean 'orders'\?\); it has orders, %RETRY%billing\."
     with pytest.raises(InvalidOption, match=said):
         check_topics(["order"], log)
+    with pytest.raises(InvalidOption, match=r"topic 'orders\.v1' is not in .*; its name has characters .* encode_name"):
+        check_topics(["orders.v1"], log)
     shutil.copytree(tmp_path / "store" / "commitlog", tmp_path / "alone")
     check_topics(["order"], find_log(str(tmp_path / "alone")))
 

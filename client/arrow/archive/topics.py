@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ....protocol.names import is_system_topic
+from ....protocol.names import is_system_topic, name_fault
 from ..errors import InvalidOption
 from ..records import RecordBlock
 from ..scan import WORD_BYTES, Ints, Part, Rows, words_of
@@ -63,6 +63,8 @@ def check_topics(names: Iterable[str], log: LogFiles) -> None:
     known |= _configured(log.store / "config" / "topics.json")
     for name in names:
         if name not in known:
+            if fault := name_fault("topic", name):
+                raise InvalidOption(f"topic {name!r} is not in {log.store}; its name {fault}")
             own = [topic for topic in known if not is_system_topic(topic)]
             own.sort(key=lambda topic: (topic.startswith("%"), topic))  # retry topics and dead letters come last
             near = difflib.get_close_matches(name, own, 1)
