@@ -69,6 +69,7 @@ def test_an_example_is_printed(name: str) -> None:
     done = CliRunner().invoke(main, ["example", name])
     assert done.exit_code == 0, done.output
     assert done.stdout_bytes == (ROOT / "conf" / EXAMPLES[name]).read_bytes()
+    assert "conf/" not in done.stdout  # a folder of the clone, which an installation from a wheel does not have
 
 
 def test_an_unknown_example_is_refused_with_the_known_ones() -> None:
