@@ -169,7 +169,9 @@ def status(settings: BrokerChoice, group: str) -> None:
         lag = f"{whole['ready']:,} ready, {whole['in_flight']:,} in flight, {found.delayed:,} delayed"
         if why := sum(map(lag_in, found.queues), Lag(partial=found.partial)).why_unknown:
             lag += f"; the rest is unknown: {why}"
-        output.record(GROUP_COLUMNS, whole | {"lag": lag})
+        meaningless = ("mode", "epoch") if found.kind == "work" else ()
+        columns = [column for column in GROUP_COLUMNS if column.name not in meaningless]
+        output.record(columns, whole | {"lag": lag})
         output.write("\n")
         work = "a work group has no members: its consumers lease messages"
         output.rows(MEMBER_COLUMNS, members, empty=work if found.kind == "work" else "the group has no members")
