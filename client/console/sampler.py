@@ -121,12 +121,15 @@ class Sampler:
 
     def growth(self, topic: str) -> int | None:
         """Return how many messages a dead-letter topic got during the last minute, as far as it was watched; None if
-        unknown."""
-        since = self._clock() - TOPIC_SAMPLES_MAX * SAMPLE_SECONDS - SAMPLE_SECONDS
-        recent = [counts for at, counts in self._dead_counts if at >= since]
-        if len(recent) < 2 or topic not in recent[0] or topic not in recent[-1]:
+        unknown, and instead of 0 if it was watched for a part of the minute alone."""
+        minute = TOPIC_SAMPLES_MAX * SAMPLE_SECONDS
+        since = self._clock() - minute - SAMPLE_SECONDS
+        recent = [(at, counts) for at, counts in self._dead_counts if at >= since]
+        if len(recent) < 2 or topic not in recent[0][1] or topic not in recent[-1][1]:
             return None
-        return max(0, recent[-1][topic] - recent[0][topic])
+        grown = max(0, recent[-1][1][topic] - recent[0][1][topic])
+        whole = recent[-1][0] - recent[0][0] >= minute - 2 * SAMPLE_SECONDS
+        return grown if grown or whole else None
 
     def history(self) -> list[tuple[float, float, float]]:
         """Return (seconds ago, messages in per second, messages out per second) for each interval of the last hour."""

@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer
+from flintmq.client import Admin, Consumer, GroupConsumer, Message, Producer, PushConsumer, aio
 from flintmq.client.console import sampler
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, requests_of
@@ -145,12 +147,46 @@ def test_messages_that_retention_deleted_before_the_group_read_them_are_counted(
         assert "deleted before the group read" in page
 
 
+def test_a_work_group_shows_what_is_leased_and_misses_no_member(running: RunningBroker, client: TestClient) -> None:
+    with GroupConsumer(running.address, "mailers", "orders", mode="work", start="first") as consumer:
+        held = consumer.receive(4, 20) + consumer.receive(1, 20)
+        page, listed = client.get("/groups/mailers").text, client.get("/groups").text
+        for delivery in held:
+            delivery.ack()
+    assert faults_of(page) == faults_of(listed) == []
+    assert f"<dt>In flight</dt><dd>{len(held)} " in page
+    assert "A work group has no members: its consumers lease messages." in page
+    assert not re.search(r"○ no member|epoch|clustering", page)
+    assert re.search(r'"/groups/mailers">mailers</a> <span class="soft">work group</span>', listed)
+
+
 @pytest.fixture
 def dead(running: RunningBroker, connect: ConnectionFactory) -> RunningBroker:
     """Return the broker with three dead letters of ``billing``."""
     messages = [Message("orders", b'{"n": %d}' % number, keys=f"b-{number}") for number in range(3)]
     bury(running, connect(running), "billing", messages, reason="ValueError: <b>no account</b>")
     return running
+
+
+async def test_that_no_dead_letter_came_in_a_minute_is_known_after_a_minute(
+    dead: RunningBroker, connect: ConnectionFactory
+) -> None:
+    now = 0.0
+    watching = sampler.Sampler(lambda: now)
+    async with aio.Admin(dead.address) as admin:
+        session: Any = SimpleNamespace(clients=SimpleNamespace(admin=admin))
+
+        async def growth_at(seconds: float) -> int | None:
+            nonlocal now
+            now = seconds
+            await watching.dead_letters(session)
+            return watching.growth("%DLQ%billing")
+
+        assert [await growth_at(seconds) for seconds in (0.0, 5.0, 30.0)] == [None] * 3
+        assert await growth_at(60.0) == 0
+        bury(dead, connect(dead), "billing", [Message("orders", b"one more")])
+        assert await growth_at(63.0) == 1
+        assert await growth_at(200.0) is None
 
 
 def test_a_listener_that_fails_tells_why_and_the_message_is_sent_again(
