@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from ..client import Admin, ConnectionFailed, FlintError, RequestTimeout
 from .broker_handle import BrokerHandle, BrokerNotOwned
 from .local_broker import LocalBroker
 from .started_broker import START_SECONDS_MAX, STOP_SECONDS_MAX, BrokerFailed
@@ -52,8 +53,13 @@ class SharedBroker(BrokerHandle):
 @contextlib.contextmanager
 def session_broker(given: str, shared_folder: Path | None) -> Iterator[BrokerHandle]:
     """Yield the broker of a session. ``given``: the address of a running one, or empty; ``shared_folder``: a folder
-    that only the workers of one run of pytest-xdist use, or None without pytest-xdist."""
+    that only the workers of one run of pytest-xdist use, or None without pytest-xdist.
+
+    Raises ``ConnectionFailed`` or ``RequestTimeout`` if the given broker does not answer: once for the session, so that
+    not every test waits for it.
+    """
     if given:
+        _check_answers(given)
         yield SharedBroker(given, "those who run it (--flintmq-broker)")
     elif shared_folder is None or sys.platform == "win32":
         with LocalBroker() as broker:
@@ -61,6 +67,18 @@ def session_broker(given: str, shared_folder: Path | None) -> Iterator[BrokerHan
     else:
         with shared_broker(shared_folder) as address:
             yield SharedBroker(address, "all workers of pytest-xdist")
+
+
+def _check_answers(address: str) -> None:
+    """Raise the reason if the broker does not answer; whatever else it refuses is up to the tests."""
+    try:
+        with Admin(address) as admin:
+            admin.whoami()
+    except (ConnectionFailed, RequestTimeout) as error:
+        error.add_note("--flintmq-broker, FLINTMQ_TEST_BROKER or pytest's setting flintmq_broker names this broker")
+        raise
+    except FlintError:
+        return
 
 
 @contextlib.contextmanager

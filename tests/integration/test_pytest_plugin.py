@@ -148,9 +148,10 @@ def test_a_running_broker_is_used_and_its_topics_are_deleted(
         assert not [name for name in admin.topics() if name.startswith("test_given-")]
 
 
-def test_an_unreachable_broker_is_named(pytester: pytest.Pytester) -> None:
-    result = run(pytester, "def test_a(flintmq_topic): pass", "--flintmq-broker=127.0.0.1:1", errors=1)
-    result.stdout.fnmatch_lines(["*ConnectionFailed*127.0.0.1:1*"])
+def test_an_unreachable_broker_is_named_once_for_all_tests(pytester: pytest.Pytester) -> None:
+    tests = "def test_a(flintmq_topic): pass\ndef test_b(flintmq_broker): pass"
+    result = run(pytester, tests, "--flintmq-broker=127.0.0.1:1", errors=2)
+    result.stdout.fnmatch_lines(["*ConnectionFailed*127.0.0.1:1*", "E*--flintmq-broker, FLINTMQ_TEST_BROKER or*"])
 
 
 # ---- pytest-xdist
