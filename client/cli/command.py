@@ -148,11 +148,13 @@ def _groups(settings: BrokerChoice) -> list[str]:
 
 
 def _suggest(error: FlintError, asked: Any, known: Callable[[], list[str]]) -> None:
-    """Add the existing names that resemble ``asked`` to the error."""
+    """Add the existing names that resemble ``asked``, as people type them, to the error."""
+    from ..operator.names import shown_name
+
     if not isinstance(asked, str):
         return
     try:
-        suggestion = nearest(asked, known())
+        suggestion = nearest(shown_name(asked), map(shown_name, known()))
     except FlintError:
         return  # the user must see the first error, not this one
     if suggestion:

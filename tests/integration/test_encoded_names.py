@@ -131,6 +131,10 @@ def test_a_topic_of_a_forbidden_name_is_created_and_deleted_by_it(cli: Cli, runn
     assert cli.run("topic", "status", "a.b").code == EXIT_NOT_FOUND
 
 
+def test_a_mistyped_name_is_answered_with_the_decoded_form(cli: Cli) -> None:
+    assert f"did you mean '{TOPIC}'" in cli.run("pull", TOPIC.replace("v1", "v2")).err
+
+
 def test_a_name_that_nobody_means_is_refused_and_creates_nothing(cli: Cli, running: RunningBroker) -> None:
     done = cli.run("topic", "create", "a b")
     assert (done.code, "has characters that are not allowed" in done.err) == (1, True)

@@ -361,6 +361,8 @@ def test_the_command_line_changes_a_setting_until_the_restart(broker: Factory, t
         assert cli.run("config", "get", "retention.file_reserved_hours", "-o", "json").rows == [row]
         assert cli.run("config", "set", "nonsense").code == 2
         assert "no setting nonsense" in cli.run("config", "get", "nonsense").err
+        assert "did you mean 'log.level'?" in cli.run("config", "get", "log.levl").err
+        assert "the broker shows no setting of [security]" in cli.run("config", "get", "security.auth").err
     first.stop()
     second = broker(store=store)
     with Cli(tmp_path, second.address) as cli:

@@ -9,6 +9,7 @@ import click
 from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError
 from ..command import CliGroup, note, pass_settings
+from ..failures import nearest
 from ..output import TableColumn
 from ..params import SettingType
 from ..settings import BrokerChoice
@@ -30,6 +31,8 @@ COLUMNS = (
 UNCHANGED_COLUMNS = tuple(column for column in COLUMNS if column.name != "at_start")
 """Columns of the table if every value is as it was at the start."""
 DATA_COLUMNS = (*COLUMNS, TableColumn("rule", "MUST BE"))
+HIDDEN = "security."
+"""Beginning of the names of settings that the broker shows to no client."""
 CHANGED_COLUMNS = (
     TableColumn("name", "SETTING"),
     TableColumn("before", "BEFORE", _show, fold=True),
@@ -51,7 +54,7 @@ def _row(setting: Setting) -> dict[str, Any]:
 @click.option("--hot", is_flag=True, help="Only settings that can be changed while the broker runs.")
 @click.option("--changed", is_flag=True, help="Only settings that were changed since the start.")
 def list_settings(settings: BrokerChoice, hot: bool, changed: bool) -> None:
-    """List the settings, except the paths of the broker's users and keys."""
+    """List the settings, except those of [security], which the broker shows to no client."""
     with settings.admin() as admin:
         found = admin.settings()
     chosen = [each for each in found if (each.hot or not hot) and (each.value != each.at_start or not changed)]
@@ -68,8 +71,13 @@ def get(settings: BrokerChoice, name: str) -> None:
     """Show one setting."""
     with settings.admin() as admin:
         found = {setting.name: setting for setting in admin.settings()}
+    if name.startswith(HIDDEN):
+        raise ConfigurationError(
+            f"the broker shows no setting of [security] to clients, so not {name}: look at the file, the variables and "
+            "the arguments with which it was started"
+        )
     if name not in found:
-        raise ConfigurationError(f"there is no setting {name}; flintmq config list shows all")
+        raise ConfigurationError(f"there is no setting {name}; flintmq config list shows all{nearest(name, found)}")
     settings.output.record(DATA_COLUMNS, _row(found[name]))
 
 
