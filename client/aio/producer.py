@@ -68,8 +68,9 @@ class Producer(Base):
 
     ``delivery_timeout``: seconds within which a message must be acknowledged, retries included; ``compress_over``:
     bodies longer than this many bytes are compressed (None: none); ``compression``: "zlib" (the default, which every
-    installation can read), "lz4" or "zstd"; ``in_flight_bytes_max``: unacknowledged bytes above which further messages
-    wait; ``flush``: "sync" or "async"; it can be stricter than the broker's setting, not weaker.
+    installation can read), "lz4" or "zstd", which raise ``CompressionUnavailable`` without their library;
+    ``in_flight_bytes_max``: unacknowledged bytes above which further messages wait; ``flush``: "sync" or "async"; it
+    can be stricter than the broker's setting, not weaker.
     ``user``, ``password``, ``tls`` …: credentials and encryption, if the broker requires them; see ``AccessOptions``.
 
     Connects on first use, and again whenever the connection is lost. If an acknowledgement is lost, the producer

@@ -1,7 +1,7 @@
 """Compression of bodies, marked in ``sys_flag`` as RocketMQ does: LZ4 frames, Zstandard or zlib.
 
-lz4 and Zstandard's library are imported when a body first needs them; since Python 3.14, the standard library has the
-latter. zlib is always available, so every installation can read what a producer compresses by default.
+lz4 and Zstandard's library are imported when a producer or a body needs them; since Python 3.14, the standard library
+has the latter. zlib is always available, so every installation can read what a producer compresses by default.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ ALGORITHMS = tuple(_FLAGS)
 class Compressor:
     """Compresses the bodies that are longer than ``over_bytes`` (None: no bodies) and become shorter.
 
-    ``algorithm``: ``zlib`` (the default), ``lz4`` or ``zstd``.
+    ``algorithm``: ``zlib`` (the default), ``lz4`` or ``zstd``. Raises ``CompressionUnavailable`` if its library is not
+    installed, unless no body is to be compressed.
     """
 
     __slots__ = ("_compress", "_flag", "algorithm", "over_bytes")
@@ -56,14 +57,12 @@ class Compressor:
         self.over_bytes = over_bytes
         self.algorithm = algorithm or DEFAULT_COMPRESSION
         self._flag = _FLAGS[self.algorithm]
-        self._compress: Callable[[bytes], bytes] | None = None
+        self._compress = _zlib if over_bytes is None else _compress_with(self.algorithm)
 
     def compress(self, body: bytes) -> tuple[bytes, int]:
         """Return ``(body to store, its sys_flag bits)``: unchanged, with 0, if compression does not help."""
         if self.over_bytes is None or len(body) <= self.over_bytes:
             return body, 0
-        if self._compress is None:
-            self._compress = _compress_with(self.algorithm)
         compressed = self._compress(body)
         return (compressed, self._flag) if len(compressed) < len(body) else (body, 0)
 

@@ -111,8 +111,9 @@ class TestWithoutLibraries:
         monkeypatch.setattr(importlib, "import_module", import_module)
 
     @pytest.mark.parametrize(("algorithm", "advice"), [("lz4", "pip install lz4"), ("zstd", ZSTD_ADVICE)])
-    def test_the_error_for_a_missing_library_says_what_to_do(self, algorithm: str, advice: str) -> None:
+    def test_a_missing_library_is_named_before_the_first_body(self, algorithm: str, advice: str) -> None:
         with pytest.raises(CompressionUnavailable, match=advice):
-            Compressor(0, algorithm).compress(BODY)
+            Compressor(0, algorithm)
+        assert Compressor(None, algorithm).compress(BODY) == (BODY, 0)
         with pytest.raises(CompressionUnavailable, match=advice):
             decompress(b"", SysFlag.COMPRESSED | FLAGS[algorithm])
