@@ -310,14 +310,14 @@ class Settings(Section):
 
     @property
     def open_routes(self) -> bool:
-        """Whether RocketMQ's clients may ask for routes without a signature."""
+        """True if RocketMQ's clients may ask for routes without a signature."""
         if self.remoting.open_routes == "loopback":
             return not self.remoting.listen or is_loopback(parse_address(self.remoting.listen)[0])
         return self.remoting.open_routes
 
     @model_validator(mode="after")
     def _check_tls_files(self) -> Settings:
-        """Certificate and key are set together, and a client CA is not set without them."""
+        """Check that certificate and key are set together, and that a client CA is not set without them."""
         for name, other in (
             ("tls_certificate", "tls_key"),
             ("tls_key", "tls_certificate"),
@@ -329,7 +329,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_replication(self) -> Settings:
-        """A member of a set has an id and a registry, and acknowledges what is on disk."""
+        """Check that a member of a set has an id and a registry, and acknowledges only what is on disk."""
         replication = self.replication
         if not replication.set:
             return self
@@ -349,7 +349,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_remoting(self) -> Settings:
-        """Only the gateway registers with name servers."""
+        """Check that name servers are set only with the gateway, which is the part that registers with them."""
         if self.remoting.name_servers and not self.remoting.listen:
             raise _contradiction("remoting.name_servers", "clients that find the broker there need remoting.listen")
         return self

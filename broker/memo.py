@@ -1,4 +1,4 @@
-"""A bounded cache for results that are computed from texts that clients send repeatedly."""
+"""A bounded cache for results that are computed from strings that clients send repeatedly."""
 
 from __future__ import annotations
 

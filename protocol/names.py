@@ -57,7 +57,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def name_fault(kind: str, name: str) -> str:
-    """Return why ``name`` is no valid name of a topic (``kind="topic"``) or group, as a predicate; empty if it is."""
+    """Return why ``name`` is not a valid topic (``kind="topic"``) or group name, as a predicate; empty if it is."""
     longest = TOPIC_BYTES_MAX if kind == "topic" else GROUP_BYTES_MAX
     if not name:
         return f"is empty; give it a name of 1 to {longest} characters"

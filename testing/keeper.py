@@ -1,7 +1,7 @@
-"""The process that runs the broker that the workers of pytest-xdist share.
+"""The process that runs the broker shared by the workers of pytest-xdist.
 
-``python -m flintmq.testing.keeper FOLDER`` returns once the broker listens, and prints its address; a child of it keeps
-the broker until it gets the lock that every user of the broker holds. No user has to tell it about its end.
+``python -m flintmq.testing.keeper FOLDER`` prints the broker's address and returns once the broker listens. Its child
+keeps the broker running until it gets the lock that every user of the broker holds, so no user has to report its end.
 """
 
 from __future__ import annotations

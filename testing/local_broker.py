@@ -1,4 +1,4 @@
-"""A broker for tests: small files, a temporary store, and no trace after the end of the tests."""
+"""A broker for tests: small files, a temporary store, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL_FILES: Mapping[str, int] = {
 }
 """Settings of a store that needs little room on the disk, and whose files roll after a few messages."""
 SETTINGS: Mapping[str, Any] = {**SMALL_FILES, "flush.policy": "async", "metrics.listen": "off"}
-"""Settings of a broker for tests, where they differ from the defaults."""
+"""Settings of a broker for tests that differ from the defaults."""
 ATTACHED = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -32,15 +32,15 @@ if os.getppid() != int(sys.argv.pop(1)):
 from flintmq.broker.app.daemon import main
 main(prog_name="flintmq-broker")
 """
-"""The broker as a program that Linux stops (``PR_SET_PDEATHSIG``) if its parent, which is the first argument, ends."""
+"""The broker as a program that Linux stops (``PR_SET_PDEATHSIG``) when its parent, whose pid is an argument, ends."""
 
 
 class LocalBroker(StartedBroker):
     """A broker for tests; a context manager that starts and stops it.
 
     ``store``: its folder; None: a temporary one, which is removed when the context ends and so outlives ``stop`` and
-    ``kill``. ``options``: further arguments of ``flintmq-broker serve``; ``settings``: values by their names, which add
-    to ``SETTINGS`` or replace them. On Linux the broker also ends if this process is killed.
+    ``kill``. ``options``: further arguments of ``flintmq-broker serve``; ``settings``: values by name, added to
+    ``SETTINGS`` or in place of them. On Linux the broker also ends if this process is killed.
     """
 
     def __init__(self, store: Path | None = None, *options: str, settings: Mapping[str, Any] | None = None) -> None:
@@ -75,7 +75,7 @@ class LocalBroker(StartedBroker):
             self._made = None
 
     def _program(self) -> Sequence[str]:
-        # The signal comes at the end of the thread that starts the process, so only the main thread may ask for it.
+        # Linux sends the signal when the thread that started the process ends, so only the main thread may ask for it.
         if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
             return super()._program()
         return ("-P", "-c", ATTACHED, str(os.getpid()))

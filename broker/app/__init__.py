@@ -1,5 +1,5 @@
 """The process around a store: command line, start and stop, logging, banner, systemd.
 
-The process uses everything here once. A part of the broker that a test can create belongs in a room below.
+Everything here exists once in a process. A part that a test can create by itself belongs in a package below.
 Read first: ``lifecycle``, which creates all parts in order and stops them in reverse.
 """

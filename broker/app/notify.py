@@ -22,7 +22,7 @@ class ServiceManager:
         self._said_at = float("-inf")
 
     def starting(self, stage: str, done: int, total: int) -> None:
-        """Report progress of the start, at most once per second; ``total`` 0 if unknown. Callable from any thread."""
+        """Report progress of the start, at most once per second. ``total``: 0 if unknown. Callable from any thread."""
         now = time.monotonic()
         if self._address and now >= self._said_at + EVERY_S:
             self._said_at = now

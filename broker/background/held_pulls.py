@@ -36,7 +36,7 @@ TIMER_RESOLUTION_S = 0.001
 PASSED_OVER_S = 1.0
 """Maximum hold of a group's pull after it skipped messages: the member has to learn of them to commit."""
 LOOK_AGAIN_S = 30.0
-"""The same for other pulls, so that none waits at an offset that retention has deleted."""
+"""Maximum hold of any other pull after it skipped messages, so that none waits at an offset that retention deleted."""
 
 Codes: TypeAlias = frozenset[int] | None
 """Tag codes; None: any."""
@@ -69,7 +69,7 @@ class HeldPull:
         self.deadline = deadline
         self.callback = callback
         self.take: Callable[[PullResult], None] | None = None
-        """Callback that takes the result instead of ``callback``; None: the pull wants to read it."""
+        """Function that takes the result in place of ``callback``; None: the pull's owner must read it."""
 
     def cancel(self) -> None:
         """Stop waiting; the callback will not be called. May be called at any time and more than once."""
@@ -95,7 +95,7 @@ class _Alike:
         self.of_many = of_many
         self.pulls: dict[HeldPull, None] = {}
         self.timer: LoopTimer | None = None
-        """Timer that wakes them after they skipped messages."""
+        """Timer that wakes these pulls after they skipped messages."""
 
 
 class _Queue:
@@ -142,7 +142,7 @@ class PullRequestHoldService:
         self._call_at = call_at
         self._codes_between = codes_between
         self.by_queue: dict[tuple[str, int], _Queue] = {}
-        """Held pulls by topic and queue, for others to look whether there is one."""
+        """Held pulls by topic and queue. Other modules read it to see whether a queue has any."""
         self._deadlines: list[tuple[float, int, HeldPull]] = []
         self._sequence = itertools.count()
         self._held = 0
@@ -184,7 +184,7 @@ class PullRequestHoldService:
         held = HeldPull(self, alike, offset, deadline, callback)
         alike.pulls[held] = None
         self._held += 1
-        # The number decides between equal deadlines, because pulls cannot be compared.
+        # The number breaks ties between equal deadlines, because pulls cannot be compared.
         heapq.heappush(self._deadlines, (deadline, next(self._sequence), held))
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)
@@ -295,7 +295,7 @@ class PullRequestHoldService:
                 if self._clock() >= end:
                     break
         finally:
-            # Also after an error in a callback, or the pulls behind it would never be woken.
+            # Even after an error in a callback, or the pulls after it would never be woken.
             self._in_turns = bool(self._work)
             if self._in_turns:
                 self.turns.add(self._give_back)
@@ -325,11 +325,13 @@ class PullRequestHoldService:
             queue.waking = False
 
     def _passed_over(self, alike: _Alike) -> None:
+        """Set a timer that wakes pulls whose tags no new message has; one that is set already stays."""
         if alike.timer is None:
             after = PASSED_OVER_S if alike.grouped else LOOK_AGAIN_S
             alike.timer = self._call_at(self._clock() + after, lambda: self._begin(self._hear_of_it(alike)))
 
     def _hear_of_it(self, alike: _Alike) -> Iterator[None]:
+        """Wake the pulls that skipped messages, so that their owners learn the offset to continue from."""
         alike.timer = None
         for held in list(alike.pulls):
             if held.service is not None and held.offset < alike.queue.max_offset:

@@ -1,4 +1,4 @@
-"""Bytes that have arrived and whose requests are not complete, of all connections."""
+"""Budget of the bytes that have arrived on all connections and whose requests are not complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class InFlightBudget:
     def __init__(self) -> None:
         self.bytes = 0
         self.bytes_max = 0
-        """Number of bytes above which PRODUCE is refused; -1, which refuses always, while the disk is stalled."""
+        """Number of bytes above which PRODUCE is refused; -1 (always refuse) while the disk is stalled."""
         self.bytes_end = 0
         """Number of bytes above which connections that wait for a flush are no longer read: pending refusals count
         too."""

@@ -1,4 +1,4 @@
-"""Budget for responses that were produced and that their clients have not read yet.
+"""Budget for responses that the broker has produced and their clients have not read yet.
 
 Each connection may have ``limits.write_buffer_bytes_max`` of unsent bytes; this module bounds their sum. While the sum
 exceeds ``limits.send_bytes_max``, requests of clients that have not drained their responses wait. All other clients
@@ -86,9 +86,9 @@ class SendBudget:
     def _look_later(self) -> None:
         if self._waiting and not self._due:
             self._due = True
-            self._call_later(LOOK_EVERY_S, self._go_on)
+            self._call_later(LOOK_EVERY_S, self._retry)
 
-    def _go_on(self) -> None:
+    def _retry(self) -> None:
         self._due = False
         self._look()
         # Each at most once: a request that must still wait joins the end of the line.

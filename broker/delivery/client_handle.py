@@ -18,7 +18,7 @@ class ClientHandle(Protocol):
     """A connected client to which the broker sends requests. All methods are for the event loop."""
 
     client: str
-    """The name that it introduced itself with."""
+    """Name with which the client introduced itself."""
     address: tuple[str, int]
     lost: bool
     """True after the connection was lost."""

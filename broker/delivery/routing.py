@@ -86,7 +86,7 @@ def delay_of(common: str) -> Delay | None:
 def _is_level(value: str) -> bool:
     """Return whether a DELAY value asks for a delay: 0 and below ask for none.
 
-    A value that is not a number is no delay either; the check of the properties refuses it.
+    A value that is not a number is not a delay either; the check of the properties refuses it.
     """
     digits = value.removeprefix("+")
     return digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX and int(digits) > 0
@@ -119,7 +119,7 @@ def route(delay: Delay, topic: str, queue: int, now_ms: int, max_days: int) -> R
 
 
 def route_recall(topic: str, unique_key: str, deliver_ms: int) -> Route:
-    """Return where the recall of a timed message waits, with its properties: as RocketMQ writes it."""
+    """Return where the recall of a timed message waits, and its properties, as RocketMQ writes them."""
     own = {
         PROPERTY_TAGS: RECALL_TAG,
         PROPERTY_UNIQ_KEY: unique_key,

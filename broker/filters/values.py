@@ -79,7 +79,7 @@ def _searching(name: bytes) -> Callable[[Source], bytes | None]:
             rest, found, after = rest.rpartition(head)
             if not found:
                 return None
-            # A name without a value is no property, so an earlier one of the same name counts.
+            # A name without a value is not a property, so an earlier one of the same name counts.
             if value := after.partition(PROPERTY_SEPARATOR)[0]:
                 return value
 

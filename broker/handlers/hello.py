@@ -26,7 +26,7 @@ def hello(
     authenticator: Authenticator | None,
     member: ReplicaMember | None,
 ) -> None:
-    """Answer HELLO, also a repeated one. It must come first on a connection, before AUTH if the broker requires it."""
+    """Answer HELLO, even a repeated one. It must come first on a connection, before AUTH if the broker requires it."""
     params = decode_fields(HelloRequest, request.frame.fields)
     if params.protocol != PROTOCOL_VERSION:
         raise VersionNotSupported(

@@ -1,4 +1,4 @@
-"""CONSUMER_SEND_MSG_BACK: store messages again that a consumer could not handle."""
+"""CONSUMER_SEND_MSG_BACK: store again the messages that a consumer could not handle."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _answer(request: Request, valid: Sequence[bool]) -> None:
 
 
 def change_message_invisibletime(request: Request, pops: PopService) -> None:
-    """Renew leases, or take messages back that no consumer has handled."""
+    """Renew leases, or take back messages that no consumer has handled."""
     params = decode_fields(ChangeInvisibleTimeRequest, request.frame.fields)
     receipts = receipts_in(request, params.group, params.topic, params.count)
     if params.lease_ms:

@@ -72,7 +72,7 @@ P_KEY_AT = 10
 """Position of the unique key, of which the next column has the end; equal: it has none."""
 P_KEY_END = 11
 P_RECALLED_AT = 12
-"""Position of TIMER_DEL_UNIQKEY, of which the next column has the end; equal: the record is no recall."""
+"""Position of TIMER_DEL_UNIQKEY, of which the next column has the end; equal: the record is not a recall."""
 P_RECALLED_END = 13
 PLAN_ROW = 14
 

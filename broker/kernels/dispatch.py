@@ -434,6 +434,6 @@ def dispatch(
         state[S_LAST_STORE_MS] = scratch[R_STORE_MS]
         state[S_RECORDS] += 1
         at += scratch[R_SIZE]
-    # Also after a stop in the middle: everything before ``at`` is complete, and the caller stores it.
+    # Even after a stop in the middle, everything before ``at`` is complete, and the caller stores it.
     _group(units, unit_rows, state[S_UNITS], queues, touched, state[S_TOUCHED], grouped)
     return status, at

@@ -73,7 +73,7 @@ Q_OTHER = QUEUE_ROW
 Q_FIRST = QUEUE_ROW + 1
 """Queue offset of the queue's first record in this stretch; -1: none yet."""
 Q_FIRST_AT = QUEUE_ROW + 2
-"""Where that record lies, in the whole log."""
+"""Physical offset of that record."""
 Q_RECORDS = QUEUE_ROW + 3
 """Records of the queue that should have a unit."""
 EXAMINED_ROW = QUEUE_ROW + 4

@@ -35,7 +35,7 @@ DAMAGED = 2
 
 @inlined
 def _seconds_since(begin_ms: int, store_ms: int) -> int:
-    # The entry has seconds since the file's begin in 31 bits; times before it count as the begin, as in RocketMQ.
+    # The entry has seconds since the file's begin time in 31 bits; an earlier time counts as that, as in RocketMQ.
     if begin_ms <= 0 or store_ms <= begin_ms:
         return 0
     return min((store_ms - begin_ms) // 1000, _SECONDS_MAX)

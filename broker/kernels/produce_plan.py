@@ -141,7 +141,7 @@ def _one_of(array: np.ndarray, at: int, length: int, names: np.ndarray, starts: 
 @inlined
 def _delay_status(frame: np.ndarray, at: int, length: int) -> int:
     """Check a DELAY value, an integer as Java's ``parseInt`` reads it; above 0 it asks for a delayed delivery."""
-    # A sign without digits, or more than nine digits, would fail or overflow in Java's parseInt on RocketMQ's side.
+    # In RocketMQ, Java's parseInt would fail on a sign without digits, and might overflow on more than nine digits.
     digits = at
     if frame[at] == 0x2D or frame[at] == 0x2B:
         digits += 1
@@ -353,7 +353,7 @@ def _plan_batch(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tup
         properties_end = body_end + 2 + properties_bytes
         if properties_bytes < 0 or properties_end > end:
             return TRUNCATED, message, at
-        # The size is redundant. If it is wrong, the frame is from a broken client, and its other lengths are not to be
+        # The size is redundant. If it is wrong, the frame is from a broken client, and its other lengths cannot be
         # trusted.
         if properties_end - at != load_be32(frame, at):
             return WRONG_SIZE, message, at
@@ -438,7 +438,7 @@ def plan_frame(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tupl
 def common_status(array: np.ndarray, at: int, end: int) -> tuple[int, int, int]:
     """Check the properties in ``array[at:end]``, each ended by 0x02: whether a producer may set them.
 
-    Returns ``(OK, end, end)``, or the first error, and the begin and end of the name that it is about.
+    Returns ``(OK, end, end)``, or the first error, and the start and end of the name that it is about.
     """
     while at < end:
         separator, pair_end = find_pair(array, at, end)

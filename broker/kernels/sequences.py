@@ -162,7 +162,7 @@ def _continues(
     queue_offset: int,
     parts: np.ndarray,
 ) -> bool:
-    """Return whether a record continues the run at ``run``. ``asked``: slot of ``parts`` with the begin of the topic
+    """Return whether a record continues the run at ``run``. ``asked``: slot of ``parts`` with the start of the topic
     that the message was sent to (its end is in the next slot)."""
     count = row[run + U_COUNT]
     topic_at, topic_bytes = parts[R_TOPIC_AT], parts[R_TOPIC_END] - parts[R_TOPIC_AT]

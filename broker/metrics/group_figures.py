@@ -75,7 +75,7 @@ def _lags(broker: Broker) -> tuple[Figures, Figures]:
             next_offset = offsets.get(queue_id)
             is_read = queue_id < config.read_queues
             if next_offset is not None or (from_first and is_read):
-                # ``min_hint``, because what retention has deleted is no lag.
+                # ``min_hint``, because messages that retention has deleted do not count as lag.
                 lag += _behind(queue, max(next_offset or 0, queue.min_hint))
             elif is_read and _behind(queue, queue.min_hint):
                 unknown_queues += 1

@@ -1,7 +1,7 @@
 """RocketMQ's classic HA protocol, the slave's side: pieces of the log come in, whole records go out. No I/O.
 
 The slave sends an i64, the physical offset below which it has everything; the first one says where the master begins.
-The master sends pieces: i64 offset, i32 size, and so many raw bytes of its log; size 0 is a heartbeat. A piece ends
+The master sends pieces: i64 offset, i32 size, and that many raw bytes of its log; size 0 is a heartbeat. A piece ends
 anywhere, also inside of a record, and there is no checksum.
 """
 

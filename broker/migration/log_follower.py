@@ -67,7 +67,7 @@ class LogFollower:
                 self._find_recreated_topic(at, store.reput_offset)
 
     def check_dispatched(self, begin: int) -> None:
-        """After a crash, look for recreated topics in what the start has dispatched, from ``begin`` on.
+        """Look for recreated topics in what a start after a crash has dispatched, from ``begin`` on.
 
         A start takes their records for ones that have a unit already.
         """

@@ -270,7 +270,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             request.fail_unexpectedly(error)
 
     def _unusual_handler(self, frame: Frame, served: Served | None) -> Served | None:
-        """Return the handler of a frame that is no request or has no handler now; None if nothing is left to do."""
+        """Return the handler of a frame that is not a request or has no handler now; None if nothing is left to do."""
         if self.handlers is HANDLERS_BEFORE_HELLO:
             self.turn_away(HelloRequired("the first request of a connection must be HELLO"), frame.request_id)
             return None
@@ -382,7 +382,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # ---- the end ----
 
     def refuse_bytes(self, error: RemoteProtocolError) -> None:
-        """Close the connection because the bytes at the parser's start are no frame, with an answer that its client
+        """Close the connection because the bytes at the parser's start are not a frame, with an answer that its client
         understands: RocketMQ's, if they look like it and the client has not said HELLO."""
         opaque = None
         if self.handlers is HANDLERS_BEFORE_HELLO:

@@ -197,7 +197,7 @@ class RemotingConnection(ClientConnection):
         self.turn_away(AuthenticationRequired(f"{gone} after this connection used it"), 0)
 
     def refuse_bytes(self, error: RemoteProtocolError) -> None:
-        """Close the connection because the bytes at the parser's start are no frame, with an answer that its client
+        """Close the connection because the bytes at the parser's start are not a frame, with an answer that its client
         understands."""
         parser = self.parser
         if is_flintmq(parser.buffer, parser.start, parser.end):

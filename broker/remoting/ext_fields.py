@@ -28,13 +28,13 @@ class ExtFields:
     def integer(self, name: str, default: int | None = None, low: int = 0, high: int = I64_MAX) -> int:
         """Return a field as an integer from ``low`` to ``high``; ``default`` if it is missing."""
         value = self._values.get(name)
-        # A null of a JSON header has become an empty text.
+        # A null in a JSON header has become an empty string.
         if value is None or value == "":
             if default is None:
                 raise InvalidParameter(f"the request lacks its field {name}")
             return default
         digits = value.removeprefix("-")
-        # Not ``int`` alone, which also takes blanks, underscores and the digits of other scripts.
+        # Not ``int`` alone, which also accepts spaces, underscores and the digits of other scripts.
         number = int(value) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else None
         if number is None or not low <= number <= high:
             raise InvalidParameter(f"field {name} must be an integer from {low} to {high}, got {value[:40]!r}")

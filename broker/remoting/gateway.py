@@ -29,7 +29,7 @@ class RemotingGateway:
         self._registrations = NameServerRegistrations(broker, self.names, name_servers)
         self._next_sample: asyncio.TimerHandle | None = None
         self.open_routes = broker.settings.open_routes
-        """Whether questions for routes need no signature."""
+        """True if questions for routes need no signature."""
         self._broker = broker
         self.stamps = Stamps(self.cluster, all_of_them=broker.settings.remoting.stamp_properties)
         self.unique_keys = UniqueKeys()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .request import RemotingRequest
 
 TEXT_CHARS_MAX = 1_024
-"""Longest text, unless the caller allows more."""
+"""Maximum length of a string, unless the caller allows more."""
 
 
 class JsonFields:
@@ -30,12 +30,12 @@ class JsonFields:
         self.what = what
 
     def text(self, name: str, default: str | None = None, chars_max: int = TEXT_CHARS_MAX) -> str:
-        """Return a text of at most ``chars_max`` characters."""
+        """Return a string of at most ``chars_max`` characters."""
         value = self._values.get(name)
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise InvalidParameter(f"{self.what}: {name} must be a text, got {_brief(value)}")
+            raise InvalidParameter(f"{self.what}: {name} must be a string, got {_brief(value)}")
         if len(value) > chars_max:
             raise InvalidParameter(f"{self.what}: {name} has {len(value):,} characters; the maximum is {chars_max:,}")
         return value

@@ -79,7 +79,7 @@ class NameServerRole:
         return {"brokerDatas": [self.broker_data()], "filterServerTable": {}, "queueDatas": [queues]}
 
     def data_version(self, changes: int) -> dict[str, int]:
-        """Return the version of a table that has changed so often since the start, as RocketMQ compares it."""
+        """Return the version, as RocketMQ compares it, of a table with this number of changes since the start."""
         member = self._broker.member
         # RocketMQ compares ``stateVersion`` first, so a new primary's table is newer even after fewer changes.
         epoch = member.status().epoch if member is not None else 0

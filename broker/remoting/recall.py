@@ -56,5 +56,5 @@ def split_recall_handle(text: str) -> RecallHandle:
         raise RecallRefused(
             "recall handle is invalid; pass the recallHandle of the answer to the send of the timed message, unchanged"
         )
-    # RocketMQ reads a time that is no number as one that has passed.
+    # RocketMQ reads a time that is not a number as one that has passed.
     return RecallHandle(parts[1], parts[2], int(parts[3]) if _TIME.match(parts[3]) else -1, parts[4])

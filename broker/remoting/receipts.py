@@ -1,6 +1,6 @@
 """Receipt handles of popped messages, as RocketMQ's ``ExtraInfoUtil`` builds and reads them.
 
-A handle is ``start popTime invisibleTime reviveQueue retry broker queue offset``, separated by blanks. Clients build it
+A handle is ``start popTime invisibleTime reviveQueue retry broker queue offset``, separated by spaces. Clients build it
 from the fields of the answer to a pop, and for a message of a retry topic the broker puts it into a property.
 """
 
@@ -85,8 +85,8 @@ def message_offset_info(queues: list[PoppedQueue]) -> str:
 
 
 def order_count_info(queues: list[PoppedQueue]) -> str:
-    """Return how often the messages of ordered queues had been delivered before: for each message, if it had, and for
-    each queue the least, which old clients read."""
+    """Return how often the messages of ordered queues had been delivered before: a count for each redelivered message,
+    and for each queue its lowest count, which old clients read."""
     parts = []
     for each in queues:
         mark = retry_mark(each.topic)

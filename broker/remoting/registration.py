@@ -78,7 +78,7 @@ class _Registration:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the name server does not know this broker although it should."""
+        """True if the name server does not know this broker although it should."""
         return self._sent is None and self._names.is_primary()
 
     def stop(self) -> None:
@@ -111,7 +111,7 @@ class _Registration:
     def _say_out(self, error: FlintError) -> None:
         if not self._is_out:
             self._is_out = True
-            log.error("not registered with the name server: %s; it is tried again until it succeeds", error)
+            log.error("not registered with the name server: %s; retrying until it succeeds", error)
 
     async def _wait(self, connection: NameServerConnection) -> None:
         """Wait until the name server must hear something. Raises ``ConnectionFailed`` if it closes the connection."""

@@ -49,7 +49,7 @@ MESSAGES_OF_CLIENTS = frozenset({"BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
 
 
 class RemotingRequest(Request):
-    """One request on the event loop. ``received``: its frame, of which ``frame`` may become a translation.
+    """One request on the event loop. ``received``: its frame; ``frame``: the same, or its translation for FlintMQ.
 
     ``gateway``: the state of all RocketMQ clients; ``ext``: the request's extension fields; ``asked``: a pull's queue
     offset; ``group``: the group that it reads for, even if that group commits nothing; ``log_begin``: physical offset
@@ -93,7 +93,7 @@ class RemotingRequest(Request):
         self.frame = frame
 
     def release_frame(self) -> None:
-        """Drop the body and the fields of a request that waits, or they would stay in memory with it."""
+        """Drop the body and the fields of a request that waits: otherwise they would stay in memory with it."""
         super().release_frame()
         self.received.buffer = self.frame.buffer
         self.received.fields = self.frame.fields
@@ -216,7 +216,7 @@ class RemotingRequest(Request):
         body = memoryview(pulled.body)[_SIZE_BYTES * pulled.count :]
         code, remark = codes.SUCCESS, "FOUND"
         if not pulled.count:
-            # If the filter passed over messages, the client continues behind them at once.
+            # If the filter skipped messages, the client continues after them at once.
             passed = pulled.next_offset > self.asked
             code = codes.PULL_RETRY_IMMEDIATELY if passed else codes.PULL_NOT_FOUND
             remark = "NO_MATCHED_MESSAGE" if passed else "OFFSET_OVERFLOW_ONE"

@@ -140,7 +140,7 @@ def sequence_of(unique_key: str) -> tuple[str, int] | None:
 def settle_delay(properties: dict[str, str], now_ms: int) -> int:
     """Leave at most one delay among the properties, by RocketMQ's rules; return the delivery time, ms, 0 if none.
 
-    A level excludes a time, and a time that has passed means now. Raises ``DelayIllegal`` for a time that is no number.
+    A level excludes a time, and a time that has passed means now. Raises ``DelayIllegal`` if a time is not a number.
     """
     times = {name: properties.pop(name) for name in _TIMES if name in properties}
     level = properties.get(PROPERTY_DELAY, "")
@@ -162,7 +162,7 @@ def settle_delay(properties: dict[str, str], now_ms: int) -> int:
 def settle_half(properties: dict[str, str], group: str, reconsume_times: int) -> bool:
     """Return whether the message is a half message; leave the marks of one only then.
 
-    ``group``: the producer's. A message that is sent again by its consumer keeps the mark, but is none.
+    ``group``: the producer's. A message that its consumer sends again keeps the mark without being a half message.
     """
     asked = properties.pop(PROPERTY_HALF, "").lower() == "true"
     if not asked or (reconsume_times > 0 and PROPERTY_DELAY in properties):

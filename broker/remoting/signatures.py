@@ -1,4 +1,4 @@
-"""Who sent a request: each one of a RocketMQ client is signed with the access key of a user."""
+"""Authentication of RocketMQ's clients: each request is signed with the access key of a user."""
 
 from __future__ import annotations
 

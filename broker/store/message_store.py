@@ -115,7 +115,7 @@ class MessageStore:
         self.expiry = Expiry(self.commitlog, self.queues, self.queue_reads, self.log_reads, *tables)
         self._only_flushed = settings.flush_policy == "sync"
         self.confirmed_offset = UNLIMITED
-        """Physical offset below which a replica set allows to show and to acknowledge the log."""
+        """Physical offset below which a replica set allows the log to be shown and acknowledged."""
         self.ended_clean = True
         """The process that had the store before closed it cleanly; also true for a new store. False once a member of a
         replica set leads, because another process wrote what it has."""
@@ -210,7 +210,7 @@ class MessageStore:
             self.delay_offsets.clamp(lambda queue_id: self.queue_reads.end_offset(SCHEDULE_TOPIC, queue_id))
         self.pop_state.clip(self.consumer_offsets.committed_of, self.queue_reads.end_offset)
         self._note_what_is_there()
-        # What recovery moved aside has been built again by now.
+        # Everything that recovery moved aside has been rebuilt by now.
         remove_content(self.files, self.own_folder / "aside")
         return report
 

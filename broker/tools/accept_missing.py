@@ -24,15 +24,15 @@ MISSING_MAX = 10_000
 
 
 def missing_files(store: OfflineStore) -> list[Path]:
-    """Return the missing files of the store's log: those between the existing ones, and up to its begin and end
-    according to checkpoint and notes. Return none if no file is left to infer them from."""
+    """Return the missing files of the store's log: those between the existing ones, and those before and after them
+    that checkpoint and notes know of. Return none if no file is left to infer them from."""
     if not store.log_files:
         return []
     size, mark = store.settings.commitlog_file_bytes, store.checkpoint.mark
     there = {file.start_offset for file in store.log_files}
     begin, end = store.log_start, max(there) + size
     if mark is not None:
-        # Rounded down to the begin of a file, and the end below rounded up to the end of one.
+        # Rounded down to the start of a file; the end below is rounded up to the end of a file.
         begin = min(begin, mark.log_begins_at_most(store.state.snapshot.log_start) // size * size)
         end = max(end, -(-mark.flushed_offset // size) * size)
     if (end - begin) // size - len(there) > MISSING_MAX:

@@ -123,7 +123,7 @@ def _target(folder: Path) -> Iterator[None]:
 
 
 class _Backup:
-    """One run."""
+    """One run of a backup."""
 
     def __init__(self, store: Path, folder: Path, progress: Progress) -> None:
         self._store = store
@@ -236,14 +236,16 @@ class _Backup:
     # The log.
 
     def _open_log(self, stack: ExitStack, end: int | None) -> _Source | None:
-        """Its files, open. ``end``: of a stopped store. None where the checkpoint has no mark. Raises
-        ``FileNotFoundError`` where a file just went."""
+        """Return the log's files, open; None if the checkpoint has no mark. ``end``: end of the log of a stopped store.
+
+        Raises ``FileNotFoundError`` if retention has just deleted a file.
+        """
         checkpoint = StoreCheckpoint(ReadOnlyFiles(), self._store / "checkpoint")
         checkpoint.load()
         if checkpoint.mark is None:
             return None
         running, flushed = end is None, checkpoint.mark.flushed_offset
-        # A stopped store may end behind what its last checkpoint says.
+        # A stopped store may end after the offset in its last checkpoint.
         end = flushed if end is None else max(end, flushed)
         log_folder = self._store / LOG_FOLDER
         names = sorted(path.name for path in log_folder.iterdir() if OFFSET_NAME.match(path.name) and path.is_file())
@@ -254,7 +256,7 @@ class _Backup:
         for name in names:
             fds[name] = os.open(log_folder / name, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, fds[name])
-        # The open files must be a whole log: of one size, without a gap, from its begin to its end.
+        # The open files must be a whole log: of one size, without a gap, from its beginning to its end.
         sizes = {os.fstat(fd).st_size for fd in fds.values()}
         file_bytes = max(sizes, default=0)
         follow_on = all(int(name) + file_bytes == int(later) for name, later in pairwise(names))
@@ -268,10 +270,12 @@ class _Backup:
         return _Source(end, checkpoint.physic_msg_timestamp, running, fds, file_bytes)
 
     def _log_begin(self, flushed: int) -> int:
-        """Return the greatest possible begin of the log, which FlintMQ notes before it deletes a file. Call this after
-        listing the files: later notes tell which files may be gone, not which must exist."""
+        """Return the greatest possible start of the log, which FlintMQ notes before it deletes a file.
+
+        Call this after listing the files: a later note says which files may be gone, not which must exist.
+        """
         state = StoreState(ReadOnlyFiles(), self._store / OWN_FOLDER / "state.json")
-        with suppress(CorruptFile):  # copied unchanged; the begin of the log is unknown then
+        with suppress(CorruptFile):  # copied unchanged; the start of the log is then unknown
             state.load()
         log_start = state.snapshot.log_start
         return log_start if 0 <= log_start < flushed else flushed

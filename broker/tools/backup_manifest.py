@@ -90,7 +90,7 @@ class Manifest:
 
 
 def load_whole(folder: Path) -> Manifest:
-    """The manifest of the backup in ``folder``. Raises ``BackupError`` where it is missing or cannot be read."""
+    """Return the manifest of the backup in ``folder``. Raises ``BackupError`` if it is missing or cannot be read."""
     manifest = Manifest.load(folder)
     if manifest is not None:
         return manifest
@@ -129,7 +129,7 @@ def load_progress(folder: Path) -> list[BackedUp]:
 
 
 def _file(row: dict[str, Any]) -> BackedUp:
-    """One row. A path that leads out of the backup is none."""
+    """Return a row of the manifest as a file. Raises ``ValueError`` if its path leads out of the backup."""
     found = BackedUp(str(row["path"]), int(row["bytes"]), str(row["sha256"]), int(row["mode"]))
     path = Path(found.path)
     if path.is_absolute() or ".." in path.parts or not path.parts or found.bytes < 0:

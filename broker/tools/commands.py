@@ -39,7 +39,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """ISO 8601, local without a zone, or ms since 1970."""
+        """Parse ISO 8601 (local time if it names no zone), or ms since 1970."""
         if isinstance(value, int):
             return value
         text = str(value).removeprefix("@")

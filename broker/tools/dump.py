@@ -114,7 +114,7 @@ def _scan_file(store: OfflineStore, file: MappedFile, begin: int, end: int, want
     name = np.frombuffer(bytearray(topic or b"\0"), np.uint8)
     picked = np.zeros(PICKED_MAX, np.int64)
     at, stop = max(begin - file.start_offset, 0), min(end - file.start_offset, file.size)
-    if at:  # an offset given by the user is rarely the begin of a record
+    if at:  # an offset given by the user is rarely the start of a record
         at = int(examine.next_record(array, at, stop, file.start_offset, parts))
     while at < stop:
         status, at, count = examine.pick(

@@ -55,7 +55,7 @@ class EntryComparison:
 class EntryAlignment:
     """Comparison of all entries of ``files``, oldest first, with the keys of the whole log, that reports every error.
 
-    ``begin``: the log's begin; ``dispatched``: keys of records below this must exist.
+    ``begin``: the log's start; ``dispatched``: keys of records below this must exist.
     """
 
     def __init__(self, folder: Path, files: Sequence[IndexFile], begin: int, dispatched: int) -> None:
@@ -72,7 +72,7 @@ class EntryAlignment:
         self._begin_ms: dict[IndexFile, int] = {}
         while self._at < len(self._files):
             file = self._files[self._at]
-            # A search by halves would be led astray by a wrong entry.
+            # Not a binary search, which a wrong entry would mislead.
             offsets = file.all_entries["physical_offset"][1 : file.index_count]
             self._number = 1 + int(np.count_nonzero(offsets < begin)) if begin else 1
             if self._number < file.index_count:
@@ -170,7 +170,7 @@ class EntryAlignment:
         findings.add("index-missing", path, f"{how_many} {where}", physical_offset=first)
 
     def _check_time(self, file: IndexFile, number: int, seconds: int, store_ms: int, findings: Findings) -> None:
-        """The time of an entry, and with the first and the last one those of the header."""
+        """Check the time of an entry; for the first and the last entry, check the header's times too."""
         header = file.header
         if number == 1:
             self._begin_ms[file] = store_ms

@@ -1,6 +1,6 @@
 """The pass over the whole log, by several threads.
 
-The log is cut into segments that threads check in parallel; the kernels run without the GIL. Each cut is at the begin
+The log is cut into segments that threads check in parallel; the kernels run without the GIL. Each cut is at the start
 of a record, found by its magic and physical offset. If a cut turns out to be inside a record, the segment after it is
 checked again from the end of the previous one.
 """

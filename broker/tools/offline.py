@@ -55,7 +55,7 @@ class ReadOnlyFiles(Files):
         return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Never."""
+        """Raise: a tool that only reads must never get here."""
         raise AssertionError("a tool that only reads would have changed the store")
 
 
@@ -135,7 +135,7 @@ class OfflineStore:
 
     @property
     def is_rocketmq(self) -> bool:
-        """Whether RocketMQ used the store last, or the last user is unknown."""
+        """True if RocketMQ used the store last, or if the last user is unknown."""
         return self.checkpoint.mark is None
 
     @property

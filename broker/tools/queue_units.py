@@ -181,7 +181,7 @@ class UnitPass:
                 f"the unit points at physical offset {row[number + 1]:,}, the one before it at {row[number]:,}",
             )
         self._reached = int(row[-1])
-        # After a crash they are no finding, because the next start cuts them.
+        # After a crash they do not count as findings, because the next start cuts them.
         behind = places[offsets[places] >= self._end.offset]
         for place in behind.tolist() if self._store.clean else ():
             self._add(

@@ -1,8 +1,8 @@
 """``flintmq-broker rebuild``: rebuild queues and index from the log.
 
 It is a start of the store that trusts none of them: it finds the holes and the end of the log and contains damage; then
-it resets the checkpoint to nothing dispatched, moves the old files to ``flintmq/aside/`` and
-dispatches the log from its beginning. If it is killed at any point, the next start continues.
+it resets the checkpoint to nothing dispatched, moves the old files to ``flintmq/aside/`` and dispatches the log from
+its beginning. If it is killed at any point, the next start continues.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``flintmq-broker repair``: repair the damage of a stopped store.
 
 ``verify`` finds the damage; a dry run prints for each kind what a repair would do. A repair is a start of the store
-that checks the whole log, contains its damage, and rebuilds queues and index if they are wrong. A second
-repair finds nothing to do.
+that checks the whole log, contains its damage, and rebuilds queues and index if they are wrong. A second repair finds
+nothing to do.
 """
 
 from __future__ import annotations

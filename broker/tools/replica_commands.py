@@ -52,7 +52,7 @@ def _addresses(members: tuple[str, ...]) -> dict[str, str]:
 
 @click.group()
 def replica() -> None:
-    """Begin a replica set, or decide which member leads after a loss."""
+    """Create a replica set, or decide which member leads after a loss."""
 
 
 @replica.command()
@@ -61,7 +61,7 @@ def replica() -> None:
     "--min-in-sync",
     type=click.IntRange(1),
     metavar="N",
-    help="Members that have a message on disk before it is acknowledged.  [default: the majority]",
+    help="Members that must have a message on disk before it is acknowledged.  [default: the majority]",
 )
 @_with_settings
 @tool_command
@@ -88,7 +88,7 @@ def init(members: tuple[str, ...], min_in_sync: int | None, config: Path | None,
 def force(yes: bool, config: Path | None, assignments: tuple[str, ...]) -> int:
     """Let this member lead although it may lack acknowledged messages: the last resort.
 
-    Use it only if no member in sync can come back. What only those have is lost.
+    Use it only if no member in sync can come back. Messages that only those members have are lost.
     """
     from .replica_init import force_leader, read_set
 
@@ -103,8 +103,8 @@ def force(yes: bool, config: Path | None, assignments: tuple[str, ...]) -> int:
     )
     if lost:
         click.echo(
-            f"{', '.join(lost)}: what a member has beyond {member} goes to flintmq/diverged/ in its store; one that "
-            "knows that this was acknowledged stops instead, and follows again with an empty store."
+            f"{', '.join(lost)}: bytes that a member has beyond {member} go to flintmq/diverged/ in its store; a "
+            "member that knows that they were acknowledged stops, and follows again only with an empty store."
         )
     if not yes:
         click.confirm(f"Let {member} lead?", abort=True)

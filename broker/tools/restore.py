@@ -73,7 +73,7 @@ def _all(folder: Path, manifest: Manifest) -> list[tuple[Path, BackedUp]]:
 
 
 class _Restoring:
-    """One run."""
+    """One run of a restore."""
 
     def __init__(self, folder: Path, store: Path, manifest: Manifest, progress: Progress) -> None:
         self._folder = folder

@@ -63,7 +63,7 @@ def verify_backup(folder: Path, progress: Progress) -> VerifiedBackup:
 
 
 class _Run:
-    """One run."""
+    """One verification of a backup."""
 
     def __init__(self, folder: Path, manifest: Manifest, progress: Progress) -> None:
         self.folder = folder

@@ -92,7 +92,7 @@ def async_method(
     make: Callable[P, Operation[T]], *, of_primary: bool = False
 ) -> Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]:
     """Return the method that performs the operation that ``make`` makes; awaiting it returns the result.
-    ``of_primary``: also if the client reads from any member of a replica set, only the primary may answer."""
+    ``of_primary``: even if the client reads from any member of a replica set, only the primary may answer."""
 
     async def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         operation, caller = make(*args, **kwargs), self._primary if of_primary else self._caller

@@ -1,4 +1,4 @@
-"""Errors of reading messages as Arrow batches, in addition to the client's. Each says what to do."""
+"""Errors of reading and sending messages as Arrow batches, in addition to the client's. Each says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are JSON objects, as columns. A body that is none has nulls there, and a text in the column ``error``.
+"""Bodies that are JSON objects, as columns. Any other body has nulls there, and the reason in the column ``error``.
 
 ``pyarrow.json`` reads many objects from one buffer and does not say which text a row came from. So each body is put
 into an object of its own, ``{"b": …}`` on one line: then a body gives at least one row or an error, whatever it holds,
@@ -95,7 +95,10 @@ def _check_schema(schema: Any) -> None:
 
 
 def _parse(bodies: pa.BinaryArray, kind: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
-    """Return the objects in the bodies, one without fields or null for a body that is none, and the reasons."""
+    """Return the objects in the bodies, and for each body why it is not one (None if it is).
+
+    A body that is not an object gives null, or an object without fields.
+    """
     safe = _safe(bodies)
     found = _objects(safe, kind)
     if found is not None:
@@ -110,7 +113,7 @@ def _parse(bodies: pa.BinaryArray, kind: pa.StructType) -> tuple[pa.StructArray,
 
 
 def _without_others(bodies: pa.BinaryArray, safe: pa.BinaryArray) -> tuple[list[str | None], pa.BinaryArray]:
-    """Return why bodies are no objects, None for the others, and ``safe`` with empty objects in place of those."""
+    """Return why bodies are not objects, None for the others, and ``safe`` with empty objects in place of those."""
     errors = [_why_no_object(body) for body in bodies.to_pylist()]
     return errors, pc.if_else(pa.array([error is None for error in errors], pa.bool_()), safe, b"{}")
 
@@ -128,7 +131,10 @@ def _safe(bodies: pa.BinaryArray) -> pa.BinaryArray:
 
 
 def _pieces(bodies: pa.BinaryArray, first: int, kind: pa.StructType | None) -> list[tuple[int, pa.StructArray | None]]:
-    """Return the objects in the bodies, piece by piece, each with its first row; None for one body that is none."""
+    """Return the objects in the bodies, piece by piece, each with its first row.
+
+    None takes the place of a body that is not an object.
+    """
     found = _objects(bodies, kind)
     if found is not None or len(bodies) <= 1:
         return [(first, found)]
@@ -137,7 +143,7 @@ def _pieces(bodies: pa.BinaryArray, first: int, kind: pa.StructType | None) -> l
 
 
 def _objects(bodies: pa.BinaryArray, kind: pa.StructType | None) -> pa.StructArray | None:
-    """Return the objects in the bodies, or None if one of them is none."""
+    """Return the objects in the bodies, or None if one of them is not an object."""
     try:
         found = _read(bodies, kind)
     except pa.ArrowInvalid:
@@ -158,12 +164,12 @@ def _read(bodies: pa.BinaryArray, kind: pa.StructType | None) -> pa.Array:
         ),
     )
     found = table[_FIELD].combine_chunks()
-    found.validate(full=True)  # texts must be UTF-8, which the reader does not check
+    found.validate(full=True)  # strings must be UTF-8, which the reader does not check
     return found
 
 
 def _why_no_object(body: bytes) -> str | None:
-    """Return the reason why a body is no JSON object, or None if it is one."""
+    """Return the reason why a body is not a JSON object, or None if it is one."""
     try:
         value = json.loads(body)
     except ValueError as error:
@@ -174,7 +180,7 @@ def _why_no_object(body: bytes) -> str | None:
 
 
 def _why(body: pa.BinaryArray, kind: pa.StructType) -> str:
-    """Return the reason why one object is none of this type."""
+    """Return the reason why an object does not have this type."""
     try:
         _read(body, kind)
     except pa.ArrowInvalid as error:

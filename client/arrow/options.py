@@ -29,7 +29,7 @@ class ArrowOptions(TypedDict, total=False):
     the loss, and lists it in the stream's ``losses``.
 
     ``json_schema``: a ``pyarrow.Schema``: the bodies are JSON objects, whose fields become columns; ``infer``: the same
-    with the schema of so many of the first messages. A body that is not such an object has nulls there, and a column
+    with the schema of this many of the first messages. A body that is not such an object has nulls there, and a column
     ``error`` says why. ``timeout``: seconds for which the broker may be away.
     """
 

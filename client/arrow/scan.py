@@ -66,7 +66,7 @@ def scanner() -> Callable[[Blob, Ints, Ints, bool], tuple[npt.NDArray[np.int64],
 
 
 def scan_records(blob: Blob, starts: Ints, sizes: Ints, *, verify: bool = True) -> tuple[npt.NDArray[np.int64], int]:
-    """Scan the records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, which must lie within it.
+    """Scan the records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, which must be within it.
 
     Returns an array with a row for each ``Part`` and a column for each record, and the number of the first unsound
     record (its size, magic, parts or, with ``verify``, its body's checksum are wrong), or ``SOUND``. If a record is

@@ -46,8 +46,8 @@ class ArrowStream:
 
     @property
     def losses(self) -> list[FlintError]:
-        """What the latest read has left out with ``on_loss="report"``: ``DataLoss`` and ``CorruptMessage``, the first
-        thousand."""
+        """Errors for the messages that the latest read has left out with ``on_loss="report"``: ``DataLoss`` and
+        ``CorruptMessage``, the first thousand."""
         return self._losses.errors
 
     @property

@@ -99,7 +99,7 @@ class TableRows:
             raise InvalidArgument(f"{part}: column {self._named[part]!r}: {error}") from None
 
     def _shared_properties(self, batch: pa.RecordBatch, place: Place) -> Distinct:
-        """Return the properties of all rows, as their distinct combinations. A null or an empty text is none."""
+        """Return the properties of all rows, as their distinct combinations; none for a null or an empty string."""
         columns = {name: _cast(batch.column(name), pa.large_string()) for name in self._properties}
         codes = np.zeros(batch.num_rows, np.int64)
         for column in columns.values():

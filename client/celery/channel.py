@@ -1,9 +1,10 @@
 """A channel: queues, exchanges, consumers and acknowledgements.
 
 A queue is a topic, and the group of the same name: its workers share it message by message (the mode ``work``), and it
-has dead letters of its own. An exchange has a log, a topic with one queue, for messages that it leads to no such queue.
-A queue that belongs to one process alone (of ``inspect``, ``control`` and events) is no topic: the process follows the
-logs of the exchanges to which it has bound the queue, from then on.
+has dead letters of its own. An exchange has a log, a topic with one queue, for messages that it routes to no such
+queue.
+A queue that belongs to one process alone (of ``inspect``, ``control`` and events) is not a topic: the process follows
+the logs of the exchanges to which it has bound the queue, from then on.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Channel(virtual.Channel):
         return super().queue_declare(queue, passive, **kwargs)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
-        """Delete a queue with its messages; dead letters stay. A queue that does not exist is no error."""
+        """Delete a queue with its messages; dead letters stay. A queue that does not exist is not an error."""
         if self.connection.local_queues.pop(queue, None) is None:
             if if_empty and self._size(queue):
                 return
@@ -166,7 +167,7 @@ class Channel(virtual.Channel):
     # ---- sending
 
     def basic_publish(self, message: Envelope, exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Send a message to each queue of this broker that the exchange leads to, and otherwise to its log."""
+        """Send a message to each queue of this broker that the exchange routes it to, else to the exchange's log."""
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
             self._put(routing_key, message)

@@ -15,7 +15,7 @@ from .window import Window
 
 _log = logging.getLogger("flintmq.celery")
 LEAVE_SECONDS_MAX = 15.0
-"""Time for which the end of a channel waits until its readers have left their groups."""
+"""Maximum time that a channel waits at its end until its readers have left their groups."""
 
 
 class QueueMember:

@@ -115,7 +115,7 @@ class Transport(virtual.Transport):
         self.clients.close()
 
     def _collect(self, connection: Transport | None) -> None:
-        """Let go of a connection after an error, or of the parent's after a fork."""
+        """Drop a connection after an error, or the parent's connection after a fork."""
         if connection is not None and os.getpid() == self._pid:
             self.close_connection(connection)
 
@@ -148,7 +148,7 @@ class Transport(virtual.Transport):
 
 
 class SecureTransport(Transport):
-    """The same with TLS: ``flintmqs://``. The CAs are the machine's, unless ``broker_use_ssl`` names one."""
+    """The transport with TLS, ``flintmqs://``. The CAs are the machine's, unless ``broker_use_ssl`` names one."""
 
     tls = True
 

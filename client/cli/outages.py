@@ -30,7 +30,7 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def outages_told(settings: BrokerChoice) -> Iterator[None]:
-    """Within the context, tell the user when the connection is lost, when the client waits, and when it is back."""
+    """Tell the user, within the context, when the connection is lost, when the client waits, and when it is back."""
     log, notes = connection_log.log, _Notes(settings)
     level = log.level
     log.addHandler(notes)

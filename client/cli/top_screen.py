@@ -133,7 +133,7 @@ def _grid(figures: Sequence[Figure], columns: int, width: int) -> Table:
 
 
 def _tables(rates: Rates, view: View, width: int, lines: int) -> list[Text | Table]:
-    """Topics and groups, in the lines that are left; half each where both need more."""
+    """Return the tables of topics and groups for the lines that are left; half each if both need more."""
     topics, groups = view.topics(rates), view.groups(rates)
     heads = 2 * bool(topics) + 2 * bool(groups)  # an empty line and the heading of each
     room = max(0, lines - heads)

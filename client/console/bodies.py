@@ -74,7 +74,7 @@ def preview(prefix: bytes, sys_flag: int, is_whole: bool) -> str:
     # The prefix may end in the middle of a character.
     text = prefix.decode("utf-8", "ignore")
     cut = len(text) > PREVIEW_CHARS or not is_whole
-    # Twice the length is split, because white space shrinks to single blanks.
+    # Twice the length is split, because white space shrinks to single spaces.
     return escape(" ".join(text[: PREVIEW_CHARS * 2].split())[:PREVIEW_CHARS]) + ("…" if cut else "")
 
 

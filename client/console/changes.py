@@ -53,7 +53,7 @@ class Change:
 
     @property
     def is_late(self) -> bool:
-        """Predicate: was the last look so long before that its time should be shown, too?"""
+        """Predicate: was the look before it so long ago that its time should be shown, too?"""
         return self.at - self.after > timedelta(minutes=1)
 
 

@@ -58,7 +58,7 @@ def moment(value: datetime | None) -> Markup | str:
 
 
 def line_parts(text: str) -> list[str]:
-    """Return a text in parts of ``PART_LINES`` lines, which joined are the text."""
+    """Return a text in parts of ``PART_LINES`` lines; joined, they are the text."""
     lines = text.split("\n")
     parts = ["\n".join(lines[first : first + PART_LINES]) for first in range(0, len(lines), PART_LINES)]
     return [f"{part}\n" for part in parts[:-1]] + parts[-1:]

@@ -1,4 +1,4 @@
-"""Sending dead letters again: first what would be sent, then the sending itself in a thread."""
+"""Resending of dead letters: first a plan of what would be sent, then the sending in a thread."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Places = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ResendPlan:
-    """Outcome of a trial. ``by_topic``: number of messages by the topic that they would go to; ``read``: number of dead
-    letters looked at, of ``waiting``; ``error``: why one of them, and those after it, would stay."""
+    """Outcome of a dry run. ``by_topic``: number of messages by the topic that they would go to; ``read``: number of
+    dead letters read, of ``waiting``; ``error``: why one of them, and those after it, would not be sent."""
 
     by_topic: dict[str, int]
     read: int
@@ -32,16 +32,15 @@ class ResendPlan:
 
     @property
     def stays(self) -> bool:
-        """Predicate: is the error that of one dead letter, so that the others could be sent?"""
+        """Predicate: does the error concern a single dead letter, so that the others could be sent?"""
         return isinstance(self.error, DeadLetterStays)
 
 
 class ResendJob:
     """Sends dead letters in a thread of its own, with clients of its own.
 
-    ``sent``: number of messages so far, by topic; ``error``: why it ended early.
-
-    ``places``: (queue, queue offset) of the chosen ones; empty: all that wait.
+    ``sent``: number of messages so far, by topic; ``error``: why it ended early; ``places``: (queue, queue offset) of
+    the chosen dead letters; empty: all that wait.
     """
 
     def __init__(self, terms: Terms, group: str, places: Places, target: Target) -> None:
@@ -62,7 +61,7 @@ class ResendJob:
 
     @property
     def stays(self) -> bool:
-        """Predicate: is the error that of one dead letter, so that the others could be sent?"""
+        """Predicate: does the error concern a single dead letter, so that the others could be sent?"""
         return isinstance(self.error, DeadLetterStays)
 
     def stop(self) -> None:

@@ -23,7 +23,7 @@ def shown_name(name: str) -> str:
 def real_name(shown: str, kind: NameKind = "topic") -> str:
     """Return the real name for one that a person typed, who may have typed either.
 
-    A name with white space or control characters is returned as it is: nobody meant it, and the broker refuses it.
+    A name with white space or control characters is returned as it is: it must be a mistake, and the broker refuses it.
     Raises ``InvalidArgument`` if the name is too long once encoded.
     """
     prefix, rest = _split(shown)

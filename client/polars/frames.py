@@ -22,7 +22,7 @@ from ..sync.consumer import Consumer
 from .predicates import conditions_of
 
 Source = Callable[[list[str], pl.Expr | None, int], Generator[pa.RecordBatch]]
-"""Function that reads the named columns of rows that may meet a predicate, in batches of so many rows."""
+"""Function that reads the named columns of rows that may meet a predicate, in batches of a given number of rows."""
 
 
 class ScanOptions(ArrowOptions, AccessOptions, total=False):

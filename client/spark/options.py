@@ -222,7 +222,7 @@ READ_OPTIONS = (
     Option("endingOffsets", offsets, "batch: `latest` (default) or JSON; the first offset that is not read"),
     Option("startingTimestamp", moment, "from the first message stored then or later: ms since 1970 UTC, or ISO 8601"),
     Option("endingTimestamp", moment, "batch: up to the first message stored then or later"),
-    Option("maxOffsetsPerTrigger", positive, "streaming: most messages in a micro-batch"),
+    Option("maxOffsetsPerTrigger", positive, "streaming: maximum number of messages in a micro-batch"),
     Option("minPartitions", positive, "minimum number of Spark partitions; default: one for each queue"),
     Option(
         "failOnDataLoss",

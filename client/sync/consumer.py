@@ -33,7 +33,7 @@ class Consumer(Client):
     ``timeout``: seconds within which the broker must answer a call, unless the call sets its own. Within that time the
     consumer retries after a lost connection or if the broker is busy.
 
-    ``read_from``: ``"any"`` lets the first address that answers serve reads, also if it is a follower of a replica set
+    ``read_from``: ``"any"`` lets the first address that answers serve reads, even if it is a follower of a replica set
     in sync; it shows what is confirmed, up to some seconds late. The default is ``"primary"``.
     """
 

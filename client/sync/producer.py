@@ -419,7 +419,7 @@ class Producer:
 
 
 def _end(observed: hooks.Sending, future: Future[Receipt]) -> None:
-    """Tell the hooks the outcome of a message, without counting as the application that looks at it."""
+    """Tell the hooks the outcome of a message without marking its future as looked at by the application."""
     error = Future.exception(future)
     if error is None:
         observed.receipt = Future.result(future)

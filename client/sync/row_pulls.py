@@ -17,7 +17,10 @@ from .pool import Caller
 
 @dataclass(slots=True)
 class QueuePart:
-    """Offsets ``[position, end)`` of a queue that are still to be read. ``may_move``: an expired start is no loss."""
+    """Offsets ``[position, end)`` of a queue that are still to be read.
+
+    ``may_move``: if the start has expired, the read may begin at the first offset that exists.
+    """
 
     queue: int
     position: int
@@ -71,7 +74,7 @@ class RowPulls:
         return pull(self.topic, part.queue, part.position, count, self.tags, self.condition)
 
     def _answer(self, asker: Asker[PulledRows], part: QueuePart) -> PulledRows | None:
-        """Return the response, or None for a refusal, after moving the part's position behind it."""
+        """Return the response, or None for a refusal, after moving the part's position past it."""
         try:
             pulled = asker.answer()
         except OffsetOutOfRange as error:

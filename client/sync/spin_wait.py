@@ -3,7 +3,7 @@
 An idle CPU halts, and waking it takes tens of microseconds; in a virtual machine that is longer than the broker takes
 to respond. So a waiting thread polls for a short while before it sleeps. It does so only where it can pay off: if there
 is a second CPU for the broker, if no other thread of the process has much to do (the polling thread occupies the
-interpreter), and, after polling in vain, only once in so many waits.
+interpreter), and, after polling in vain, only once in a number of waits.
 """
 
 from __future__ import annotations

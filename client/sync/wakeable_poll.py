@@ -29,7 +29,7 @@ class Waiter:
         self._woken = False
 
     def watch(self, descriptor: int | None) -> None:
-        """Also wait for this socket from now on; None: for no socket."""
+        """Wait for this socket too from now on; None: for no socket."""
         if self._poll is not None:
             if self._watched is not None:
                 self._poll.unregister(self._watched)

@@ -69,7 +69,7 @@ def parse_access_key(row: Any, where: str) -> AccessKey:
     if type(secret) is not str or not _SECRET.match(secret):
         raise ConfigurationError(
             f"{where} needs a secret of {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} printable ASCII characters without "
-            "blanks"
+            "spaces"
         )
     if type(created_ms) is not int or not 0 <= created_ms <= CREATED_MS_MAX:
         raise ConfigurationError(f"{where} needs created_ms, milliseconds since the epoch")

@@ -139,9 +139,9 @@ class QuarantineAnswer:
     lost_left_out, lost]`. `reason` is what was wrong at the beginning of the range; `stored_ms` the store time of the
     record before it, or of the one after it if none precedes it (0: unknown); `file` the name of the file in
     `flintmq/quarantine/` that has the damaged bytes. `lost_messages` is the number of messages known to have been in
-    the range (0: none is known), and `lost` an array of at most 20 `[topic, queue, first queue offset, messages]`,
-    without `lost_left_out` further ones. Damage that hits a range again makes another entry, which has the messages
-    once more."""
+    the range (0: none is known), `lost` an array of at most 20 `[topic, queue, first queue offset, messages]`, and
+    `lost_left_out` the number of further ones. Damage that hits a range again makes another entry, which has the same
+    messages."""
 
     count: int = integer("number of entries in the body; fewer than `max_count`: there are no more")
 

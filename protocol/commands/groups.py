@@ -31,7 +31,7 @@ class HeartBeatRequest:
     mode: str = text("`clustering` or `broadcasting`", 12, default="clustering")
     start: str = text("start of queues without a committed offset: `first`, `last` or `time`", 8, default="last")
     start_ms: int = integer("with `time`: earliest store time, ms since 1970 UTC", 0, I64_MAX, 0)
-    session_timeout_ms: int = integer("the broker removes a member that is silent for so long", 1_000, 300_000, 10_000)
+    session_timeout_ms: int = integer("the broker removes a member that is silent for longer", 1_000, 300_000, 10_000)
     orderly: bool = boolean("whether the member consumes each queue one message at a time (only for display)", False)
 
 

@@ -50,7 +50,7 @@ class PopMessageRequest:
 @dataclass(slots=True)
 class PopMessageAnswer:
     """Leased messages, as stored. Body: count × u32 sizes, then the records. The receipt of a message: its queue, its
-    queue offset and `pop_ms`; it is valid until the lease is over, also after a renewal and a restart of the broker."""
+    queue offset and `pop_ms`; it is valid until the lease is over, even after a renewal and a restart of the broker."""
 
     count: int = integer("number of records in the body; 0: no message came in time")
     retried: int = integer("how many of them, at the end, are from the group's retry topic of the topic", default=0)
@@ -81,8 +81,8 @@ class ChangeInvisibleTimeRequest:
 
 @dataclass(slots=True)
 class ReceiptsAnswer:
-    """What became of each receipt. Body: count × u8: 1 done; 0 the receipt is void, because the lease was over, the
-    message was settled before, or someone moved the group's offsets."""
+    """The outcome of each receipt. Body: count × u8: 1 done; 0 the receipt is void, because the lease was over, the
+    message was settled before, or an operator moved the group's offsets."""
 
     done: int = integer("number of valid receipts")
 

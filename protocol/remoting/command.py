@@ -63,7 +63,7 @@ encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -117,7 +117,7 @@ def is_flintmq(buffer: bytearray, start: int, end: int) -> bool:
 
 
 def opaque_of(buffer: bytearray, start: int, end: int) -> int | None:
-    """Return the number of the remoting request at ``start``; 0 if it has not arrived whole, None if it is none."""
+    """Return the number of the remoting request at ``start``; 0 if it has not arrived whole, None if it is not one."""
     if end - start <= LENGTHS.size:
         return None
     frame_length, word = LENGTHS.unpack_from(buffer, start)
@@ -169,12 +169,12 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
     try:
         text = header.decode()
         if text[:1] == "{":
-            # ``raw_decode``, because ``decode`` looks for blanks on both sides of every header.
+            # ``raw_decode``, because ``decode`` looks for white space on both sides of every header.
             members, end = _decode_begin(text)
             if end != len(text) and text[end:].strip(_BLANKS):
                 raise HeaderIllegal(f"{len(text) - end} characters after a remoting header's JSON", _opaque(members))
         else:
-            members = _decode_json(text)  # blanks may precede it
+            members = _decode_json(text)  # white space may precede it
     except (ValueError, RecursionError) as error:
         raise HeaderIllegal(f"a remoting header that is not JSON: {str(error)[:200]}") from None
     if type(members) is not dict:
@@ -192,7 +192,7 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
         fields = {}
     elif type(fields) is not dict or len(fields) > HEADER_ITEMS_MAX:
         raise HeaderIllegal(
-            f"a remoting header whose extFields are no object of at most {HEADER_ITEMS_MAX} items", opaque
+            f"a remoting header whose extFields are not an object of at most {HEADER_ITEMS_MAX} items", opaque
         )
     # Values may be replaced during the iteration, because the keys stay.
     for name, value in fields.items():
@@ -236,7 +236,7 @@ def _check_encodable(fields: dict[str, str], opaque: int) -> None:
     try:
         "".join((*fields, *fields.values())).encode()
     except UnicodeEncodeError:
-        raise HeaderIllegal("a remoting header with a surrogate that is no character", opaque) from None
+        raise HeaderIllegal("a remoting header with a surrogate that is not a character", opaque) from None
 
 
 def _brief(value: object) -> str:
@@ -277,7 +277,7 @@ def _decode_binary_header(header: bytearray) -> RemotingFrame:
 def _take(header: bytearray, at: int, size: int, opaque: int) -> tuple[str, int]:
     """Return the text of ``size`` bytes at ``at``, and the position after it."""
     if size < 0 or at + size > len(header):
-        raise HeaderIllegal(f"a binary remoting header with a text of {size} bytes at byte {at}", opaque)
+        raise HeaderIllegal(f"a binary remoting header with a string of {size} bytes at byte {at}", opaque)
     return header[at : at + size].decode(), at + size
 
 

@@ -42,7 +42,7 @@ class ObjectMap(list[tuple[Any, Any]]):
 
 
 def encode(value: Any) -> bytes:
-    """Return a value as fastjson writes it: without blanks, members that are None left out.
+    """Return a value as fastjson writes it: without white space and without members that are None.
 
     Keys of a ``Mapping`` are text or integers; an ``ObjectMap`` may have keys of any kind.
     """
@@ -83,7 +83,7 @@ def _write_map(items: Iterable[tuple[Any, Any]], parts: list[str]) -> None:
 
 
 def decode(blob: bytes | bytearray | memoryview | str) -> Any:
-    """Return the value of a text, standard JSON or fastjson's. Raises ``FastjsonError``.
+    """Return the value of a text in standard JSON or in fastjson's. Raises ``FastjsonError``.
 
     A map is a ``dict`` with keys of text, numbers as their digits, or an ``ObjectMap`` if a key is an object or array.
     """
@@ -115,7 +115,7 @@ class _Reader:
         self.at = 0
 
     def error(self, wanted: str) -> FastjsonError:
-        """Return the error of a text that has something else than ``wanted`` at its position."""
+        """Return the error for a text that has something other than ``wanted`` at its position."""
         found = self.text[self.at : self.at + 20]
         return FastjsonError(f"at character {self.at:,} must be {wanted}, not {found!r}")
 

@@ -45,12 +45,12 @@ def unique_key(prefix: str, counter: int) -> str:
 
 
 def offset_id(store_host: bytes, physical_offset: int) -> str:
-    """The id of the record at ``physical_offset``; ``store_host`` as the record holds it, 8 or 20 bytes."""
+    """Return the id of the record at ``physical_offset``; ``store_host``: 8 or 20 bytes, as in the record."""
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
 def offset_ids(store_host: bytes, physical_offsets: bytes | bytearray) -> str:
-    """The ids of the records at ``physical_offsets`` (count × i64), separated by commas."""
+    """Return the ids of the records at ``physical_offsets`` (count × i64), separated by commas."""
     size = len(store_host) + _OFFSET.size
     offsets = range(0, len(physical_offsets), _OFFSET.size)
     blob = b"".join([store_host + physical_offsets[at : at + _OFFSET.size] for at in offsets])

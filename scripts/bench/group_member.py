@@ -13,13 +13,13 @@ WORKERS = 1
 
 
 def make_member(address: str, group: str, topic: str) -> PushConsumer:
-    """A member that is done with a message as soon as it has it; not started."""
+    """Return a member, not started yet, that is done with each message as soon as it has it."""
     return PushConsumer(address, group, topic, lambda message: None, workers=WORKERS)
 
 
 @contextmanager
 def member_process(address: str, group: str, topic: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that has joined; killed at the end, if it was not before."""
+    """Yield a process that has joined the group; kill it at the end, unless it has ended."""
     command = [sys.executable, "-m", "bench.group_member", address, group, topic]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

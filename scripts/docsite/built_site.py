@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset"}
-"""Attributes whose address a browser loads by itself; also that of ``link``, if it is no reference."""
+"""Attributes whose address a browser loads by itself; also that of ``link``, if it is not a reference."""
 NOT_LOADED = {"canonical", "next", "prev", "alternate"}
 
 

@@ -20,7 +20,7 @@ class Converter:
     """Converts the text of one page.
 
     ``places``: the place in the site of each file of the repository that is a page; ``source_url``: the address of the
-    repository's files, for links to files that are no pages. Without it these links become plain text. ``images``
+    repository's files, for links to files that are not pages. Without it these links become plain text. ``images``
     collects the files that the pages show, by their place.
     """
 

@@ -167,7 +167,7 @@ def make_environment() -> None:
     """Create ``.venv``, and remove an environment that no longer fits."""
     if VENV.exists():
         if not (VENV / "pyvenv.cfg").is_file() and any(VENV.iterdir()):
-            raise SetupFailed(f"{VENV} exists and is no Python environment. Move it away and start again")
+            raise SetupFailed(f"{VENV} exists and is not a Python environment. Move it away and start again")
         if Path(sys.executable).is_relative_to(VENV):
             raise SetupFailed(f"the environment in {VENV} is outdated and active: `deactivate` it and start again")
         say(f"the environment in {VENV} no longer fits: replacing it")

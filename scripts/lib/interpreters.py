@@ -14,7 +14,7 @@ PROBE_SECONDS_MAX = 60
 
 
 class NoInterpreter(Exception):
-    """Error: a Python that the user named is none that FlintMQ supports."""
+    """Error: FlintMQ does not support a Python that the user named."""
 
 
 def interpreters(wanted: Sequence[str] = (), *, needs: str = "sys") -> dict[str, str]:
@@ -31,7 +31,7 @@ def interpreters(wanted: Sequence[str] = (), *, needs: str = "sys") -> dict[str,
             found.setdefault(version, path)
         elif wanted:
             oldest = ".".join(map(str, PYTHON_MIN))
-            raise NoInterpreter(f"{name} is no Python that FlintMQ supports: CPython {oldest} or newer with {needs}")
+            raise NoInterpreter(f"{name} is not a Python that FlintMQ supports: CPython {oldest} or newer with {needs}")
     return {f"{major}.{minor}": path for (major, minor), path in sorted(found.items())}
 
 

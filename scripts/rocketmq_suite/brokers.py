@@ -158,7 +158,7 @@ def wait_listening(address: str) -> None:
 
 
 def until(seconds: float) -> Iterator[None]:
-    """Yield at once and then in intervals, until so many seconds have passed."""
+    """Yield at once and then in intervals, until this many seconds have passed."""
     pause = threading.Event()
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -95,7 +95,7 @@ def run(rounds: int, seed: int) -> int:
             outcome = ReplicaRun(hosts, folder, seed)
             try:
                 outcome.go(rounds)
-            finally:  # also after Ctrl-C
+            finally:  # after Ctrl-C too
                 print(table(outcome.tallies))
     except NotHere as refusal:
         print(f"this machine cannot run it: {refusal}", file=sys.stderr)

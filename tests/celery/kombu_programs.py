@@ -252,7 +252,7 @@ def replies() -> None:
     with Connection(URL) as asking, Connection(URL) as answering, consuming(asking, own, no_ack=True) as got:
         Producer(answering).publish("another's", routing_key=uuid.uuid4().hex)
         Producer(answering).publish("done", routing_key=own.name)
-        asking.drain_events(timeout=WAIT_SECONDS)  # another's message is no event
+        asking.drain_events(timeout=WAIT_SECONDS)  # another's message is not an event
         assert drain(asking, got, 1) == ["done"]
 
 

@@ -149,7 +149,7 @@ class Life:
         self.store.expire(1)
 
     def unacknowledged_offsets(self) -> list[int]:
-        """Return the begin of each record that is written and not acknowledged, and the end of the last."""
+        """Return the start of each record that is written and not acknowledged, and the end of the last."""
         begins = {each.physical_offset for row in self.written.values() for each in row}
         return sorted({*(begins - self.synced), self.store.write_offset})
 

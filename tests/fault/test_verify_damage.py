@@ -118,7 +118,7 @@ def test_a_changed_head_is_found_and_the_following_records_are_checked(store: Pa
     expected = {("record", log_file(sent), in_log(sent)), ("unit-stray", unit_file, unit_at)}
     result = places(store)
     assert expected <= result
-    # The messages around it are no findings, except that the next one in its queue reveals a missing one.
+    # The messages around it are not findings, except that the next one in its queue reveals a missing one.
     assert {kind for kind, _, _ in result - expected} <= {"queue-offset", "index-stray"}
 
 

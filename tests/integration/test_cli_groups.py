@@ -142,7 +142,7 @@ class TestStatus:
         for member in members:
             member.leave()
         names = [row["group"] for row in cli.run("group", "list", f"{group}*", "-o", "json").rows]
-        assert names == [group], "a member's progress is no group"
+        assert names == [group], "a member's progress is not a group"
 
     @pytest.mark.parametrize("columns", [80, 200])
     def test_the_screen_fits_its_terminal(self, cli: Cli, member: RawMember, filled: str, columns: int) -> None:

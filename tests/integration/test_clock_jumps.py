@@ -78,7 +78,7 @@ class Timed:
     consumer: Any
     topic: str = "orders"
     messages: list[Any] = field(default_factory=list)
-    """What came so far."""
+    """Messages that came so far."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def connect(self) -> None:

@@ -93,7 +93,7 @@ def shown(client: TestClient, view: str, offset: int = 0) -> str:
 def test_an_installed_decoder_is_offered_and_shows_its_text(client: TestClient) -> None:
     page = client.get("/topics/orders/0/0").text
     offered = re.findall(r'href="/topics/orders/0/0\?view=([^"]+)"', page)
-    assert offered == ["text", *NAMES]  # hex is shown; a name of the console's own, and one that is none, are left out
+    assert offered == ["text", *NAMES]  # hex is shown; a name of the console's own, and an invalid name, are left out
     assert shown(client, "acme.order") == "order 1234"
     assert "the first 64 KiB" not in client.get("/topics/orders/0/0?view=acme.order").text
 

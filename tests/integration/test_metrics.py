@@ -199,7 +199,7 @@ def test_a_group_shows_its_members_with_their_messages_and_failures(
     assert after("flintmq_dead_letters", group=group) == 1
     assert ("flintmq_group_members", frozenset({("group", group)})) not in after.samples
     dead = frozenset({("group", group), ("topic", f"%DLQ%{group}")})
-    assert ("flintmq_group_lag_messages", dead) not in after.samples, "dead letters are no lag"
+    assert ("flintmq_group_lag_messages", dead) not in after.samples, "dead letters are not lag"
     assert after("flintmq_groups", state="empty") == before("flintmq_groups", state="empty") + 1
 
 

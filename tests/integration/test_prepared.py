@@ -257,7 +257,7 @@ class TestSentAgain:
         assert (again.fields, again.body) == (answer.fields, answer.body)
         commit(connection, 0, {"a": 2}).raise_for_error()
         assert bodies(connection, "t") == [b"one", b"two"]
-        # The copies are no messages of the producer: the next message that it sends is new.
+        # The copies are not messages of the producer: the next message that it sends is new.
         prepare(connection, "b", "t", b"three", unique_prefix=PREFIX, unique_first=3)
         commit(connection, 1, {"b": 1}).raise_for_error()
         assert len(bodies(connection, "t")) == 3

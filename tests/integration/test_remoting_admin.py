@@ -266,7 +266,7 @@ def test_sends_and_a_groups_reads_have_the_figures_that_rocketmqs_exporter_asks_
     assert {answer.code for answer in sent} == {codes.SUCCESS}
     after = succeeded(tool.call(codes.GET_BROKER_RUNTIME_INFO))["table"]
     assert put_times(after) == put_times(before) + 3
-    assert after["putMessageFailedTimes"] == before["putMessageFailedTimes"], "a refused request is no failed send"
+    assert after["putMessageFailedTimes"] == before["putMessageFailedTimes"], "a refused request is not a failed send"
     grown = int(after["putMessageSizeTotal"]) - int(before["putMessageSizeTotal"])
     assert 3 * 1000 < grown == int(after["commitLogMaxOffset"]) - int(before["commitLogMaxOffset"])
     wanted = {"statsName": "GROUP_GET_NUMS", "statsKey": "read-by-a-group@test-consumers"}

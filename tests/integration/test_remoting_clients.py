@@ -42,7 +42,7 @@ def test_everyone_is_told_when_a_client_joins_leaves_or_changes_its_topics(gatew
         assert told.fields == {"consumerGroup": group}
         two.beat(topic, f"{topic}-2")
         first.receive_request(codes.NOTIFY_CONSUMER_IDS_CHANGED)
-        # An expression is no change of the topics.
+        # An expression is not a change of the topics.
         two.beat(subscription(topic, "a", version=2), f"{topic}-2")
         assert one.listed() == ["c1", "c2"]
         assert not first.requests
@@ -98,13 +98,13 @@ def test_clients_with_different_subscriptions_each_get_what_they_asked_for(gatew
         (b"", "is not JSON"),
         (b"\xff", "is not UTF-8"),
         (b"[1]", "must be a JSON object"),
-        (b'{"clientID":7}', "clientID must be a text, got 7"),
+        (b'{"clientID":7}', "clientID must be a string, got 7"),
         (b'{"clientID":""}', "1 to 255 printable characters"),
         (b'{"clientID":"c","producerDataSet":{}}', "producerDataSet must be a list"),
         (b'{"clientID":"c","producerDataSet":[1]}', "producerDataSet[0] must be a JSON object"),
         (b'{"clientID":"c","producerDataSet":[{"groupName":"a b"}]}', "characters that are not allowed"),
-        (b'{"clientID":"c","consumerDataSet":[{}]}', "groupName must be a text, got nothing"),
-        (b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{}]}]}', "topic must be a text"),
+        (b'{"clientID":"c","consumerDataSet":[{}]}', "groupName must be a string, got nothing"),
+        (b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{}]}]}', "topic must be a str"),
         (
             b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":"x"}]}]}',
             "subVersion must be an integer",

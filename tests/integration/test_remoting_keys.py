@@ -135,7 +135,7 @@ CHANGES: dict[str, Any] = {
     "another body": ({}, b"BODY"),
     "a field more": ({"zzz": "1"}, b"body"),
     "no signature": ({SIGNATURE: ""}, b"body"),
-    "a signature that is no base64": ({SIGNATURE: "§§§"}, b"body"),
+    "a signature that is not base64": ({SIGNATURE: "§§§"}, b"body"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Recall of timed messages by RocketMQ's clients: a message that is taken back never comes, also after kill -9."""
+"""Recall of timed messages by RocketMQ's clients: a message that is taken back never comes, even after kill -9."""
 
 from __future__ import annotations
 

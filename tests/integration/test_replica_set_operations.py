@@ -127,7 +127,7 @@ def test_a_backup_of_a_running_follower_has_the_log_of_the_primary(replicas: Rep
     assert read(alone.address) == list(range(3_000))
     brokers.stop_all()
 
-    # It is no member any more: the set does not take it for one that has everything, and another set can begin with it.
+    # It is no longer a member, so the set does not assume that it has everything, and another set can begin with it.
     assert not list((tmp_path / "restored" / "flintmq").glob("replication*"))
     settings = {"store.path": tmp_path / "restored", "replication.set": "again"}
     begun = replicas.tool("replica", "init", f"a={replicas.addresses['a']}", settings=settings)

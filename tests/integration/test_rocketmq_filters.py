@@ -132,7 +132,7 @@ def test_the_same_messages_pass(terms: list[str], messages: list[dict[str, str]]
         mine = compile_filter(text)
         for message, result in zip(messages, answer["results"], strict=True):
             seen[result] += 1
-            if result != "FAILED":  # a property that is no number of the literal's type is SQL's UNKNOWN in FlintMQ
+            if result != "FAILED":  # a property that is not a number of the literal's type is SQL's UNKNOWN in FlintMQ
                 assert mine.matches(encode_properties(message)) is (result == "TRUE"), (text, message, result)
     # Without a missing property nothing is UNKNOWN, but the evaluation can fail.
     expected = ("TRUE", "FALSE", "UNKNOWN" if messages is MISSING else "FAILED")

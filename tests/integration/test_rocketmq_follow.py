@@ -55,7 +55,7 @@ def master(classes: str, tmp_path: Path) -> Iterator[Masters]:
 
 
 def send(master: RocketMQ, first: int, count: int, size: int = 10) -> None:
-    """Send messages whose keys are their numbers, with about ``size`` bytes each, also after compression."""
+    """Send messages whose keys are their numbers, with about ``size`` bytes each, even after compression."""
     bodies = random.Random(first)
     for number in range(first, first + count):
         master.call("send", topic=TOPIC, body=bodies.randbytes(size).hex(), keys=f"key-{number}", tags="t")

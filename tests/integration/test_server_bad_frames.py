@@ -40,7 +40,7 @@ UNTRUSTED = {
     "negative code": header(0, -1, 1, {}),
     "negative request id": header(0, 10, -1, {}),
     "large request id": header(0, 10, 2**31, {}),
-    "fields that are no map": header(0, 10, 1, []),
+    "fields that are not a map": header(0, 10, 1, []),
     "a field name that is an integer": header(0, 10, 1, {1: 2}),
     "a field name that is bin": header(0, 10, 1, {b"topic": "x"}),
     "an extension type": header(0, 10, 1, {"topic": msgpack.ExtType(5, b"x")}),

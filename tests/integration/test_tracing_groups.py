@@ -179,7 +179,7 @@ class TestListener:
             seen.wait(3)
         spans = traces.wait(f"process {topic}", 3)
         assert [attribute(span, "error.type") for span in spans] == ["TryLater", "TryLater", None]
-        assert [span.events for span in spans] == [(), (), ()]  # that a listener asks for a retry is no exception
+        assert [span.events for span in spans] == [(), (), ()]  # that a listener asks for a retry is not an exception
 
     def test_a_listener_can_be_a_child_of_the_sender(self, address: str, topic: str) -> None:
         seen = Seen()

@@ -154,7 +154,7 @@ def test_an_interrupted_put_is_undone(case: tuple[Index, list[Key]], data: st.Da
     before = twin.encode()
     file = fenced(before, sentinel=sentinel)
     assume(put(file, twin, keys[:reached], counted, sentinel) > counted)
-    # The put wrote entries and slots, and with the first entry the begin fields, but not the rest of the header.
+    # The put wrote entries and slots, and with the first entry the times and offsets of the first message, no more.
     stopped = bytearray(file.bytes())
     for name in ("end_timestamp", "end_physical_offset", "hash_slot_count", "index_count"):
         at = INDEX_HEADER.at[name]

@@ -132,7 +132,7 @@ class TestRefused:
         self.refuse(source, target, 0, first, "this log ends at")
 
     def test_nothing(self, source: MessageStore, target: MessageStore) -> None:
-        self.refuse(source, target, 0, bytearray(), "0 bytes are not between 1 and")
+        self.refuse(source, target, 0, bytearray(), "not 0")
 
     def test_half_a_record(self, source: MessageStore, target: MessageStore) -> None:
         self.refuse(source, target, 0, log_bytes(source)[:-1], "an impossible record length")

@@ -116,7 +116,7 @@ class Dispatched:
 
 
 def _level(value: str) -> int:
-    """Return a delay level as Java's parseInt reads it, at most 18; 0 if it is no integer."""
+    """Return a delay level as Java's parseInt reads it, at most 18; 0 if it is not an integer."""
     return min(int(value), len(DELAYS_S)) if re.fullmatch("[+-]?[0-9]+", value) else 0
 
 

@@ -131,7 +131,7 @@ class _Reader:
 
 
 def text_problem(blob: bytes) -> int:
-    """Return OK, or the first reason from the left why the bytes are no text of a property."""
+    """Return OK, or the first reason from the left why the bytes cannot be the text of a property."""
     try:
         blob.decode()
         sound = len(blob)

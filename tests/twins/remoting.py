@@ -1,6 +1,6 @@
 """An encoder and a decoder of remoting frames, written for clarity from the layout alone.
 
-The encoder writes what clients write: blanks and any order of members in JSON, numbers as fields, fields that are
+The encoder writes what clients write: spaces and any order of members in JSON, numbers as fields, fields that are
 null; an unknown language, and an empty text where another has none, in binary headers.
 """
 

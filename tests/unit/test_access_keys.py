@@ -60,11 +60,11 @@ def test_random_keys_are_valid_and_differ() -> None:
     [
         ("short", "12345678", "7 to 64 of the characters"),
         ("k" * 65, "12345678", "7 to 64 of the characters"),
-        ("a key with blanks", "12345678", "characters"),
+        ("a key with spaces", "12345678", "characters"),
         ("schlüssel", "12345678", "characters"),
         ("RocketMQ", "1234567", "8 to 128 printable"),
         ("RocketMQ", "1" * 129, "8 to 128 printable"),
-        ("RocketMQ", "secret with blanks", "without blanks"),
+        ("RocketMQ", "secret with spaces", "without spaces"),
         ("RocketMQ", "geheim-ü-123", "printable ASCII"),
     ],
 )

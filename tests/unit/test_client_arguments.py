@@ -71,8 +71,8 @@ class TestAddresses:
             ("a,a:10911", "'a:10911' is given twice"),
             ("a:1,b:65536", "'b:65536' has the port '65536'; it must be 1 to 65535"),
             ("a:1,b:" + "9" * 9000, "it must be 1 to 65535"),
-            ("a:1,b..c:1", "'b..c:1' has the host 'b..c', which is no host name"),
-            ("a:1,ü..c:1", "'ü..c:1' has the host 'ü..c', which is no host name"),
+            ("a:1,b..c:1", "'b..c:1' has the host 'b..c', which is not a host name"),
+            ("a:1,ü..c:1", "'ü..c:1' has the host 'ü..c', which is not a host name"),
             (",".join(f"a{number}" for number in range(17)), "17 broker addresses were given"),
         ],
     )

@@ -1,4 +1,4 @@
-"""Timed messages: due in their second in any order, also after restarts and retention; and refused times."""
+"""Timed messages: due in their second in any order, even after restarts and retention; and refused times."""
 
 from __future__ import annotations
 
@@ -187,12 +187,12 @@ def test_a_delivered_record_is_the_waiting_one_except_its_place(delayed: Delayed
 POISON = {
     "no topic": {"REAL_QID": "0", "TIMER_OUT_MS": str(START_MS)},
     "no queue": {"REAL_TOPIC": "t", "TIMER_OUT_MS": str(START_MS)},
-    "a queue that is no number": {"REAL_TOPIC": "t", "REAL_QID": "x", "TIMER_OUT_MS": str(START_MS)},
+    "a queue that is not a number": {"REAL_TOPIC": "t", "REAL_QID": "x", "TIMER_OUT_MS": str(START_MS)},
     "a queue that is not there": {"REAL_TOPIC": "t", "REAL_QID": "4", "TIMER_OUT_MS": str(START_MS)},
     "a topic that is not there": {"REAL_TOPIC": "gone", "REAL_QID": "0", "TIMER_OUT_MS": str(START_MS)},
     "a topic of the broker's": {"REAL_TOPIC": TIMER_TOPIC, "REAL_QID": "0", "TIMER_OUT_MS": str(START_MS)},
     "no time": {"REAL_TOPIC": "t", "REAL_QID": "0"},
-    "a time that is no number": {"REAL_TOPIC": "t", "REAL_QID": "0", "TIMER_OUT_MS": "soon"},
+    "a time that is not a number": {"REAL_TOPIC": "t", "REAL_QID": "0", "TIMER_OUT_MS": "soon"},
 }
 
 

@@ -68,9 +68,9 @@ def test_a_csv_reads_the_same_plain_and_compressed(csv: Path, tmp_path: Path) ->
     ("text", "said"),
     [
         ("carrier,flight\nUA,1\n", "has no column dep_delay, dep_time, dest, origin, tailnum, time_hour"),
-        (f"{HEADING}\n{ROWS[0]}\n2013-01-01T10:00:00Z,UA,x,N1,EWR,IAH,517,2\n", "line 3, is no flight"),
-        (f"{HEADING}\n2013-01-01T10:00:00,UA,1,N1,EWR,IAH,517,2\n", "line 2, is no flight: time_hour .* has no zone"),
-        (f"{HEADING}\n2013-01-01T10:00:00Z,UA,1\n", "line 2, is no flight"),
+        (f"{HEADING}\n{ROWS[0]}\n2013-01-01T10:00:00Z,UA,x,N1,EWR,IAH,517,2\n", "line 3, is not a flight"),
+        (f"{HEADING}\n2013-01-01T10:00:00,UA,1,N1,EWR,IAH,517,2\n", "line 2, is not a flight: .* has no zone"),
+        (f"{HEADING}\n2013-01-01T10:00:00Z,UA,1\n", "line 2, is not a flight"),
     ],
 )
 def test_an_invalid_flight_is_named_with_its_file_and_line(tmp_path: Path, text: str, said: str) -> None:

@@ -84,7 +84,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def big_endian(array: np.ndarray) -> np.ndarray:
-    """Return the array as it would come out of a file: as big-endian words, also if it is one of bytes."""
+    """Return the array as it would come out of a file: as big-endian words, even if it consists of bytes."""
     return array.astype(f">i{max(array.itemsize, 2)}")
 
 

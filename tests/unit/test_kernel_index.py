@@ -140,7 +140,7 @@ def test_a_chain_that_points_at_itself_or_forward_ends() -> None:
 
 @pytest.mark.parametrize("cursor", [f"20250101000000000:{'9' * 19}:1", f"20250101000000000:1:{'9' * 19}"])
 def test_a_cursor_beyond_all_integers_of_a_kernel_is_invalid(cursor: str) -> None:
-    with pytest.raises(InvalidParameter, match="is no cursor"):
+    with pytest.raises(InvalidParameter, match="is not a cursor"):
         parse_cursor(cursor)
     name, _, numbers = cursor.partition(":")
     assert parse_cursor(f"{name}:{numbers.replace('9' * 19, '9' * 18)}") is not None

@@ -37,7 +37,8 @@ def test_each_version_is_found_once_on_path_and_in_pyenv(tmp_path: Path, monkeyp
 def test_a_wanted_python_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     old = program(tmp_path / "python3", "echo cpython 3 10")
     for wanted in (str(old), "python-that-is-not-there"):
-        with pytest.raises(NoInterpreter, match=f"{wanted} is no Python that FlintMQ supports: CPython 3.11 or newer"):
+        refusal = f"{wanted} is not a Python that FlintMQ supports: CPython 3.11 or newer"
+        with pytest.raises(NoInterpreter, match=refusal):
             interpreters([sys.executable, wanted])
     with pytest.raises(NoInterpreter, match="with venv, module_that_is_not_there"):
         interpreters([sys.executable], needs="venv, module_that_is_not_there")

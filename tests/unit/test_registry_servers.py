@@ -1,4 +1,4 @@
-"""The registry in etcd before servers that are no etcd, too old, silent, or lie: each is a typed error."""
+"""The registry in etcd before servers that are not etcd, too old, silent, or lie: each is a typed error."""
 
 from __future__ import annotations
 

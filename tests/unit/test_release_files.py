@@ -128,7 +128,7 @@ def test_files_of_an_earlier_release_are_not_mixed_with_new_ones(tmp_path: Path)
 def test_a_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
     done = release("--dry-run", "--output", str(tmp_path / "dist"), "--python", "python-that-is-not-there")
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "python-that-is-not-there is no Python" in done.stdout
+    assert "python-that-is-not-there is not a Python" in done.stdout
     assert not (tmp_path / "dist").exists()
 
 

@@ -59,7 +59,7 @@ ILLEGAL: dict[str, tuple[bytes | dict[str, Any], int, str, int]] = {
     "a code beyond 32 bits": ({"code": 2**31, "opaque": 77}, JSON_HEADER, "code is out of range", 77),
     "an opaque beyond 32 bits": ({"code": 10, "opaque": 2**31}, JSON_HEADER, "opaque is out of range", 0),
     "an opaque that is an array": ({"code": 10, "opaque": []}, JSON_HEADER, "opaque is of type list", 0),
-    "a NaN": (b'{"code":10,"opaque":77,"extFields":{"a":NaN}}', JSON_HEADER, "NaN is no JSON", 0),
+    "a NaN": (b'{"code":10,"opaque":77,"extFields":{"a":NaN}}', JSON_HEADER, "NaN is not JSON", 0),
     "fields that are an array": (with_fields([]), JSON_HEADER, "at most 256", 77),
     "257 fields": (with_fields({str(number): "" for number in range(257)}), JSON_HEADER, "at most 256", 77),
     "a field that is a map": (with_fields({"a": {}}), JSON_HEADER, "field 'a' is of type dict", 77),
@@ -75,7 +75,7 @@ ILLEGAL: dict[str, tuple[bytes | dict[str, Any], int, str, int]] = {
     "a value of negative length": (binary(b"\x00\x01a" + b"\xff" * 4), BINARY_HEADER, "text of -1 bytes", 77),
     "a value of two gigabytes": (binary(b"\x00\x01a\x7f\xff\xff\xff"), BINARY_HEADER, "text of 2147483647", 77),
     "a field beyond the fields": (binary(pair(b"a", b"bcd"), size=8) + b"", BINARY_HEADER, "after its fields", 77),
-    "a name that is no UTF-8": (binary(pair(b"\xff", b"")), BINARY_HEADER, "not UTF-8", 77),
+    "a name that is not UTF-8": (binary(pair(b"\xff", b"")), BINARY_HEADER, "not UTF-8", 77),
     "257 binary fields": (
         binary(b"".join(pair(b"%d" % number, b"") for number in range(257))),
         BINARY_HEADER,

@@ -140,7 +140,7 @@ def test_a_page_continues_after_the_last_despite_new_messages(store: MessageStor
 )
 def test_an_invalid_cursor_is_refused(store: MessageStore, cursor: str) -> None:
     make_topic(store, "orders")
-    with pytest.raises(InvalidParameter, match="is no cursor"):
+    with pytest.raises(InvalidParameter, match="is not a cursor"):
         store.query(KeySearch("orders", "k", max_count=4, cursor=cursor), hot=False)
 
 

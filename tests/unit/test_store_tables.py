@@ -284,7 +284,7 @@ def test_everything_that_is_committed_is_listed_by_group(tmp_path: Path) -> None
         {"a": {"b": {"c": {"d": [1, None, "x", 1.5, True]}}}, "l": [{"a": 1}], "s": 'q"\\\u20ac'},
         {"numbers": {1: "one"}},
     ],
-    ids=["nothing", "an empty table", "offsets", "nested", "keys that are no strings"],
+    ids=["nothing", "an empty table", "offsets", "nested", "keys that are not strings"],
 )
 def test_the_checksum_is_that_of_the_table_as_json_writes_it(table: dict[str, Any]) -> None:
     said = json.loads(encode_checked(table))[CHECKSUM_KEY]

@@ -23,31 +23,26 @@ PLAIN = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    "docs",
+    "SECURITY.md",
+    "broker",
+    "client",
     "conf",
-    "broker/app",
-    "broker/background",
-    "broker/budgets",
-    "broker/delivery",
-    "broker/filters",
-    "broker/handlers",
-    "broker/metrics",
-    "broker/migration",
-    "broker/net",
-    "broker/requests",
-    "broker/security",
-    "client/README.md",
-    "client/aio",
-    "client/cli",
-    "client/core",
-    "client/groups",
-    "client/sync",
+    "distributions",
+    "docs",
+    "protocol",
     "scripts",
     "testing",
     "tests",
 )
 STUMBLES = {
     "a noun phrase without a noun": r"^(?:What|Whoever|Whom?|Whether|As many|As much) (?!is this|does this|do )[a-z]",
+    "'is no X' for 'is not an X'": (
+        r"(?<=\S )(?<!there )(?<!There )\b(?:is|are|was|were|becomes?) no "
+        r"(?!(?:faster|larger|less|longer|more|one|other|part|such)\b)[a-z]"
+    ),
+    "'is none' for 'is not one'": r"(?<=\S )(?<!there )(?<!There )\b(?:is|are|was|were) none\b",
+    "'also if' for 'even if'": r"\b[Aa]lso (?:if|after)\b",
+    "'the begin' for 'the start'": r"(?:\b(?:an?|its|the|their)|'s) begin\b(?! time)",
     "an unnamed subject": r"(?<![`\"])\b(?:[Ww]hoever|[Nn]obody|[Ss]omebody)\b",
     "'anew' for 'again' or 'from scratch'": r"\banew\b",
     "'go on' for 'continue'": r"\b(?:go|goes|went) on\b",
@@ -62,7 +57,7 @@ def modules() -> list[Path]:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line of a document, or of the docstrings, long strings and comments of a module."""
+    """Yield number and text of each line of a document, or of the docstrings, comments and long strings of a module."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield from enumerate(text.splitlines(), 1)
@@ -70,7 +65,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("# ")
-        elif token.type == tokenize.STRING and ("\n" in token.string or len(token.string) > 40):
+        elif token.type == tokenize.STRING and (token.string.startswith('"""') or len(token.string) > 40):
             for number, line in enumerate(token.string.strip("frb\"'").splitlines(), token.start[0]):
                 yield number, line.strip()
 

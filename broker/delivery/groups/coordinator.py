@@ -151,7 +151,7 @@ class GroupCoordinator:
         return self.groups.get(name) or ConsumerGroup(name, CLUSTERING, self._first_epoch)
 
     def _connect(self, group: ConsumerGroup, member: Member, remote: ClientHandle) -> None:
-        # Registered first, because that can be refused; then the member must keep its old connection.
+        # Register first: this can be refused, and the member must then keep its old connection.
         cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote))
         member.cancel_lost()
         member.remote, member.cancel_lost = remote, cancel_lost

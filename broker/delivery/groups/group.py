@@ -2,7 +2,7 @@
 
 A queue passes from one member to another in two steps, so that only one of them has a message at a time. The queue is
 *meant* for the new member at once. The old member *holds* it until it says in a heartbeat that it has finished and
-committed the queue's messages, or leaves, or expires. Only then the new member is *granted* the queue.
+committed the queue's messages, or leaves, or expires. Only then is the new member *granted* the queue.
 
 Every change of the assignment raises the group's epoch. A grant carries the epoch in which it was made, and the broker
 refuses what a member does in an older one: a member that was away cannot overwrite its successor's offsets.
@@ -56,7 +56,7 @@ class Member:
     heard_at: float
     granted: dict[Queue, int] = field(default_factory=dict)
     begins: dict[Queue, int] = field(default_factory=dict)
-    """In a broadcasting group: start offsets that it was given for queues of which it had committed nothing."""
+    """In a broadcasting group: start offsets given to the member for queues in which it had committed nothing."""
     told_epoch: int = 0
     """Epoch of the last response to it, or of the last notification of a newer epoch."""
     cancel_lost: Callable[[], None] = field(default=lambda: None)
@@ -167,7 +167,7 @@ class ConsumerGroup:
         for topic, subscription in member.subscriptions.items():
             self._wanted[topic] = (subscription, self._wanted.get(topic, (subscription, 0))[1] + 1)
         if self.clustering:
-            # It still has messages of these. If they went to another member, both would handle them.
+            # The member still has messages of these queues. If they went to another member, both would handle them.
             for queue in held:
                 if queue not in self.held and queue[0] in member.subscriptions:
                     self.held[queue] = member.name
@@ -305,7 +305,7 @@ class ConsumerGroup:
         found = []
         # ``_remove`` also removes a member from ``_changed``, so all of these exist.
         for member in [self.members[name] for name in self._changed]:
-            # Its last response may have shown all that concerns it: its newest grant, and nothing to give up.
+            # The last response may already have told it everything: its newest grant, and that it need give up nothing.
             newest = max(member.granted.values(), default=0)
             if member.told_epoch < newest or (member.told_epoch < self.epoch and self.to_give_up(member)):
                 member.told_epoch = self.epoch

@@ -28,7 +28,7 @@ class ProducerGroups:
         """Register a producer as alive; from now on the broker asks it over ``remote``."""
         before = self._groups.get(group, {}).get(member)
         if before is None or before.remote is not remote:
-            # Registered first, because that can be refused; then the producer keeps its old connection.
+            # Register first: this can be refused, and the producer must then keep its old connection.
             cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote))
             if before is not None:
                 before.cancel_lost()

@@ -1,4 +1,4 @@
-"""Locks on queues: of RocketMQ's clients that consume in order, only the holder of a queue's lock may read it."""
+"""Locks on queues, for RocketMQ's clients that consume in order: only the holder of the lock may read the queue."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class QueueLocks:
         self.unlock(group, client_id, list(self._groups.get(group, {})))
 
     def lost(self, group: str, client_id: str) -> None:
-        """Shorten the locks of a client whose connection is lost. It may still process messages of the queues, so
-        another client gets them only when the lost one has stopped using its locks by itself."""
+        """Shorten the locks of a client whose connection is lost. It may still be processing messages of the queues, so
+        another client gets them only after the lost client has stopped using its locks by itself."""
         for lock in self._groups.get(group, {}).values():
             if lock.holder == client_id:
                 lock.until = lock.renewed_at + UNUSED_S

@@ -24,8 +24,8 @@ Ranges = Sequence[tuple[int, int]]
 class InFlight:
     """One message in flight. ``pop_ms``: the time that a receipt must name; ``visible_ms``: the end of its time.
 
-    ``moving``: it is being stored again, because its time is over or its consumer gave it back: nothing can settle or
-    renew it any more.
+    ``moving``: the broker is storing it again, because its time is over or its consumer gave it back, so nothing can
+    settle or renew it any more.
     """
 
     pop_ms: int
@@ -36,8 +36,8 @@ class InFlight:
 class Take(NamedTuple):
     """How a consumer takes messages. All times are ms since 1970 UTC.
 
-    ``ordered``: one batch at a time, in the queue's order; ``attempt``: id of the attempt. A consumer that lost the
-    answer names the same attempt again and gets the same messages at once.
+    ``ordered``: one batch at a time, in the queue's order; ``attempt``: id of the request. A consumer that lost the
+    answer repeats the id and gets the same messages at once.
     """
 
     # A tuple, because every pop makes one: a frozen dataclass takes longer.
@@ -74,7 +74,7 @@ class QueueInFlight:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the committed offset says everything."""
+        """Return whether the committed offset describes the whole state, so that there is nothing else to keep."""
         return not self.open and not self._ahead and not self.counts
 
     def blocked_until(self, take: Take) -> int | None:
@@ -95,7 +95,7 @@ class QueueInFlight:
         return until if until > take.now_ms else None
 
     def start(self) -> int:
-        """Return the offset at which a take begins that is not blocked."""
+        """Return the offset at which a take begins unless the queue is blocked."""
         return self.committed if self.ordered else self.next_offset
 
     def take(self, offsets: Iterable[int], end: int, take: Take, pop_ms: int) -> list[int]:
@@ -117,7 +117,7 @@ class QueueInFlight:
             if at == len(settled) or offset < settled[at][0]:
                 taken.append(offset)
         if take.ordered:
-            # The same attempt is no further delivery.
+            # A repeated attempt does not count as another delivery.
             again = 0 if take.attempt and take.attempt == self.attempt else 1
             before = self.counts
             self.counts = {offset: before[offset] + again if offset in before else 0 for offset in taken}
@@ -174,7 +174,7 @@ class QueueInFlight:
         return delivery
 
     def begin_move(self, offset: int, visible_ms: int) -> bool:
-        """Let a message move whose time is over; return False if ``visible_ms`` is no longer the end of its time."""
+        """Let an expired message move; return False if ``visible_ms`` is no longer the end of its time."""
         delivery = self.open.get(offset)
         if delivery is None or delivery.visible_ms != visible_ms or delivery.moving or self.ordered:
             return False
@@ -196,7 +196,7 @@ class QueueInFlight:
             self._close(offset)
 
     def keep(self, offset: int, visible_ms: int) -> bool:
-        """Let a message move at ``visible_ms`` that could not be stored again; return whether it is still in flight."""
+        """Let a message that could not be stored again try at ``visible_ms``; return whether it is still in flight."""
         delivery = self.open.get(offset)
         if delivery is None or not delivery.moving:
             return False

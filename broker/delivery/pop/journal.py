@@ -1,6 +1,6 @@
-"""The journal of popped messages: how a change is written down, and the state that the changes lead to.
+"""The journal of popped messages: the entry for each change, and the state that the entries add up to.
 
-A queue in order is left out: its consumers begin again at the committed offset.
+Ordered queues are left out, because their consumers begin again at the committed offset.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def runs_of(offsets: Iterable[int]) -> list[list[int]]:
 
 
 def taken(key: QueueKey, start: int, end: int, offsets: Sequence[int], take: Take, pop_ms: int) -> PopEntry:
-    """Write down a take, as ``InFlightTable.take`` did it."""
+    """Return the entry for a take, as ``InFlightTable.take`` did it."""
     # The queue's state from before the ordered take must not come back at a start.
     if take.ordered:
         return forgotten(key)
@@ -39,23 +39,23 @@ def taken(key: QueueKey, start: int, end: int, offsets: Sequence[int], take: Tak
 
 
 def settled(key: QueueKey, offsets: Iterable[int]) -> PopEntry:
-    """Write down that messages were settled."""
+    """Return the entry for settled messages."""
     return [SETTLED, *key, runs_of(offsets)]
 
 
 def renewed(key: QueueKey, offset: int, delivery: InFlight) -> PopEntry:
-    """Write down that a message has another end of its time."""
+    """Return the entry for a message whose time now ends later or sooner."""
     return [RENEWED, *key, offset, delivery.pop_ms, delivery.visible_ms]
 
 
 def forgotten(key: QueueKey) -> PopEntry:
-    """Write down that a queue's state is void."""
+    """Return the entry that makes a queue's state void."""
     return [FORGOTTEN, *key]
 
 
 def everything(table: InFlightTable, touched: Iterable[tuple[QueueKey, int]]) -> Iterator[PopEntry]:
-    """Write down the state of all queues. ``touched``: queues, and their committed offsets, that changed of late: the
-    file of committed offsets may be older than that."""
+    """Yield entries for the state of all queues. ``touched``: the queues that changed since the journal began, with
+    their committed offsets, because the file of committed offsets may be older."""
     for key, committed in touched:
         yield [QUEUE, *key, committed, [], []]
     for key, state in table.states():
@@ -64,7 +64,7 @@ def everything(table: InFlightTable, touched: Iterable[tuple[QueueKey, int]]) ->
 
 
 def _leases(state: QueueInFlight) -> Iterator[list[int]]:
-    """Yield first offset, end offset, pop time and end of the time of messages in flight that have the same times."""
+    """Yield runs of messages in flight with equal times: first offset, end offset, pop time, end of their time."""
     run: list[int] = []
     for offset, delivery in state.open.items():
         if run and run[1:] == [offset, delivery.pop_ms, delivery.visible_ms]:
@@ -110,7 +110,7 @@ def _each(runs: Ranges) -> Iterator[int]:
 
 
 def _restored(committed: int, ranges: Ranges, leases: Iterable[Sequence[int]]) -> QueueInFlight:
-    """Return the state that ``everything`` wrote down."""
+    """Return the state in an entry of ``everything``."""
     # Ascending, as ``open`` must be.
     in_flight = sorted(
         (offset, pop_ms, visible_ms) for first, end, pop_ms, visible_ms in leases for offset in range(first, end)

@@ -1,5 +1,5 @@
-"""Messages whose time at a consumer is over, or that it gave back: the broker stores them again for the group, or makes
-them dead letters.
+"""Redelivery of popped messages whose time at a consumer is over, or that it gave back: the broker stores them again
+for the group, or makes them dead letters.
 
 As RocketMQ's ``PopReviveService.reviveRetry``: the new record is in ``%RETRY%group_topic``, with one more attempt.
 Unlike RocketMQ's, a message whose attempts are used up becomes a dead letter even if no consumer counts them.
@@ -65,10 +65,10 @@ class Tally(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReturnRule:
-    """How messages are stored again that a consumer gives back.
+    """How the broker stores again the messages that a consumer gives back.
 
     ``delay_level``, ``times_max`` (negative: the group's) and ``member``: as in ``retry.send_back``. ``counts``: the
-    delivery was an attempt; if not, the message is delivered again at once, and none of the others applies.
+    delivery was an attempt; if not, the message is delivered again at once, and the other fields do not matter.
     """
 
     delay_level: int = 0
@@ -96,7 +96,7 @@ class ReturnedBatch:
         self._count()
 
     def gone(self) -> None:
-        """Note that a message does not exist any more."""
+        """Note that a message no longer exists."""
         self._count()
 
     def failed(self, error: BrokerError) -> None:
@@ -147,8 +147,11 @@ def stored_again(record: Record, key: QueueKey, pop_ms: int, *, counts: bool = T
 
 
 class Redelivery:
-    """The job that stores messages again whose time is over, or that were given back. ``freed``: called with ordered
-    queues that give messages again; ``moved``: called with each message that is stored, or does not exist any more."""
+    """The job that stores again the messages whose time is over or that a consumer gave back.
+
+    ``freed``: called with each ordered queue that can give messages again; ``moved``: called with each message that is
+    stored, or no longer exists.
+    """
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ class Redelivery:
             )
 
     def give_back(self, messages: Iterable[Moving]) -> None:
-        """Store messages again that are moving already."""
+        """Queue messages that are already moving to be stored again."""
         self._returned.extend(messages)
 
     def next_due_ms(self) -> int | None:
@@ -190,7 +193,7 @@ class Redelivery:
         return self._table.in_flight
 
     async def step(self, now_ms: int) -> bool:
-        """Store the messages again whose time is over, or that were given back; return whether there may be more."""
+        """Store again the messages whose time is over or that were given back; return whether there may be more."""
         due = self._table.due(now_ms, MOVED_AT_ONCE_MAX)
         for key in due.free:
             self._freed(key)
@@ -210,7 +213,7 @@ class Redelivery:
         return count >= MOVED_AT_ONCE_MAX
 
     def _keep(self, pending: Iterable[Moving], error: BaseException) -> None:
-        """Keep messages in flight that could not be stored."""
+        """Keep in flight the messages that could not be stored."""
         for message, visible_ms, batch, _ in pending:
             self._table.keep(message.key, message.offset, visible_ms)
             if batch is not None:
@@ -298,7 +301,7 @@ def _retry_topic(key: QueueKey) -> str:
 
 
 def _popped(record: Record, key: QueueKey, pop_ms: int) -> Record:
-    """Return the record with the time of its first delivery: a dead letter of a group that pops is told by it."""
+    """Return the record with the time of its first delivery, which marks a dead letter of a group that pops."""
     if key.topic.startswith(RETRY_TOPIC_PREFIX):
         return record
     properties = record.property_map() | {PROPERTY_FIRST_POP_TIME: str(pop_ms)}

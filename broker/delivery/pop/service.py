@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OFFER_SECONDS = 0.5
-"""Interval at which what is settled is offered to the checkpoint, while it changes."""
+"""Interval at which settled messages are offered to the checkpoint, while they change."""
 JOURNAL_BYTES_MIN = 8 * 1024 * 1024
 """A journal that is longer than this, and four times as long as what it began with, begins again."""
 JOURNAL_SECONDS_MIN = 15.0
@@ -80,8 +80,7 @@ class PopService:
     # ---- life
 
     def restore(self) -> None:
-        """Take over what the files say: the journal, and for queues of which it says less than the committed offset,
-        the table. Blocks."""
+        """Take over the state in the files: the journal, and for queues that are not in it, the table. Blocks."""
         store = self._store
         found = self._replayed()
         for key, state in found.items():
@@ -112,7 +111,7 @@ class PopService:
         return found
 
     def start(self, on_fatal: OnFatal) -> None:
-        """Store messages again whose time is over, from now on."""
+        """From now on, store again the messages whose time is over."""
         self._worker = LoopWorker("redelivery of popped messages", self._redelivery, self._loop, self.now_ms, on_fatal)
         self._worker.start()
 
@@ -131,7 +130,7 @@ class PopService:
         return topic in self.waits.by_topic or topic in self.watches.by_topic
 
     async def stop(self) -> None:
-        """Store nothing more."""
+        """Stop storing expired messages again."""
         if self._worker is not None:
             await self._worker.stop()
 
@@ -229,7 +228,7 @@ class PopService:
         self._write_journal()
 
     def look_at(self, group: str) -> None:
-        """Notice that someone else set the group's committed offsets: what it had in flight there is forgotten."""
+        """Check whether the group's committed offsets were set from outside, and forget what it had in flight there."""
         self.table.look_at(group)
         self._write_journal()
 
@@ -277,7 +276,7 @@ class PopService:
         self._note(key, journal.forgotten(key))
 
     def _write_journal(self) -> None:
-        """Write the changes down, before a client hears of them."""
+        """Write the changes to the journal before a client hears of them."""
         entries, self._entries = self._entries, []
         if entries:
             self._journal.append(entries)

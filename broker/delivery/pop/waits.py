@@ -1,7 +1,7 @@
 """Consumers that wait for messages of a topic (long polling), by topic and group. Belongs to the event loop.
 
-A message that arrives wakes one waiting consumer of each group, which takes what there is and lets the next one be
-woken if it leaves some: so a thousand idle consumers cost no more than one.
+A message that arrives wakes one waiting consumer of each group. That consumer takes what there is, and the next one is
+woken only if it leaves some, so a thousand idle consumers cost no more than one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Waits:
         self._groups: dict[tuple[str, str], dict[Wait, None]] = {}
         """By topic and group: the waiting consumers, in the order in which they came."""
         self.by_topic: dict[str, dict[tuple[str, str], None]] = {}
-        """By topic, also each retry topic: the topics and groups that wait for it. Others look whether any does."""
+        """By topic, including retry topics: the (topic, group) pairs that wait for it. Read by other modules too."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -123,8 +123,10 @@ class Waits:
             self.wake(group, waited_for, queue if waited_for == topic else ALL_QUEUES)
 
     def wake(self, group: str, topic: str, queue: int) -> None:
-        """Wake one consumer of a group, or all, that can take a message of a queue (``ALL_QUEUES``: of any, or a
-        retry)."""
+        """Wake one consumer of a group (or all, if ``every``) that can take a message of a queue.
+
+        ``ALL_QUEUES``: of any queue, or a retry.
+        """
         for wait in list(self._takers(group, topic, queue)) if self._every else self._first(group, topic, queue):
             wait.end(WaitEnd.WOKEN)
 

@@ -1,8 +1,8 @@
 """Recalls of timed messages.
 
-A recall is a timed record of the broker, as RocketMQ writes it: it is due in the same second as its message and names
-that one's topic and unique key. Delivery leaves out the messages that a recall of their second names, and the recalls.
-So whether a message is recalled follows from the log alone, on every member of a replica set and after every restart.
+A recall is a timed record of the broker, as RocketMQ writes it: it is due in the same second as its message and has
+that message's topic and unique key. Delivery leaves out the recalls of a second, and the messages that they name. So
+the log alone decides whether a message is recalled, on every member of a replica set and after every restart.
 """
 
 from __future__ import annotations

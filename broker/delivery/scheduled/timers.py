@@ -64,8 +64,8 @@ class Timers:
         self._copies = CopyFinder(redeliverer.store)
         self._recalls = RecallsOfSecond(redeliverer)
         self._complete_at, self._log_end, self._queue_end = -1, -1, -1
-        """Second at which the index last had everything that was in the log when it began; ends of log and queue that
-        this takes in the present second, -1 if they are not known yet."""
+        """Last second for which ``_is_complete`` was true, and the ends of log and queue that the index must reach for
+        the present second (-1: not known yet)."""
         self._crashed_end, self._crashed_ms = 0, 0
         """Messages below this physical offset that were due before this time may have been delivered before a crash."""
 
@@ -100,7 +100,7 @@ class Timers:
         return max(queue.max_offset - self.state.indexed, 0) if queue is not None and self.opened else 0
 
     def roll_below(self, physical_offset: int) -> None:
-        """Request that waiting messages below this offset are appended again: retention is about to delete their file.
+        """Request that waiting messages below this offset be appended again: retention is about to delete their file.
 
         The caller wakes the timers afterwards.
         """
@@ -187,7 +187,7 @@ class Timers:
         rows = rows[:count]
         rows = rows[rows["physical_offset"] >= rolled_below]
         waiting = await self._redeliverer.read_records(chosen_places(rows))
-        # Even if they are due by the clock meanwhile: a message and its recall must come up in the same second.
+        # Even those that have become due meanwhile: a message and its recall must come up in the same second.
         early = waiting.due_ms // SECOND_MS + 1 + state.shift > state.second
         # A record without a time is parked, and one that cannot be read is counted: neither is put off.
         early &= (waiting.due_ms >= 0) & (waiting.group_of != UNSOUND)
@@ -210,7 +210,7 @@ class Timers:
         self.figures.count(waiting.count, now_ms - due_ms)
 
     async def _without(self, waiting: WaitingRecords, which: np.ndarray) -> tuple[WaitingRecords, int]:
-        """Leave out some records; return the others, and the number of those."""
+        """Return the records that the mask ``which`` does not select, and the number of those that it does."""
         if not which.any():
             return waiting, 0
         others = waiting.chosen.reshape(-1, CHOSEN_ROW)[~which]
@@ -291,7 +291,7 @@ class Timers:
                     self._seconds.setdefault(second, bytearray()).extend(blob)
 
     def _rows(self, waiting: WaitingRecords) -> tuple[np.ndarray, int, np.ndarray]:
-        """Return, for the messages read: (their index rows, end of the log after them, mask of those to deliver)."""
+        """Return (index rows, end of the log after them, mask of those to deliver) for the messages read."""
         state = self.state
         waiting.lose_targets(waiting.due_ms < 0)
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
@@ -313,7 +313,7 @@ class Timers:
     async def _roll(self) -> bool:
         """Append again the messages of one hour that wait below ``_roll_below``.
 
-        All of them in one step, because none of the hour may be delivered meanwhile.
+        All of them go in one step, because no message of the hour may be delivered meanwhile.
         """
         # A message that is not indexed yet must not count as rolled.
         below = min(self._roll_below, self._store.reput_offset)
@@ -362,7 +362,7 @@ class Timers:
 
 
 def _by_second(rows: np.ndarray, first_second: int) -> dict[int, bytearray]:
-    """Return, for each second from ``first_second`` on, its messages' places in their order."""
+    """Return the places of each second's messages, in their order, from ``first_second`` on."""
     seconds = rows["due_second"]
     places = np.empty(len(rows), PLACES)
     places["physical_offset"] = rows["physical_offset"]

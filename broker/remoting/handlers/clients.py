@@ -122,7 +122,7 @@ def unregister_client(request: RemotingRequest, gateway: RemotingGateway, produc
 
 
 def get_consumer_list_by_group(request: RemotingRequest, groups: GroupCoordinator) -> None:
-    """Return the ids of the live clients of a group, which share its queues by them.
+    """Return the ids of a group's live clients, by which these divide its queues among themselves.
 
     If the group has members of FlintMQ's own kind, it returns their names: a client that does not find itself in the
     list gives up its queues, but if the request failed, it would keep them.

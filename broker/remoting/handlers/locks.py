@@ -28,7 +28,7 @@ def lock_batch_mq(
 ) -> None:
     """Lock queues for a live client of a group; return those that it holds now.
 
-    Only queues that exist can be locked. A client that the broker does not know gets none: it asks again, and sends
+    Only existing queues can be locked. A client that the broker does not know gets no lock; it asks again, and sends
     heartbeats meanwhile.
     """
     group, client_id, wanted = _decode(request)

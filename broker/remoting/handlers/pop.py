@@ -84,7 +84,7 @@ def _params(request: RemotingRequest, outlet: Outlet, pops: PopService) -> PopPa
         from_first=ext.integer("initMode", INIT_FROM_FIRST) == INIT_FROM_FIRST,
         ordered=ext.flag("order"),
         attempt=ext.text("attemptId", "")[:255],
-        # For ``restNum``. The rest is counted only for those who are told.
+        # For ``restNum``: the remaining messages are counted only if the client is told.
         tells_rest=True,
     )
 

@@ -55,7 +55,7 @@ def _send_one(
     params = _params(request, gateway, intake.delays.now_ms(), send, properties)
     if is_half:
         _as_row(request, params, properties, send)
-    # A one-way send has no answer that can be lost, so no client sends it again for that.
+    # No client resends a one-way send, because it has no answer that could be lost.
     sequence = sequence_of(request.unique_key) if request.frame.kind == REQUEST else None
     if sequence is not None:
         # A client keeps the key when it sends a message again, so the broker can store it once.

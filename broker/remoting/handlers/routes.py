@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
 
-# Without blanks: the Go client cuts ``brokerAddrs`` at its signs itself.
+# Without spaces: the Go client splits ``brokerAddrs`` at its punctuation itself.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -83,7 +83,7 @@ def get_kvlist_by_namespace(request: RemotingRequest) -> None:
 
 
 def delete_topic_in_namesrv(request: RemotingRequest) -> None:
-    """Confirm that there is no route that the broker has not: a deleted topic has none any more."""
+    """Confirm the removal of a route: the broker already has none for a topic that was deleted."""
     # A request without its topic is refused.
     request.ext.text("topic")
     request.reply()

@@ -68,7 +68,7 @@ def _decode_group(request: RemotingRequest, row: Mapping[str, Any]) -> dict[str,
     """Return the settings that a row has, checked; others that RocketMQ may have are left out."""
     name = row.get("groupName")
     if not isinstance(name, str):
-        raise InvalidParameter(f"groupName must be a text, got {str(name)[:40]!r}")
+        raise InvalidParameter(f"groupName must be a string, got {str(name)[:40]!r}")
     check_client_group(name)
     check(request, Need((ADMIN,), GROUP, name))
     kept: dict[str, Any] = {"groupName": name}

@@ -83,7 +83,7 @@ def _decode_topic(row: Mapping[str, Any]) -> _Change:
     """Return the change that a row asks for, with RocketMQ's other fields. Raises ``InvalidParameter``."""
     name = row.get("topicName")
     if not isinstance(name, str):
-        raise InvalidParameter(f"topicName must be a text, got {str(name)[:40]!r}")
+        raise InvalidParameter(f"topicName must be a string, got {str(name)[:40]!r}")
     read, write = (
         _integer(row, name, "readQueueNums", 1, QUEUES_MAX),
         _integer(row, name, "writeQueueNums", 1, QUEUES_MAX),

@@ -25,7 +25,7 @@ class Propose:
 @dataclass(frozen=True, slots=True)
 class HoldLease:
     """Take or renew the lease: allowed if the configuration names this member and epoch. Answer: ``lease_answered``,
-    also if no answer came; until then the core asks for no other renewal in this epoch."""
+    even if no answer came; until then the core asks for no other renewal in this epoch."""
 
     epoch: int
     number: int

@@ -41,7 +41,7 @@ class RegistryState:
     version: int
     """Grows with each change of the configuration."""
     holder: str | None
-    """Member whose lease lives; None if the leadership is vacant."""
+    """Member that holds the lease; None if the leadership is vacant."""
 
 
 class ProposalOutcome(Enum):
@@ -62,4 +62,4 @@ class Proposal:
     config: SetConfig
     if_version: int
     if_vacant: bool
-    """Whether it also requires that no member holds the lease."""
+    """True if it also requires that no member holds the lease."""

@@ -38,8 +38,8 @@ class Follower:
         self.cluster_id = ""
         self.stage = FollowerStage.APART
         self.refused = 0
-        """Attempts in a row to connect after the stream ended that the primary's host refused: it lives, the process
-        does not."""
+        """Number of consecutive attempts to connect, since the stream ended, that the primary's host refused: the host
+        is alive, the process is not."""
         self.refusal = ""
         """Reason of the primary's last refusal."""
         self._connection: int | None = None
@@ -94,7 +94,7 @@ class Follower:
         return connection == self._connection
 
     def connected(self, connection: int, now: float) -> None:
-        """Say set, epoch, member and history."""
+        """Send the first message: set, epoch, member and history."""
         self.stage, self._heard_at, self.refused = FollowerStage.COMPARING, now, 0
         hello = Hello(self._log.cluster_id, self.epoch, self._member, self._log.end, self._log.epochs)
         self._actions.append(SendMessage(connection, hello))
@@ -125,7 +125,7 @@ class Follower:
         return None
 
     def _compare(self, welcome: Welcome, now: float) -> str | None:
-        # A correct primary never says this; to follow it would leave a hole in the log.
+        # A correct primary never sends this; following it would leave a hole in the log.
         if welcome.begin > self._log.end and not welcome.restart:
             self.leave(now)
             return None

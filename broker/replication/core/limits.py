@@ -35,4 +35,4 @@ class Limits:
     join_gap_bytes: int = 1 << 20
     """Maximum number of bytes that a follower may be behind when it joins the members in sync."""
     quick_takeover: bool = True
-    """Whether a follower proposes to lead before the lease ends if the primary's host refuses its connections."""
+    """True if a follower proposes to lead before the lease ends when the primary's host refuses its connections."""

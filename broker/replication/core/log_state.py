@@ -17,7 +17,7 @@ class LogState:
     """Identity of the set that the store belongs to; empty until it has joined one."""
     epochs: Epochs
     complete: bool
-    """Whether nothing is missing since this member was last in sync: false for an empty disk that joins."""
+    """True if nothing is missing since this member was last in sync; false for an empty disk that joins."""
     begin: int
     """Physical offset of the oldest record; retention raises it."""
     end: int
@@ -34,7 +34,7 @@ class LogState:
 
     @property
     def busy(self) -> bool:
-        """Whether the disk still cuts the log or saves its state."""
+        """True while the disk still cuts the log or saves its state."""
         return bool(self._work)
 
     def begin_work(self, *steps: Action) -> None:

@@ -26,8 +26,8 @@ class Welcome:
     begin: int
     """Physical offset at which the stream begins: the follower's log ends there after it was cut."""
     restart: bool
-    """Whether the follower must begin its log from scratch at ``begin``: the primary no longer has what follows its
-    end."""
+    """True if the follower must begin its log from scratch at ``begin``, because the primary no longer has what follows
+    the follower's end."""
     epochs: Epochs
 
 
@@ -58,7 +58,7 @@ class PositionReport:
     written: int
     flushed: int
     complete: bool
-    """Whether its disk says that it has every message that was acknowledged when it was last in sync, or since."""
+    """True if, according to its disk, it has every message that was acknowledged when it was last in sync, or since."""
 
 
 Message = Hello | Welcome | Refusal | LogPiece | PositionReport

@@ -29,5 +29,5 @@ class Patience:
         self.stand_back_until = now + 2.0 * self._limits.lease_s
 
     def restore(self) -> None:
-        """Begin anew: the set works."""
+        """Forget the earlier failures: the set works."""
         self._seconds = 2.0 * self._limits.lag_s

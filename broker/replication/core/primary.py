@@ -21,14 +21,14 @@ class FollowerState:
     """Time at which the log had everything that the member has reported since, or the epoch began."""
     connection: int | None = None
     streaming: bool = False
-    """Whether its first report has come on this connection, so that it takes pieces."""
+    """True if its first report has come on this connection, so that it takes pieces."""
     begin: int = 0
     """Physical offset at which the stream of the connection begins."""
     complete: bool = False
     sent: int = 0
     written: int = 0
     behind_end: int = 0
-    """Physical offset that the member must report for ``behind_since`` to move."""
+    """Physical offset that the member must report before ``behind_since`` moves."""
     heard_at: float = 0.0
     sent_at: float = 0.0
 
@@ -51,10 +51,10 @@ class Primary:
         self.confirmed = 0
         self.followers: dict[str, FollowerState] = {}
         self._disk_since, self._disk_end = 0.0, 0
-        """Time since which the own disk has not finished what the log had then, and the log's end at that time."""
+        """A time, and the log's end at that time, which this member's own disk has not reached yet."""
         self._alone_since: float | None = None
         self._suspect: str | None = None
-        """Primary of the epoch before, which probably failed: it goes as soon as the set may do without it."""
+        """Primary of the epoch before, which probably failed: it is taken out of sync as soon as the rules allow."""
 
     def begin(self, flushed: int, confirmed: int, suspect: str, now: float) -> None:
         """Begin with what this member had on disk and had seen confirmed as a follower.
@@ -123,7 +123,7 @@ class Primary:
             return
         follower = self.followers[member]
         first = not follower.streaming
-        # The first report comes after the cut, exactly at the begin of the stream; later ones grow, up to what was
+        # The first report comes after the cut, exactly at the start of the stream; later ones grow, up to what was
         # sent. A position outside, or a disk that goes back, would make the confirmed offset wrong.
         lowest = follower.begin if first else follower.written
         highest = follower.begin if first else follower.sent
@@ -168,8 +168,10 @@ class Primary:
                 self._disconnect(member)
 
     def _measure_lag(self, member: str, now: float) -> None:
-        """Begin a new measurement if the member has what the log had when the last one began. It is caught up if
-        measurements begin again and again, although the log never stops growing."""
+        """Begin a new measurement if the member has what the log had when the last one began.
+
+        A member keeps up if one measurement follows another, although the log never stops growing.
+        """
         follower = self.followers[member]
         if self.flushed.get(member, -1) >= follower.behind_end:
             follower.behind_since, follower.behind_end = now, self._log.end
@@ -250,8 +252,11 @@ class Primary:
         )
 
     def weak_s(self, now: float, *, serves: bool) -> float:
-        """Return for how many seconds this member could not acknowledge although another one perhaps could: its disk
-        has had the same work, or, if it ``serves``, it reaches too few members. Call it at each tick."""
+        """Return for how many seconds this member has been unable to acknowledge although another one perhaps could.
+
+        Either its disk has not finished the same work, or, if it ``serves``, it reaches too few members. Call it at
+        each tick.
+        """
         # A member that is elected takes no followers yet, so it cannot count them.
         if not serves or self.current_members(now) >= self.config.min_in_sync:
             self._alone_since = None
@@ -263,7 +268,7 @@ class Primary:
         return weak_s if len(self.config.in_sync) > 1 else 0.0
 
     def disk_behind_s(self, now: float) -> float:
-        """Return for how many seconds the own disk has had the same work. Call it at each flush too."""
+        """Return for how many seconds this member's disk has not finished the same work. Call it at each flush too."""
         # The saving of the epoch is work of the disk too.
         if not self._log.busy and self.flushed[self._member] >= self._disk_end:
             self._disk_since, self._disk_end = now, self._log.end

@@ -57,7 +57,7 @@ class Replica:
         self.actions: list[Action] = log.actions
         self.role = Role.FOLLOWER
         self.accepts = False
-        """Whether clients may produce now; false while the leadership is handed over."""
+        """True if clients may produce now; false while the leadership is handed over."""
         self.config: SetConfig | None = None
         self.primary: Primary | None = None
         self.stop_reason = ""
@@ -188,14 +188,14 @@ class Replica:
 
     def may_answer(self, now: float) -> bool:
         """Return whether this member leads and its lease protects an answer that leaves now, such as that to a pull
-        with a lock, from the answers of a successor. Look after the last wait, directly before the answer leaves."""
+        with a lock, from the answers of a successor. Call it directly before the answer leaves, after the last wait."""
         return self.role is Role.PRIMARY and self._rules.may_answer(self._leads(now), self._is_handing_over)
 
     def _leads(self, now: float) -> bool:
         return self._rules.serves(now, self._lease_until, self._limits.margin_s)
 
     def _step_down(self, now: float) -> None:
-        """Stop to lead: before anything else, clients get no more answers."""
+        """Stop leading; before anything else, stop answering clients."""
         assert self.primary is not None
         epoch = self.primary.config.epoch
         if self.role is Role.PRIMARY:

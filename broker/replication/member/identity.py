@@ -82,7 +82,7 @@ class ReplicaStatus:
     reason: str
     rows: list[MemberRow]
     follows: bool
-    """Whether the stream of the primary runs here."""
+    """True if the stream of the primary runs here."""
 
     def standby_problem(self, member: str) -> str:
         """Return why ``member``, which sees the set like this and does not lead it, could not take over; "" if it is in

@@ -83,7 +83,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
             async with asyncio.timeout(CONNECT_S):
                 await self._loop.create_connection(lambda: self, host, port, ssl=access.tls)
                 await self._greet(access)
-        # Also a cancellation: the transport may be open already.
+        # On a cancellation too, because the transport may already be open.
         except BaseException:
             self.close()
             raise

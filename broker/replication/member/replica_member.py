@@ -156,7 +156,7 @@ class ReplicaMember:
 
     @property
     def serves(self) -> bool:
-        """Whether clients are served here: this member leads, and everything before its epoch is confirmed."""
+        """True if clients are served here: this member leads, and everything before its epoch is confirmed."""
         return self._serving
 
     @property

@@ -45,9 +45,9 @@ def decode_config(encoded: bytes) -> tuple[SetConfig, dict[str, str]]:
     try:
         fields = json.loads(encoded)
     except (ValueError, RecursionError) as error:
-        raise MalformedRegistry(f"the configuration is no JSON ({error})") from error
+        raise MalformedRegistry(f"the configuration is not JSON ({error})") from error
     if not isinstance(fields, dict) or not _is_number(fields.get("format"), 1):
-        _malformed("it is no object with the field format")
+        _malformed("it is not an object with the field format")
     # Before the fields, which may be others in a newer format: the message must name the true reason.
     if fields["format"] > FORMAT:
         raise MalformedRegistry(
@@ -74,7 +74,7 @@ def _check(fields: dict[str, Any]) -> None:
     if not isinstance(in_sync, list) or not in_sync or not all(_is_name(each) and each in members for each in in_sync):
         _malformed("in_sync must list one or more of the members")
     if not _is_name(fields["cluster_id"]):
-        _malformed("cluster_id must be a text that is not empty")
+        _malformed("cluster_id must be a string that is not empty")
     if not _is_number(fields["epoch"], 0):
         _malformed("epoch must be a whole number from 0")
     # Only a set that no member has led yet has no primary.

@@ -1,8 +1,8 @@
 """The registry in etcd: two keys for each set below ``/flintmq/CLUSTER/SET/``.
 
 ``config`` holds the configuration; its version is the key's mod_revision. ``lead`` holds the id of the member that has
-the lease, and etcd deletes it when the lease ends. 64-bit numbers are texts in etcd's JSON, and it leaves out what is
-false, 0 or empty.
+the lease, and etcd deletes it when the lease ends. 64-bit numbers are strings in etcd's JSON, which leaves out fields
+that are false, 0 or empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .interface import LeaseAnswer, ProposalAnswer, RegistryView
 logger = logging.getLogger(__name__)
 
 READ_LIMIT_S = 1.0
-"""Time for one endpoint to answer a read, or a request that may be repeated."""
+"""Time within which one endpoint must answer a read, or a request that may be repeated."""
 CHANGE_LIMIT_S = 2.0
 TAKE_ATTEMPTS = 3
 """Maximum number of attempts to take the lease while the configuration changes beside it."""
@@ -46,7 +46,7 @@ class EtcdSettings:
     lease_s: int = 5
     """Time after which a lease that is not renewed ends. Etcd counts whole seconds."""
     silence_s: float = 2.0
-    """Time without news after which a watch asks again, so that it notices a connection that broke silently."""
+    """Time without news after which a watch asks again, in case the connection broke silently."""
     ca_file: str | None = None
     """CA of etcd's certificates; without it, the CAs of the system."""
     certificate_file: str | None = None
@@ -170,7 +170,7 @@ class EtcdRegistry:
 
     async def _renew(self, lease: _Lease) -> None:
         """Renew the lease; forget it if it has ended."""
-        # Not a change that must be sent only once: to renew twice does no harm.
+        # Unlike a change, a renewal may be sent more than once: renewing twice does no harm.
         response = await self._gateway.call("/v3/lease/keepalive", {"ID": str(lease.number)}, READ_LIMIT_S)
         result = response.get("result")
         if not isinstance(result, dict):
@@ -182,9 +182,9 @@ class EtcdRegistry:
     async def _take(self, member: str, epoch: int) -> LeaseAnswer:
         """Put this member's id into the key of the lease, unless it is there with this lease already.
 
-        The key is looked at after the renewal: it is held now, so it is held for a whole lease from before the renewal.
-        The key of another member is replaced, and the put moves it to the new lease: that member led an earlier epoch,
-        and will be refused. Without this, no takeover or switch could be quicker than the end of a lease.
+        It reads the key after the renewal: if this member holds it now, it does so for a whole lease, counted from
+        before the renewal. The put replaces the id of another member and moves the key to the new lease: that member
+        led an earlier epoch, and will be refused. Otherwise every takeover or switch would wait for the end of a lease.
         """
         for _ in range(TAKE_ATTEMPTS):
             read = await self._read()
@@ -205,7 +205,7 @@ class EtcdRegistry:
     async def _grant(self) -> int:
         lease_s = self._settings.lease_s
         response = await self._gateway.call("/v3/lease/grant", {"TTL": str(lease_s)}, READ_LIMIT_S)
-        # Etcd may grant another time than it is asked for, and the core counts on all of it.
+        # Etcd may grant a different time than requested, and the core relies on the full time.
         if _number(response, "TTL") < lease_s or _number(response, "ID") == 0:
             raise RegistryRefused(f"etcd does not grant a lease of {lease_s} s")
         return _number(response, "ID")
@@ -245,7 +245,8 @@ class EtcdRegistry:
     async def _wait_for_change(self, revision: int) -> None:
         """Return after a change of the set's keys since ``revision``, or when it is time to read again.
 
-        What changed is read, not taken from the event: etcd's member may lag behind, and a read may already know more.
+        The caller reads the change instead of taking it from the event: the etcd member that sends the event may lag
+        behind, and a read may already know more.
         """
         # The read has shown what changed at ``revision`` itself.
         request = {"key": self._prefix, "range_end": self._prefix_end, "start_revision": str(revision + 1)}
@@ -275,7 +276,7 @@ class EtcdRegistry:
         try:
             holder = lead.decode() if lead_pair else None
         except UnicodeDecodeError as error:
-            raise MalformedRegistry(f"the key of the lease holds {lead[:40]!r}, which is no member's id") from error
+            raise MalformedRegistry(f"the key of the lease holds {lead[:40]!r}, which is not a member's id") from error
         state = RegistryState(config, version, holder)
         return _Read(RegistryView(state, addresses), revision, lead_lease)
 

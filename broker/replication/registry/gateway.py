@@ -126,7 +126,7 @@ class EtcdGateway:
                 await exchange.request("/version", None, {})
                 found = _decoded(endpoint, await exchange.body(RESPONSE_BYTES_MAX)).get("etcdserver")
             if not isinstance(found, str):
-                raise NotARegistry(f"{endpoint.url} is no etcd: its version is missing")
+                raise NotARegistry(f"{endpoint.url} is not etcd: its version is missing")
             if not is_safe_version(found):
                 raise UnsafeRegistry(
                     f"{endpoint.url} runs etcd {found}, which may lose what it has acknowledged: use {SAFE_VERSIONS}"
@@ -186,7 +186,7 @@ def _decoded(endpoint: Endpoint, content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         decoded = None
     if not isinstance(decoded, dict):
-        raise NotARegistry(f"{endpoint.url} is no etcd: it answers {content[:40]!r}")
+        raise NotARegistry(f"{endpoint.url} is not etcd: it answers {content[:40]!r}")
     return decoded
 
 

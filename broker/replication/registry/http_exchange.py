@@ -55,7 +55,7 @@ class HttpExchange:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self.sent = False
-        """Whether a byte of the request may have left."""
+        """True if a byte of the request may have left."""
 
     async def __aenter__(self) -> Self:
         endpoint = self.endpoint

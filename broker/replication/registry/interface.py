@@ -41,8 +41,8 @@ class LeaseAnswer(Enum):
 
 
 class Registry(Protocol):
-    """The configuration and the lease of one replica set. The caller makes one call at a time of
-    ``hold_lease`` and ``release_lease``; the others may run beside."""
+    """The configuration and the lease of one replica set. The caller makes at most one call of ``hold_lease`` or
+    ``release_lease`` at a time; the other methods may run concurrently."""
 
     async def read(self) -> RegistryView:
         """Return configuration and holder of the lease as of one moment after the call (linearizable). Raise

@@ -1,4 +1,4 @@
-"""Derived files (ConsumeQueues, index): syncing them to disk, and deleting the oldest ones with the log's."""
+"""Derived files (ConsumeQueues, index): syncs them to disk, and deletes the oldest ones with those of the log."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DerivedFiles:
             if 0 < snapshot.physical_offset <= dispatched:
                 self._state.take(snapshot)
                 if not self._fits(self._state.persist):
-                    log.warning("no room for %s: it is written as soon as there is room", self._state.path)
+                    log.warning("the disk has no room for %s; it is written as soon as there is room", self._state.path)
                 break
         else:
             self._pending_snapshot = taken
@@ -82,15 +82,17 @@ class DerivedFiles:
         assert 0 < count < len(files), "the last file never goes"
         log_start = files[count - 1].end_offset
         with self._syncing:
-            # Until the snapshot has it, only a queue's units tell its next offset: they must be on disk, and then in
-            # the snapshot, before the records go.
+            # A queue's next offset follows only from its units until the snapshot has it. So the units must be on disk,
+            # and the offset in the snapshot, before the records go.
             if self._sync() < log_start:
                 return 0
             index_count = self._index.expired(log_start)
             index_names = [file.path.name for file in self._index.files[index_count:]]
-            # The state first: after a stop in between, no file may be missing that it still lists.
+            # The state first: after a stop in between, it must not list files that are gone.
             if not self._fits(lambda: self._state.log_begins_at(log_start, index_names)):
-                log.error("no room for %s, so nothing can be removed: free some kilobytes", self._state.path)
+                log.error(
+                    "the disk has no room for %s, so nothing can be deleted: free some kilobytes", self._state.path
+                )
                 return 0
             # The pending snapshot names files that are deleted now.
             self._pending_snapshot = Snapshot()

@@ -115,7 +115,7 @@ class ProducerRuns:
         Leaves out deleted topics. Blocks.
         """
         end = self._commitlog.write_offset
-        # An offset inside a record is no place to begin. Every producer's record has a key, so the index knows the
+        # An offset inside a record is not a place to begin. Every producer's record has a key, so the index knows the
         # first boundary.
         begin = self._index.first_record_at(max(end - tail_bytes, self._commitlog.start_offset))
         if begin is None or begin >= end:
@@ -158,7 +158,7 @@ class ProducerRuns:
                     file.release()
                 if status not in (dispatch.DONE, dispatch.BLANK, dispatch.FULL):
                     log.warning(
-                        "%s has %s at byte %d: producers' messages behind it are not recognised when they are sent "
+                        "%s has %s at byte %d: producers' messages after it are not recognised when they are sent "
                         "again",
                         file.path,
                         dispatch.BAD_NAMES[status],

@@ -236,7 +236,7 @@ class IndexService:
         self._unusable: list[Path] = []
 
     def load(self, recorded_sizes: tuple[int, int] | None) -> str:
-        """Open the existing files, without changing anything. Returns why the newest cannot be used, or an empty text.
+        """Open the existing files, without changing anything. Returns why the newest cannot be used, or "".
 
         ``recorded_sizes``: slots and entries that the store is known to have been created with; None if they are
         unknown. A file of another size is damage if the settings equal the recorded sizes, or if other files have the
@@ -274,7 +274,7 @@ class IndexService:
 
     @property
     def end_physical_offset(self) -> int:
-        """Physical offset of the last indexed record, 0 without files. RocketMQ: see ``IndexService.buildIndex``."""
+        """Physical offset of the last indexed record, 0 without files, as in RocketMQ's ``IndexService.buildIndex``."""
         for file in reversed(self.files):
             if file.index_count > 1:
                 return file.end_physical_offset

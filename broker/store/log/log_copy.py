@@ -1,4 +1,4 @@
-"""Copy of a log from another broker: the bytes that one sends, and those that the other checks and appends."""
+"""Copy of a log from one broker to another: one reads and sends whole records, the other checks and appends them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class LogCopy:
     # ---- to send ----
 
     def piece_end(self, offset: int, limit: int) -> int:
-        """Return where the last record ends that begins at ``offset`` or later and ends at or before ``limit``.
+        """Return the end of the piece from ``offset``: as many whole records as end at or before ``limit``.
 
-        If the first record ends after ``limit``, that is where it ends. ``offset`` must be a record's begin below the
-        write offset. A piece is in one file. Raises ``DamagedRecord`` if the first record is damaged.
+        A piece has at least one record, even if that ends after ``limit``, and never spans two files. ``offset`` must
+        be the start of a record below the write offset. Raises ``DamagedRecord`` if the first record is damaged.
         """
         file = self._log.queue.find(offset)
         if file is None:
@@ -95,7 +95,7 @@ class LogCopy:
         if offset != self._log.write_offset:
             raise LogCopyRefused(offset, f"this log ends at {self._log.write_offset:,}")
         if not 0 < len(data) <= COPY_BYTES_MAX:
-            raise LogCopyRefused(offset, f"{len(data):,} bytes are not between 1 and {COPY_BYTES_MAX:,}")
+            raise LogCopyRefused(offset, f"a piece has 1 to {COPY_BYTES_MAX:,} bytes, not {len(data):,}")
         array = np.frombuffer(data, np.uint8)
         segments = self._segments(array, offset)
         # Their queues' next offsets are known from the units after dispatch.

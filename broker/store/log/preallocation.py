@@ -126,8 +126,8 @@ class LogPreallocator:
         """Move the next ``count`` files, which ``make`` created, into the log's folder.
 
         Call it before the first byte is written, and only if the write will reach these files: a RocketMQ that is
-        started by mistake deletes files of the folder that nothing was written to. ``needed_bytes``:
-        requested size, for the error. Raises as ``make`` does.
+        started by mistake deletes unwritten files in the folder. ``needed_bytes``: requested size, for the error.
+        Raises as ``make`` does.
         """
         try:
             with self._preparing:

@@ -18,8 +18,8 @@ _PRE_BLANK = UNIT.pack(0, PRE_BLANK_SIZE, 0)
 
 
 class QueueTotals(NamedTuple):
-    """What a queue contains while its max offset is ``max_offset`` and its log begins at ``log_start``: its min offset,
-    and place and store time (ms, -1: unknown yet) of its last message."""
+    """Totals of a queue, valid while its max offset is ``max_offset`` and its log begins at ``log_start``: its min
+    offset, and place and store time (ms, -1: unknown yet) of its last message."""
 
     max_offset: int
     log_start: int
@@ -85,7 +85,7 @@ class ConsumeQueue:
         for number, start in enumerate(starts):
             path = self.folder / file_name(start)
             if not path.is_file():
-                problem = problem or f"{path} is no file"
+                problem = problem or f"{path} is not a file"
                 continue
             fd = self._open(start)
             size = self.files.size(fd)

@@ -283,7 +283,7 @@ def parse_cursor(cursor: str) -> tuple[str, int, int] | None:
     name, _, rest = cursor.partition(":")
     number, _, physical_offset = rest.partition(":")
     if not (len(name) == 17 and name.isascii() and name.isdigit() and _digits(number) and _digits(physical_offset)):
-        raise InvalidParameter(f"{cursor[:80]!r} is no cursor; pass the one of the answer before, or none")
+        raise InvalidParameter(f"{cursor[:80]!r} is not a cursor; pass the one of the answer before, or none")
     return name, int(number), int(physical_offset)
 
 

@@ -111,7 +111,7 @@ class DerivedCheck:
         queue that point below ``end``, by row.
 
         Index entries past ``end`` are compared too, because they will not be inserted again.
-        ``on_gap(row, first, behind)`` is called for queue offsets ``[first, behind)`` that no record has, although
+        ``on_gap(row, first, end)`` is called for queue offsets ``[first, end)`` that no record has, although
         there are units for them or later records; it returns the problem of the queue, empty if it has none.
         """
         self.impossible = []

@@ -211,7 +211,7 @@ class HoleFiller:
             assert file is not None
             size, ends_file = hole.end - hole.begin, hole.end == file.end_offset
             is_checksummed, border = self._checksummed.at(hole.begin)
-            # Also if only a later part of the hole is in a range in which every record must have a checksum.
+            # Even if only a later part of the hole is in a range in which every record must have a checksum.
             checksum = is_checksummed or border < hole.end
             fitting = tuple(that_fit(messages, size, ends_file=ends_file, checksum=checksum))
             store_ms = hole.store_ms or next_ms

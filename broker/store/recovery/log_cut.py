@@ -53,7 +53,7 @@ class LogCut:
         if not self._path.exists():
             return
         to, end = self._requested()
-        # From here on the start is one after a crash, also if it is interrupted.
+        # From here on this start, or a repetition after an interruption, is one after a crash.
         AbortFile(self._files, self._store).create()
         paths = sorted(path for path in (self._store / "commitlog").glob("*") if path.name.isdecimal())
         self._keep(paths, to, end)

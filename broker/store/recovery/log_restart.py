@@ -57,7 +57,7 @@ class LogRestart:
         if not self._path.exists():
             return
         begin, record = self._requested()
-        # From here on the start is one after a crash, also if it is interrupted.
+        # From here on this start, or a repetition after an interruption, is one after a crash.
         AbortFile(self._files, self._store).create()
         log.warning("the log is removed; an empty one begins at %d, to be copied from the primary", begin)
         for path in (*(self._store / name for name in DERIVED), *(self._own / name for name in OWN)):

@@ -206,7 +206,7 @@ class Recovery:
         return times[::-1]
 
     def _changed(self, physical_offsets: Iterable[int]) -> None:
-        """Note that the log no longer has the content there that queues and index were derived from."""
+        """Note that queues and index were derived from content that the log no longer has there."""
         self._examination.changed_from = min([self._examination.changed_from, *physical_offsets])
 
     def _first_trusted(self) -> int:

@@ -1,4 +1,4 @@
-"""What a member of a replica set keeps beside its log: the epochs, and changes of the log that the next start does."""
+"""Files that a member of a replica set keeps beside its log: the epochs, and requests to change the log at a start."""
 
 from __future__ import annotations
 

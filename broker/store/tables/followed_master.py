@@ -20,7 +20,7 @@ class FollowedMaster:
         self._files = files
         self._path = path
         self.is_expected = False
-        """Whether this process opens the store to continue or to end the migration."""
+        """True if this process opens the store to continue or to end the migration."""
 
     def check(self) -> None:
         """Raise ``FollowsMaster`` if there is a note and this process does not expect it."""

@@ -38,11 +38,11 @@ class PopJournal:
         self.bytes = 0
         """Length of the file."""
         self.base_bytes = 0
-        """Length of what ``begin`` wrote."""
+        """Number of bytes that ``begin`` wrote."""
         self.changes = 0
         """Number of calls of ``begin`` and ``append``."""
         self.everything: Callable[[], Iterable[PopEntry]] = list
-        """Returns what a journal that begins now would begin with. Set by its writer; for the event loop."""
+        """Function that returns the entries for a journal that begins now. Set by its writer; for the event loop."""
         self._fd: int | None = None
 
     def read(self) -> list[PopEntry]:

@@ -1,6 +1,6 @@
 """``flintmq/pop.json``: messages that groups settled one by one beyond their committed offsets.
 
-The file saves repetitions only: without it, a start delivers these messages once more.
+The file only prevents repetitions: without it, the broker delivers these messages once more after a start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ RANGES_MAX = 50_000
 
 @dataclass(frozen=True, slots=True)
 class SettledAhead:
-    """What a group settled in one queue. ``ranges``: half-open ranges of queue offsets, all from ``committed`` on."""
+    """The messages of one queue that a group settled. ``ranges``: half-open ranges of queue offsets, at or after
+    ``committed``."""
 
     group: str
     topic: str
@@ -40,7 +41,7 @@ class PopState:
         self._lock = threading.Lock()
         self._offered: tuple[SettledAhead, ...] | None = None
         self._ready: tuple[SettledAhead, ...] | None = None
-        """What was offered before the last round of the checkpoint."""
+        """Rows that were offered before the last round of the checkpoint."""
         self.saved: tuple[SettledAhead, ...] = ()
         """Rows on disk."""
 

@@ -24,7 +24,7 @@ class ReplicaRecord:
     epochs: tuple[tuple[int, int], ...] = ()
     """(number of the leadership, physical offset of its first byte), oldest first."""
     complete: bool = False
-    """Whether the log lacks nothing since the member was last in sync."""
+    """True if the log lacks nothing since the member was last in sync."""
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> ReplicaRecord:

@@ -201,7 +201,7 @@ class TopicTable:
             self.version += 1
 
     def rows_with_leaving(self) -> dict[str, dict[str, Any]]:
-        """Return RocketMQ's rows by name, also of removed topics whose deletion is not noted yet. Any thread."""
+        """Return RocketMQ's rows by name, including removed topics whose deletion is not noted yet. Any thread."""
         topics = dict(self.by_name)
         return {name: config.to_json() for name, config in {**self._leaving, **topics}.items()}
 

@@ -100,7 +100,7 @@ class TimerFiles:
         return self._cursor.load(lambda table: TimerState.from_json(table) if table else None)
 
     def _cut(self, state: TimerState) -> str:
-        """Cut each hour's file to its valid rows; return what is wrong with a damaged file, or an empty text."""
+        """Cut each hour's file to its valid rows; return what is wrong with a damaged file, or an empty string."""
         for path in sorted(path for path in self.folder.iterdir() if _NAME.match(path.name)):
             hour = state.hours.get(int(path.name) // HOUR_SECONDS)
             if hour is None or not hour.rows:
@@ -293,7 +293,7 @@ class TimerFiles:
         return min(offsets, default=None)
 
     def tell_rocketmq(self, queue: ConsumeQueue | None) -> None:
-        """On a clean stop, after ``sync``, tell RocketMQ where to continue, so that it delivers waiting messages once.
+        """Tell RocketMQ where to continue, so that it delivers waiting messages once. For a clean stop, after ``sync``.
 
         If every message from some queue offset on waits, RocketMQ continues there. Otherwise it gets a ``timerlog`` of
         the waiting messages. If that does not fit into one file, or if the clock was set back, RocketMQ continues from

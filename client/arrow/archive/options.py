@@ -1,4 +1,4 @@
-"""What to read of a store, and how."""
+"""Options of a read of a store's files: its topics, range and treatment of damage."""
 
 from __future__ import annotations
 

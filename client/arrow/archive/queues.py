@@ -33,7 +33,7 @@ class Queues:
 
     @property
     def there(self) -> bool:
-        """Whether the store has any."""
+        """True if the store has any ConsumeQueues."""
         return self._folder is not None and self._folder.is_dir()
 
     def confirm(self, record: Record, size: int) -> bool:

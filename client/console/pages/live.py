@@ -184,7 +184,7 @@ class _Tail:
         """Return the next matches. A search that does not keep up with the topic jumps to its newest message."""
         page = await self._browse(newest_first=False, physical=self.after)
         self.seen += page.examined
-        # At the end of the topic, the search continues behind the last message that it has looked at.
+        # At the end of the topic, the search continues after the last message that it has examined.
         if page.examined:
             self.after = page.reached_physical + 1 if page.next_physical is None else page.next_physical
         self.slow = 0 if page.next_physical is None else self.slow + 1

@@ -145,7 +145,7 @@ async def _by_key(visit: Visit) -> Response:
 
 
 def _position(visit: Visit, queue: int) -> Position:
-    """Return where the list begins. Raises ``ValueError`` for a text that is no position."""
+    """Return where the list begins. Raises ``ValueError`` if the text is not a position."""
     arguments: dict[str, Any] = {"queue": queue} if queue >= 0 else {}
     at = visit.number("at", -1, 0, 2**63 - 1)
     if at >= 0:

@@ -12,7 +12,7 @@ from ..visit import Refused, Visit
 
 
 async def setting_list(visit: Visit) -> Response:
-    """Return all settings, or those whose name contains a text, that can be changed, or that were."""
+    """Return all settings, or only those whose name contains a text, that can be changed, or that were changed."""
     wanted, hot, changed = visit.text("q"), visit.text("hot") == "1", visit.text("changed") == "1"
     known = await visit.admin.settings()
     rows = [

@@ -20,9 +20,9 @@ class ConnectionInfo:
     """An open connection. ``id``: its number since the start of the broker; ``host``, ``port``: the client's address;
     ``user``: empty if the broker has no users; ``client``: the name with which the client introduced itself.
 
-    ``opened_ms``: when it was opened, ms since 1970 UTC; ``idle_ms``: how long nothing has arrived and no request has
-    waited. ``frames_in``, ``bytes_in``, ``bytes_out``: since it was opened, without TLS; ``held_pulls``: pulls that
-    wait for messages; ``tls``: it is encrypted.
+    ``opened_ms``: when it was opened, ms since 1970 UTC; ``idle_ms``: for how long nothing has arrived and no request
+    has been waiting; ``frames_in``, ``bytes_in``, ``bytes_out``: counts since it was opened, without TLS;
+    ``held_pulls``: number of pulls that wait for messages; ``tls``: whether it is encrypted.
     """
 
     id: int
@@ -68,7 +68,7 @@ def close_connection(connection: int, opened_ms: int = -1, *, timeout: float | N
 
 
 def whoami(*, timeout: float | None = None) -> Operation[UserInfo]:
-    """Return the client's own user and its grants. The name is empty if the broker has no users: then every client may
+    """Return the client's own user and its grants. The name is empty if the broker has no users; every client may then
     do everything."""
 
     def decode(answer: Answer) -> UserInfo:

@@ -17,7 +17,7 @@ _UNKNOWN_MS = 0
 
 @dataclass(frozen=True, slots=True)
 class LostOffsets:
-    """A number of lost ``messages`` of a queue that follow each other; ``queue_offset``: that of the first one."""
+    """Consecutive lost messages of a queue. ``messages``: their number; ``queue_offset``: offset of the first."""
 
     topic: str
     queue: int
@@ -34,9 +34,9 @@ class QuarantineEntry:
     messages were stored at about that time. ``file``: name of the file with the damaged bytes, in
     ``flintmq/quarantine/`` of the store.
 
-    ``lost_messages``: messages that are known to have been in it; 0: none is known. ``lost``: the queues that they are
-    missing from, without ``lost_left_out`` further ranges. Damage that hits a range again makes another entry, which
-    has the messages once more.
+    ``lost_messages``: number of messages that are known to have been in it. ``lost``: where they are missing;
+    ``lost_left_out``: number of further such ranges. Damage that hits a range again makes another entry, which lists
+    the messages again.
     """
 
     physical_offset: int

@@ -102,7 +102,7 @@ class Outbox:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing waits, nothing is in flight, and the last response was no error."""
+        """True if nothing waits, nothing is in flight, and the last response was not an error."""
         return not (self.in_flight or self.offered or self.pending_bytes) and self._backoff.trouble is None
 
     def adopt(self, sent: SentSingle, request_id: int) -> Single:

@@ -78,7 +78,7 @@ def parse_address(text: str) -> Address:
     if not host:
         raise InvalidAddress(f"broker address {text!r} has no host; write it as 'host:port'")
     if not _is_host(host):
-        raise InvalidAddress(f"broker address {text!r} has the host {host!r}, which is no host name")
+        raise InvalidAddress(f"broker address {text!r} has the host {host!r}, which is not a host name")
     if not port_text:
         return Address(host, DEFAULT_PORT)
     is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= len(str(_PORT_MAX))

@@ -85,7 +85,7 @@ class GroupConsumer(ReceiverShell, TaskMember):
             deliveries.expect(-max_count)
 
     async def _wait_for_change(self, seconds: float) -> None:
-        """Wait for the next change, at most so many seconds."""
+        """Wait for the next change, at most this many seconds."""
         waiter: asyncio.Future[None] = self._life.loop.create_future()
         self._waiters[waiter] = None
         try:

@@ -66,7 +66,7 @@ class Delivery:
         handling.end(told)
 
     def renew(self, seconds: float) -> None:
-        """Let the lease end so many seconds from now, and renew it by itself no more.
+        """Let the lease end this many seconds from now, and stop renewing it automatically.
 
         Does nothing if the consumer is not in the mode ``work``: then the message stays here as long as the member
         does.
@@ -115,7 +115,7 @@ class DeliverySource(ABC):
 
     @abstractmethod
     def expect(self, count: int) -> None:
-        """Note that receivers wait for so many more messages, or for fewer."""
+        """Note that receivers wait for this many more messages, or (if negative) for fewer."""
 
     @abstractmethod
     def take(self, max_count: int) -> list[Delivery]:
@@ -127,7 +127,7 @@ class DeliverySource(ABC):
 
     @abstractmethod
     def renew(self, delivery: Delivery, seconds: float) -> None:
-        """Let the lease of a delivery end so many seconds from now."""
+        """Let the lease of a delivery end this many seconds from now."""
 
     @abstractmethod
     def is_lost(self, work: Any) -> bool:

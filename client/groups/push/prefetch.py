@@ -28,7 +28,7 @@ from .progress import Progress
 log = logging.getLogger(__name__)
 
 REFUSED_PAUSE_SECONDS = 1.0
-"""Pause before pulling a queue again that the broker refused to read."""
+"""Pause before pulling again from a queue that the broker refused to read."""
 
 
 class Prefetch:

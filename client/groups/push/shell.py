@@ -1,4 +1,4 @@
-"""The common part of all members: arguments, state and control. Threads or tasks are the subclasses' own."""
+"""The common part of all members: arguments, state and control. Subclasses add the threads or tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MemberShell(ABC):
     _options: Options
 
     def _prepare(self, addresses: Addresses | None, access: ClientAccess) -> None:
-        """Create the engine; ``_options`` are set."""
+        """Create the engine. ``_options`` must be set."""
         self._timeout = self._options.timeout_seconds
         self._started = False
         connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
@@ -49,7 +49,7 @@ class MemberShell(ABC):
 
     @abstractmethod
     def _new_engine(self, dialer: Dialer) -> MemberEngine:
-        """Create the engine with what it calls; called once, after the options are checked."""
+        """Create the engine with its callbacks; called once, after the options are checked."""
 
     @abstractmethod
     def _check(self) -> None:

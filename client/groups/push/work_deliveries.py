@@ -83,7 +83,7 @@ class WorkDeliveries(DeliverySource):
         return len(self.open)
 
     def expect(self, count: int) -> None:
-        """Note that receivers wait for so many more messages, or for fewer; more are asked for at once."""
+        """Note that receivers wait for this many more messages, which are requested at once, or (if negative) fewer."""
         with self.condition:
             self._expected += count
             wake = self._expected > len(self.waiting)
@@ -147,7 +147,7 @@ class WorkDeliveries(DeliverySource):
             self.wake()
 
     def renew(self, delivery: Delivery, seconds: float) -> None:
-        """Let the lease of a delivery end so many seconds from now."""
+        """Let the lease of a delivery end this many seconds from now."""
         if not seconds <= LEASE_SECONDS_MAX:
             raise InvalidArgument(f"seconds is {seconds}; a lease lasts at most {LEASE_SECONDS_MAX:,.0f} s")
         self._guard.check_fork()

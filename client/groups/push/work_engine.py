@@ -34,7 +34,7 @@ LOOK_SECONDS_MAX = 1.0
 LOOKS_A_LEASE = 20
 """Number of checks in the time of a lease."""
 MISSING_SECONDS = 0.5
-"""Pause before asking for a topic again that does not exist."""
+"""Pause before asking again for a topic that does not exist."""
 
 
 @dataclass(slots=True)

@@ -115,7 +115,7 @@ def read_flights(path: Path) -> Iterator[Flight]:
             values = {name: parse(row[name]) for name, parse in FIELDS.items()}
             flight = Flight(_event_time(values["time_hour"]), values)
         except (TypeError, ValueError) as error:  # the columns missing from a short line are None
-            raise InvalidFlights(f"{path}, line {number}, is no flight: {error}") from error
+            raise InvalidFlights(f"{path}, line {number}, is not a flight: {error}") from error
         yield flight
 
 

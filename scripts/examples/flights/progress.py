@@ -35,7 +35,7 @@ class QueryProgress:
     late: int = 0
     """Number of rows dropped because they arrived after the watermark: it should be 0."""
     unreadable: int = 0
-    """Number of messages left out because they are no flights."""
+    """Number of messages left out because they are not flights."""
     watermark: str | None = None
     """Event time (ISO 8601) before which every hour is final; None if the query has no watermark."""
 
