@@ -191,8 +191,8 @@ class Lifecycle:
         self._authenticator = Authenticator(users, LoginBackoff(self._loop.time, self._loop.call_at))
         if not len(users):
             log.warning(
-                "there are no users yet, and the broker requires authentication; create one with "
-                "`flintmq user add NAME --store %s`",
+                "there are no users yet, and the broker requires authentication; create the first administrator with "
+                "`flintmq user add NAME --admin --generate --store %s`",
                 store_path,
             )
         if self._tls is None and not is_loopback(parse_address(self._settings.server.listen)[0]):

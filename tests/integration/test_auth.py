@@ -367,4 +367,5 @@ class TestBeyondLoopback:
     def test_it_is_allowed_with_users_and_without_tls_the_broker_warns(self, broker: BrokerFactory) -> None:
         running = broker("--listen", "0.0.0.0:0", settings=SCRAM)
         assert "there are no users yet" in running.log
+        assert "`flintmq user add NAME --admin --generate --store " in running.log
         assert "without TLS: passwords are safe, but" in running.log

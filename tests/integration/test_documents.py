@@ -105,6 +105,15 @@ class Shell:
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             if "--generate" in words:
                 self._password = done.stdout.split()[-1]
+            if words[:3] == ["flintmq", "user", "add"] and "--store" in words:
+                self._wait_for_user(words[3])
+
+    def _wait_for_user(self, name: str) -> None:
+        """Wait until the running broker has noticed a user that a command added to its store."""
+        login = {"FLINTMQ_USER": name, "FLINTMQ_PASSWORD": self._password}
+        command = ["flintmq", "-b", f"127.0.0.1:{self._port}", "whoami"]
+        environment = self._environment | login
+        until(lambda: subprocess.run(command, env=environment, capture_output=True).returncode == 0, "the user's login")
 
     def _serve(self, words: list[str], banner: str) -> None:
         """Run a broker in the background from the line that contains ``banner`` on."""
@@ -184,6 +193,13 @@ def test_the_commands_of_a_document_run_one_after_the_other(shell: Shell, docume
     for block in blocks(document, "sh"):
         if block.startswith("openssl") and not shutil.which("openssl"):
             pytest.skip("the last block needs openssl, which is not installed; the blocks before it ran")
+        shell.run(block)
+
+
+def test_the_first_administrator_is_created_on_a_machine_without_a_store(shell: Shell) -> None:
+    everything = blocks(ROOT / "docs" / "operations.md", "sh")
+    first = next(number for number, block in enumerate(everything) if "security.auth=scram" in block)
+    for block in everything[first : first + 3]:
         shell.run(block)
 
 
