@@ -147,5 +147,5 @@ async def test_certificates(etcd_with_tls: EtcdServer, authority: Authority, tmp
 
 async def test_https_to_an_etcd_without_tls_says_so(settings: EtcdSettings) -> None:
     url = settings.endpoints[0].replace("http", "https")
-    with pytest.raises(RegistryUnreachable, match=r"does not speak TLS|ConnectionResetError"):
+    with pytest.raises(RegistryUnreachable, match=r"does not speak TLS|ConnectionResetError|Connection reset by peer"):
         await EtcdRegistry(replace(settings, endpoints=(url,))).read()
