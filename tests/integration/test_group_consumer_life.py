@@ -91,8 +91,10 @@ class TestEnd:
         consumer = clients.GroupConsumer(address, topic, topic, **FIRST).start()
         held = receive(consumer, 5)
         held[0].ack()
-        with pytest.raises(ListenerTimeout, match=r"4 deliveries of group \S+ were not settled within 0.1 s"):
+        with pytest.raises(ListenerTimeout, match=r"group \S+ had 4 open deliveries 0.1 s after close\(\)"):
             consumer.close(timeout=0.1)
+        assert [delivery.lost for delivery in held] == [False, True, True, True, True]
+        assert repr(held[0]).startswith("<Delivery settled ")
         with pytest.raises(DeliveryLost, match="its consumer was closed before"):
             held[1].ack()
         assert committed(address, topic) == 1

@@ -292,8 +292,9 @@ def test_closing_waits_for_open_deliveries_and_then_gives_them_back(shared_broke
     fill(shared_broker.address, topic, 2)
     consumer = worker(shared_broker, topic, lease=3600).start()
     held = receive(consumer, 2)
-    with pytest.raises(ListenerTimeout, match="2 deliveries"):
+    with pytest.raises(ListenerTimeout, match="had 2 open deliveries"):
         consumer.close(0.1)
+    assert [delivery.lost for delivery in held] == [True, True]
     with pytest.raises(DeliveryLost, match="was closed before"):
         held[0].ack()
     with worker(shared_broker, topic) as other:

@@ -57,9 +57,12 @@ class Deliveries(DeliverySource):
         if not (is_open or delivery._settled):
             raise self._lost(delivery.message, delivery._work)
 
-    def is_lost(self, work: WorkItem) -> bool:
-        """Return whether a message is no longer this member's."""
-        return work.claim.lost or work.given_up
+    def is_lost(self, delivery: Delivery) -> bool:
+        """Return whether the message of a delivery is no longer this member's, and handled again."""
+        work: WorkItem = delivery._work
+        if delivery._settled:
+            return work.claim.lost and work.next_offset > work.claim.committed
+        return work.claim.lost or work.given_up or work not in self._open
 
     def take(self, max_count: int) -> list[Delivery]:
         """Open up to ``max_count`` deliveries; returns none if none is available."""
@@ -92,8 +95,8 @@ class Deliveries(DeliverySource):
             is_open = self._open.get(work) is delivery
             if is_open:
                 tell = self.ended or len(self._open) >= self._options.open_max
+                delivery._settled = True  # before it leaves the open ones: see is_lost
                 del self._open[work]
-                delivery._settled = True
                 self.condition.notify()
         if is_open:
             failed = []

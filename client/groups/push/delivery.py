@@ -82,7 +82,7 @@ class Delivery:
     def lost(self) -> bool:
         """True if the message is no longer this member's, and is handled again. In the mode ``work`` this may turn out
         after the delivery was settled: the outcome reached the broker too late."""
-        return self._source.is_lost(self._work)
+        return self._source.is_lost(self)
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "settled" if self._settled else "open"
@@ -130,8 +130,8 @@ class DeliverySource(ABC):
         """Let the lease of a delivery end this many seconds from now."""
 
     @abstractmethod
-    def is_lost(self, work: Any) -> bool:
-        """Return whether a message is no longer this member's."""
+    def is_lost(self, delivery: Delivery) -> bool:
+        """Return whether the message of a delivery is no longer this member's."""
 
     @abstractmethod
     def end(self, *, abandon: bool) -> None:

@@ -80,8 +80,8 @@ class ReceiverShell(MemberShell):
 
     def _not_settled(self, count: int, seconds: float) -> ListenerTimeout:
         return ListenerTimeout(
-            f"{count} deliveries of group {self.group} were not settled within {seconds:g} s after close(); their "
-            "messages are redelivered to other members"
+            f"group {self.group} had {count} open {'delivery' if count == 1 else 'deliveries'} {seconds:g} s after "
+            "close(); their messages go to other consumers of the group"
         )
 
 

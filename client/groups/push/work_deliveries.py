@@ -123,7 +123,7 @@ class WorkDeliveries(DeliverySource):
                 return
             if why := self._why_lost(lease):
                 raise self._lost(lease, why)
-            delivery._settled = True
+            delivery._settled = True  # before it leaves the open ones: see is_lost
             del self.open[lease]
             self.unconfirmed[lease] = None
             if failure is None:
@@ -161,9 +161,10 @@ class WorkDeliveries(DeliverySource):
             self.renewals[lease] = seconds
         self.wake()
 
-    def is_lost(self, work: Lease) -> bool:
-        """Return whether a message is no longer this consumer's."""
-        return bool(work.lost)
+    def is_lost(self, delivery: Delivery) -> bool:
+        """Return whether the message of a delivery is no longer this consumer's."""
+        lease: Lease = delivery._work
+        return bool(lease.lost) or not (lease in self.open or delivery._settled)
 
     def _why_lost(self, lease: Lease) -> str:
         if lease.lost:
