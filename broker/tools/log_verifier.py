@@ -124,7 +124,7 @@ class Examiner:
                 self._state,
                 self._optional_state,
             )
-            self._take(segment, before, at)
+            self._take(segment)
             # Buffers that are full need nothing: the next turn continues where this one stopped.
             if status == kernel.BLANK and self._fills_file(array, at):
                 at = file.size
@@ -143,7 +143,7 @@ class Examiner:
     def _fills_file(array: np.ndarray, at: int) -> bool:
         return int.from_bytes(array[at : at + 4].tobytes(), "big") == len(array) - at
 
-    def _take(self, segment: Segment, before: int, at: int) -> None:
+    def _take(self, segment: Segment) -> None:
         """Take over the results of the last call, except keys."""
         state = self._state
         segment.records += int(state[kernel.S_RECORDS])

@@ -140,7 +140,7 @@ def _last_store_ms(store: OfflineStore, end: LogEnd) -> int:
     return last_ms
 
 
-def check_offsets(store: OfflineStore, ends: dict[tuple[str, int], int], end: LogEnd) -> None:
+def check_offsets(store: OfflineStore, ends: dict[tuple[str, int], int]) -> None:
     """Compare groups' offsets, and FlintMQ's notes of queue ends, with ``ends``: the offset after each last unit."""
     snapshot = store.state.snapshot
     mark = store.checkpoint.mark

@@ -72,7 +72,7 @@ def verify(
             # If each live unit is that of a record, none can be a stray one.
             if units_pass.live != log.explained.get(queue.row, 0) or reported:
                 units_pass.find_strays(reported)
-        check_offsets(store, ends, end)
+        check_offsets(store, ends)
         _note_what_is_left(findings, log)
         return Verified(
             findings=findings,

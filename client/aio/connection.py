@@ -255,7 +255,7 @@ class Connection(asyncio.BufferedProtocol):
             error = closed_there(self.address)
         if self._session.limits is None and self._transport is not None:
             tls = self._transport.get_extra_info("sslcontext") is not None
-            error = not_greeted(self.address, error, tls=tls)
+            error = not_greeted(error, tls=tls)
         self._guarded_fail(error)
 
     def _ended(self) -> None:

@@ -55,12 +55,6 @@ class Distinct:
         """Return the value of a row."""
         return self.values[0 if self.codes is None else self.codes[row]]
 
-    def of_rows(self) -> list[Any] | None:
-        """Return the value of every row, or None if no row has one."""
-        if self.codes is None:
-            return None if self.values[0] is None else [self.values[0]]
-        return [self.values[code] for code in self.codes.tolist()]
-
 
 NOTHING = Distinct((None,), None)
 

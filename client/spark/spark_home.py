@@ -38,9 +38,7 @@ def home_without_archive(environment: Mapping[str, str] = os.environ) -> Path | 
     package = Path(pyspark.__file__).resolve().parent
     if environment.get("SPARK_HOME") or not (package / ARCHIVE).exists() or not (package / "jars").is_dir():
         return None
-    if any(
-        environment.get(name, sys.executable) != sys.executable for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-    ):
+    if any(environment.get(name, sys.executable) != sys.executable for name in _INTERPRETERS):
         return None
     if package.parent not in _paths_of_a_new_process(environment):
         return None

@@ -104,7 +104,7 @@ class Connection:
             except ConnectionFailed as error:
                 if self._session.limits is not None:
                     raise
-                raise not_greeted(self.address, error, tls=self._pending is not None) from error
+                raise not_greeted(error, tls=self._pending is not None) from error
             if not answers:
                 raise no_hello(self.address, timeout)
             request = advance(greeting, answers[0])

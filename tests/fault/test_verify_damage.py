@@ -27,7 +27,6 @@ from tests.store_tools import MIB, SMALL, Sent, copy_store, open_store, overwrit
 from tests.tools_runs import everything, findings
 
 LOG_BYTES = 4 * MIB
-PER_FILE = SMALL.consumequeue_file_bytes // UNIT_BYTES
 ENTRIES_AT = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * SMALL.index_slots
 Filled = tuple[Path, list[Sent]]
 

@@ -60,7 +60,6 @@ def everything(orders: RunningBroker) -> Any:
 # ---- Polars
 
 
-MIDDLE = 50
 PREDICATES = {
     "queue": (pl.col("queue") == 1, COUNT // QUEUES),
     "queues": (pl.col("queue").is_in([0, 3]), COUNT // 2),

@@ -51,8 +51,6 @@ from tests.store_tools import (
     split_answer,
 )
 
-QUEUE_FILE_UNITS = SMALL.consumequeue_file_bytes // 20
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:

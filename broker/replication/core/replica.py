@@ -127,7 +127,7 @@ class Replica:
             # If it is lost, the read shows the newer version, which closes every proposal before it.
             self._read(now)
 
-    def _propose(self, config: SetConfig, vacant: bool, now: float) -> None:
+    def _propose(self, config: SetConfig, vacant: bool) -> None:
         if self._in_flight is not None:
             return
         self._numbers += 1
@@ -261,7 +261,7 @@ class Replica:
         # so all stay but the old primary, which is probably gone.
         in_sync = self._rules.next_in_sync(config, [config.primary] if config.primary != self.member else [], ())
         self._taken_epoch = config.epoch + 1
-        self._propose(config.led_by(self.member, in_sync), self._holder is None, now)
+        self._propose(config.led_by(self.member, in_sync), self._holder is None)
 
     # ---- connections ----
 
@@ -390,7 +390,7 @@ class Replica:
             wanted = replace(wanted, members=members, in_sync=wanted.in_sync & members)
         # With an unknown outcome the same configuration is proposed again: once a version is newer, it is known.
         if wanted != config or (self.proposals and now >= self._read_at):
-            self._propose(wanted, False, now)
+            self._propose(wanted, False)
 
     def _give_up_if_weak(self, now: float) -> None:
         """Release the lease if this member cannot acknowledge for too long: another one may be able to."""
@@ -430,11 +430,11 @@ class Replica:
             # This member opens its store again, and its successor need not wait for that if a third member has
             # everything. Otherwise this one stays in sync: if the target's disk is lost now, it alone can lead.
             others = self._rules.next_in_sync(config, [self.member], ())
-            self._propose(config.led_by(target, others if len(others) > 1 else config.in_sync), False, now)
+            self._propose(config.led_by(target, others if len(others) > 1 else config.in_sync), False)
         elif now < self._target_until:
             return
         elif self._is_handing_over:
-            self._propose(config, False, now)  # once it is done, the target can no longer become primary
+            self._propose(config, False)  # once it is done, the target can no longer become primary
         else:
             self._target, self.accepts = None, True
 

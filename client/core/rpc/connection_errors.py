@@ -48,7 +48,7 @@ def leads_no_longer(address: Address, refusal: NotPrimary) -> ConnectionFailed:
     return error
 
 
-def not_greeted(address: Address, error: FlintError, *, tls: bool) -> ConnectionFailed:
+def not_greeted(error: FlintError, *, tls: bool) -> ConnectionFailed:
     """Return the error for a connection that was lost before HELLO was answered."""
     perhaps = (
         "the broker may require a certificate (tls_certificate, tls_key), or not accept this one"

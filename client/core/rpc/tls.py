@@ -76,7 +76,7 @@ def handshake_failed(address: Address, error: OSError) -> ConnectionFailed:
     """Return the error that callers see for a failed handshake."""
     prefix = f"TLS with the broker at {address} failed: "
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TlsFailed(prefix + _distrust(address, error))
+        return TlsFailed(prefix + _distrust(error))
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) or not isinstance(error, ssl.SSLError):
         return ConnectionFailed(
             f"{prefix}the connection was lost during the handshake ({_reason(error)}); client and broker may have no "
@@ -86,7 +86,7 @@ def handshake_failed(address: Address, error: OSError) -> ConnectionFailed:
     return TlsFailed(prefix + (f"{hint} ({error.reason})" if hint else str(error)))
 
 
-def _distrust(address: Address, error: ssl.SSLCertVerificationError) -> str:
+def _distrust(error: ssl.SSLCertVerificationError) -> str:
     said = error.verify_message.rstrip(".")
     if error.verify_code == _EXPIRED:
         return f"its certificate has expired ({said}); renew it"
