@@ -94,7 +94,7 @@ class EntryAlignment:
         while entries:
             for place, entry in zip(places, entries, strict=True):
                 _add_stray(*place, entry, set(), findings)
-            self._go_on(len(entries))
+            self._skip(len(entries))
             places, entries = self._window(LOOK_AHEAD)
 
     def _window(self, count: int) -> tuple[list[tuple[IndexFile, int]], list[Entry]]:
@@ -109,7 +109,7 @@ class EntryAlignment:
             number = 1
         return places, entries
 
-    def _go_on(self, count: int) -> None:
+    def _skip(self, count: int) -> None:
         """Skip entries, into the next files if necessary."""
         while count:
             file = self._files[self._at]
@@ -154,7 +154,7 @@ class EntryAlignment:
                 # The entry belongs to an earlier message than the next key, and all keys of that are done.
                 _add_stray(*places[entry], entries[entry], known, findings)
                 entry += 1
-        self._go_on(entry)
+        self._skip(entry)
         return at
 
     def _add_missing(self, keys: list[Key], findings: Findings) -> None:

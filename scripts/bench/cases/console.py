@@ -25,7 +25,7 @@ from ..machine import cpu_seconds, resident_bytes, touch_memory
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped, percentile
 from ..raw import RawClient
 from ..viewers import VIEWERS, create_users, viewers, witness
-from .metrics import Beside
+from .metrics import SideProcess
 
 MESSAGES = 1_000_000
 TOPICS = 1_000
@@ -123,7 +123,7 @@ def viewer_sample(store: Path, seconds: float) -> Sample:
 
 def sends(address: str, seconds: float) -> list[float]:
     """Return the seconds that each send of another process took."""
-    with Beside(witness, address) as beside:
+    with SideProcess(witness, address) as beside:
         time.sleep(seconds)
     return beside.spans
 

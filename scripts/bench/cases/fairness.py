@@ -18,7 +18,7 @@ from ..bench import Bench
 from ..load import BODY_BYTES, TOPIC, fill
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
 from ..raw import RawClient
-from .metrics import Beside
+from .metrics import SideProcess
 
 MESSAGES = 500_000
 """In the queues that are read."""
@@ -47,7 +47,7 @@ def samples(bench: Bench) -> Samples:
                 broker.wait_until_caught_up()
                 sample[f"{flush}_quiet_send"], sample[f"{flush}_quiet_pull"] = p99s(broker.address, seconds)
                 for name in floods:
-                    with Beside(FLOODS[name], broker.address):
+                    with SideProcess(FLOODS[name], broker.address):
                         time.sleep(SETTLE_SECONDS)
                         send, pull = p99s(broker.address, seconds)
                     sample[f"{flush}_{name}_send"], sample[f"{flush}_{name}_pull"] = send, pull
@@ -56,7 +56,7 @@ def samples(bench: Bench) -> Samples:
 
 def p99s(address: str, seconds: float) -> tuple[float, float]:
     """Return the p99 in milliseconds of sending and of pulling a message, measured in a process for some seconds."""
-    with Beside(witness, address) as beside:
+    with SideProcess(witness, address) as beside:
         time.sleep(seconds)
     sends, pulls = zip(*beside.spans, strict=True)
     return percentile(sends, 0.99) * 1e3, percentile(pulls, 0.99) * 1e3

@@ -41,7 +41,7 @@ def samples(bench: Bench) -> Samples:
             commit_everywhere(broker, topics)
             with RawClient(broker.address) as client:
                 url = f"http://{client.runtime_info()['metrics_address']}/metrics"
-            with Beside(ping, broker.address) as pinging, Beside(produce, broker.address):
+            with SideProcess(ping, broker.address) as pinging, SideProcess(produce, broker.address):
                 spans = [scrape(url, topics) for _ in range(scrapes)]
         pings = pinging.spans
         taken = [end - begin for begin, end in spans]
@@ -80,7 +80,7 @@ def scrape(url: str, topics: int) -> Span:
     return span
 
 
-class Beside:
+class SideProcess:
     """A separate process that calls a function of this module until the context ends, so that it does not share the
     bench's GIL. The function takes the address and the event that tells it to stop."""
 
@@ -90,7 +90,7 @@ class Beside:
         self._process = _SPAWN.Process(target=work, args=(address, self._stop, sender), daemon=True)
         self.spans: list[Any] = []
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> SideProcess:
         self._process.start()
         if not self._receiver.poll(TIMEOUT_SECONDS):
             raise BenchFailed("a process of the bench did not start")
