@@ -98,7 +98,7 @@ CASES = [
     Case(
         commands.HEART_BEAT,
         [on("group", "G", "consume"), on("topic", "T", "consume")],
-        MEMBER,
+        {**MEMBER, "session_timeout_ms": 300_000},  # it must not end within a test, however slow the machine is
         msgpack.packb([[["t-HEART_BEAT", "", ""]], []]),
     ),
     Case(commands.HEART_BEAT, [on("group", "G", "publish")], {**MEMBER, "kind": "producer"}, name="producer"),
