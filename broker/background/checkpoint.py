@@ -22,14 +22,18 @@ UNSYNCED_BYTES_MAX = 1 << 30
 
 
 class CheckpointService(Service):
-    """The service that limits how much of the log has to be dispatched again after a crash."""
+    """The service that limits how much of the log has to be dispatched again after a crash.
+
+    ``sync_share``: the pause after a sync, in multiples of its duration; 0: every round may sync.
+    """
 
     name = "checkpoint"
 
-    def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal) -> None:
+    def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal, *, sync_share: int = SYNC_SHARE) -> None:
         super().__init__(post, on_fatal)
         self._store = store
         self.interval_seconds = store.settings.checkpoint_interval_ms / 1000
+        self._sync_share = sync_share
         self._synced = -1
         self._next_sync = 0.0
         """Time from which on queues and index are synced again, by ``time.monotonic``."""
@@ -49,7 +53,7 @@ class CheckpointService(Service):
             # Each changed queue is a file to sync: with thousands of them, a sync in each round would keep the disk
             # busy and take a large part of a processor.
             ended = time.monotonic()
-            self._next_sync = ended + min(SYNC_SHARE * (ended - began), SYNC_PAUSE_MAX_SECONDS)
+            self._next_sync = ended + min(self._sync_share * (ended - began), SYNC_PAUSE_MAX_SECONDS)
         for name, table in (("consumer offsets", store.consumer_offsets), ("groups", store.groups)):
             if not table.dirty:
                 continue

@@ -40,7 +40,8 @@ class HandBroker(Life):
         self._allocation = AllocateMappedFileService(self.store, _call, self._end)
         self._flush = GroupCommitService(self.store, _call, self._end)
         self._reput = ReputMessageService(self.store, _call, self._show, self._end)
-        self._checkpoint = CheckpointService(self.store, _call, self._end)
+        # Without pauses, whose length depends on the speed of the machine: each life must make the same calls.
+        self._checkpoint = CheckpointService(self.store, _call, self._end, sync_share=0)
 
     def _end(self, name: str, error: BaseException) -> None:
         raise error  # raised to the caller that drives the services: see ``do``

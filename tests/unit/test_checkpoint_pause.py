@@ -66,6 +66,14 @@ def test_a_long_sync_is_followed_by_a_pause_in_proportion(service: CheckpointSer
     assert rounds(service, store, 13) == 4  # 20 s of pause: one sync in four rounds
 
 
+def test_without_a_share_each_round_syncs_however_long_a_sync_takes(store: SlowStore) -> None:
+    def post(*_: object) -> None:
+        raise AssertionError("nothing is posted to a loop")
+
+    store.sync_seconds = 1000.0
+    assert rounds(CheckpointService(store, post, post, sync_share=0), store, 10) == 10
+
+
 def test_the_pause_is_bounded(service: CheckpointService, store: SlowStore) -> None:
     store.sync_seconds = 1000.0
     assert rounds(service, store, 25) == 3  # 60 s: one sync in twelve rounds
