@@ -22,6 +22,7 @@ from flintmq.client import (
     InvalidArgumentType,
     Message,
     Outcome,
+    RequestTimeout,
     StoredMessage,
     TopicNotExist,
     TransactionEnded,
@@ -171,6 +172,19 @@ class TestSync:
             wait_for_bodies(asking, topic, [b"paid"])
             transaction.commit()
         assert checked.asked == []
+
+    def test_a_commit_that_is_not_confirmed_in_time_keeps_the_timeout_as_its_cause(
+        self, broker: BrokerFactory, topic: str
+    ) -> None:
+        running = broker()
+        with flintmq.client.TransactionProducer(running.address, "g", no_check) as producer:
+            producer.send_half(Message(topic, b"x")).rollback()  # opens the connection
+            transaction = producer.send_half(Message(topic, b"paid"))
+            with running.paused(), pytest.raises(RequestTimeout, match="did not confirm in time") as late:
+                transaction.commit(timeout=0.2)
+            assert isinstance(late.value.__cause__, RequestTimeout)
+            transaction.commit()
+        assert bodies(running, topic) == [b"paid"]
 
     def test_a_half_message_that_is_still_being_sent_is_not_judged_from_outside(
         self, asking: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch

@@ -124,7 +124,7 @@ def new_packer() -> Any:
 
 
 def count_that_fits(bodies: Sequence[bytes], bytes_target: int) -> int:
-    """Return how many of ``bodies`` (at least one) make a frame of about ``bytes_target`` bytes; at least 1."""
+    """Return how many of ``bodies`` make a frame of about ``bytes_target`` bytes; at least 1."""
     totals = list(accumulate(map(len, bodies)))
     fitting = bisect_right(range(len(totals)), bytes_target, key=lambda at: totals[at] + ROW_OVERHEAD_BYTES * (at + 1))
     return max(1, fitting)

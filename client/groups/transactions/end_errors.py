@@ -29,12 +29,10 @@ def not_ended(decisions: Decisions, transaction_id: str, outcome: Outcome, error
     if isinstance(error, TransactionEnded | TransactionNotExist):
         decisions.confirmed(transaction_id)  # there is nothing left to tell the broker
     elif isinstance(error, RequestTimeout):
-        late = RequestTimeout(
+        return RequestTimeout(
             f"the broker did not confirm in time that transaction {transaction_id} is {_VERBS[outcome]}; it is decided "
             "nevertheless: try again, or leave it to the broker's check"
         )
-        late.__cause__ = error
-        return late
     elif not getattr(error, "retriable", False):
         decisions.undecided(transaction_id)
     return error

@@ -158,7 +158,8 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
         try:
             self._halves.end_transaction(self._group, transaction.receipt, outcome, timeout)
         except FlintError as error:
-            raise not_ended(self._decisions, message_id, outcome, error) from error.__cause__
+            failure = not_ended(self._decisions, message_id, outcome, error)
+            raise failure from (error.__cause__ if failure is error else error)
         self._decisions.confirmed(message_id)
 
     # ---- checks
