@@ -45,5 +45,5 @@ def refuse_backup(folder: Path) -> None:
         raise NotAStore(
             f"{folder} is not a store: it holds an incomplete backup, without {MANIFEST}. If the backup was "
             f"interrupted, `flintmq-broker backup STORE {folder}` continues it; if this is a copy, copy {MANIFEST} "
-            f"too. Then  `flintmq-broker restore {folder} STORE` restores it. Nothing was changed"
+            f"too. Then `flintmq-broker restore {folder} STORE` restores it. Nothing was changed"
         )

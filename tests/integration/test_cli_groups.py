@@ -76,11 +76,14 @@ class TestStatus:
                 str(cli.broker), f"{filled}-w", filled, mode="work", lease=0.2, auto_renew=False, start="first"
             ) as consumer,
         ):
-            consumer.receive(1, 20)
-            time.sleep(0.3)  # the lease is over: the message goes to the retry topic, which the consumer reads
-            for delivery in consumer.receive(6, 20):
-                delivery.ack()
-            until(lambda: any(row.topic != filled for row in admin.group(consumer.group).queues))
+            assert consumer.receive(1, 20)  # its lease ends: the message goes to the retry topic
+
+            def read_a_retry() -> bool:
+                for delivery in consumer.receive(6, 1):
+                    delivery.ack()
+                return any(row.topic != filled for row in admin.group(consumer.group).queues)
+
+            until(read_a_retry)
             (listed,) = cli.run("group", "list", consumer.group, "-o", "json").rows
             assert listed["topics"] == [filled]
 

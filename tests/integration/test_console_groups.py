@@ -6,14 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from flintmq.client import Admin, Consumer, GroupConsumer, Message, Producer, PushConsumer, aio
+from flintmq.client import Admin, Consumer, GroupConsumer, Message, Producer, PushConsumer
 from flintmq.client.console import sampler
+from flintmq.client.console.sessions import BrokerClients, ConsoleSession
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, requests_of
 from tests.dead_letter_tools import bury
@@ -173,8 +172,9 @@ async def test_that_no_dead_letter_came_in_a_minute_is_known_after_a_minute(
 ) -> None:
     now = 0.0
     watching = sampler.Sampler(lambda: now)
-    async with aio.Admin(dead.address) as admin:
-        session: Any = SimpleNamespace(clients=SimpleNamespace(admin=admin))
+    clients = BrokerClients(dead.address, {})
+    session = ConsoleSession("", "", "127.0.0.1", clients, now, now)
+    async with clients.admin:
 
         async def growth_at(seconds: float) -> int | None:
             nonlocal now
