@@ -12,14 +12,14 @@
 
 FROM python:3.13-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/flintmq
 WORKDIR /src
 COPY . .
-# Install the build backend first, so that the build uses the pinned one; wheels only: the image has no compiler.
-RUN /opt/flintmq/bin/pip install --constraint constraints.txt --only-binary :all: setuptools \
- && /opt/flintmq/bin/pip install --constraint constraints.txt --only-binary :all: --no-build-isolation \
-        '.[broker,compression]' \
- && /opt/flintmq/bin/pip uninstall --yes setuptools pip
+# The pinned build backend makes the wheel; all others are installed as wheels: the image has no compiler.
+RUN pip install --constraint constraints.txt --only-binary :all: hatchling \
+ && pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && python -m venv --without-pip /opt/flintmq \
+ && pip --python /opt/flintmq install --constraint constraints.txt --only-binary :all: \
+        "$(echo /wheels/*.whl)[broker,compression]"
 
 
 FROM python:3.13-slim

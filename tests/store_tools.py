@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import struct
+import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import CHECKPOINT, CHECKPOINT_MARK, CHECKPOINT_MARK_AT
 from flintmq.protocol.storage.record import Record, decode_record, encode_host
 
+ROCKETMQ_ARCHIVE = Path(__file__).parent / "data" / "rocketmq-5.3.3.tgz"
+"""A store that RocketMQ wrote, and a list of what was sent."""
 MIB = 1024 * 1024
 HOST = encode_host("127.0.0.1", 10911)
 BORN_HOST = encode_host("127.0.0.1", 40000)
@@ -52,6 +55,15 @@ SERVED = StoreSettings(
     allocate_step_bytes=MIB,
 )
 """Settings of the brokers that tests start (``SMALL_FILES``): they can serve stores created with these."""
+
+
+def unpack_rocketmq(folder: Path) -> Path:
+    """Unpack ``ROCKETMQ_ARCHIVE``, whose files stay sparse, into ``folder``; return it."""
+    with tarfile.open(ROCKETMQ_ARCHIVE) as archive:
+        # Python has filters from 3.11.4 on, and asks for a choice later; earlier it ignores this attribute.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
+    return folder
 
 
 class UnsyncedFiles(Files):

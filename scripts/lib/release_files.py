@@ -34,7 +34,7 @@ def copy_clone(root: Path, target: Path) -> None:
     """Copy the files of a clone that Git tracks, or would track, as they are now."""
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0"):
-        if name and (root / name).is_file():  # not `.pkg/flintmq`, a link to the root
+        if name and (root / name).is_file():  # not the links of `.pkg/flintmq`
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target / name)
 

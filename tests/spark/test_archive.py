@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,9 +20,8 @@ from flintmq.client.arrow.columns import COLUMNS
 from flintmq.protocol.store_files import checkpoint_mark
 from flintmq.testing import SMALL_FILES
 from tests.conftest import BrokerFactory, Brokers, RunningBroker
-from tests.store_tools import copy_store
+from tests.store_tools import copy_store, unpack_rocketmq
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 COUNT = 12_000
 TOPICS = ("orders", "payments", "mails")
 MARK_TIMEOUT_S = 60.0
@@ -219,10 +217,7 @@ def test_the_archive_source_refuses_streams_and_writes(filled: Path, spark: Any,
 
 @pytest.fixture(scope="module")
 def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rocketmq")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+    return unpack_rocketmq(tmp_path_factory.mktemp("rocketmq"))
 
 
 def test_rocketmqs_store_returns_the_messages_that_its_consumers_see(rocketmq: Path, read: Read) -> None:

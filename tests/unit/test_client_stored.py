@@ -10,7 +10,6 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,8 @@ from flintmq.client.core.consume.tags import EVERYTHING, TagFilter, parse_tags
 from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import RECORD, SysFlag
 from flintmq.protocol.storage.record import Record, encode_host, encode_properties
+from tests.store_tools import ROCKETMQ_ARCHIVE
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 BORN_MS = 1_795_284_332_954
 
 
@@ -223,7 +222,7 @@ class TestDamage:
 
 @pytest.fixture(scope="module")
 def messages() -> list[StoredMessage]:
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(ROCKETMQ_ARCHIVE) as archive:
         content = archive.extractfile("store-pristine/commitlog/00000000000000000000")
         assert content is not None
         log = b"".join(content.read(1 << 16) for _ in range(16))
@@ -238,7 +237,7 @@ def messages() -> list[StoredMessage]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[dict[str, Any]]:
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(ROCKETMQ_ARCHIVE) as archive:
         content = archive.extractfile("expected.jsonl")
         assert content is not None
         return [json.loads(line) for line in content]

@@ -5,7 +5,6 @@ records.
 from __future__ import annotations
 
 import json
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from flintmq.broker.store import StoreSettings
 from flintmq.protocol.storage.delivery import SCHEDULE_TOPIC
 from flintmq.protocol.storage.record import Record
 from tests.delay_tools import DelayedStore
-from tests.store_tools import HOST, find, kill
+from tests.store_tools import HOST, find, kill, unpack_rocketmq
 
 LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 
 
 def store_ms_of(delayed: DelayedStore) -> int:
@@ -199,9 +197,7 @@ def test_retention_keeps_a_file_whose_delayed_message_waits(delayed: DelayedStor
 
 
 def test_messages_left_undelivered_by_rocketmq_are_delivered_as_it_would(tmp_path: Path) -> None:
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
-    path = tmp_path / "store-pristine"
+    path = unpack_rocketmq(tmp_path) / "store-pristine"
     (path / "config" / "delayOffset.json").write_text('{"dataVersion":{"counter":0},"offsetTable":{1:10}}')
     (path / "config" / "delayOffset.json.bak").unlink()
     delayed = DelayedStore(path, settings=StoreSettings())

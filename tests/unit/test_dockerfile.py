@@ -50,9 +50,9 @@ def test_the_health_check_uses_the_port_that_the_settings_open() -> None:
 
 def test_the_build_gets_the_package_and_nothing_else() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {name.split(".")[1] for name in packages if "." in name}
-    files = {"__init__.py", "py.typed", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    folders = {name.split("/")[0] for name in wheel["only-include"]}
+    files = {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
     assert rules[0] == "*"
     assert {rule[1:] for rule in rules if rule.startswith("!")} == folders | files
     assert {"**/__pycache__", "**/*.py[cod]", "**/__kernelcache__"} <= set(rules[1:])

@@ -10,7 +10,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,8 +29,8 @@ from flintmq.protocol.storage.layout import (
     SysFlag,
 )
 from flintmq.protocol.storage.record import Record, decode_host, decode_record, record_size, split_keys
+from tests.store_tools import ROCKETMQ_ARCHIVE
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 INDEX_SLOTS = 5_000_000
@@ -69,7 +68,7 @@ def _records(log: bytes) -> Iterator[Record]:
 def golden() -> GoldenStore:
     queues: dict[tuple[str, int], bytes] = {}
     parts: dict[str, bytes] = {}
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(ROCKETMQ_ARCHIVE) as archive:
         for member in archive:
             match member.name.split("/"):
                 case ["store-pristine", "commitlog", _]:

@@ -214,8 +214,7 @@ def installation(folder: Path) -> Path:
     """Return a folder with a copy of what the kernels of ``protocol`` need."""
     root = PACKAGE.parents[1]
     shutil.copytree(root / "protocol", folder / "flintmq" / "protocol", ignore=shutil.ignore_patterns("__*cache__"))
-    for name in ("__init__.py", "pyproject.toml"):
-        shutil.copy(root / name, folder / "flintmq")
+    shutil.copy(root / "__init__.py", folder / "flintmq")
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tarfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +12,12 @@ from flintmq.broker.kernels import dispatch as kernel
 from flintmq.broker.kernels import index
 from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
+from tests.store_tools import ROCKETMQ_ARCHIVE
 from tests.twins.arrays import fenced
 from tests.twins.dispatch_call import Answer, Table, Work, dispatch
 from tests.twins.index_call import key_array
 from tests.twins.log import Queue, QueueName, Queues
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 INDEX_SLOTS = 5_000_000
 INDEX_ENTRIES = 20_000_000
 LOG_BYTES = 1 << 20
@@ -46,7 +45,7 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, byte_count: int) ->
 @pytest.fixture(scope="module")
 def golden() -> GoldenStore:
     store = GoldenStore()
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(ROCKETMQ_ARCHIVE) as archive:
         for member in archive:
             match member.name.split("/"):
                 case ["store-pristine", "commitlog", _]:

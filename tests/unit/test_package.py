@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -18,8 +20,8 @@ from flintmq.broker.app.daemon import main
 from flintmq.broker.tools.operator_files import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("broker", "client", "protocol", "testing")
-"""Folders with the packages; `conf` has only files for operators."""
+ROOMS = ("broker", "client", "conf", "protocol", "testing")
+"""Folders with the packages."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -28,10 +30,9 @@ def test_the_version_is_that_of_the_project() -> None:
 
 
 def test_a_clone_that_is_not_installed_knows_its_version(tmp_path: Path) -> None:
-    (tmp_path / "flintmq").mkdir()
-    for name in ("__init__.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path / "flintmq")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import flintmq; print(flintmq.__version__)"
+    shutil.copytree(ROOT / ".pkg", tmp_path / ".pkg", symlinks=True)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path / '.pkg')!r}); import flintmq; print(flintmq.__version__)"
     # -S: without site-packages, and so without the installed package
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == PROJECT["project"]["version"]
@@ -42,10 +43,42 @@ def test_other_names_are_no_attributes() -> None:
         flintmq.versoin  # noqa: B018
 
 
-def test_the_package_holds_the_files_for_operators() -> None:
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]["flintmq.conf"]
-    packed = {path.name for pattern in patterns for path in (ROOT / "conf").glob(pattern)}
-    assert packed == set(EXAMPLES.values())
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the wheel and the source archive of this clone; building them leaves nothing in it."""
+    folder = tmp_path_factory.mktemp("built")
+    before = sorted(ROOT.iterdir())
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True)
+    assert sorted(ROOT.iterdir()) == before
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> set[str]:
+    """Return the names of the files in the wheel."""
+    (path,) = built.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        return {name for name in archive.namelist() if name.startswith("flintmq/")}
+
+
+def tracked() -> list[str]:
+    """Return the paths of the files that Git tracks, or would track."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_wheel_has_each_file_of_the_packages_but_documents(wheel: set[str]) -> None:
+    own = {name for name in tracked() if name.split("/")[0] in ROOMS and (ROOT / name).exists()}
+    code = {f"flintmq/{name}" for name in own if not name.endswith(".md")}
+    assert wheel == code | {"flintmq/__init__.py", "flintmq/py.typed"}
+    assert {f"flintmq/conf/{name}" for name in EXAMPLES.values()} <= wheel
+
+
+def test_a_folder_of_the_same_name_as_the_package_is_not_imported_instead(tmp_path: Path) -> None:
+    (tmp_path / "flintmq").symlink_to(ROOT)  # a clone with its usual name, and a program in the folder above it
+    program = "import flintmq; print(flintmq.__file__)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == flintmq.__file__
 
 
 def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -99,22 +132,14 @@ def test_the_scripts_set_up_extras_and_groups_that_exist() -> None:
     assert set(" ".join(lines).split()) <= known | {"all"}
 
 
-def test_the_source_archive_has_every_folder_and_document() -> None:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    tops = {name.split("/")[0] for name in files} - {".ci", ".dockerignore", ".gitignore", ".pkg", "MANIFEST.in"}
-    by_itself = {*(name.split(".")[1] for name in PROJECT["tool"]["setuptools"]["packages"] if "." in name)}
-    by_itself |= {"__init__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"}
-    listed = set((ROOT / "MANIFEST.in").read_text().split())
-    assert tops - by_itself <= listed
+def test_the_source_archive_has_every_folder_and_document(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    files = {name for name in tracked() if (ROOT / name).is_file()}
+    assert {name for name in files - packed if not name.startswith((".ci/", ".dockerignore"))} == set()
 
 
 def test_pytest_finds_the_plug_in() -> None:
     (found,) = entry_points(group="pytest11", name="flintmq")
     assert found.value == "flintmq.testing.plugin"
-
-
-def test_the_wheel_has_every_package_that_the_clone_has() -> None:
-    initials = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")]
-    there = {"flintmq", "flintmq.conf", *(".".join(["flintmq", *path.parent.parts]) for path in initials)}
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == there

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -20,10 +19,9 @@ from flintmq.broker.store.files.file_system import Files
 from flintmq.protocol.errors import OffsetOutOfRange
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import Record, decode_record, split_keys
-from tests.store_tools import UnsyncedFiles, find, pull_all, put, split_answer
+from tests.store_tools import UnsyncedFiles, find, pull_all, put, split_answer, unpack_rocketmq
 from tests.store_tools import plain as plain_messages
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 TOPIC = "CompatTopic"
 PAGE = 4096
 DERIVED = ("consumequeue", "index", "checkpoint", "config")
@@ -33,9 +31,7 @@ CHANGED = {"checkpoint"}
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("golden")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+    folder = unpack_rocketmq(tmp_path_factory.mktemp("golden"))
     assert sum(path.stat().st_blocks for path in folder.rglob("*")) * 512 < 16 * 1024 * 1024, "the files are not sparse"
     return folder
 

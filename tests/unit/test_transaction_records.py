@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,17 +22,15 @@ from flintmq.broker.delivery.transactions.records import (
 from flintmq.broker.delivery.transactions.startup_scan import History
 from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC
 from flintmq.protocol.storage.record import Record, decode_record, encode_properties
-from tests.unit.test_store_golden import ARCHIVE, copy_sparse, serve
+from tests.store_tools import unpack_rocketmq
+from tests.unit.test_store_golden import copy_sparse, serve
 
 REAL_TOPIC = "CompatTopic"
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("golden")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+    return unpack_rocketmq(tmp_path_factory.mktemp("golden"))
 
 
 @pytest.fixture(scope="module")

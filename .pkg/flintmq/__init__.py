@@ -23,5 +23,5 @@ def _version_of_clone() -> str:
     import tomllib
     from pathlib import Path
 
-    project = tomllib.loads((Path(__file__).resolve().parent / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     return str(project["project"]["version"])
