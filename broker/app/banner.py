@@ -41,6 +41,10 @@ class Banner:
             share = f": {done * 100 // total} % ({done:,} of {total:,})" if total else f": {done:,}" if done else ""
             self._line(f"starting, {now - self._started:.0f} s: {stage}{share}")
 
+    def compiling(self) -> None:
+        """Say why a first start takes long, before it is quiet for seconds."""
+        self._line("first start: compiling the kernels for this machine, up to a minute; later starts load them")
+
     def ready(
         self,
         settings: Settings,

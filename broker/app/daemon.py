@@ -8,6 +8,7 @@ the running broker had to end after a failure that it cannot survive.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -15,8 +16,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -144,7 +146,8 @@ def serve(
         signal.signal(number, _stop_before_start)
     banner = Banner(sys.stdout)
     try:
-        _load_kernels(banner.progress)  # first, because other imports would compile them without showing progress
+        with _ends_at_once():
+            _load_kernels(banner)  # first, because other imports would compile them without showing progress
         settings = _settings(config, assignments, flags)
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
@@ -154,7 +157,31 @@ def serve(
 
 
 def _stop_before_start(number: int, stack: object) -> NoReturn:
-    sys.exit(0)  # nothing is open before the event loop handles signals
+    # Nothing is open before the event loop handles signals. An exception would be lost in a callback of the compiler.
+    os._exit(0)
+
+
+@contextlib.contextmanager
+def _ends_at_once() -> Iterator[None]:
+    """Let a signal that has a handler end the process even while the main thread is in compiled code: the compiler's,
+    for seconds. Such code delays the handler, but not the thread that waits for the signal's byte."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def wait() -> None:
+        if os.read(reader, 1):
+            os._exit(0)
+
+    waiting = threading.Thread(target=wait, name="signals", daemon=True)
+    waiting.start()
+    signal.set_wakeup_fd(writer)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(writer)
+        waiting.join()
+        os.close(reader)
 
 
 def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str, object]) -> Settings:
@@ -213,12 +240,14 @@ def _run(settings: Settings, banner: Banner) -> int:
         return EXIT_REFUSED
 
 
-def _load_kernels(progress: Callable[[str, int, int], None]) -> None:
+def _load_kernels(banner: Banner) -> None:
     from .. import kernels
 
+    if not kernels.any_compiled():
+        banner.compiling()
     total = len(kernels.SERVING_MODULES)
     for done, (name, _) in enumerate(kernels.warm(kernels.SERVING_MODULES), 1):
-        progress(f"kernels ({name})", done, total)
+        banner.progress(f"kernels ({name})", done, total)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

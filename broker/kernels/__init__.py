@@ -24,11 +24,20 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 SERVING_MODULES = tuple(
     "record_crc text msgpack_reader produce_plan produce dispatch index gather sequences sync_loop deliver".split()
 )
 MODULES = (*SERVING_MODULES, "search", "examine")
+
+
+def any_compiled() -> bool:
+    """Return whether the cache has a kernel of this version; if not, ``warm`` takes up to a minute."""
+    from ...protocol.storage.arrays import jit  # imports Numba
+
+    folder = jit.cache_folder(Path(__file__).parent)
+    return folder is not None and any(folder.glob("*.nbi"))
 
 
 def warm(modules: Iterable[str] = MODULES) -> Iterator[tuple[str, float]]:

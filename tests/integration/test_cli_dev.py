@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from flintmq.client import Consumer, Message, Producer
+from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
 from tests.cli_tools import PROGRAM
 from tests.conftest import BrokerFactory
 from tests.console_tools import console_process
@@ -63,6 +64,22 @@ def test_a_temporary_store_is_gone_at_the_end() -> None:
         process.terminate()
         assert process.wait(20) == 0
     assert not store.exists()
+
+
+def test_the_first_start_says_that_it_compiles_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, CACHE_VARIABLE: str(cache), "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        [*PROGRAM, "dev", "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("first start: compiling the kernels for this machine")
+        assert process.stderr.readline().startswith("starting, ")
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stderr.read().count("Traceback") == 0
+    assert list(temporary.iterdir()) == []
 
 
 WITHOUT_CONSOLE = """

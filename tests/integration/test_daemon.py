@@ -180,6 +180,46 @@ def test_logs_can_be_json(broker: Factory) -> None:
 
 # ---- the end ----
 
+COMPILING = """
+import ctypes, sys
+from flintmq.broker import kernels
+from flintmq.broker.app.daemon import main
+
+libc = ctypes.CDLL(None)
+
+def in_a_callback(modules):
+    print("compiling", flush=True)
+    ctypes.CFUNCTYPE(None)(lambda: sys.stdin.readline())()  # as llvmlite calls Python, and drops what it raises
+    yield "never", 0.0
+
+def in_compiled_code(modules):
+    print("compiling", flush=True)
+    libc.pause()  # no handler of Python runs before it returns
+    libc.sleep(600)
+    yield "never", 0.0
+
+kernels.warm = globals()[sys.argv.pop(1)]
+main(prog_name="flintmq-broker")
+"""
+"""A broker whose kernels are compiled where a signal finds it: ``in_a_callback`` or ``in_compiled_code``."""
+
+
+@pytest.mark.parametrize("place", ["in_a_callback", "in_compiled_code"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_first_start_wherever_the_compiler_is(tmp_path: Path, place: str, number: int) -> None:
+    command = [sys.executable, "-c", COMPILING, place, "serve", "--listen", "127.0.0.1:0", "--store", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "compiling\n" in iter(process.stdout.readline, "")
+        process.send_signal(number)
+        try:
+            output, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, output, errors) == (0, "", "")
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_is_orderly(broker: Factory, connect: Connect, number: int) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -21,7 +22,8 @@ from ..settings import DEFAULT_BROKER, BrokerChoice
 from .console import LISTEN, console_options, missing_library, require_libraries
 
 PROGRAM = "from flintmq.broker.app.daemon import main; main(prog_name='flintmq-broker')"
-BANNER = "listening on "
+TITLE, BANNER = "FlintMQ ", "listening on "
+"""Beginnings of the lines with which the broker says that it has started, and then its address."""
 STOP_SECONDS = 15.0
 PR_SET_PDEATHSIG = 1
 """Option of prctl, from linux/prctl.h."""
@@ -44,6 +46,8 @@ def dev(settings: BrokerChoice, /, store: Path | None, listen: str, page: str | 
     if page is not None:
         require_libraries()
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     with contextlib.ExitStack() as opened:
         folder = store or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="flintmq-dev-")))
         settings.broker = opened.enter_context(running_broker(folder, listen))
@@ -61,6 +65,10 @@ def dev(settings: BrokerChoice, /, store: Path | None, listen: str, page: str | 
             from ...console.server import serve
 
             serve(console_options(settings, page or LISTEN), ready)
+
+
+def _stop(number: int, stack: object) -> NoReturn:
+    sys.exit(0)  # the broker and its temporary store end with this process
 
 
 def _wait_for_signal(ready: Callable[[], None]) -> None:
@@ -84,7 +92,7 @@ STOPPED_WITH_PARENT = _stop_with_parent if sys.platform == "linux" else None
 def running_broker(store: Path, listen: str) -> Iterator[str]:
     """Run a broker as a process of its own and yield its address; stop it at the end.
 
-    If the broker ends by itself, this process is told to stop too.
+    Progress of a long start goes to standard error. If the broker ends by itself, this process is told to stop too.
 
     Raises ``ConfigurationError`` if it does not start; it has printed the reason.
     """
@@ -94,14 +102,6 @@ def running_broker(store: Path, listen: str) -> Iterator[str]:
     with subprocess.Popen(  # noqa: S603 - our own program
         command, stdout=subprocess.PIPE, text=True, preexec_fn=STOPPED_WITH_PARENT, process_group=0
     ) as process:
-        assert process.stdout is not None
-        address = ""
-        for line in process.stdout:
-            if line.startswith(BANNER):
-                address = line.removeprefix(BANNER).strip()
-                break
-        if not address:
-            raise ConfigurationError(f"the broker did not start (exit code {process.wait()}); its reason is above")
         stopping = threading.Event()
 
         def watch() -> None:
@@ -111,10 +111,25 @@ def running_broker(store: Path, listen: str) -> Iterator[str]:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
         try:
+            address = _address(process)
+            watcher.start()
             yield address
         finally:
             stopping.set()
             process.terminate()
-            watcher.join(STOP_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """Return the address of a broker that starts, and print its progress."""
+    assert process.stdout is not None
+    has_started = False
+    for line in process.stdout:
+        has_started = has_started or line.startswith(TITLE)
+        if line.startswith(BANNER):
+            return line.removeprefix(BANNER).strip()
+        if not has_started:
+            click.echo(line, nl=False, err=True)
+    raise ConfigurationError(f"the broker did not start (exit code {process.wait()}); its reason is above")
