@@ -15,7 +15,7 @@ from flintmq.client import FlintError
 from flintmq.client.cli import failures
 from flintmq.protocol.errors import BrokerError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def table(heads: str, rows: Iterable[tuple[object, ...]]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from .code_pages import prose
 from .python_pages import LINE_CHARS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = {
     "flintmq.client.polars": ("client/polars/frames.py", ("scan", "scan_store")),
     "flintmq.client.arrow": ("client/arrow/archive/store.py", ("read_store",)),

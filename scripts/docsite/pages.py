@@ -12,7 +12,7 @@ from .command_pages import broker_command_page, client_command_page
 from .data_pages import data_page
 from .python_pages import asyncio_page, client_page, testing_page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Page(NamedTuple):

@@ -147,11 +147,10 @@ def environment_fits() -> bool:
     return stamp(LOCATION) in (None, str(VENV)) and answers([str(VENV_PYTHON), "-c", is_supported])
 
 
-def environment_version() -> tuple[int, int]:
-    """Return the version of the Python in ``.venv``."""
-    command = [str(VENV_PYTHON), "-c", "import sys; print(*sys.version_info[:2])"]
-    major, minor = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-    return int(major), int(minor)
+def environment_release() -> str:
+    """Return the release of the Python in ``.venv``, such as ``3.11.2``."""
+    command = [str(VENV_PYTHON), "-c", "import sys; print(*sys.version_info[:3], sep='.')"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
 # ---- creation and installation ----
@@ -251,7 +250,7 @@ def is_uv(installs: Sequence[str]) -> bool:
 
 def check_spark() -> None:
     """Raise ``NoSpark`` if Python is too new for Spark or the disk too small, before a download fails halfway."""
-    if environment_version() >= SPARK_PYTHON_END:
+    if tuple(map(int, environment_release().split(".")[:2])) >= SPARK_PYTHON_END:
         raise NoSpark("Spark 4 needs pandas 2, which has no wheels for Python 3.15. Use Python 3.14 for Spark")
     installs = installer()
     places = {"environment": VENV, "temporary": Path(tempfile.gettempdir())}

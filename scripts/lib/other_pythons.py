@@ -2,9 +2,10 @@
 
     python scripts/lib/other_pythons.py [PYTHON…]
 
-Without arguments it takes every CPython that FlintMQ supports except the one of ``.venv``, whose tests `scripts/test`
-runs. It uses only the standard library. An extra without wheels for a Python is left out by name. Exit code 1: a test
-failed, or a Python that pyproject.toml lists cannot be tested.
+Without arguments it takes one CPython of each minor version that FlintMQ supports, except that of ``.venv``, whose
+tests `scripts/test` runs; and the oldest release of the oldest minor version, which has the least in its standard
+library: Debian's, for example. It uses only the standard library. An extra without wheels for a Python is left out by
+name. Exit code 1: a test failed, or a Python that pyproject.toml lists cannot be tested.
 """
 
 from __future__ import annotations
@@ -120,9 +121,26 @@ def tested(python: str, folder: Path) -> dict[str, str]:
     return left_out
 
 
-def is_listed(version: str) -> bool:
-    """Return whether pyproject.toml lists a version as supported."""
-    return f"Programming Language :: Python :: {version}" in environment.pyproject()["project"]["classifiers"]
+def is_listed(release: str) -> bool:
+    """Return whether pyproject.toml lists the minor version of a release as supported."""
+    minor = release.rpartition(".")[0]
+    return f"Programming Language :: Python :: {minor}" in environment.pyproject()["project"]["classifiers"]
+
+
+def others(found: dict[str, str], tested: str) -> dict[str, str]:
+    """Return the interpreters without those of the minor version of the release ``tested``; an older release of the
+    oldest minor version stays."""
+    minor = tested.rpartition(".")[0]
+    oldest = next(iter(found), tested)
+    return {
+        release: path
+        for release, path in found.items()
+        if release.rpartition(".")[0] != minor or (release == oldest and _numbers(release) < _numbers(tested))
+    }
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in release.split(".")]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -133,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
         say(str(error))
         return 2
     if not arguments and environment.environment_fits():
-        found.pop(".".join(map(str, environment.environment_version())), None)
+        found = others(found, environment.environment_release())
     if not found:
         say("this machine has no other Python that FlintMQ supports")
     outcomes, failed = [], False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from flintmq.scripts.lib import other_pythons
 from flintmq.scripts.lib.interpreters import NoInterpreter, interpreters
 
-VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
+RELEASE = ".".join(map(str, sys.version_info[:3]))
 
 
 def program(path: Path, text: str) -> Path:
@@ -21,21 +22,42 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def test_each_version_is_found_once_on_path_and_in_pyenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+def test_one_of_each_minor_version_is_found_and_the_oldest_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{tmp_path / 'usr'}")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     assert interpreters() == {}
     program(tmp_path / "bin" / "python3.98", "echo 'python3.98: command not found' >&2; exit 127")  # a shim of pyenv
-    program(tmp_path / "bin" / "python3.97", "echo pypy 3 97")
-    program(tmp_path / "bin" / "python3", "echo cpython 3 10")
-    newer = program(tmp_path / "bin" / "python3.99", "echo cpython 3 99")
-    own = program(tmp_path / "pyenv" / "versions" / "any" / "bin" / "python3", f'exec {sys.executable} "$@"')
-    program(tmp_path / "pyenv" / "versions" / "same" / "bin" / "python3", f'exec {sys.executable} "$@"')
-    assert list(interpreters().items()) == [(VERSION, str(own)), ("3.99", str(newer))]
+    program(tmp_path / "bin" / "python3.97", "echo pypy 3 97 0")
+    program(tmp_path / "bin" / "python3", "echo cpython 3 10 1")
+    newer = program(tmp_path / "bin" / "python3.99", "echo cpython 3 99 4")
+    program(tmp_path / "usr" / "python3.99", "echo cpython 3 99 1")  # an older release, but not of the oldest version
+    first = program(tmp_path / "bin" / "python3.11", "echo cpython 3 11 7")
+    program(tmp_path / "pyenv" / "versions" / "any" / "bin" / "python3", "echo cpython 3 11 4")
+    assert list(interpreters().items()) == [("3.11.4", ANY), ("3.11.7", str(first)), ("3.99.4", str(newer))]
+    debian = program(tmp_path / "usr" / "python3", "echo cpython 3 11 2")
+    assert list(interpreters().items()) == [("3.11.2", str(debian)), ("3.11.7", str(first)), ("3.99.4", str(newer))]
+
+
+@pytest.mark.parametrize(
+    ("tested", "left"),
+    [
+        ("3.11.7", ["3.11.2", "3.12.1"]),
+        ("3.11.10", ["3.11.2", "3.12.1"]),
+        ("3.11.2", ["3.12.1"]),
+        ("3.11.1", ["3.12.1"]),
+        ("3.12.1", ["3.11.2", "3.11.7"]),
+        ("3.13.0", ["3.11.2", "3.11.7", "3.12.1"]),
+    ],
+)
+def test_the_oldest_release_is_tested_beside_that_of_the_environment(tested: str, left: list[str]) -> None:
+    found = dict.fromkeys(["3.11.2", "3.11.7", "3.12.1"], "path")
+    assert list(other_pythons.others(found, tested)) == left
 
 
 def test_a_wanted_python_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    old = program(tmp_path / "python3", "echo cpython 3 10")
+    old = program(tmp_path / "python3", "echo cpython 3 10 1")
     for wanted in (str(old), "python-that-is-not-there"):
         refusal = f"{wanted} is not a Python that FlintMQ supports: CPython 3.11 or newer"
         with pytest.raises(NoInterpreter, match=refusal):
@@ -48,7 +70,7 @@ def test_a_package_that_cannot_be_had_is_named(tmp_path: Path, monkeypatch: pyte
     for name in ("PIP_NO_INDEX", "UV_NO_INDEX"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(other_pythons.CannotTest, match="setuptools"):
+    with pytest.raises(other_pythons.CannotTest, match="hatchling"):
         other_pythons.set_up(sys.executable, tmp_path / "environment")
 
 
@@ -83,8 +105,8 @@ def test_messages_of_pip_and_uv_name_the_package(tmp_path: Path, printed: str, m
 
 
 def test_the_listed_versions_must_be_tested() -> None:
-    assert other_pythons.is_listed("3.11")
-    assert not other_pythons.is_listed("3.1")
+    assert other_pythons.is_listed("3.11.2")
+    assert not other_pythons.is_listed("3.1.0")
 
 
 def test_every_chosen_test_exists() -> None:

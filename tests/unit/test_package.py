@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 import flintmq
 from flintmq.broker.app.daemon import main
 from flintmq.broker.tools.operator_files import EXAMPLES
+from tests.document_reader import read_blocks
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("broker", "client", "conf", "protocol", "testing")
@@ -72,6 +74,14 @@ def test_the_wheel_has_each_file_of_the_packages_but_documents(wheel: set[str]) 
     code = {f"flintmq/{name}" for name in own if not name.endswith(".md")}
     assert wheel == code | {"flintmq/__init__.py", "flintmq/py.typed"}
     assert {f"flintmq/conf/{name}" for name in EXAMPLES.values()} <= wheel
+
+
+def test_type_checkers_find_the_package_where_the_scripts_install_it(tmp_path: Path) -> None:
+    program = next(block.text for block in read_blocks(ROOT / "README.md") if "import Consumer" in block.text)
+    (tmp_path / "first.py").write_text(program)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", os.devnull, "first.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "Success: no issues found in 1 source file\n"
 
 
 def test_a_folder_of_the_same_name_as_the_package_is_not_imported_instead(tmp_path: Path) -> None:
