@@ -163,7 +163,13 @@ def _read(bodies: pa.BinaryArray, kind: pa.StructType | None) -> pa.Array:
             explicit_schema=explicit, unexpected_field_behavior="infer" if kind is None else "ignore"
         ),
     )
-    found = table[_FIELD].combine_chunks()
+    try:
+        found = table[_FIELD].combine_chunks()
+    except pa.ArrowIndexError:
+        # The reader infers the type of a list that begins with null, such as [null, 1], but breaks its values.
+        if kind is not None:
+            raise
+        return _read(bodies, table.schema.field(_FIELD).type)
     found.validate(full=True)  # strings must be UTF-8, which the reader does not check
     return found
 

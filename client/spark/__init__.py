@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import DataLoss, IncompatibleSchema, InvalidOption, JavaNotFound, SparkUnavailable, WriteFailed
+    from .offsets import offsets_behind_latest
     from .sessions import register, session
 
 __all__ = [
@@ -25,11 +26,12 @@ __all__ = [
     "JavaNotFound",
     "SparkUnavailable",
     "WriteFailed",
+    "offsets_behind_latest",
     "register",
     "session",
 ]
 
-_HOMES = {"register": ".sessions", "session": ".sessions"}
+_HOMES = {"offsets_behind_latest": ".offsets", "register": ".sessions", "session": ".sessions"}
 """Modules that define exported names; names that are not listed are errors."""
 
 

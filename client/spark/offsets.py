@@ -7,8 +7,10 @@ offset to read. Spark's checkpoint stores it in this form.
 from __future__ import annotations
 
 import itertools
+import json
+import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ...protocol.errors import NoPermission, TopicNotExist
 from ...protocol.names import name_fault
@@ -32,6 +34,18 @@ class Queue(NamedTuple):
 
     def __str__(self) -> str:
         return f"queue {self.queue} of topic {self.topic!r} of the broker {self.broker}"
+
+
+class SourceProgress(Protocol):
+    """What ``pyspark.sql.streaming.listener.SourceProgress`` says of offsets: JSON, or null."""
+
+    @property
+    def endOffset(self) -> str | None:  # noqa: N802 - Spark's names
+        """Offsets that the query has reached."""
+
+    @property
+    def latestOffset(self) -> str | None:  # noqa: N802
+        """Offsets at which the queues end."""
 
 
 class QueueRange(NamedTuple):
@@ -143,12 +157,13 @@ class TopicSubscription:
     def starts(self, stats: Stats, default: str) -> dict[Queue, int]:
         """Return the first offset of each queue by the options; ``default``: ``earliest`` or ``latest``."""
         if self._options.starting_ms is not None:
+            _refuse_future(self._options.starting_ms)
             return self._offsets_at(self._options.starting_ms, stats)
-        offsets = self._options.starting_offsets or default
+        offsets = default if self._options.starting_offsets is None else self._options.starting_offsets
         if isinstance(offsets, str):
             return {queue: row.min_offset if offsets == "earliest" else row.max_offset for queue, row in stats.items()}
         given = self._given("startingOffsets", offsets, stats)
-        return {queue: self._checked_start(queue, given.get(queue, EARLIEST_MARK), row) for queue, row in stats.items()}
+        return {queue: self._checked_start(queue, given[queue], row) for queue, row in stats.items()}
 
     def ends(self, stats: Stats, starts: Mapping[Queue, int]) -> dict[Queue, int]:
         """Return the end offset of each queue of a batch. Raises ``InvalidOption`` for an end before its start."""
@@ -158,10 +173,7 @@ class TopicSubscription:
         if offsets is None or isinstance(offsets, str):
             return {queue: row.max_offset for queue, row in stats.items()}
         given = self._given("endingOffsets", offsets, stats)
-        return {
-            queue: _checked_end(queue, given.get(queue, LATEST_MARK), row, starts[queue])
-            for queue, row in stats.items()
-        }
+        return {queue: _checked_end(queue, given[queue], row, starts[queue]) for queue, row in stats.items()}
 
     def _offsets_at(self, timestamp_ms: int, stats: Stats) -> dict[Queue, int]:
         return {
@@ -175,7 +187,7 @@ class TopicSubscription:
         return brokers.call(self.brokers[queue.broker], operation, self._options.timeout)
 
     def _given(self, option: str, offsets: Offsets, stats: Stats) -> dict[Queue, int]:
-        """Return an option's offsets by queue. Raises ``InvalidOption`` for a queue that does not exist."""
+        """Return an option's offsets by queue. Raises ``InvalidOption`` for one too many or too few."""
         found = {}
         for name, queues in offsets.items():
             topic, _, broker = name.partition("@")
@@ -194,6 +206,13 @@ class TopicSubscription:
                     count = sum(other.topic == topic and other.broker == homes[0] for other in stats)
                     raise InvalidOption(f"option {option!r} names {queue}, which has the queues 0 to {count - 1}")
                 found[queue] = offset
+        if missing := sorted(stats.keys() - found.keys()):
+            raise InvalidOption(
+                f"option {option!r} does not name {missing[0]}"
+                + (f" and {len(missing) - 1} others" if len(missing) > 1 else "")
+                + f": it must name each queue that is read, with {EARLIEST_MARK} for its beginning, {LATEST_MARK} for "
+                "its end"
+            )
         return found
 
     def _checked_start(self, queue: Queue, offset: int, row: QueueStats) -> int:
@@ -234,6 +253,15 @@ def damage_loss(queue: Queue, queue_offset: int, count: int, why: str) -> DataLo
     return DataLoss(f'{what} lost to damage ({why}). option("failOnDataLoss", "false") continues after them')
 
 
+def _refuse_future(starting_ms: int) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    if starting_ms > now_ms:
+        raise InvalidOption(
+            f"option 'startingTimestamp' is {starting_ms}, {(starting_ms - now_ms) / 1000:.1f} s in the future by this "
+            "machine's clock: no message was stored then; give a time that has passed, or leave it out"
+        )
+
+
 def _checked_end(queue: Queue, offset: int, row: QueueStats, start: int) -> int:
     if offset == LATEST_MARK:
         return row.max_offset
@@ -247,6 +275,29 @@ def _checked_end(queue: Queue, offset: int, row: QueueStats, start: int) -> int:
     if offset < start:
         raise InvalidOption(f"option 'endingOffsets' ends {queue} at {offset}, before {start}, where it begins")
     return offset
+
+
+# ---- lag ----
+
+
+def offsets_behind_latest(source: SourceProgress) -> dict[str, float]:
+    """Return how far a source was behind the ends of its queues at the end of a micro-batch, in offsets.
+
+    ``source``: one of the ``sources`` of a query's progress. The names are those of the metrics of Spark's Kafka
+    source: ``minOffsetsBehindLatest``, ``maxOffsetsBehindLatest``, ``avgOffsetsBehindLatest``, the last over all
+    queues. Empty before the first micro-batch, and for a source that is not FlintMQ's.
+    """
+    reached, latest = (json.loads(text or "null") for text in (source.endOffset, source.latestOffset))
+    if not isinstance(reached, dict) or not isinstance(latest, dict):
+        return {}
+    behind = [max(0, end - reached.get(queue, 0)) for queue, end in latest.items()]
+    if not behind:
+        return {}
+    return {
+        "minOffsetsBehindLatest": min(behind),
+        "maxOffsetsBehindLatest": max(behind),
+        "avgOffsetsBehindLatest": sum(behind) / len(behind),
+    }
 
 
 # ---- splitting the work ----
@@ -282,12 +333,19 @@ def together(ranges: Iterable[QueueRange], rows_max: int) -> list[list[QueueRang
 
 
 def limited(starts: Mapping[Queue, int], ends: Mapping[Queue, int], rows_max: int) -> dict[Queue, int]:
-    """Return ends ``rows_max`` offsets after the starts in total, shared in proportion to each queue's backlog."""
-    total = sum(end - starts[queue] for queue, end in ends.items())
-    if total <= rows_max:
+    """Return ends ``rows_max`` offsets after the starts in total, shared in proportion to each queue's backlog.
+
+    Each queue with messages gets at least one, so that none starves behind long ones; if there are more such queues
+    than ``rows_max``, the total is their number. Spark's Kafka source has the same rule.
+    """
+    backlogs = {queue: end - starts[queue] for queue, end in ends.items()}
+    if sum(backlogs.values()) <= rows_max:
         return dict(ends)
-    shares = {queue: divmod((end - starts[queue]) * rows_max, total) for queue, end in ends.items()}
-    rest = rows_max - sum(whole for whole, _ in shares.values())
+    first = {queue: min(1, backlog) for queue, backlog in backlogs.items()}
+    total = sum(backlogs.values()) - sum(first.values())
+    left = max(0, rows_max - sum(first.values()))
+    shares = {queue: divmod((backlogs[queue] - first[queue]) * left, max(1, total)) for queue in backlogs}
+    rest = left - sum(whole for whole, _ in shares.values())
     # Queues that lost most by rounding down get the remaining offsets.
     favoured = set(sorted(shares, key=lambda queue: (-shares[queue][1], queue))[:rest])
-    return {queue: starts[queue] + whole + (queue in favoured) for queue, (whole, _) in shares.items()}
+    return {queue: starts[queue] + first[queue] + whole + (queue in favoured) for queue, (whole, _) in shares.items()}

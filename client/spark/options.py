@@ -107,7 +107,7 @@ def topics(written: str) -> tuple[str, ...]:
 def pattern(written: str) -> re.Pattern[str]:
     """Compile a regular expression that must match a topic's whole name."""
     try:
-        return re.compile(written)
+        return re.compile(not_empty(written.strip()))
     except re.error as error:
         raise ValueError(f"it is not a regular expression: {error}") from None
 
@@ -217,12 +217,26 @@ READ_OPTIONS = (
     Option("subscribe", topics, "topics, separated by commas"),
     Option("subscribePattern", pattern, "regular expression of topics (whole names, without the broker's own)"),
     Option(
-        "startingOffsets", offsets, "`earliest` (batch's default), `latest` (streaming's) or JSON, by topic and queue"
+        "startingOffsets",
+        offsets,
+        "`earliest` (batch's default), `latest` (streaming's), or JSON that names each queue of each topic",
     ),
-    Option("endingOffsets", offsets, "batch: `latest` (default) or JSON; the first offset that is not read"),
-    Option("startingTimestamp", moment, "from the first message stored then or later: ms since 1970 UTC, or ISO 8601"),
+    Option(
+        "endingOffsets",
+        offsets,
+        "batch: `latest` (default), or JSON that names each queue; the first offset that is not read",
+    ),
+    Option(
+        "startingTimestamp",
+        moment,
+        "from the first message stored then or later: ms since 1970 UTC, or ISO 8601; not in the future",
+    ),
     Option("endingTimestamp", moment, "batch: up to the first message stored then or later"),
-    Option("maxOffsetsPerTrigger", positive, "streaming: maximum number of messages in a micro-batch"),
+    Option(
+        "maxOffsetsPerTrigger",
+        positive,
+        "streaming: maximum number of messages in a micro-batch, but at least one of each queue that has any",
+    ),
     Option("minPartitions", positive, "minimum number of Spark partitions; default: one for each queue"),
     Option(
         "failOnDataLoss",
@@ -288,6 +302,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         raise InvalidOption(
             "option 'endingOffsets' is 'earliest': nothing would be read; leave it out, or give 'latest'"
         )
+    check_order(values, "startingTimestamp", "endingTimestamp")
     filter_: TagFilter | None = values.get("tags")
     return ReadOptions(
         bootstrap=with_access(values["bootstrap"], values),
@@ -312,6 +327,28 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 def _needs(values: Mapping[str, Any], name: str, how: str) -> None:
     if name not in values:
         raise InvalidOption(f"option {name!r} is missing: {how}")
+
+
+def check_order(values: Mapping[str, Any], first: str, last: str) -> None:
+    """Raise ``InvalidOption`` if the value of the option ``first`` is after that of ``last``."""
+    if first in values and last in values and values[first] > values[last]:
+        raise InvalidOption(
+            f"option {first!r} is after {last!r} ({values[first]} > {values[last]}): nothing is in between"
+        )
+
+
+def check_batch_start(options: ReadOptions) -> None:
+    """Raise ``InvalidOption`` for a batch that begins at the end of a queue, where nothing would be read."""
+    offsets = options.starting_offsets
+    at_end = "it" if offsets == "latest" else ""
+    if isinstance(offsets, Mapping):
+        ends = [(topic, queue) for topic, queues in offsets.items() for queue in queues if queues[queue] == LATEST_MARK]
+        at_end = f"queue {ends[0][1]} of {ends[0][0]!r}" if ends else ""
+    if at_end:
+        raise InvalidOption(
+            f"option 'startingOffsets' begins {at_end} at the end ('latest', -1): a batch would read nothing of it; "
+            "give 'earliest', -2 or an offset"
+        )
 
 
 def refuse(given: Mapping[str, str], names: Iterable[str], why: str) -> None:

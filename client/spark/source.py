@@ -12,7 +12,7 @@ from ..arrow.columns import Column
 from .batch import BatchReader, PushingReader
 from .columns import columns_of, ddl, offered
 from .offsets import TopicSubscription
-from .options import ReadOptions, read_options, refuse
+from .options import ReadOptions, check_batch_start, read_options, refuse
 from .plain_errors import hide_traceback
 from .stream import RefusedStream, StreamReader
 
@@ -52,6 +52,7 @@ class FlintSource(DataSource):
         """Return the reader of a batch."""
         refuse(self.options, ["maxOffsetsPerTrigger"], "is for streaming queries")
         options, columns = self._checked(schema)
+        check_batch_start(options)
         return (PushingReader if options.push_filters else BatchReader)(options, columns)
 
     @hide_traceback

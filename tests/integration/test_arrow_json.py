@@ -65,6 +65,25 @@ def test_fields_of_a_schema_are_columns_and_bad_bodies_say_why(orders: Consumer,
     assert rows[4]["body"] == body(4)
 
 
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"l": [None, 1]}, pa.struct([("l", pa.list_(pa.int64()))])),
+        ({"l": [None, {"a": [None, "x"]}]}, pa.struct([("l", pa.list_(pa.struct([("a", pa.list_(pa.string()))])))])),
+        ({"m": {"l": [None, [None, 1.5]]}}, pa.struct([("m", pa.struct([("l", pa.list_(pa.list_(pa.float64())))]))])),
+    ],
+)
+def test_a_list_that_begins_with_null_is_inferred_by_its_values(
+    shared_broker: RunningBroker, topic: str, body: dict[str, object], kind: Any
+) -> None:
+    with Producer(shared_broker.address) as producer, Consumer(shared_broker.address) as consumer:
+        producer.send_many([Message(topic, json.dumps(each).encode()) for each in (body, {"other": 1})])
+        stream = consumer.arrow(topic, infer=2)
+        assert [stream.schema.field(field.name).type for field in kind] == [field.type for field in kind]
+        rows = pa.Table.from_batches(stream).to_pylist()
+    assert [row[name] for row in rows for name in body if row[name] is not None] == list(body.values())
+
+
 def test_a_schema_is_inferred_from_the_first_messages(orders: Consumer, topic: str) -> None:
     stream = orders.arrow(topic, infer=3)
     check([row | {"at": row["at"] and row["at"].replace(tzinfo=UTC)} for row in stream.table().to_pylist()])

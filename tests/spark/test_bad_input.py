@@ -43,6 +43,15 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "beyond the log": ({"startingOffsets": beyond}, "begins queue 0 of topic 'spark-bad-input'"),
     "another topic's offsets": ({"startingOffsets": '{"x": {"0": 1}}'}, "names 'x', which is not read"),
+    "a queue that is not named": ({"startingOffsets": "{}"}, "does not name queue 0 of topic 'spark-bad-input'"),
+    "a start in the future": (
+        {"startingTimestamp": "9000000000000"},
+        "InvalidOption: option 'startingTimestamp' is 9000000000000",
+    ),
+    "an empty pattern": (
+        {"subscribe": None, "subscribePattern": ""},
+        "InvalidOption: option 'subscribePattern' is '': it must not be empty",
+    ),
     "a queue that is not there": ({"startingOffsets": '{"spark-bad-input": {"7": 1}}'}, "names queue 7 of topic"),
     "no such topic": ({"subscribe": "nowhere"}, "TopicNotExist: option 'subscribe': topic 'nowhere' does not exist at"),
     "an illegal topic name": ({"subscribe": "orders.v1"}, "; its name has characters that are not allowed; use % |"),
@@ -86,6 +95,20 @@ def test_an_invalid_batch_read_fails_with_its_cause(
             {"endingOffsets": '{"spark-bad-input": {"0": 3}}', "startingOffsets": '{"spark-bad-input": {"0": 4}}'},
             "at 3, before 4, where it begins",
         ),
+        ({"startingOffsets": "latest"}, "InvalidOption: option 'startingOffsets' begins it at the end"),
+        (
+            {"startingOffsets": '{"spark-bad-input": {"0": -1}}'},
+            "InvalidOption: option 'startingOffsets' begins queue 0 of 'spark-bad-input' at the end",
+        ),
+        ({"endingOffsets": "{}"}, "option 'endingOffsets' does not name queue 0"),
+        (
+            {"endingOffsets": '{"spark-bad-input": {"0": -2}}'},
+            "option 'endingOffsets' ends queue 0 of topic 'spark-bad-input'",
+        ),
+        (
+            {"startingTimestamp": "2", "endingTimestamp": "1"},
+            "option 'startingTimestamp' is after 'endingTimestamp' (2 > 1)",
+        ),
         ({"maxOffsetsPerTrigger": "5"}, "option 'maxOffsetsPerTrigger' is for streaming queries"),
     ],
 )
@@ -96,7 +119,9 @@ def test_options_of_streams_fail_a_batch(
     fails_plainly(lambda: spark.read.format("flintmq").options(**options).load().count(), says)
 
 
-@pytest.mark.parametrize("case", ["beyond the log", "no such topic", "batch only"])
+@pytest.mark.parametrize(
+    "case", ["beyond the log", "a queue that is not named", "a start in the future", "an empty pattern", "batch only"]
+)
 def test_an_invalid_stream_fails_with_its_cause(
     spark: Any, shared_broker: RunningBroker, orders: str, tmp_path: Path, case: str
 ) -> None:

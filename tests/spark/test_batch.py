@@ -124,8 +124,8 @@ def test_offsets_limit_the_read(read: Any, shared_broker: RunningBroker, orders:
     ends = {queue: max(offset for q, offset in everything if q == queue) + 1 for queue in range(QUEUES)}
     found = places(
         read(
-            startingOffsets=json.dumps({orders: {"0": 10, "1": -1}}),
-            endingOffsets=json.dumps({f"{orders}/0": 25, f"{orders}/2": -1}),
+            startingOffsets=json.dumps({orders: {"0": 10, "1": ends[1], "2": -2}}),
+            endingOffsets=json.dumps({f"{orders}/0": 25, f"{orders}/1": -1, f"{orders}/2": -1}),
         )
     )
     assert found == {(0, offset) for offset in range(10, 25)} | {(2, offset) for offset in range(ends[2])}
@@ -248,7 +248,8 @@ def test_several_brokers_and_topics_are_read_as_one(spark: Any, broker: BrokerFa
     expected = {f"{east.port} both {n}" for n in range(20)} | {f"{east.port} mine {n}" for n in range(20)}
     expected |= {f"{west.port} both {n}" for n in range(20)}
     assert {bytes(row.body).decode() for row in reader.load().collect()} == expected
-    offsets = json.dumps({"both@east": {"1": 19}, "both@west": {"1": 18}, "mine": {"1": 20}})
+    given = {"both@east": {"1": 19}, "both@west": {"1": 18}, "mine": {"1": 20}}
+    offsets = json.dumps({name: {"0": 0, "2": -2, "3": -2} | queues for name, queues in given.items()})
     found = {bytes(row.body).decode() for row in reader.option("startingOffsets", offsets).load().collect()}
     assert found == {f"{east.port} both 19", f"{west.port} both 18", f"{west.port} both 19"}
 

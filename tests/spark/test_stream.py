@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flintmq.client import Admin, Producer
+from flintmq.client.spark import offsets_behind_latest
 from tests.conftest import BrokerFactory, RunningBroker
 
 _names = (f"stream_{number}" for number in itertools.count())
@@ -109,12 +110,17 @@ def test_a_trigger_reads_up_to_its_limit_and_the_progress_shows_the_lag(
     flow = query(startingOffsets="earliest", maxOffsetsPerTrigger=30, minPartitions=3)
     ended = flow.run()
     assert flow.bodies() == sent
-    assert flow.offsets()[0] == {f"{topic}/0": 27, f"{topic}/1": 3}  # each by its share
+    assert flow.offsets()[0] == {f"{topic}/0": 26, f"{topic}/1": 4}  # each by its share
     progress = [json.loads(each.json) for each in ended.recentProgress]
     assert [each["numInputRows"] for each in progress if each["numInputRows"]] == [30, 30, 30, 10]
     source = progress[0]["sources"][0]
-    assert source["endOffset"] == {f"{topic}/0": 27, f"{topic}/1": 3}
+    assert source["endOffset"] == {f"{topic}/0": 26, f"{topic}/1": 4}
     assert source["latestOffset"] == {f"{topic}/0": 90, f"{topic}/1": 10}
+    assert offsets_behind_latest(ended.recentProgress[0].sources[0]) == {
+        "minOffsetsBehindLatest": 6,
+        "maxOffsetsBehindLatest": 64,
+        "avgOffsetsBehindLatest": 35.0,
+    }
 
 
 def test_a_continuing_query_sees_new_messages_queues_and_topics(

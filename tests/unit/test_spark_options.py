@@ -83,6 +83,8 @@ def test_both_forms_of_a_time_are_the_same() -> None:
         (LEAST | {"subscribe": " , "}, "'subscribe' is ' , ': it names no topic"),
         (LEAST | {"subscribePattern": "x"}, "'subscribe' and 'subscribePattern' exclude each other"),
         ({"bootstrap": "h:1", "subscribePattern": "("}, "'subscribePattern' is '(': it is not a regular expression"),
+        ({"bootstrap": "h:1", "subscribePattern": " "}, "'subscribePattern' is ' ': it must not be empty"),
+        (LEAST | {"startingTimestamp": "5", "endingTimestamp": "4"}, "'startingTimestamp' is after 'endingTimestamp'"),
         (LEAST | {"startingOffsets": "first"}, "'startingOffsets' is 'first'"),
         (LEAST | {"startingOffsets": "{"}, "'startingOffsets' is '{'"),
         (LEAST | {"startingOffsets": "[1]"}, "'startingOffsets' is '[1]'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 from flintmq.client.core.consume.tags import EVERYTHING, parse_tags
 from flintmq.client.core.topics import TopicInfo
 from flintmq.client.spark.filter_pushdown import push
-from flintmq.client.spark.offsets import Queue, QueueRange, TopicSubscription, limited, split, together
+from flintmq.client.spark.offsets import (
+    Queue,
+    QueueRange,
+    TopicSubscription,
+    limited,
+    offsets_behind_latest,
+    split,
+    together,
+)
 from flintmq.client.spark.options import read_options
 
 QUEUES = [Queue("orders", number, "h:1") for number in range(6)]
@@ -56,11 +65,38 @@ def test_a_limit_is_used_up_and_shared_by_length(counts: list[int], rows_max: in
     ends = {queue: 10 + count for queue, count in zip(QUEUES, counts, strict=False)}
     found = limited(starts, ends, rows_max)
     taken = {queue: found[queue] - starts[queue] for queue in found}
-    assert sum(taken.values()) == min(rows_max, sum(counts))
+    filled = sum(count > 0 for count in counts)
+    assert sum(taken.values()) == min(max(rows_max, filled), sum(counts))
     for queue, count in zip(QUEUES, counts, strict=False):
-        share = count * min(rows_max, sum(counts)) / max(1, sum(counts))
+        # One of each, and the rest in proportion to what is left.
+        left = max(0, min(rows_max, sum(counts)) - filled)
+        share = min(count, 1) + (count - min(count, 1)) * left / max(1, sum(counts) - filled)
         assert share - 1 < taken[queue] < share + 1
-        assert 0 <= taken[queue] <= count
+        assert min(count, 1) <= taken[queue] <= count
+
+
+def test_no_queue_with_messages_starves_behind_long_ones() -> None:
+    starts = dict.fromkeys(QUEUES[:3], 0)
+    assert list(limited(starts, dict(zip(QUEUES, (101, 11, 1), strict=False)), 10).values()) == [7, 2, 1]
+    assert list(limited(starts, dict(zip(QUEUES, (1 << 40, 0, 1), strict=False)), 1).values()) == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("reached", "latest", "behind"),
+    [
+        ('{"t/0": 4, "t/1": 7}', '{"t/0": 10, "t/1": 7, "t/2": 3}', (0, 6, 3.0)),  # a new queue begins at 0
+        ('{"t/0": 10}', '{"t/0": 4}', (0, 0, 0.0)),  # the ends were asked for before the batch ended
+        (None, '{"t/0": 4}', None),
+        ('{"t/0": 4}', None, None),
+        ("17", "18", None),  # of another source
+    ],
+)
+def test_the_lag_of_a_source_is_that_of_its_queues(
+    reached: str | None, latest: str | None, behind: tuple[float, ...] | None
+) -> None:
+    names = ("minOffsetsBehindLatest", "maxOffsetsBehindLatest", "avgOffsetsBehindLatest")
+    found = offsets_behind_latest(SimpleNamespace(endOffset=reached, latestOffset=latest))
+    assert found == (dict(zip(names, behind, strict=True)) if behind else {})
 
 
 def test_a_limited_stream_reaches_the_end_of_every_queue() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ....protocol.errors import InvalidParameter
 from ....protocol.fields import I64_MAX
 from ....protocol.names import check_name
 from ...arrow.archive.options import PARTITION_BYTES, ArchiveOptions
 from ..errors import InvalidOption
-from ..options import Option, boolean, moment, not_empty, parse_options, pattern, topics
+from ..options import Option, boolean, check_order, moment, not_empty, parse_options, pattern, topics
 
 PARTITION_BYTES_MIN = 64 * 1024
 
@@ -78,8 +77,8 @@ def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
     for one, other in (("topics", "subscribe"), ("topics", "subscribePattern"), ("subscribe", "subscribePattern")):
         if one in values and other in values:
             raise InvalidOption(f"options {one!r} and {other!r} exclude each other: leave one out")
-    _check_order(values, "startingTimestamp", "endingTimestamp")
-    _check_order(values, "startingPhysicalOffset", "endingPhysicalOffset")
+    check_order(values, "startingTimestamp", "endingTimestamp")
+    check_order(values, "startingPhysicalOffset", "endingPhysicalOffset")
     return ArchiveOptions(
         path=values["path"],
         topics=values.get("topics", values.get("subscribe")),
@@ -94,10 +93,3 @@ def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
         verify_checksums=values.get("verifyChecksums", True),
         fail_on_corruption=values.get("failOnCorruption", True),
     )
-
-
-def _check_order(values: Mapping[str, Any], first: str, last: str) -> None:
-    if first in values and last in values and values[first] > values[last]:
-        raise InvalidOption(
-            f"option {first!r} is after {last!r} ({values[first]} > {values[last]}): nothing is in between"
-        )
