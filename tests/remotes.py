@@ -16,6 +16,7 @@ class FakeRemote:
     def __init__(self, client: str = "test", port: int = 50_000) -> None:
         self.client = client
         self.address = ("127.0.0.1", port)
+        self.user_name = ""
         self.lost = False
         self.access: UserRights | None = None
         self.allowed: set[str] | None = None
@@ -32,7 +33,7 @@ class FakeRemote:
         """Note a request and its callback."""
         self.asked.append((command, request, body, answered))
 
-    def may_publish(self, topic: str) -> bool:
+    def may_publish(self, topic: str, group: str = "") -> bool:
         """Return whether the user may publish to the topic."""
         return self.allowed is None or topic in self.allowed
 

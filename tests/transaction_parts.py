@@ -13,6 +13,7 @@ import msgpack
 
 from flintmq.broker.background.flush import flush_service
 from flintmq.broker.delivery.client_handle import Answered
+from flintmq.broker.delivery.groups.client_owners import ClientOwners
 from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
 from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.delivery.transactions.checks import TransactionalMessageCheckService
@@ -85,6 +86,7 @@ class Producer:
 
     client = "test"
     address = ("127.0.0.1", 1)
+    user_name = ""
 
     def __init__(self) -> None:
         self.lost = False
@@ -99,7 +101,7 @@ class Producer:
         """Note a question."""
         self.asked.append((request, decode_record(body), answered))
 
-    def may_publish(self, topic: str) -> bool:
+    def may_publish(self, topic: str, group: str = "") -> bool:
         """Return True."""
         return True
 
@@ -156,7 +158,7 @@ class Parts:
         self.flush.start()
         self._topic_changes = TopicChanges(store, loop, lambda topic: None)
         self.writer = RecordWriter(store, self.flush, self._topic_changes, loop, self.flush.wake, sync=True)
-        self.producers = ProducerGroups(self.clock)
+        self.producers = ProducerGroups(self.clock, ClientOwners())
         self.service = TransactionalMessageService(
             self.writer, self._topic_changes, self.readers, open_max=limits.pop("open_max", 1000)
         )

@@ -23,8 +23,13 @@ class ClientHandle(Protocol):
     lost: bool
     """True after the connection was lost."""
 
-    def may_publish(self, topic: str) -> bool:
-        """Return whether its user may publish to the topic, and so may see messages on their way there."""
+    @property
+    def user_name(self) -> str:
+        """Name of its user; empty on a broker without users."""
+
+    def may_publish(self, topic: str, group: str = "") -> bool:
+        """Return whether its user may publish to the topic, as a producer of ``group`` if one is given, and so may see
+        messages on their way there."""
 
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
         """Send a one-way request; do nothing if the connection is lost."""

@@ -197,7 +197,7 @@ def unregister_client(request: Request, groups: GroupCoordinator, producer_group
     """Remove a member from its group."""
     params = decode_fields(UnregisterClientRequest, request.frame.fields)
     if params.kind == "producer":
-        producer_groups.leave(params.group, params.member)
+        producer_groups.leave(params.group, params.member, request.peer.user_name)
     else:
         groups.remove_member(params.group, params.member, params.epoch)
     request.respond(EmptyAnswer())

@@ -10,6 +10,7 @@ from ...protocol.commands import Command, IdsChangedRequest
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX
 from ...protocol.remoting import codes
 from ...protocol.remoting.command import encode_head
+from ...protocol.remoting.signature import CREDENTIALS
 from ...protocol.storage.ids import offset_id
 from ...protocol.storage.record import PROPERTY_UNIQ_KEY, decode_record
 from ..delivery.client_handle import Answered
@@ -42,7 +43,7 @@ class RemotingClient(ConnectedClient):
     def send_one_way(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
         """Send a request that gets no answer."""
         if not self.lost:
-            self._responses.send(encode_head(ONE_WAY, code, self._next_id(), fields, len(body)), body)
+            self._send(ONE_WAY, code, self._next_id(), fields, body)
 
     def send_request(self, code: int, fields: Mapping[str, str], body: bytes, answered: Answered) -> None:
         """Send a request; call ``answered`` with the response, or with None if none can arrive any more."""
@@ -54,7 +55,12 @@ class RemotingClient(ConnectedClient):
         if len(self._asked) >= ASKED_MAX:
             self._asked.pop(next(iter(self._asked)))(None)
         self._asked[request_id] = answered
-        self._responses.send(encode_head(REQUEST, code, request_id, fields, len(body)), body)
+        self._send(REQUEST, code, request_id, fields, body)
+
+    def _send(self, kind: int, code: int, request_id: int, fields: Mapping[str, str], body: bytes) -> None:
+        # Who gets the signature of another client's request can make any other request of the same values with it.
+        safe = {name: value for name, value in fields.items() if name not in CREDENTIALS}
+        self._responses.send(encode_head(kind, code, request_id, safe, len(body)), body)
 
     def _next_id(self) -> int:
         # Numbers begin with 1, because 0 means no request.

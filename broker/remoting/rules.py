@@ -16,6 +16,9 @@ from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
 if TYPE_CHECKING:
     from .request import RemotingRequest
 
+INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
+"""Producer group that every client of RocketMQ names beside its own, consumers too: nobody needs a right on it, but only
+who has one is in it."""
 Rule: TypeAlias = Callable[[Mapping[str, str]], tuple[Need, ...]]
 
 
@@ -71,8 +74,10 @@ def of_group_in_topic(on_group: str, on_topic: str, field: str = "consumerGroup"
 
 
 def of_client(fields: Mapping[str, str]) -> tuple[Need, ...]:
-    """Need what the client of UNREGISTER_CLIENT needs for its consumer group; producer groups need nothing to leave."""
-    return _need((CONSUME,), GROUP, fields.get("consumerGroup"))
+    """Need what the client of UNREGISTER_CLIENT needed to join the group that it leaves."""
+    producer = fields.get("producerGroup")
+    needs = _need((PUBLISH,), GROUP, producer) if producer != INNER_PRODUCER_GROUP else ()
+    return needs + _need((CONSUME,), GROUP, fields.get("consumerGroup"))
 
 
 def of_popped(fields: Mapping[str, str]) -> tuple[Need, ...]:

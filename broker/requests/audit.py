@@ -76,5 +76,4 @@ def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
 
 def author(peer: ConnectedClient) -> Author:
     """Return the client for the audit log."""
-    user = peer.user.name if peer.user is not None else ""
-    return Author(user, format_address(*peer.address), peer.client)
+    return Author(peer.user_name, format_address(*peer.address), peer.client)

@@ -190,7 +190,7 @@ class Broker:
         self.groups = GroupCoordinator(
             store, loop.time, loop.call_later, groups_max=limits.groups_max, offsets_max=limits.committed_offsets_max
         )
-        self.producer_groups = ProducerGroups(loop.time)
+        self.producer_groups = ProducerGroups(loop.time, self.groups.clients.owners)
         self.pops = PopService(
             self.writer,
             self.groups,

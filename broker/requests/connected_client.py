@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.auth.permissions import PUBLISH, TOPIC
+from ...protocol.auth.permissions import GROUP, PUBLISH, TOPIC
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import encode_fields
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, encode_head
@@ -69,9 +69,17 @@ class ConnectedClient:
         self._user = user
         self.access = self._access_table.of(user.name, user.permissions) if user is not None else None
 
-    def may_publish(self, topic: str) -> bool:
-        """Return whether the client may publish to ``topic``."""
-        return self.access is None or self.access.allows(PUBLISH, TOPIC, topic)
+    @property
+    def user_name(self) -> str:
+        """Name of the user; empty if there is none."""
+        return self._user.name if self._user is not None else ""
+
+    def may_publish(self, topic: str, group: str = "") -> bool:
+        """Return whether the client may publish to ``topic``, as a producer of ``group`` if one is given."""
+        access = self.access
+        return access is None or (
+            access.allows(PUBLISH, TOPIC, topic) and (not group or access.allows(PUBLISH, GROUP, group))
+        )
 
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
         """Send a one-way frame to the client."""

@@ -1,7 +1,8 @@
 """Signatures of remoting requests: HMAC-SHA1 with a secret key, as RocketMQ's ``AclClientRPCHook`` makes them.
 
-A signature covers the values of the extension fields and the body. Neither a time nor the connection is part of it, so
-who reads a request on the wire can send it again: only TLS prevents that.
+A signature covers the values of the extension fields, in the order of their names, and the body. Neither the code of the
+request, the names, a time nor the connection is part of it, so who has a signed request can send it again, or send its
+values as another request: no signature may be passed on to a client, and only TLS hides it on the wire.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
+CREDENTIALS = frozenset({ACCESS_KEY, SIGNATURE, "SecurityToken"})
+"""Fields by which a client proves who it is."""
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 _VERSION_ADDS_LATER = 399
 """``MQVersion`` of 4.9.3: clients up to it add ``_UNIQUE_KEY_QUERY`` after they have signed the request."""

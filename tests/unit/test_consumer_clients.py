@@ -194,7 +194,7 @@ def test_a_lost_client_loses_its_locks_when_it_must_have_stopped_using_them(
 def test_a_client_that_leaves_releases_its_locks_at_once(clients: ConsumerClients) -> None:
     beat(clients, "a", FakeRemote())
     clients.locks.lock("g", "a", [("t", 0)])
-    clients.leave("g", "a")
+    clients.leave("g", "a", "")
     assert clients.locks.lock("g", "b", [("t", 0)]) == [("t", 0)]
 
 
@@ -222,7 +222,7 @@ def test_a_reset_is_told_once_and_only_to_clients_that_share_the_group(
     assert clients.was_reset("g", ("t", 0))
     assert not clients.was_reset("g", ("t", 1))
     assert (clients.take_reset("g", ("t", 0)), clients.take_reset("g", ("t", 0))) == (5, None)
-    clients.leave("g", "a")
+    clients.leave("g", "a", "")
     beat(clients, "a", FakeRemote(), model="BROADCASTING")
     clients.reset("g", ("t", 0), 5)
     assert not clients.was_reset("g", ("t", 0)), "clients of a broadcasting group keep their own offsets"

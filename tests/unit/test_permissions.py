@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flintmq.broker.delivery.groups.client_owners import ClientOwners
 from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
 from flintmq.broker.security.access import REMEMBERED_MAX, AccessTable, UserRights
 from flintmq.protocol.auth.permissions import (
@@ -246,7 +247,7 @@ def test_the_cache_is_bounded() -> None:
 
 
 def test_a_producer_is_asked_only_about_topics_that_it_may_publish_to() -> None:
-    groups = ProducerGroups(lambda: 0.0)
+    groups = ProducerGroups(lambda: 0.0, ClientOwners())
     of_orders, of_bills = FakeRemote("orders"), FakeRemote("bills")
     of_orders.allowed, of_bills.allowed = {"orders"}, {"bills"}
     groups.heart_beat("shop", "a", of_orders, 10.0)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
 from ....protocol.errors import GroupKind, GroupRunning, LimitReached
+from .client_owners import ClientOwners
 from .queue_locks import QueueLocks
 
 if TYPE_CHECKING:
@@ -161,14 +162,17 @@ class ConsumerClients:
         """Large groups with a scheduled notification."""
         self.groups: dict[str, ClientGroup] = {}
         self.locks = QueueLocks(clock)
+        self.owners = ClientOwners()
 
     # ---- clients that come and go
 
     def heart_beat(self, name: str, identity: ClientIdentity, role: ClientRole) -> bool:
         """Take a heartbeat of a client for one group; return whether the client must send its subscriptions.
 
-        Raises ``LimitReached`` or, if the connection has too many groups, ``InvalidParameter``.
+        Raises ``NoPermission`` if the client's id belongs to another user, ``LimitReached`` or, if the connection has
+        too many groups, ``InvalidParameter``.
         """
+        self.owners.check(identity.client_id, identity.remote.user_name)
         group = self.groups.get(name)
         if group is None:
             if len(self.groups) >= self._groups_max():
@@ -187,6 +191,8 @@ class ConsumerClients:
             role = ClientRole(role.consume_type, role.message_model, role.consume_from, before.role.subscriptions)
         # This can be refused, so it comes before any change of the tables.
         client = self._connected(group, before, identity, role)
+        if before is None:
+            self.owners.add(identity.client_id, identity.remote.user_name)
         group.clients[identity.client_id] = client
         group.by_remote[identity.remote] = identity.client_id
         self.groups[name] = group
@@ -225,8 +231,12 @@ class ConsumerClients:
                 _some(members),
             )
 
-    def leave(self, name: str, client_id: str) -> None:
-        """Remove a client from a group, and its locks; do nothing if it is not in it."""
+    def leave(self, name: str, client_id: str, user: str) -> None:
+        """Remove a client from a group, and its locks, for ``user``; do nothing if it is not in it.
+
+        Raises ``NoPermission`` if the client belongs to another user.
+        """
+        self.owners.check(client_id, user)
         self.locks.release_all(name, client_id)
         self._remove(name, client_id)
 
@@ -236,6 +246,7 @@ class ConsumerClients:
         if group is None or client is None:
             return
         client.cancel_lost()
+        self.owners.remove(client_id)
         # Another client may have introduced itself over the same connection since.
         if group.by_remote.get(client.identity.remote) == client_id:
             del group.by_remote[client.identity.remote]

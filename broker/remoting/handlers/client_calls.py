@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..request import RemotingRequest
 
 TIMEOUT_S = 10.0
+_RUNNING_INFO_FIELDS = ("consumerGroup", "clientId", "jstackEnable")
+_CONSUME_DIRECTLY_FIELDS = ("consumerGroup", "clientId", "msgId", "topic")
 _SIZE_BYTES = 4
 
 
@@ -33,7 +35,7 @@ class ClientSilent(BrokerError):
 def get_consumer_running_info(request: RemotingRequest, groups: GroupCoordinator) -> None:
     """Return what a client says about itself: its settings, queues and rates."""
     client_id, client = _client(request, groups)
-    _ask(request, client, client_id, codes.GET_CONSUMER_RUNNING_INFO, dict(request.received.fields), b"")
+    _ask(request, client, client_id, codes.GET_CONSUMER_RUNNING_INFO, _passed_on(request, _RUNNING_INFO_FIELDS), b"")
 
 
 def consume_message_directly(
@@ -42,7 +44,8 @@ def consume_message_directly(
     """Let a client consume a stored message at once, outside of its queue; return how that ended."""
     client_id, client = _client(request, groups)
     message_id = request.ext.text("msgId")
-    fields = {**request.received.fields, "brokerName": gateway.broker_name, "topicSysFlag": "0", "groupSysFlag": "0"}
+    fields = _passed_on(request, _CONSUME_DIRECTLY_FIELDS)
+    fields |= {"brokerName": gateway.broker_name, "topicSysFlag": "0", "groupSysFlag": "0"}
     access = request.peer.access
 
     def view(hot: bool) -> memoryview:
@@ -54,6 +57,12 @@ def consume_message_directly(
         _ask(request, client, client_id, codes.CONSUME_MESSAGE_DIRECTLY, fields, bytes(record))
 
     request.after_dispatch(lambda: request.read(view, found))
+
+
+def _passed_on(request: RemotingRequest, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the fields that the request is defined to have: nothing else of a request is for another client."""
+    fields = request.received.fields
+    return {name: fields[name] for name in names if name in fields}
 
 
 def _client(request: RemotingRequest, groups: GroupCoordinator) -> tuple[str, RemotingClient]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
-from ....protocol.errors import InvalidParameter
+from ....protocol.auth.permissions import CONSUME, GROUP, PUBLISH, TOPIC, Need
+from ....protocol.errors import InvalidParameter, NoPermission
 from ....protocol.names import check_client_group, check_name
 from ....protocol.remoting import codes, fastjson
 from ....protocol.storage.delivery import retry_topic
@@ -14,7 +14,7 @@ from ...handlers.groups import SUBSCRIPTION_CHARS_MAX, SUBSCRIPTIONS_MAX
 from ...store import TopicConfig
 from ..client import RemotingClient
 from ..json_fields import json_body
-from ..rules import check
+from ..rules import INNER_PRODUCER_GROUP, check
 from ..subscription import check_subscription
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ def heart_beat(
     for name, role in consumers.items():
         topics = [Need((CONSUME,), TOPIC, topic) for topic in role.subscriptions or ()]
         check(request, Need((CONSUME,), GROUP, name), *topics)
+    producers, refused = _producer_groups(request, producers)
+    if refused is not None and not producers and not consumers:
+        raise refused
+    groups.clients.owners.check(client_id, peer.user_name)
     peer.introduce(client_id, received.language, received.version)
     for name in producers:
         producer_groups.heart_beat(name, client_id, peer, EXPIRY_S)
@@ -69,7 +73,24 @@ def heart_beat(
         "IS_SUPPORT_HEART_BEAT_V2": "true",
         "IS_SUB_CHANGE": "true" if unknown or not identity.fingerprint else "false",
     }
-    writer.with_topics(retry_topics, request.later(lambda: request.reply(fields)))
+    remark = None if refused is None else refused.message
+    writer.with_topics(retry_topics, request.later(lambda: request.reply(fields, remark=remark)))
+
+
+def _producer_groups(request: RemotingRequest, names: list[str]) -> tuple[list[str], NoPermission | None]:
+    """Return those of the producer groups that the user may join, and the refusal of another one, if there is any.
+
+    One that is refused is left out: the consumers of the same client must live on.
+    """
+    allowed, refused = [], None
+    for name in names:
+        try:
+            check(request, Need((PUBLISH,), GROUP, name))
+        except NoPermission as error:
+            refused = refused if name == INNER_PRODUCER_GROUP else error
+        else:
+            allowed.append(name)
+    return allowed, refused
 
 
 def _client_id(text: str) -> str:
@@ -115,9 +136,9 @@ def unregister_client(request: RemotingRequest, gateway: RemotingGateway, produc
     ext = request.ext
     client_id, producer, consumer = ext.text("clientID"), ext.text("producerGroup", ""), ext.text("consumerGroup", "")
     if producer:
-        producer_groups.leave(producer, client_id)
+        producer_groups.leave(producer, client_id, request.peer.user_name)
     if consumer:
-        gateway.consumers.leave(consumer, client_id)
+        gateway.consumers.leave(consumer, client_id, request.peer.user_name)
     request.reply()
 
 

@@ -31,7 +31,7 @@ def lock_batch_mq(
     Only existing queues can be locked. A client that the broker does not know gets no lock; it asks again, and sends
     heartbeats meanwhile.
     """
-    group, client_id, wanted = _decode(request)
+    group, client_id, wanted = _decode(request, groups)
     queues = []
     if _is_live(groups.clients, group, client_id):
         queues = [queue for queue in wanted if _exists(store, queue)]
@@ -41,16 +41,17 @@ def lock_batch_mq(
 
 def unlock_batch_mq(request: RemotingRequest, groups: GroupCoordinator) -> None:
     """Release those of the queues that the client holds."""
-    group, client_id, queues = _decode(request)
+    group, client_id, queues = _decode(request, groups)
     groups.clients.locks.unlock(group, client_id, queues)
     request.reply()
 
 
-def _decode(request: RemotingRequest) -> tuple[str, str, list[Queue]]:
-    """Return group, client and queues of a request whose user may consume for the group."""
+def _decode(request: RemotingRequest, groups: GroupCoordinator) -> tuple[str, str, list[Queue]]:
+    """Return group, client and queues of a request whose user may consume for the group, and has the client."""
     body = json_body(request)
     group, client_id = check_client_group(body.text("consumerGroup")), body.text("clientId")
     check(request, Need((CONSUME,), GROUP, group))
+    groups.clients.owners.check(client_id, request.peer.user_name)
     rows = body.objects("mqSet", QUEUES_MAX)
     queues = [(row.text("topic"), row.integer("queueId", low=0, high=2**31 - 1)) for row in rows]
     return group, client_id, list(dict.fromkeys(queues))
