@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .request import RemotingRequest
 
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
-"""Producer group that every client of RocketMQ names beside its own, consumers too: nobody needs a right on it, but only
-who has one is in it."""
+"""Producer group that every client of RocketMQ names beside its own, consumers too: nobody needs a right on it, but
+only who has one is in it."""
 Rule: TypeAlias = Callable[[Mapping[str, str]], tuple[Need, ...]]
 
 

@@ -1,8 +1,8 @@
 """Signatures of remoting requests: HMAC-SHA1 with a secret key, as RocketMQ's ``AclClientRPCHook`` makes them.
 
-A signature covers the values of the extension fields, in the order of their names, and the body. Neither the code of the
-request, the names, a time nor the connection is part of it, so who has a signed request can send it again, or send its
-values as another request: no signature may be passed on to a client, and only TLS hides it on the wire.
+A signature covers the values of the extension fields, in the order of their names, and the body. Neither the code of
+the request, the names, a time nor the connection is part of it, so who has a signed request can send it again, or send
+its values as another request: no signature may be passed on to a client, and only TLS hides it on the wire.
 """
 
 from __future__ import annotations

@@ -19,10 +19,7 @@ INNER = "CLIENT_INNER_PRODUCER"
 GRANTS: dict[str, list[dict[str, Any]]] = {
     "ops": [ADMIN_GRANT],
     "guest": [],
-    "shop": [
-        {"actions": ["publish", "consume"], "topic": TOPIC},
-        {"actions": ["publish", "consume"], "group": "shop"},
-    ],
+    "shop": [{"actions": ["publish", "consume"], "topic": TOPIC}, {"actions": ["publish", "consume"], "group": "shop"}],
     "rival": [
         {"actions": ["publish", "consume"], "topic": TOPIC},
         {"actions": ["publish"], "topic": REPLY_TOPIC},
