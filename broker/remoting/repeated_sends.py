@@ -21,7 +21,7 @@ from ..requests.intake import Intake
 from ..requests.request import FrameSource, Request
 from ..store import LAYOUT_BODY, TopicConfig
 from .request import RemotingRequest
-from .sends import sequence_of
+from .sends import DECIDING_PROPERTIES, sequence_of, split_properties
 
 HEADERS_PER_CONNECTION_MAX = 8
 """Maximum number of headers that one connection keeps."""
@@ -88,7 +88,10 @@ class RepeatedSends:
         stamps = request.gateway.stamps.always.encode()
         common = stamps + plain_properties(found["properties"])
         numbers = (int(found["queue"]), int(found["born"]), int(found["opaque"]))
-        # Properties that are stored as they came mean nothing to the broker: delays and the like are rewritten.
+        # The next value may mean what this one does not, such as a delay after none.
+        if not DECIDING_PROPERTIES.isdisjoint(split_properties(params.common)):
+            return
+        # Properties that are stored as they came mean nothing to the broker.
         if common != params.common.encode() or numbers != (params.queue, params.born_ms, received.request_id):
             return
         self.headers.append(_Header(self._intake, params.topic, config, pattern, stamps))

@@ -45,6 +45,8 @@ _BROKER_PROPERTIES = frozenset((*FORBIDDEN_PROPERTIES, PROPERTY_POP_CHECK_POINT)
 _STAMPS = (PROPERTY_REGION, PROPERTY_TRACE, PROPERTY_CLUSTER)
 _UNIQUE_KEY = re.compile(r"[0-9A-F]{32}\Z")
 _TIMES = (PROPERTY_TIMER_DELAY_SECONDS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
+DECIDING_PROPERTIES = frozenset({PROPERTY_DELAY, *_TIMES, PROPERTY_HALF})
+"""Properties whose values decide where a message goes, or whether it is accepted at all."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}\Z")
 _I32 = {"low": -(2**31), "high": 2**31 - 1}
 

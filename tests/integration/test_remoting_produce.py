@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flintmq.protocol.remoting import codes
-from flintmq.protocol.remoting.command import BINARY_HEADER, JSON_HEADER
+from flintmq.protocol.remoting.command import BINARY_HEADER, JSON_HEADER, RemotingFrame
 from tests.conftest import BrokerFactory
 from tests.remoting_tools import RemotingBroker, RemotingSocket, batch_body, properties_text, send_fields
 
@@ -86,6 +86,38 @@ def test_without_stamps_only_requests_name_the_cluster(broker: BrokerFactory, to
     assert plain.property_map().keys() == {"UNIQ_KEY"}
     assert request.property_map().keys() == {"UNIQ_KEY", "CORRELATION_ID", "CLUSTER"}
     assert of_batch.property_map().keys() == {"UNIQ_KEY"}
+
+
+@pytest.mark.parametrize(
+    ("name", "idle", "asking"),
+    [
+        ("DELAY", "0", "18"),
+        ("DELAY", "-1", "+1"),
+        ("DELAY", "0", "soon"),
+        ("TIMER_DELAY_MS", "0", "600000"),
+        ("TIMER_DELAY_SEC", "0", "600"),
+        ("TIMER_DELIVER_MS", "0", "9999999999999999"),
+        ("TRAN_MSG", "false", "true"),
+        ("CORRELATION_ID", "", "c"),
+    ],
+)
+def test_a_property_means_the_same_after_sends_in_which_it_meant_nothing(
+    gateway: RemotingBroker, topic: str, name: str, idle: str, asking: str
+) -> None:
+    """The broker handles the next one of similar sends quickly, and must not take a delay for none."""
+
+    def send(remote: RemotingSocket, number: int, value: str) -> RemotingFrame:
+        properties = {"UNIQ_KEY": f"{'AB' * 10}{number:012X}", "WAIT": "true", name: value}
+        return remote.produce(topic, b"%d" % number, properties)
+
+    with gateway.connect() as fresh, gateway.connect() as kept:
+        assert [send(kept, number, idle).code for number in range(3)] == 3 * [codes.SUCCESS]
+        alone, after = send(fresh, 10, asking), send(kept, 11, asking)
+        assert alone.code == after.code
+        assert alone.fields.keys() == after.fields.keys()
+        stored = {int(each.body): each.property_map() for each in kept.pull(topic)}
+        assert (10 in stored) == (11 in stored)
+        assert stored.get(10, {}).keys() == stored.get(11, {}).keys()
 
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201, 0x301])

@@ -100,10 +100,12 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair[SendSide]]:
         yield made
 
 
-values = st.sampled_from([*["red", "two words", "18", "true"] * 5, "}", '"', "\\", "ü", ""])
+values = st.sampled_from([*["red", "two words", "0", "18", "true"] * 5, "}", '"', "\\", "ü", ""])
 """Values of a property; an empty one is left out by the broker."""
 names = st.sampled_from(["KEYS", "TAGS", "WAIT", "colour", "größe"])
-rare = st.sampled_from([()] * 15 + [("DELAY",), ("CLUSTER",), ("TRAN_MSG",), ("TIMER_DELIVER_MS",), ("KEYS", "KEYS")])
+rare = st.sampled_from(
+    [()] * 15 + 3 * [("DELAY",)] + [("CLUSTER",), ("TRAN_MSG",), ("TIMER_DELIVER_MS",), ("KEYS", "KEYS")]
+)
 
 
 @st.composite
