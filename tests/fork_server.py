@@ -23,6 +23,8 @@ from flintmq.broker.app import (
     daemon,
     lifecycle,  # noqa: F401 - loaded for the forks
 )
+from flintmq.broker.net.connection import ClientConnection
+from flintmq.broker.requests.deferred_requests import DeferredRequests
 
 MESSAGE_BYTES_MAX = 1 << 20
 DESCRIPTORS_MAX = 3
@@ -63,6 +65,24 @@ def take_output(descriptors: list[int]) -> None:
         os.close(fd)
 
 
+def keep_lost_connections() -> list[DeferredRequests]:
+    """Return a list that gets the deferred requests of each connection that is lost while some of them are open.
+
+    Whatever they wait for must end them by the time the broker has stopped: a connection waits for them before it
+    closes.
+    """
+    found: list[DeferredRequests] = []
+    disconnected = ClientConnection.connection_lost
+
+    def connection_lost(connection: ClientConnection, error: Exception | None) -> None:
+        if connection.deferred.undispatched:
+            found.append(connection.deferred)
+        disconnected(connection, error)
+
+    setattr(ClientConnection, "connection_lost", connection_lost)  # noqa: B010 - mypy refuses the assignment
+    return found
+
+
 def main() -> None:
     """Run the server; also the entry point of each fork."""
     load()
@@ -70,7 +90,14 @@ def main() -> None:
     order, descriptors = next_order(socket.socket(fileno=int(sys.argv[1])))
     take_output(descriptors[:2])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    daemon.main(order["arguments"], prog_name="flintmq-broker")
+    lost = keep_lost_connections()
+    try:
+        daemon.main(order["arguments"], prog_name="flintmq-broker")
+    except SystemExit as end:
+        open_requests = [each for each in lost if each.undispatched]
+        if end.code == 0 and open_requests:
+            sys.exit(f"{len(open_requests)} connections ended with requests that nothing ever answered")
+        raise
 
 
 if __name__ == "__main__":

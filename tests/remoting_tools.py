@@ -96,6 +96,10 @@ class RemotingSocket:
             encode_head(RESPONSE, code, request.request_id, None, 0, remark=remark, header_type=self.header_type)
         )
 
+    def send_no_more(self) -> None:
+        """Tell the broker that nothing more will be sent."""
+        self._socket.shutdown(socket.SHUT_WR)
+
     def is_closed(self) -> bool:
         """Wait for the end of the connection; return False if anything else arrives."""
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +36,6 @@ from .sends import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, PROPERTY_REGION, PROPERT
 if TYPE_CHECKING:
     from .connection import RemotingConnection
     from .gateway import RemotingGateway
-
-log = logging.getLogger(__name__)
 
 NO_FIELDS = ExtFields({})
 PERM_INHERIT = 1
@@ -225,21 +222,14 @@ class RemotingRequest(Request):
         fields = pull_fields(pulled.next_offset, pulled.min_offset, pulled.max_offset)
         self.respond_encoded(self._head(code, fields, len(body), remark), body)
 
-    def fail(self, error: BrokerError) -> None:
-        """Respond with the result code of an error, and its words as the remark."""
-        responses, received = self.responses, self.received
-        responses.count_error(error)
-        log.debug("request %d refused: %s: %s", received.code, error.name, error.message[:200])
-        responses.completed(received)
-        if received.kind != REQUEST:
-            self.broker.counters.one_way_errors += 1
-            return
+    def respond_error(self, error: BrokerError) -> None:
+        """Send the result code of an error, and its words as the remark."""
         code, remark, fields = code_of(error), remark_of(error), None
         if isinstance(error, OffsetOutOfRange):
             fields, remark = _moved(self.asked, error.min_offset, error.max_offset)
         elif isinstance(error, OffsetReset):
             fields, remark = pull_fields(error.offset, 0, error.offset), "OFFSET_RESET"
-        responses.send(self._head(code, fields, 0, remark))
+        self.responses.send(self._head(code, fields, 0, remark))
 
     # ---- waiting in order ----
 

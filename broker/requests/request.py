@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from ...protocol.commands import COMMANDS, PRODUCE, RecordsAnswer
+from ...protocol.commands import PRODUCE, RecordsAnswer
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, TopicNotExist
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, encode_head
@@ -112,7 +112,7 @@ class Request:
     ``responses`` and ``deferred`` belong to the connection: a PRODUCE puts its encoded response there itself.
     """
 
-    __slots__ = ("broker", "deferred", "frame", "peer", "responses", "source")
+    __slots__ = ("_waits", "broker", "deferred", "frame", "peer", "responses", "source")
 
     def __init__(self, source: FrameSource, frame: Frame) -> None:
         self.source = source
@@ -121,6 +121,8 @@ class Request:
         self.peer = source.peer
         self.responses = source.responses
         self.deferred = source.deferred
+        self._waits: set[object] | None = None
+        """What ``later`` has begun and nothing has ended yet."""
 
     # ---- responding ----
 
@@ -195,22 +197,27 @@ class Request:
         self.respond_encoded(head, body)
 
     def fail(self, error: BrokerError) -> None:
-        """Respond with an error, to a PRODUCE in the order of its responses; audit it if its command is audited."""
+        """Respond with an error, and end what the request waits for; audit it if its command is audited."""
         frame, responses = self.frame, self.responses
-        audit_refused(self.broker.audit, self.peer, frame, error)
+        if self._waits:
+            self.deferred.undispatched -= len(self._waits)
+            self._waits.clear()
+        self.audit_refused(error)
         responses.count_error(error)
-        if log.isEnabledFor(logging.DEBUG):
-            command = COMMANDS.get(frame.code)
-            log.debug("%s refused: %s: %s", command.name if command else frame.code, error.name, error.message[:200])
+        log.debug("request %d refused: %s: %s", frame.code, error.name, error.message[:200])
         responses.completed(frame)
-        if frame.kind != REQUEST:
-            self.broker.counters.one_way_errors += 1
-            return
-        answer = encode_error(error, frame.request_id)
-        if frame.code == PRODUCE.code:
-            responses.send_in_order(answer)
+        if frame.kind == REQUEST:
+            self.respond_error(error)
         else:
-            responses.send(answer)
+            self.broker.counters.one_way_errors += 1
+
+    def respond_error(self, error: BrokerError) -> None:
+        """Send the response that carries an error, to a PRODUCE in the order of its responses."""
+        answer = encode_error(error, self.frame.request_id)
+        if self.frame.code == PRODUCE.code:
+            self.responses.send_in_order(answer)
+        else:
+            self.responses.send(answer)
 
     def fail_unexpectedly(self, error: Exception) -> None:
         """Log an unexpected exception with its traceback, and respond with ``BrokerFailure``."""
@@ -236,6 +243,10 @@ class Request:
     def audit(self, command: Command, target: str, before: Any = None, after: Any = None) -> None:
         """Record that the client changed ``target``. ``before``, ``after``: JSON values; None if it did not exist."""
         audit(self.broker.audit, self.peer, command, target, before=before, after=after)
+
+    def audit_refused(self, error: BrokerError) -> None:
+        """Record that the request was refused if its command is audited."""
+        audit_refused(self.broker.audit, self.peer, self.frame, error)
 
     def attempt(self, call: Callable[[], None]) -> None:
         """Call ``call``; an error that it raises becomes the response."""
@@ -306,12 +317,18 @@ class Request:
         """Return a function to be called once, when the request's wait ends.
 
         Called with None it runs ``call``; called with an error, or if ``call`` raises one, it responds with that error.
+        After the request has failed in another way, it does nothing.
         """
         self.release_frame()
-        deferred = self.deferred
+        deferred, wait = self.deferred, object()
         deferred.undispatched += 1
+        waits = self._waits = self._waits or set()
+        waits.add(wait)
 
         def done(error: BrokerError | None) -> None:
+            if wait not in waits:
+                return
+            waits.discard(wait)
             deferred.undispatched -= 1
             if self.peer.lost:
                 return

@@ -72,6 +72,19 @@ def test_a_half_message_is_delivered_when_it_is_committed(remote: RemotingSocket
     assert record.prepared_transaction_offset == end_fields(answer, group, COMMIT)["commitLogOffset"]
 
 
+def test_a_connection_closes_after_the_end_of_a_transaction_that_is_not_there(
+    gateway: RemotingBroker, topic: str, group: str
+) -> None:
+    with gateway.connect() as remote:
+        answer = remote.produce(topic)
+        no_half = end_fields(answer, group, COMMIT, tranStateTableOffset=2**40)
+        del no_half["transactionId"]
+        refused = remote.call(codes.END_TRANSACTION, no_half)
+        assert (refused.code, "there is no half message" in refused.remark) == (codes.SYSTEM_ERROR, True)
+        remote.send_no_more()
+        assert remote.is_closed()
+
+
 def test_a_half_message_that_is_rolled_back_is_not_delivered(remote: RemotingSocket, topic: str, group: str) -> None:
     answer = send_half(remote, topic, group)
     assert remote.call(codes.END_TRANSACTION, end_fields(answer, group, ROLLBACK)).code == codes.SUCCESS

@@ -42,15 +42,16 @@ def end_transaction(request: RemotingRequest, transactions: TransactionalMessage
         half_queue_offset=queue_offset,
         half_physical_offset=physical_offset,
     )
-    done = request.later(request.reply)
-
-    def ended(error: BrokerError | None) -> None:
-        outcome = COMMIT if params.commit else ROLLBACK
-        same = isinstance(error, TransactionEnded) and error.details.get("outcome") == outcome
-        # A producer that lost the answer ends the transaction again, and must not learn of a failure.
-        done(None if same else error)
 
     def end(transaction_id: str) -> None:
+        done = request.later(request.reply)
+
+        def ended(error: BrokerError | None) -> None:
+            outcome = COMMIT if params.commit else ROLLBACK
+            same = isinstance(error, TransactionEnded) and error.details.get("outcome") == outcome
+            # A producer that lost the answer ends the transaction again, and must not learn of a failure.
+            done(None if same else error)
+
         transactions.end_transaction(replace(params, transaction_id=transaction_id), ended, _topic_check(request))
 
     # The offsets tell the transaction, as for RocketMQ's brokers; if a check has moved the half message, the key does.
