@@ -2,27 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...protocol.errors import InvalidParameter
+from ...protocol.remoting import codes
 from ...protocol.remoting.fastjson import FastjsonError, decode
 from ..requests.audit import author
 from .request import RemotingRequest
 
+JSON_BYTES_MAX = {
+    codes.HEART_BEAT: 512 * 1024,
+    codes.CHECK_CLIENT_CONFIG: 512 * 1024,
+    codes.LOCK_BATCH_MQ: 1024 * 1024,
+    codes.UNLOCK_BATCH_MQ: 1024 * 1024,
+    codes.QUERY_ASSIGNMENT: 64 * 1024,
+    codes.SET_MESSAGE_REQUEST_MODE: 64 * 1024,
+    codes.BATCH_ACK_MESSAGE: 1024 * 1024,
+    codes.UPDATE_AND_CREATE_TOPIC_LIST: 1024 * 1024,
+    codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: 64 * 1024,
+    codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: 1024 * 1024,
+}
+"""The requests with JSON in their bodies, and the longest body of each."""
+AT_ONCE_BYTES_MAX = 16 * 1024
+"""Longest JSON that is decoded on the event loop: it takes up to 10 ms."""
+LINES_BYTES_MAX = 64 * 1024
 LINES_MAX = 256
 """Maximum number of lines in a body of settings."""
 
 
+def decoded(handler: Callable[[RemotingRequest], None], bytes_max: int) -> Callable[[RemotingRequest], None]:
+    """Return ``handler`` for requests with JSON in their bodies: it is called once the body is decoded.
+
+    A long body is decoded in a reader thread, while the connection waits and all others are served.
+    """
+
+    def decode_and_handle(request: RemotingRequest) -> None:
+        body, code = request.received.body, request.received.code
+        if len(body) > bytes_max:
+            raise InvalidParameter(
+                f"the body of request {code} has {len(body):,} bytes; the maximum is {bytes_max:,}: send less at once"
+            )
+        if len(body) <= AT_ONCE_BYTES_MAX:
+            request.json = _decoded(body, code)
+            handler(request)
+            return
+
+        def finished(work: asyncio.Future[Any]) -> None:
+            work.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
+            request.proceed(lambda: handle(work.result()))
+
+        def handle(value: Any) -> None:
+            request.json = value
+            handler(request)
+
+        blob = bytes(body)
+        request.suspend()
+        request.in_reader(lambda: _decoded(blob, code)).add_done_callback(finished)
+
+    return decode_and_handle
+
+
+def _decoded(body: bytes | memoryview, code: int) -> Any:
+    try:
+        return decode(body)
+    except FastjsonError as error:
+        raise InvalidParameter(f"the body of request {code} is not JSON: {error}") from None
+
+
 def json_object(request: RemotingRequest) -> dict[str, Any]:
     """Return the JSON object in the request's body. Raises ``InvalidParameter``."""
-    try:
-        data = decode(request.received.body)
-    except FastjsonError as error:
-        raise InvalidParameter(f"the body of request {request.received.code} is not JSON: {error}") from None
-    if not isinstance(data, dict):
+    if not isinstance(request.json, dict):
         raise InvalidParameter(f"the body of request {request.received.code} must be a JSON object with names as keys")
-    return data
+    return request.json
 
 
 def json_objects(request: RemotingRequest, name: str, count_max: int) -> list[dict[str, Any]]:
@@ -37,6 +90,10 @@ def json_objects(request: RemotingRequest, name: str, count_max: int) -> list[di
 
 def settings_lines(request: RemotingRequest) -> dict[str, str]:
     """Return the settings in the request's body, a line ``name=value`` each. Raises ``InvalidParameter``."""
+    if len(request.received.body) > LINES_BYTES_MAX:
+        raise InvalidParameter(
+            f"the body of settings has {len(request.received.body):,} bytes; the maximum is {LINES_BYTES_MAX:,}"
+        )
     try:
         lines = [line.strip() for line in bytes(request.received.body).decode().splitlines()]
     except UnicodeDecodeError as error:

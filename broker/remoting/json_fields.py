@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import I64_MAX
-from ...protocol.remoting.fastjson import FastjsonError, decode
 
 if TYPE_CHECKING:
     from .request import RemotingRequest
@@ -83,8 +82,4 @@ def _brief(value: Any) -> str:
 
 def json_body(request: RemotingRequest) -> JsonFields:
     """Return the JSON object in the request's body. Raises ``InvalidParameter``."""
-    what = f"the body of request {request.received.code}"
-    try:
-        return JsonFields(decode(request.received.body), what)
-    except FastjsonError as error:
-        raise InvalidParameter(f"{what} is not JSON: {error}") from None
+    return JsonFields(request.json, f"the body of request {request.received.code}")

@@ -11,6 +11,7 @@ from ...protocol.remoting import codes
 from ..handlers.registry import services_of
 from ..requests.broker import Broker
 from . import rules
+from .bodies import JSON_BYTES_MAX, decoded
 from .handlers import (
     assignments,
     broker_admin,
@@ -201,6 +202,7 @@ def _of_members(handlers: dict[int, RemotingHandler]) -> dict[int, RemotingHandl
 ROUTE_CODES = frozenset({codes.GET_ROUTEINFO_BY_TOPIC, codes.GET_BROKER_CLUSTER_INFO})
 """Requests that name servers answer without a signature."""
 HANDLERS: dict[int, RemotingHandler] = {code: with_parts(handler) for code, handler, _ in ROWS}
+HANDLERS |= {code: decoded(HANDLERS[code], bytes_max) for code, bytes_max in JSON_BYTES_MAX.items()}
 """Handlers on a broker without users, by request code."""
 assert len(HANDLERS) == len(ROWS), "one row for each request code"
 HANDLERS_OF_USERS: dict[int, RemotingHandler] = {code: guarded(HANDLERS[code], rule) for code, _, rule in ROWS}

@@ -50,7 +50,7 @@ class RemotingRequest(Request):
 
     ``gateway``: the state of all RocketMQ clients; ``ext``: the request's extension fields; ``asked``: a pull's queue
     offset; ``group``: the group that it reads for, even if that group commits nothing; ``log_begin``: physical offset
-    of the log's end when its connection was opened.
+    of the log's end when its connection was opened; ``json``: the value in the body of a request that has JSON.
 
     Of a send: ``flag`` and ``reconsume_times`` of its message; ``unique_key`` and ``recall_handle`` that the answer
     tells; ``default_topic`` and ``default_queues`` for creating its topic. ``recalled``: unique key of the message that
@@ -65,6 +65,7 @@ class RemotingRequest(Request):
         "flag",
         "gateway",
         "group",
+        "json",
         "log_begin",
         "recall_handle",
         "recalled",
@@ -79,6 +80,7 @@ class RemotingRequest(Request):
         self.gateway: RemotingGateway = source.gateway
         self.ext = ExtFields(frame.fields)
         self.log_begin = source.log_begin
+        self.json: Any = None
         self.asked = self.flag = self.reconsume_times = self.default_queues = 0
         self.group = self.unique_key = self.recall_handle = self.recalled = self.default_topic = ""
 
@@ -95,6 +97,7 @@ class RemotingRequest(Request):
         self.received.buffer = self.frame.buffer
         self.received.fields = self.frame.fields
         self.ext = NO_FIELDS
+        self.json = None
 
     # ---- responding ----
 

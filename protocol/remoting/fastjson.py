@@ -17,6 +17,8 @@ DEPTH_MAX = 32
 """Maximum number of objects and arrays inside of each other."""
 CHARS_MAX = 16 * 1024 * 1024
 """Longest text that is read."""
+VALUES_MAX = 65_536
+"""Maximum number of values in one text: each takes microseconds and up to 100 bytes of memory."""
 _INTEGER_DIGITS_MAX = 40
 
 _encode_text = json.JSONEncoder(ensure_ascii=False).encode
@@ -82,8 +84,10 @@ def _write_map(items: Iterable[tuple[Any, Any]], parts: list[str]) -> None:
     parts.append("}")
 
 
-def decode(blob: bytes | bytearray | memoryview | str) -> Any:
-    """Return the value of a text in standard JSON or in fastjson's. Raises ``FastjsonError``.
+def decode(blob: bytes | bytearray | memoryview | str, values_max: int = VALUES_MAX) -> Any:
+    """Return the value of a text in standard JSON or in fastjson's, with at most ``values_max`` values in it.
+
+    Raises ``FastjsonError``.
 
     A map is a ``dict`` with keys of text, numbers as their digits, or an ``ObjectMap`` if a key is an object or array.
     """
@@ -98,7 +102,7 @@ def decode(blob: bytes | bytearray | memoryview | str) -> Any:
             raise FastjsonError(f"the text is not UTF-8: {error}") from None
     if len(text) > CHARS_MAX:
         raise FastjsonError(f"the text has {len(text):,} characters; at most {CHARS_MAX:,} are read")
-    reader = _Reader(text)
+    reader = _Reader(text, values_max)
     value = reader.value(0)
     if text[reader.at :].strip(" \t\r\n"):
         raise reader.error("the end")
@@ -108,11 +112,12 @@ def decode(blob: bytes | bytearray | memoryview | str) -> Any:
 class _Reader:
     """A text and the position in it."""
 
-    __slots__ = ("at", "text")
+    __slots__ = ("_values_left", "_values_max", "at", "text")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, values_max: int) -> None:
         self.text = text
         self.at = 0
+        self._values_left = self._values_max = values_max
 
     def error(self, wanted: str) -> FastjsonError:
         """Return the error for a text that has something other than ``wanted`` at its position."""
@@ -135,6 +140,9 @@ class _Reader:
 
     def value(self, depth: int, *, as_key: bool = False) -> Any:
         """Return the value at the position, and pass over it."""
+        self._values_left -= not as_key
+        if self._values_left < 0:
+            raise FastjsonError(f"the text has more than {self._values_max:,} values")
         match = self._next("a value")
         sign = match["sign"]
         if sign is not None and sign in "{[":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import random
 import socket
 import ssl
@@ -379,3 +380,56 @@ class TestVipChannel:
                 assert client.produce("orders").code == codes.SUCCESS
         assert "(remoting.vip_channel): remoting.listen, less 2 = " in running.log
         assert f"127.0.0.1:{port - 2}': cannot listen there" in running.log
+
+
+JSON_CODES = [
+    codes.HEART_BEAT,
+    codes.CHECK_CLIENT_CONFIG,
+    codes.LOCK_BATCH_MQ,
+    codes.UNLOCK_BATCH_MQ,
+    codes.QUERY_ASSIGNMENT,
+    codes.SET_MESSAGE_REQUEST_MODE,
+    codes.BATCH_ACK_MESSAGE,
+    codes.UPDATE_AND_CREATE_TOPIC_LIST,
+    codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+    codes.UPDATE_BROKER_CONFIG,
+]
+
+
+@pytest.mark.parametrize("code", JSON_CODES)
+def test_a_body_that_is_longer_than_any_the_request_needs_is_not_decoded(gateway: RemotingBroker, code: int) -> None:
+    bomb = b'{"a":[' + b"{}," * 400_000 + b"{}]}"
+    with gateway.connect() as client:
+        refused = client.call(code, {}, bomb)
+        assert refused.code == codes.INVALID_PARAMETER
+        assert f"has {len(bomb):,} bytes; the maximum is" in refused.remark
+
+
+def test_a_body_of_too_many_values_is_refused(gateway: RemotingBroker) -> None:
+    with gateway.connect() as client:
+        for many in (b'{"a":[' + b"{}," * 100_000 + b"{}]}", b'{"a":[' + b"[[0]]," * 50_000 + b"0]}"):
+            refused = client.call(codes.HEART_BEAT, {}, many)
+            assert (refused.code, "more than 65,536 values" in refused.remark) == (codes.INVALID_PARAMETER, True)
+
+
+def test_requests_keep_their_order_when_a_long_body_is_decoded_beside_them(gateway: RemotingBroker) -> None:
+    tags = " || ".join(f"tag-{number}" for number in range(9_000))
+    subscription = {"topic": "orders", "subString": tags, "expressionType": "TAG", "tagsSet": tags.split(" || ")}
+    row = {"groupName": "many-tags", "subscriptionDataSet": [subscription]}
+    body = json.dumps({"clientID": "many-tags", "consumerDataSet": [row]}).encode()
+    listed = {"consumerGroup": "many-tags"}
+    with gateway.connect() as client:
+        numbers = [
+            client.send(codes.HEART_BEAT, {}, body),
+            client.send(codes.GET_CONSUMER_LIST_BY_GROUP, listed),
+            client.send(codes.UNREGISTER_CLIENT, {"clientID": "many-tags", "consumerGroup": "many-tags"}),
+            client.send(codes.GET_CONSUMER_LIST_BY_GROUP, listed),
+        ]
+        answers = [client.receive_for(number) for number in numbers]
+        assert [answer.code for answer in answers] == [0, 0, 0, codes.SYSTEM_ERROR], answers[0].remark
+        assert b"many-tags" in bytes(answers[1].body)
+        # A client that goes meanwhile leaves nothing behind.
+        client.send(codes.HEART_BEAT, {}, body)
+    with gateway.connect() as client:
+        assert client.produce("orders").code == codes.SUCCESS

@@ -133,6 +133,20 @@ def test_a_bad_batch_settles_nothing(remote: RemotingSocket, topic: str, ack: An
     assert remote.call(codes.BATCH_ACK_MESSAGE, {}, json_blob({"acks": []})).code == codes.NO_MESSAGE
 
 
+def test_a_batch_of_too_many_acknowledgements_settles_nothing(remote: RemotingSocket, topic: str, group: str) -> None:
+    """A few bytes can name millions of messages, by many rows and by many bits in each."""
+    produce(remote, topic, "a")
+    answer = pop(remote, topic, group)
+    (found,) = messages(answer, topic)
+    start, pop_ms, *_ = found.handle.split(" ")
+    row = {"c": group, "t": topic, "r": "0", "so": int(start), "q": 0, "pt": int(pop_ms), "it": 60_000, "b": "AQ=="}
+    full = base64.b64encode(b"\xff" * 1_250).decode()
+    for rows in ([row, {**row, "b": full}], [row, *300 * [{**row, "b": full}]], 4_097 * [row]):
+        refused = remote.call(codes.BATCH_ACK_MESSAGE, {}, json_blob({"acks": rows}))
+        assert (refused.code, "4,096" in refused.remark) == (codes.INVALID_PARAMETER, True)
+    assert settle(remote, found, group).code == codes.SUCCESS
+
+
 def test_a_pop_waits_for_a_message(gateway: RemotingBroker, remote: RemotingSocket, topic: str, group: str) -> None:
     produce(remote, topic, "a")
     settle(remote, messages(pop(remote, topic, group), topic)[0], group)

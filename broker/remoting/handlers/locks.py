@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
 
-QUEUES_MAX = 65_536
+QUEUES_MAX = 8_192
 """Maximum number of queues in a request."""
 
 

@@ -7,9 +7,10 @@ import base64
 import binascii
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
+from ....protocol.commands.pops import RECEIPTS_MAX
 from ....protocol.errors import InvalidParameter, MessageIllegal, QueueNotExist, TopicNotExist
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
@@ -49,8 +50,8 @@ POLL_MS_MAX = 5 * 60_000
 """Longest time for which a request waits; a client that asks for more asks again."""
 INVISIBLE_MS_MAX = 30 * 24 * 3600 * 1000
 INIT_FROM_FIRST = 0
-BATCH_MESSAGES_MAX = 10_000
-"""Maximum number of offsets that the bits of one acknowledgement may span, and of acknowledgements in a batch."""
+_BITS_CHARS_MAX = 1_668
+"""Longest text of the bits of one row of a batch: they span 10,000 offsets."""
 _QUEUE_MAX = 2**31 - 1
 
 
@@ -196,42 +197,57 @@ def _no_message(request: RemotingRequest, key: QueueKey, offset: int) -> None:
 
 def batch_ack_message(request: RemotingRequest, pops: PopService) -> None:
     """Settle several messages. Those that are not in flight any more are left out."""
-    rows = json_body(request).objects("acks", BATCH_MESSAGES_MAX)
+    rows = json_body(request).objects("acks", RECEIPTS_MAX)
     if not rows:
         request.reply(code=codes.NO_MESSAGE, remark="the batch has no acknowledgement")
         return
     acks = [_batch_ack(row) for row in rows]
+    # Before a list of them is made: a few bytes name many messages.
+    if (count := sum(ack.bits.bit_count() for ack in acks)) > RECEIPTS_MAX:
+        raise InvalidParameter(
+            f"the batch acknowledges {count:,} messages; the maximum is {RECEIPTS_MAX:,}: send several; nothing was "
+            "acknowledged"
+        )
     # All of them are checked before one is settled.
-    for key, _, _, topic in acks:
-        rules.check(request, Need((CONSUME,), GROUP, key.group), Need((CONSUME,), TOPIC, topic))
-    settled = 0
-    for key, pop_ms, offsets, _ in acks:
-        settled += sum(pops.settle(key, offset, pop_ms) for offset in offsets)
-    if settled:
+    for ack in acks:
+        rules.check(request, Need((CONSUME,), GROUP, ack.key.group), Need((CONSUME,), TOPIC, ack.topic))
+    if any(pops.settle_all((ack.key, offset, ack.pop_ms) for ack in acks for offset in ack.offsets())):
         request.reply()
     else:
         request.reply(code=codes.NO_MESSAGE, remark="none of the messages is in flight with these receipts")
 
 
-def _batch_ack(row: JsonFields) -> tuple[QueueKey, int, list[int], str]:
-    """Return queue, pop time, offsets and topic of a row of a batch. Raises ``InvalidParameter``."""
+class _BatchAck(NamedTuple):
+    """A row of a batch: messages of one queue that were popped at the same time. ``topic``: as the client knows it.
+
+    ``bits``: bit 0 stands for the message at the offset ``first``, bit 1 for the next one.
+    """
+
+    key: QueueKey
+    topic: str
+    pop_ms: int
+    first: int
+    bits: int
+
+    def offsets(self) -> Iterator[int]:
+        """Return the offsets of the messages."""
+        bits = self.bits
+        while bits:
+            lowest = bits & -bits
+            yield self.first + lowest.bit_length() - 1
+            bits ^= lowest
+
+
+def _batch_ack(row: JsonFields) -> _BatchAck:
+    """Return a row of a batch. Raises ``InvalidParameter``."""
     group, topic, mark = row.text("c"), row.text("t"), row.text("r")
     first, queue, pop_ms = row.integer("so", low=0), row.integer("q", low=0), row.integer("pt", low=0)
     try:
-        bits = base64.b64decode(row.text("b", chars_max=BATCH_MESSAGES_MAX), validate=True)
+        blob = base64.b64decode(row.text("b", chars_max=_BITS_CHARS_MAX), validate=True)
     except (ValueError, binascii.Error) as error:
         raise InvalidParameter(f"{row.what}: b is not base64: {error}; nothing was acknowledged") from None
-    if 8 * len(bits) > BATCH_MESSAGES_MAX:
-        raise InvalidParameter(f"{row.what}: b spans {8 * len(bits)} offsets; the maximum is {BATCH_MESSAGES_MAX}")
-    return queue_of(group, topic, mark, queue), pop_ms, [first + each for each in _set_bits(bits)], topic
-
-
-def _set_bits(bits: bytes) -> Iterator[int]:
     # The order of Java's ``BitSet.toByteArray``: the lowest bit of the first byte is the first offset.
-    for index, byte in enumerate(bits):
-        for bit in range(8):
-            if byte >> bit & 1:
-                yield 8 * index + bit
+    return _BatchAck(queue_of(group, topic, mark, queue), topic, pop_ms, first, int.from_bytes(blob, "little"))
 
 
 def change_message_invisibletime(request: RemotingRequest, pops: PopService, store: MessageStore) -> None:
