@@ -12,6 +12,7 @@ import msgpack
 
 from ...protocol.auth.permissions import PUBLISH, TOPIC
 from ...protocol.commands import (
+    ABORT_PREPARED,
     PREPARED_NAME_CHARS_MAX,
     AbortPreparedAnswer,
     AbortPreparedRequest,
@@ -133,6 +134,7 @@ def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWri
     """Drop the messages of stages; respond once that is stored."""
     params = decode_fields(AbortPreparedRequest, request.frame.fields)
     count, end_offset = staged.abort_stages(params.drop, _may_end(request))
+    request.audit(ABORT_PREPARED, f"drop {params.drop}", {"stages": count})
     done = request.later(lambda: request.respond(AbortPreparedAnswer(count=count)))
     writer.when_acknowledged(end_offset, done)
 

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers in JSON, and the audit log's entries about requests of RocketMQ's programs."""
+"""Bodies of requests and answers, in JSON or in lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from ...protocol.errors import InvalidParameter
 from ...protocol.remoting import codes
 from ...protocol.remoting.fastjson import FastjsonError, decode
-from ..requests.audit import author
 from .request import RemotingRequest
 
 JSON_BYTES_MAX = {
@@ -113,11 +112,6 @@ def settings_lines(request: RemotingRequest) -> dict[str, str]:
 def encode_lines(values: Mapping[str, object]) -> bytes:
     """Return settings as RocketMQ's programs read them, a line ``name=value`` each."""
     return "".join(f"{name}={value}\n" for name, value in values.items()).encode("utf-8", "replace")
-
-
-def audit_change(request: RemotingRequest, action: str, target: str, before: Any = None, after: Any = None) -> None:
-    """Record in the audit log that the client changed ``target`` by a request that only RocketMQ's programs have."""
-    request.broker.audit.write(action, target, author=author(request.peer), before=before, after=after)
 
 
 def message_queue(broker_name: str, topic: str, queue_id: int) -> dict[str, Any]:

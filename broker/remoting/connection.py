@@ -7,7 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from ...protocol.errors import AuthenticationRequired, BrokerError, FrameIllegal, RemoteProtocolError
+from ...protocol.errors import (
+    AuthenticationFailed,
+    AuthenticationRequired,
+    BrokerError,
+    FrameIllegal,
+    RemoteProtocolError,
+)
 from ...protocol.frames import RESPONSE, Frame
 from ...protocol.remoting.command import (
     LENGTHS,
@@ -18,6 +24,7 @@ from ...protocol.remoting.command import (
     header_end,
     is_flintmq,
 )
+from ...protocol.remoting.signature import ACCESS_KEY
 from ...protocol.remoting.versions import client_name
 from ..budgets.receive_buffers import ReceiveBudget, SharingParser
 from ..net.connection import ClientConnection
@@ -149,7 +156,7 @@ class RemotingConnection(ClientConnection):
         request = RemotingRequest(self, frame)
         try:
             # The check may keep the frame until its turn.
-            if self.check is not None and not self._may_ask(frame) and not self.check.passes(frame):
+            if self.check is not None and not self._passes(self.check, frame):
                 return
             handler = self.handlers_by_code.get(frame.code)
             if handler is None:
@@ -160,13 +167,20 @@ class RemotingConnection(ClientConnection):
         except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
             request.fail_unexpectedly(error)
 
-    def _may_ask(self, frame: RemotingFrame) -> bool:
-        """Return whether the request needs no signature: name servers answer questions for routes without one."""
+    def _passes(self, check: SignatureCheck, frame: RemotingFrame) -> bool:
+        """Return whether the request may be handled now, as ``SignatureCheck.passes``.
+
+        Name servers answer questions for routes without a signature, or with a wrong one: what the client sends next is
+        refused, and only that refusal reaches its program.
+        """
         if frame.code not in ROUTE_CODES or not self.gateway.open_routes:
-            return False
-        # Clients do not sign these questions, so the connection must not be closed for the lack of a signature.
+            return check.passes(frame)
+        # Not every client signs these questions, so the connection must not be closed for the lack of a signature.
         self.authenticate_by = 0.0
-        return True
+        try:
+            return ACCESS_KEY not in frame.fields or check.passes(frame)
+        except AuthenticationFailed:
+            return True
 
     def _vet(self, frame: RemotingFrame) -> None:
         assert self.check is not None, "set together"

@@ -66,9 +66,8 @@ class NameServerRole:
             "enableActingMaster": False,
         }
 
-    def route(self, topic: str) -> dict[str, Any]:
-        """Return the broker and the queues of a topic. Raises ``TopicNotExist``."""
-        config = self.find(topic)
+    def route(self, config: TopicConfig) -> dict[str, Any]:
+        """Return the broker and the queues of a topic."""
         queues = {
             "brokerName": self.broker_name,
             "perm": config.perm,

@@ -29,6 +29,7 @@ from ...protocol.storage.ids import offset_ids
 from ..requests.request import RESPONSE_HEAD_BYTES_MAX, Request
 from ..requests.response_queue import Bytes
 from ..store import LAYOUT_BATCH, ProduceBatch, PullResult, TopicConfig
+from .audit import ADMINISTRATIVE, NAMING_FIELDS, audit_refused
 from .ext_fields import ExtFields
 from .results import code_of, remark_of
 from .sends import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, PROPERTY_REGION, PROPERTY_TRACE
@@ -93,9 +94,13 @@ class RemotingRequest(Request):
 
     def release_frame(self) -> None:
         """Drop the body and the fields of a request that waits: otherwise they would stay in memory with it."""
+        received = self.received
+        kept = {}
+        if received.code in ADMINISTRATIVE:
+            kept = {name: received.fields[name] for name in NAMING_FIELDS if name in received.fields}
         super().release_frame()
-        self.received.buffer = self.frame.buffer
-        self.received.fields = self.frame.fields
+        received.buffer = self.frame.buffer
+        received.fields = self.frame.fields = kept
         self.ext = NO_FIELDS
         self.json = None
 
@@ -233,6 +238,10 @@ class RemotingRequest(Request):
         elif isinstance(error, OffsetReset):
             fields, remark = pull_fields(error.offset, 0, error.offset), "OFFSET_RESET"
         self.responses.send(self._head(code, fields, 0, remark))
+
+    def audit_refused(self, error: BrokerError) -> None:
+        """Record that a request of an administrator was refused."""
+        audit_refused(self, error)
 
     # ---- waiting in order ----
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import commands
+from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..addresses import format_address
 from ..security.audit import Author
 
@@ -26,6 +27,8 @@ _AUDITED = {
         commands.UPDATE_BROKER_CONFIG,
         commands.GET_BROKER_CONFIG,
         commands.END_TRANSACTION,
+        commands.ABORT_PREPARED,
+        commands.UPDATE_CONSUMER_OFFSET,
         commands.AUTH_CREATE_USER,
         commands.AUTH_UPDATE_USER,
         commands.AUTH_DELETE_USER,
@@ -37,6 +40,9 @@ _AUDITED = {
 }
 
 
+_OFTEN_BY_PROGRAMS = (commands.END_TRANSACTION, commands.UPDATE_CONSUMER_OFFSET)
+
+
 def audit(log: AuditLog, peer: ConnectedClient, command: Command, target: str, **others: Any) -> None:
     """Write an entry about a request of ``peer``. ``others``: see ``AuditLog.write``."""
     log.write(command.name, target, author=author(peer), **others)
@@ -45,17 +51,19 @@ def audit(log: AuditLog, peer: ConnectedClient, command: Command, target: str, *
 def audit_refused(log: AuditLog, peer: ConnectedClient, frame: Frame, error: BrokerError) -> None:
     """Record a failed request if its command is audited."""
     command = _AUDITED.get(frame.code)
-    if command is None or (command is commands.END_TRANSACTION and not is_by_hand(frame)):
+    if command is None or (command in _OFTEN_BY_PROGRAMS and not is_by_hand(frame)):
         return
     fields = frame.fields
-    kinds = ("group", "topic", "transaction_id", "user", "member", "connection")
+    kinds = ("group", "topic", "transaction_id", "drop", "user", "member", "connection")
     names = [f"{kind} {fields[kind]}" for kind in kinds if fields.get(kind)]
     audit(log, peer, command, ", ".join(names) or "the broker", outcome=error.name, reason=error.message)
 
 
 def is_by_hand(frame: Frame) -> bool:
-    """Return whether an END_TRANSACTION comes from an operator; those of producers are not audited."""
-    return frame.fields.get("parked") is True
+    """Return whether an operator ends a transaction, or purges or resends dead letters; programs do the same all the
+    time with what is their own, and that is not audited."""
+    topic = frame.fields.get("topic")
+    return frame.fields.get("parked") is True or (type(topic) is str and topic.startswith(DEAD_LETTER_TOPIC_PREFIX))
 
 
 def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:

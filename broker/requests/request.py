@@ -35,7 +35,7 @@ Instead: TypeAlias = Callable[[], None] | None
 """Callback to run instead of waiting for memory, or for the client to read."""
 
 _NO_BODY = bytearray()
-_KEPT_FIELDS = ("group", "topic", "transaction_id", "parked")
+_KEPT_FIELDS = ("group", "topic", "transaction_id", "parked", "drop")
 """Fields of a refused request that the audit log needs."""
 RESPONSE_HEAD_BYTES_MAX = 4096
 """Upper bound for the part of a response before its body."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,11 @@ INNER = "CLIENT_INNER_PRODUCER"
 GRANTS: dict[str, list[dict[str, Any]]] = {
     "ops": [ADMIN_GRANT],
     "guest": [],
-    "shop": [{"actions": ["publish", "consume"], "topic": TOPIC}, {"actions": ["publish", "consume"], "group": "shop"}],
+    "shop": [
+        {"actions": ["publish", "consume"], "topic": TOPIC},
+        {"actions": ["publish", "consume", "query"], "group": "shop"},
+        {"actions": ["admin"], "group": "shop-copy"},
+    ],
     "rival": [
         {"actions": ["publish", "consume"], "topic": TOPIC},
         {"actions": ["publish"], "topic": REPLY_TOPIC},
@@ -199,3 +204,57 @@ def test_the_id_of_a_client_is_free_once_its_connection_is_gone(broker: Remoting
             assert heart_beat(rival, "brief", "rival").code == codes.NO_PERMISSION
         while heart_beat(rival, "brief", "rival").code == codes.NO_PERMISSION:
             assert rival.produce(TOPIC).code == codes.SUCCESS
+
+
+# ---- what a user may not know ----
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open routes", "closed routes"])
+def test_a_route_does_not_tell_whether_a_topic_exists(tmp_path: Path, is_open: bool) -> None:
+    with remoting_broker_with_users(tmp_path, GRANTS, {"remoting.open_routes": is_open}) as broker:
+        with SignedSocket(broker.address, "ops") as ops:
+            assert ops.produce("hidden", d=3).code == codes.SUCCESS
+            assert ops.produce(TOPIC, d=3).code == codes.SUCCESS
+            for user, topic in (("ops", "hidden"), ("shop", TOPIC)):
+                with SignedSocket(broker.address, user) as remote:
+                    route = fastjson.decode(bytes(remote.call(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).body))
+                    assert route["queueDatas"][0]["writeQueueNums"] == 3
+        with SignedSocket(broker.address, "guest") as guest:
+            answers = [guest.call(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": name}) for name in ("hidden", "missing")]
+            assert len({(answer.code, answer.remark, bytes(answer.body)) for answer in answers}) == 1
+            # The refusal of what it sends there tells its program the reason, also the same for both.
+            assert {guest.produce(name).code for name in ("hidden", "missing")} == {codes.NO_PERMISSION}
+
+
+def test_locks_do_not_tell_whether_a_topic_exists(broker: RemotingBroker) -> None:
+    with SignedSocket(broker.address, "ops") as ops, SignedSocket(broker.address, "shop") as shop:
+        assert ops.produce("hidden").code == codes.SUCCESS
+        assert RemotingConsumer(shop, "shop", "locker").beat(TOPIC).code == codes.SUCCESS
+        for name in ("hidden", "missing"):
+            queues = [{"topic": name, "brokerName": "flintmq", "queueId": 0}]
+            body = json_blob({"consumerGroup": "shop", "clientId": "locker", "mqSet": queues})
+            assert shop.call(codes.LOCK_BATCH_MQ, {}, body).code == codes.NO_PERMISSION
+        unregister(shop, "locker", consumerGroup="shop")
+
+
+def test_nothing_tells_the_topics_and_the_progress_of_others(broker: RemotingBroker) -> None:
+    with SignedSocket(broker.address, "ops") as ops, SignedSocket(broker.address, "shop") as shop:
+        for topic in ("hidden", TOPIC):
+            assert ops.produce(topic).code == codes.SUCCESS
+        # A group of others in a topic of the user's, and a group of the user's with a topic of others.
+        for group, topic in (("secret-group", TOPIC), ("shop", "hidden"), ("shop", TOPIC)):
+            assert RemotingConsumer(ops, group, f"ops-{group}").beat(topic).code == codes.SUCCESS
+            assert RemotingConsumer(ops, group, f"ops-{group}").commit(topic, 1).code == codes.SUCCESS
+        shop_only = {"topic": TOPIC, "filterGroups": "shop", "compareGroup": ""}
+        assert bytes(shop.call(codes.QUERY_CORRECTION_OFFSET, shop_only).body) == b'{"correctionOffsets":{}}'
+        assert b"0:1" in bytes(ops.call(codes.QUERY_CORRECTION_OFFSET, shop_only).body)
+        compared = shop.call(codes.QUERY_CORRECTION_OFFSET, {**shop_only, "compareGroup": "secret-group"})
+        assert compared.code == codes.NO_PERMISSION
+        assert RemotingConsumer(ops, "shop", "ops-shop").beat("hidden", TOPIC).code == codes.SUCCESS
+        listed = shop.call(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "shop"})
+        assert (b"hidden" in bytes(listed.body), TOPIC.encode() in bytes(listed.body)) == (False, True)
+        copied = shop.call(codes.CLONE_GROUP_OFFSET, {"srcGroup": "shop", "destGroup": "shop-copy", "topic": ""})
+        assert copied.code == codes.NO_PERMISSION
+        assert "hidden" not in copied.remark
+        known = ops.call(codes.QUERY_TOPICS_BY_CONSUMER, {"group": "shop-copy"})
+        assert b"hidden" not in bytes(known.body)

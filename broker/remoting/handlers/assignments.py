@@ -12,6 +12,7 @@ from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...delivery.groups.consumer_clients import BROADCASTING
 from ...delivery.pop.waits import ALL_QUEUES
 from ...handlers.readable import check_readable
+from ..audit import audit_change
 from ..json_fields import json_body
 from ..rules import check, sees
 from .locks import queue_row
@@ -96,15 +97,21 @@ def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator,
         raise InvalidParameter(f"mode must be {PULL} or {POP}, got {mode[:40]!r}")
     check_readable(store.topics, topic)
     groups.ensure_group(name)
-    store.groups.set_pop_share(name, topic, share if mode == POP else None)
+    before, after = store.groups.pop_share(name, topic), share if mode == POP else None
+    store.groups.set_pop_share(name, topic, after)
+    audit_change(request, f"group {name}, topic {topic}", _shown(before), _shown(after))
     request.reply()
+
+
+def _shown(share: int | None) -> dict[str, object]:
+    return {"mode": PULL} if share is None else {"mode": POP, "popShareQueueNum": share}
 
 
 def get_message_request_mode(request: RemotingRequest, store: MessageStore) -> None:
     """Return the topics that push consumers pop, by topic and group."""
     rows: dict[str, dict[str, dict[str, object]]] = {}
     for group, topic, share in store.groups.pop_shares():
-        if sees(request, GROUP, group):
+        if sees(request, GROUP, group) and sees(request, TOPIC, topic):
             row = {"consumerGroup": group, "mode": POP, "popShareQueueNum": share, "topic": topic}
             rows.setdefault(topic, {})[group] = row
     request.reply(body=fastjson.encode({"messageRequestModeMap": rows}))

@@ -11,6 +11,7 @@ from ....protocol.errors import BrokerError, BrokerFailure
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.remoting.command import RemotingFrame
+from ..audit import audit_change
 from ..client import RemotingClient
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def consume_message_directly(
         return memoryview(result.body)[_SIZE_BYTES * result.count :]
 
     def found(record: memoryview) -> None:
+        audit_change(request, f"group {fields['consumerGroup']}, client {client_id}, message {message_id}")
         _ask(request, client, client_id, codes.CONSUME_MESSAGE_DIRECTLY, fields, bytes(record))
 
     request.after_dispatch(lambda: request.read(view, found))

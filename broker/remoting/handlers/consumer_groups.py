@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.auth.permissions import GROUP
+from ....protocol.auth.permissions import GROUP, TOPIC
 from ....protocol.commands import ResetOffsetRequest
 from ....protocol.errors import GroupNotExist, InvalidParameter, QueueNotExist, TopicNotExist
 from ....protocol.names import check_client_group
@@ -47,10 +47,11 @@ TOPIC_SEPARATOR = ";"
 
 def get_consumer_connection_list(request: RemotingRequest, groups: GroupCoordinator) -> None:
     """Return the live clients of a group, or its members of FlintMQ's own kind, and what they subscribe to."""
+    content: dict[str, Any]
     name = check_client_group(request.ext.text("consumerGroup"))
     native, clients = groups.groups.get(name), groups.clients.groups.get(name)
     if native is not None:
-        request.reply(body=fastjson.encode(_native_connections(native)))
+        content = _native_connections(native)
     elif clients is not None:
         role = clients.newest
         content = {
@@ -62,9 +63,12 @@ def get_consumer_connection_list(request: RemotingRequest, groups: GroupCoordina
             "messageModel": role.message_model or None,
             "subscriptionTable": {topic: subscription_row(each) for topic, each in clients.subscriptions.items()},
         }
-        request.reply(body=fastjson.encode(content))
     else:
         request.reply(code=codes.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online")
+        return
+    subscriptions = content["subscriptionTable"].items()
+    content["subscriptionTable"] = {topic: row for topic, row in subscriptions if sees(request, TOPIC, topic)}
+    request.reply(body=fastjson.encode(content))
 
 
 def _native_connections(group: ConsumerGroup) -> dict[str, Any]:

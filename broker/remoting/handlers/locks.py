@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ....protocol.auth.permissions import CONSUME, GROUP, Need
+from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ....protocol.names import check_client_group
 from ....protocol.remoting import fastjson
 from ..json_fields import json_body
@@ -54,6 +54,7 @@ def _decode(request: RemotingRequest, groups: GroupCoordinator) -> tuple[str, st
     groups.clients.owners.check(client_id, request.peer.user_name)
     rows = body.objects("mqSet", QUEUES_MAX)
     queues = [(row.text("topic"), row.integer("queueId", low=0, high=2**31 - 1)) for row in rows]
+    check(request, *(Need((CONSUME,), TOPIC, topic) for topic in dict.fromkeys(topic for topic, _ in queues)))
     return group, client_id, list(dict.fromkeys(queues))
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ....protocol.auth.permissions import GROUP, QUERY, Need
 from ....protocol.errors import GroupNotExist, InvalidParameter
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
+from ...handlers.offsets import sees_progress
 from ...handlers.readable import check_readable
+from ..rules import check
 
 if TYPE_CHECKING:
     from ...delivery.groups.coordinator import GroupCoordinator
@@ -134,7 +137,7 @@ def update_consumer_offset(
 
 
 def query_correction_offset(request: RemotingRequest, store: MessageStore) -> None:
-    """Return for each queue of a topic the smallest committed offset of all groups but some.
+    """Return for each queue of a topic the smallest committed offset of all groups that the user may see, but some.
 
     A queue in which a group to compare with is behind that offset gets the largest number instead.
     """
@@ -142,9 +145,11 @@ def query_correction_offset(request: RemotingRequest, store: MessageStore) -> No
     topic = ext.text("topic")
     left_out = {name for name in ext.text("filterGroups", "").split(",") if name}
     compared = ext.text("compareGroup", "")
+    if compared:
+        check(request, Need((QUERY,), GROUP, compared))
     found: dict[int, int] = {}
     for group, of, offsets in store.consumer_offsets.rows():
-        if of == topic and group not in left_out:
+        if of == topic and group not in left_out and sees_progress(request, group, topic):
             for queue, offset in offsets.items():
                 found[queue] = min(found.get(queue, offset), offset)
     for queue, offset in store.consumer_offsets.committed(compared, topic).items() if compared else ():

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.auth.permissions import TOPIC
 from ....protocol.remoting import codes
 from ....protocol.remoting.fastjson import encode
-from ..bodies import audit_change, encode_lines
+from ....protocol.remoting.signature import ACCESS_KEY
+from ...store import TopicConfig
+from ..audit import audit_change
+from ..bodies import encode_lines
 from ..name_server import PRIMARY_ID
 from ..rules import sees
+from ..sends import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
 
+NOT_SHOWN = TopicConfig(DEFAULT_TOPIC, read_queues=1, write_queues=1)
+"""What the routes of topics say that the user may not see."""
 # Without spaces: the Go client splits ``brokerAddrs`` at its punctuation itself.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -24,9 +30,14 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 def get_routeinfo_by_topic(request: RemotingRequest, gateway: RemotingGateway) -> None:
     """Return the broker and the queues of a topic.
 
-    The answer is standard JSON, whether or not the client asks for that by ``acceptStandardJsonOnly``.
+    A user without any right on the topic gets the same route whether it exists or not: only the refusal of what the
+    client sends next tells its program the reason. A question without a signature only gets here where routes are open
+    to everybody. The answer is standard JSON, whether or not the client asks for that by ``acceptStandardJsonOnly``.
     """
-    reply_json(request, gateway.names.route(request.ext.text("topic")))
+    topic = request.ext.text("topic")
+    is_hidden = ACCESS_KEY in request.received.fields and topic != DEFAULT_TOPIC and not sees(request, TOPIC, topic)
+    config = NOT_SHOWN if is_hidden else gateway.names.find(topic)
+    reply_json(request, gateway.names.route(config))
 
 
 def get_broker_cluster_info(request: RemotingRequest, gateway: RemotingGateway) -> None:
@@ -107,8 +118,7 @@ def _change_write_perm(request: RemotingRequest, gateway: RemotingGateway, *, wi
     if broker_name != names.broker_name:
         return 0
     if names.write_wiped != wiped:
-        action = "WIPE_WRITE_PERM_OF_BROKER" if wiped else "ADD_WRITE_PERM_OF_BROKER"
-        audit_change(request, action, f"the routes of {broker_name}", not names.write_wiped, not wiped)
+        audit_change(request, f"the routes of {broker_name}", not names.write_wiped, not wiped)
     return names.wipe(wiped)
 
 

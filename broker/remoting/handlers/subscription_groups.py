@@ -7,11 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import ADMIN, GROUP, TOPIC, Need
-from ....protocol.errors import BrokerFailure, GroupNotExist, GroupRunning, InvalidParameter, TopicNotExist
+from ....protocol.errors import (
+    BrokerFailure,
+    GroupNotExist,
+    GroupRunning,
+    InvalidParameter,
+    NoPermission,
+    TopicNotExist,
+)
 from ....protocol.names import check_client_group
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...handlers.group_admin import GroupParts, remove_group
-from ..bodies import audit_change, json_object, json_objects
+from ...handlers.offsets import sees_progress
+from ..audit import audit_change
+from ..bodies import json_object, json_objects
 from ..rules import check, sees
 from .routes import reply_json
 
@@ -108,7 +117,7 @@ def _put(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
         name = row["groupName"]
         before = table.settings_of(name) if table.has(name) else None
         table.put(row)
-        audit_change(request, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", f"group {name}", before, table.settings_of(name))
+        audit_change(request, f"group {name}", before, table.settings_of(name))
     _when_saved(request, store, request.reply)
 
 
@@ -196,11 +205,15 @@ def clone_group_offset(
         raise GroupRunning(
             f"group {target} has {len(live.clients)} live members; stop them first", members=len(live.clients)
         )
+    if not all(sees_progress(request, source, name) for name in rows):
+        raise NoPermission(
+            f"group {source} has progress in topics that the user may not see; pass one topic that it may see"
+        )
     # All of them before the first change, or a refusal would leave a part of the offsets copied.
     groups.check_may_commit(target, ((name, queue) for name, row in rows.items() for queue in row))
     groups.ensure_group(target)
     for name, row in rows.items():
         before = offsets.committed(target, name)
         groups.reset_offsets(target, name, row)
-        audit_change(request, "CLONE_GROUP_OFFSET", f"group {target}, topic {name}", before, row)
+        audit_change(request, f"group {target}, topic {name}", before, row)
     _when_saved(request, store, request.reply)

@@ -13,6 +13,7 @@ from ....protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from ....protocol.storage.ids import parse_offset_id
 from ...delivery.transactions.records import TOPICS, Half, checked_again
 from ...delivery.transactions.table import COMMIT, ROLLBACK
+from ..audit import audit_change
 
 if TYPE_CHECKING:
     from ....protocol.errors import BrokerError
@@ -129,6 +130,7 @@ def resume_check_half_message(
         reopened = Half.of(again)
         assert reopened is not None, "the record is a half message in the half topic"
         transactions.add_halves([reopened])
+        audit_change(request, f"group {reopened.group}, transaction {reopened.transaction_id}")
         writer.when_acknowledged(end_offset, request.later(request.reply))
 
     request.read(read, resume)
