@@ -43,6 +43,8 @@ class FakeMaster:
             45: {"offsetTable": {}},
             201: {"subscriptionGroupTable": {}},
         }
+        self.bodies: dict[int, bytes] = {}
+        """Bodies to answer with instead of tables."""
         self.refusals: list[int] = []
         """Codes of the requests that are refused next, with RocketMQ's words while it starts."""
         self.timer_check = struct.pack(">7q", 0, 0, 0, 0, 0, 0, 0)
@@ -109,6 +111,8 @@ class FakeMaster:
             at = int(fields["offset"]) - self.begin
             size = int.from_bytes(self.log[at : at + 4], "big") if at >= 0 else 0
             return (0, bytes(self.log[at : at + size])) if size else (RECORD_NOT_FOUND, b"")
+        if code in self.bodies:
+            return 0, self.bodies[code]
         return 0, self.timer_check if code == 60 else json.dumps(self.tables[code]).encode()
 
     # ---- the log ----

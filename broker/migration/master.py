@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...protocol.errors import RemoteProtocolError
+from ...protocol.fields import I64_MAX
 from ...protocol.remoting.codes import SUCCESS
-from ..store.files.json_table import SHAPE_ERRORS, parse_table
+from ..store.files.json_table import SHAPE_ERRORS, integer_of, parse_table
 from .errors import MasterUnsuitable
 from .remoting_client import MasterClient
 
@@ -22,6 +23,8 @@ GET_ALL_DELAY_OFFSET = 45
 GET_TIMER_CHECK_POINT = 60
 GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
 PERM_WRITE = 2
+OFFSET_MAX = 2**62
+"""Largest physical offset that is believed: files after it can still be numbered."""
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 """RocketMQ's default ``messageDelayLevel``, FlintMQ's only one."""
 
@@ -77,8 +80,8 @@ async def read_settings(client: MasterClient) -> MasterSettings:
         client,
         GET_BROKER_CONFIG,
         lambda: MasterSettings(
-            int(settings["haListenPort"]),
-            int(settings["mappedFileSizeCommitLog"]),
+            integer_of(settings["haListenPort"], 1, 65_535, "haListenPort"),
+            integer_of(settings["mappedFileSizeCommitLog"], 1, I64_MAX, "mappedFileSizeCommitLog"),
             bool(int(settings.get("brokerPermission", PERM_WRITE)) & PERM_WRITE),
             settings.get("timerWheelEnable") == "true",
             settings.get("messageDelayLevel", DELAY_LEVELS),
@@ -92,7 +95,10 @@ async def read_extent(client: MasterClient) -> LogExtent:
     return _read(
         client,
         GET_BROKER_RUNTIME_INFO,
-        lambda: LogExtent(max(int(table["table"]["commitLogMinOffset"]), 0), int(table["table"]["commitLogMaxOffset"])),
+        lambda: LogExtent(
+            max(integer_of(table["table"]["commitLogMinOffset"], -1, OFFSET_MAX, "commitLogMinOffset"), 0),
+            integer_of(table["table"]["commitLogMaxOffset"], 0, OFFSET_MAX, "commitLogMaxOffset"),
+        ),
     )
 
 

@@ -49,9 +49,7 @@ def apply_progress(store: MessageStore, tables: MasterTables) -> None:
     """
     try:
         store.consumer_offsets.replace(tables.consumer_offsets)
-        for level, next_offset in tables.delay_offsets.get("offsetTable", {}).items():
-            if store.delay_offsets.delivered(int(level)) != next_offset:
-                store.delay_offsets.deliver(int(level), int(next_offset))
+        store.delay_offsets.take(tables.delay_offsets)
     except SHAPE_ERRORS as error:
         raise _unusable("offsets", error) from error
     if store.consumer_offsets.dirty:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...protocol.commands.common import QUEUES_MAX
 from ...protocol.storage.layout import RECORD, UNIT_BYTES
 from ..kernels import dispatch as kernel
 from ..kernels import examine
@@ -202,7 +203,7 @@ class Examiner:
         topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
         queue_id = int.from_bytes(array[at + _QUEUE_ID_AT : at + _QUEUE_ID_AT + 4].tobytes(), "big", signed=True)
         name = topic.decode("utf-8", "replace")
-        if not _may_be_a_folder(topic) or queue_id < 0:
+        if not _may_be_a_folder(topic) or not 0 <= queue_id < QUEUES_MAX:
             segment.findings.add(
                 "topic",
                 segment.file.path,

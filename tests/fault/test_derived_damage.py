@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.protocol.commands.common import QUEUES_MAX
 from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT
 from flintmq.protocol.storage.record import Record
 from tests.fault.damaged_logs import FIRST
@@ -238,6 +239,32 @@ def test_a_record_with_a_wrong_queue_offset_hides_no_later_record(tmp_path: Path
     elif lost == "checkpoint":
         (store.path / "checkpoint").unlink()
     assert_contained(store.path, sent, [sent[number]])
+
+
+@pytest.mark.parametrize("queue", [-1, QUEUES_MAX, 2**31 - 1])
+def test_a_record_of_an_impossible_queue_makes_no_queues(tmp_path: Path, queue: int) -> None:
+    """A topic of two billion queues would hold up whoever goes through them."""
+    path = tmp_path / "store"
+    (path / "commitlog").mkdir(parents=True)
+    record = Record(topic=b"orders", body=b"x", queue_id=queue, store_timestamp=1_700_000_000_000)
+    (path / "commitlog" / FIRST).write_bytes(record.encode().ljust(SMALL.commitlog_file_bytes, b"\0"))
+    store, report = reopen(path)
+    assert [each.reason for each in report.quarantined] == ["a topic or queue that cannot be one"]
+    assert len(store.topics) == 0
+    store.close()
+
+
+def test_the_folder_of_an_impossible_queue_makes_no_queues(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(3))
+    store.close()
+    queues = store.path / "consumequeue" / "orders"
+    shutil.copytree(queues / "0", queues / str(2**31 - 1))
+    shutil.rmtree(store.path / "config")
+    store, _ = reopen(store.path)
+    assert store.topics.existing("orders").queues == 1
+    assert_holds(store, sent)
+    store.close()
 
 
 @pytest.mark.parametrize("topic", [b"../../outside", b"..", b"a/b", b"\xff\xfe", b"nul\0", b""])

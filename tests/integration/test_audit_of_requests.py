@@ -1,4 +1,4 @@
-"""The audit log has each change of an administrator and each refused one: a walk over the requests of both protocols."""
+"""The audit log has each change of an administrator and each refused one: a walk over both protocols."""
 
 from __future__ import annotations
 

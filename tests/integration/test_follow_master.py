@@ -13,13 +13,14 @@ import random
 import signal
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import pytest
 
 from flintmq.broker.migration import follower as module
 from flintmq.broker.migration.errors import HaStreamError, HistoryDiffers, MasterUnsuitable, MigrationError
 from flintmq.broker.store import LogCopyRefused, MessageStore
-from flintmq.protocol.errors import RemoteProtocolError, ServiceNotAvailable
+from flintmq.protocol.errors import FlintError, RemoteProtocolError, ServiceNotAvailable
 from flintmq.protocol.storage.record import Record
 from tests.fake_master import FakeMaster
 from tests.migration_tools import (
@@ -268,6 +269,9 @@ async def test_damage_on_the_way_is_asked_for_again_each_time(source: Source, st
         ({"enableControllerMode": "true"}, MasterUnsuitable, "enableControllerMode=true"),
         ({"enableDLegerCommitLog": "true"}, MasterUnsuitable, "enableDLegerCommitLog=true"),
         ({"haListenPort": "many"}, RemoteProtocolError, "answered request 26"),
+        ({"haListenPort": "70000"}, RemoteProtocolError, "haListenPort must be from 1 to 65,535, not 70000"),
+        ({"haListenPort": "9" * 5_000}, RemoteProtocolError, "answered request 26"),
+        ({"mappedFileSizeCommitLog": "0"}, RemoteProtocolError, "mappedFileSizeCommitLog must be from 1"),
     ],
 )
 async def test_an_unsuitable_master_is_refused_before_anything_is_written(
@@ -290,6 +294,51 @@ async def test_a_master_with_an_impossible_log_is_refused_before_anything_is_wri
         await follow_until_refused(master, store, MasterUnsuitable, f"says that its log is from {begin:,} to {end:,}")
     assert list((store.path / "commitlog").iterdir()) == []
     assert store.followed_master.address() == ""
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 2**63), (2**63, 2**64), (2**62 + SMALL.commitlog_file_bytes, 2**63)])
+async def test_a_master_with_a_log_beyond_all_numbers_is_refused(store: MessageStore, begin: int, end: int) -> None:
+    async with FakeMaster(bytes(100), begin) as master:
+        master.end = end
+        await follow_until_refused(master, store, RemoteProtocolError, "commitLogM.* must be from .* not")
+    assert list((store.path / "commitlog").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "table"),
+    [
+        (21, {"topicConfigTable": {"bad": {"topicName": "bad", "perm": 2**70}}}),
+        (21, {"topicConfigTable": {"bad": {"topicName": "bad", "perm": 16}}}),
+        (21, {"topicConfigTable": {"bad": {"topicName": "bad", "perm": -1}}}),
+        (21, {"topicConfigTable": {"bad": {"topicName": "bad", "readQueueNums": 2**31 - 1}}}),
+        (21, {"topicConfigTable": {"bad": {"topicName": "bad", "writeQueueNums": 65_537}}}),
+        (21, {"topicConfigTable": {"bad": {"topicName": "bad", "topicSysFlag": 2**70}}}),
+        (43, {"offsetTable": {"bad@group": {"0": 10**20}}}),
+        (43, {"offsetTable": {"bad@group": {"0": "100000000000000000000"}}}),
+        (43, {"offsetTable": {"bad@group": {"-1": 1}}}),
+        (43, {"offsetTable": {"bad@group": {str(2**31): 1}}}),
+        (45, {"offsetTable": {"3": 10**20}}),
+        (201, {"subscriptionGroupTable": {"bad": {"groupName": "bad", "retryMaxTimes": "2147483648"}}}),
+        (201, {"subscriptionGroupTable": {"bad": {"groupName": "bad", "consumeTimeoutMinute": 2**70}}}),
+    ],
+)
+async def test_a_value_out_of_range_in_a_table_ends_the_run_and_is_not_taken(
+    source: Source, store: MessageStore, code: int, table: dict[str, Any]
+) -> None:
+    """Once taken, it would break what reads the table later."""
+    async with FakeMaster(source.put(5)) as master:
+        master.tables[code] = table
+        await follow_until_refused(master, store, FlintError, "must be from")
+    assert store.topics.get("bad") is None
+    assert not store.groups.has("bad")
+    assert store.consumer_offsets.committed("group", "bad") == {}
+    assert store.delay_offsets.delivered(3) == 0
+
+
+async def test_a_table_of_too_many_values_is_refused_before_it_is_read(source: Source, store: MessageStore) -> None:
+    async with FakeMaster(source.put(5)) as master:
+        master.bodies[21] = b'{"topicConfigTable":{"a":[' + b"{}," * 8_000_000 + b"{}]}}"
+        await follow_until_refused(master, store, FlintError, "a table of .* values; the maximum is")
 
 
 async def test_a_store_with_another_history_is_refused(source: Source, store: MessageStore, tmp_path: Path) -> None:

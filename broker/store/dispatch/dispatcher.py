@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....protocol.commands.common import QUEUES_MAX
 from ....protocol.names import is_folder_name
 from ....protocol.storage.layout import INDEX_ENTRY_BYTES, RECORD, UNIT_BYTES
 from ...kernels import dispatch as kernel
@@ -210,11 +211,11 @@ class Dispatcher:
     def add_queue(self, log_array: np.ndarray, position: int) -> ConsumeQueue:
         """Add the queue of the record for which the last ``derive`` stopped with ``NEW_QUEUE``."""
         topic, queue_id, _ = self.record_queue(log_array, position)
-        if not _safe_folder_name(topic) or queue_id < 0:
+        if not _safe_folder_name(topic) or not 0 <= queue_id < QUEUES_MAX:
             at = RECORD.unpack(log_array.data, position).physical_offset
             raise DamagedRecord(
                 f"the record at physical offset {at:,} in {self._commitlog.queue.folder} names topic {topic!r}, queue "
-                f"{queue_id}, which cannot be a queue's folder. Start the broker again: a start contains it",
+                f"{queue_id}, which cannot be a queue. Start the broker again: a start contains it",
                 at,
                 "a topic or queue that cannot be one",
             )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....protocol.checked_json import encode_checked, take_checksum
+from ....protocol.fields import I64_MAX
 from ..errors import CorruptFile
 from .file_system import make_durable_folder, replace_file
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 SHAPE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """Exceptions that reading a table of an unexpected shape raises."""
 
+VALUES_MAX = 8_000_000
+"""Maximum number of values in a table: a million topics have fewer."""
+
 # The first alternative consumes strings whole, so that a key-like text inside of one stays as it is.
 _BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?\d+)(?=\s*:)')
 
@@ -34,16 +38,32 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+def integer_of(value: Any, low: int, high: int, what: str) -> int:
+    """Return a number of a table, or the number that a text of it is. Raises ``ValueError`` if it is out of range."""
+    number = int(value)
+    if not low <= number <= high:
+        raise ValueError(f"{what} must be from {low:,} to {high:,}, not {str(value)[:40]}")
+    return number
+
+
+def _parse_int(digits: str) -> int:
+    # What is larger can be neither stored nor sent, and would fail there.
+    return integer_of(digits, -I64_MAX - 1, I64_MAX, "a number")
+
+
 def parse_table(text: str) -> dict[str, Any]:
     """Parse a table from text, with or without quotes around integer keys; returns it without its checksum.
 
-    Raises ``ValueError`` if the text is not a JSON object or does not match its checksum.
+    Raises ``ValueError`` if the text is not a JSON object, does not match its checksum, or is too large.
     """
+    # Before memory is spent on them: each value takes up to 100 bytes, from as few as three.
+    if (count := sum(map(text.count, ",[{"))) > VALUES_MAX:
+        raise ValueError(f"a table of {count:,} values; the maximum is {VALUES_MAX:,}")
 
     def quote(match: re.Match[str]) -> str:
         return f'{match[1]}"{match[2]}"' if match[2] else match[0]
 
-    value = json.loads(_BARE_KEY.sub(quote, text))
+    value = json.loads(_BARE_KEY.sub(quote, text), parse_int=_parse_int)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     take_checksum(value)

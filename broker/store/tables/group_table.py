@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.storage.delivery import RETRY_TIMES_MAX
-from ..files.json_table import ConfigFile, next_data_version
+from ..files.json_table import ConfigFile, integer_of, next_data_version
 
 if TYPE_CHECKING:
     from ..files.file_system import Files
@@ -57,7 +57,7 @@ class SubscriptionGroupTable:
         rows = table.pop("subscriptionGroupTable", {})
         for row in rows.values():
             # A wrong value raises here, where the ``.bak`` can still replace the table, not when a message is retried.
-            int(row.get("retryMaxTimes", RETRY_TIMES_MAX))
+            integer_of(row.get("retryMaxTimes", RETRY_TIMES_MAX), -(2**31), 2**31 - 1, "retryMaxTimes")
             SubscriptionGroupTable._pop_shares(row)
         return {name: dict(row) for name, row in rows.items()}, table
 

@@ -10,13 +10,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....protocol.fields import I64_MAX
 from ....protocol.names import SYSTEM_GROUP_PREFIX
-from ..files.json_table import ConfigFile, next_data_version
+from ..files.json_table import ConfigFile, integer_of, next_data_version
 
 if TYPE_CHECKING:
     from ..files.file_system import Files
 
 TOPIC_GROUP_SEPARATOR = "@"
+QUEUE_ID_MAX = 2**31 - 1
+
+
+def _offsets_by(row: dict[str, Any], what: str) -> dict[int, int]:
+    return {
+        integer_of(key, 0, QUEUE_ID_MAX, what): integer_of(offset, -1, I64_MAX, f"the offset of {what} {key[:20]}")
+        for key, offset in row.items()
+    }
 
 
 class ConsumerOffsetTable:
@@ -48,7 +57,7 @@ class ConsumerOffsetTable:
     @staticmethod
     def _read(table: dict[str, Any]) -> tuple[dict[str, dict[int, int]], dict[str, Any]]:
         rows = table.pop("offsetTable", {})
-        return {key: {int(queue): int(offset) for queue, offset in row.items()} for key, row in rows.items()}, table
+        return {key: _offsets_by(row, "queue") for key, row in rows.items()}, table
 
     def __len__(self) -> int:
         """Return the number of committed offsets, including those of the broker's own groups."""
@@ -160,7 +169,7 @@ class DelayOffsetTable:
     @staticmethod
     def _read(table: dict[str, Any]) -> tuple[dict[int, int], dict[str, Any]]:
         rows = table.pop("offsetTable", {})
-        return {int(level): int(next_offset) for level, next_offset in rows.items()}, table
+        return _offsets_by(rows, "level"), table
 
     def delivered(self, level: int) -> int:
         """Return the queue offset of a delay level's first message that is not delivered."""
@@ -170,6 +179,13 @@ class DelayOffsetTable:
         """Note that the level is delivered up to ``next_offset``, in memory; ``persist`` makes it durable."""
         self._offsets[level] = next_offset
         self.dirty = True
+
+    def take(self, table: dict[str, Any]) -> None:
+        """Take the offsets of another broker's table, in memory. Raises one of ``SHAPE_ERRORS`` for another shape."""
+        offsets, _ = self._read(dict(table))
+        for level, next_offset in offsets.items():
+            if self.delivered(level) != next_offset:
+                self.deliver(level, next_offset)
 
     def clamp(self, end_of: Callable[[int], int]) -> None:
         """Reduce offsets beyond ``end_of(queue)`` and persist them. For the start after a crash. Blocks."""

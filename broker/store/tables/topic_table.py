@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....protocol.commands.common import QUEUES_MAX
 from ....protocol.errors import TopicNotExist
+from ....protocol.fields import I64_MAX
 from ....protocol.names import is_folder_name, name_fault
 from ....protocol.storage.layout import TOPIC_BYTES_MAX
-from ..files.json_table import ConfigFile, next_data_version
+from ..files.json_table import ConfigFile, integer_of, next_data_version
 from ..files.table_journal import TableJournal
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 PERM_READ = 4
 PERM_WRITE = 2
+PERM_MAX = 15
+"""With RocketMQ's bits for priority and inheritance."""
 RETENTION_FOREVER = -1
 RETENTION_HOURS = "flintmq.retention.hours"
 RETENTION_BYTES = "flintmq.retention.bytes"
@@ -62,18 +66,18 @@ class TopicConfig:
 
     @classmethod
     def from_json(cls, name: str, row: dict[str, Any]) -> TopicConfig:
-        """Return the topic of one of RocketMQ's rows."""
+        """Return the topic of one of RocketMQ's rows. Raises one of ``SHAPE_ERRORS`` for another shape."""
         known = {"topicName", "readQueueNums", "writeQueueNums", "perm", "order"}
         attributes = row.get("attributes")
         attributes = attributes if isinstance(attributes, dict) else {}
         return cls(
             name=name,
-            read_queues=int(row.get("readQueueNums", 4)),
-            write_queues=int(row.get("writeQueueNums", 4)),
-            perm=int(row.get("perm", 6)),
+            read_queues=integer_of(row.get("readQueueNums", 4), 0, QUEUES_MAX, f"readQueueNums of {name[:255]}"),
+            write_queues=integer_of(row.get("writeQueueNums", 4), 0, QUEUES_MAX, f"writeQueueNums of {name[:255]}"),
+            perm=integer_of(row.get("perm", 6), 0, PERM_MAX, f"perm of {name[:255]}"),
             order=bool(row.get("order", False)),
-            retention_hours=int(attributes.get(RETENTION_HOURS, 0)),
-            retention_bytes=int(attributes.get(RETENTION_BYTES, 0)),
+            retention_hours=integer_of(attributes.get(RETENTION_HOURS, 0), -1, I64_MAX, RETENTION_HOURS),
+            retention_bytes=integer_of(attributes.get(RETENTION_BYTES, 0), 0, I64_MAX, RETENTION_BYTES),
             extra={key: value for key, value in row.items() if key not in known},
         )
 
