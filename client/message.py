@@ -123,24 +123,22 @@ class Message:
             self._delay = delay_properties(delay_level, deliver_at, delay)
 
     @classmethod
-    def again(cls, stored: StoredMessage, topic: str | None = None) -> Message:
+    def again(cls, stored: StoredMessage, topic: str | None = None, **changed: Any) -> Message:
         """Return a new message with the body, keys, tag, sharding key and properties of a stored one.
 
         ``topic``: the destination, by default the stored message's topic. A dead letter's topic is the group's
-        ``%DLQ%…``, so pass the original one. The properties that brokers and clients added on the way (id, attempts,
+        ``%DLQ%…``, so pass the original one. ``changed``: arguments of ``Message`` that replace what was stored. The properties that brokers and clients added on the way (id, attempts,
         delay and transaction) and the application's ``flag`` are left out. Raises ``CorruptMessage`` if the stored
         message is damaged, and ``InvalidMessage`` if another client stored something that FlintMQ's client does not
         send, such as an empty property.
         """
-        properties = {name: value for name, value in stored.user_properties.items() if not _is_noted_by_broker(name)}
-        return cls(
-            stored.topic if topic is None else topic,
-            stored.body,
-            keys=stored.keys,
-            tags=stored.tags,
-            properties=properties,
-            sharding_key=stored.sharding_key,
-        )
+        kept: dict[str, Any] = {"keys": stored.keys, "tags": stored.tags, "sharding_key": stored.sharding_key}
+        if "body" not in changed:
+            kept["body"] = stored.body
+        if "properties" not in changed:
+            pairs = stored.user_properties.items()
+            kept["properties"] = {name: value for name, value in pairs if not _is_noted_by_broker(name)}
+        return cls(stored.topic if topic is None else topic, **(kept | changed))
 
     @property
     def keys(self) -> tuple[str, ...]:

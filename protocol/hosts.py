@@ -1,4 +1,4 @@
-"""Check of the Host header, which protects an HTTP port from DNS rebinding.
+"""Hosts: the network that counts as one visitor, and the check of the Host header against DNS rebinding.
 
 A web page can make its own host name resolve to this machine, and its script could then read what the port serves. But
 the browser still sends that name as Host, so a server refuses requests for names that are not its own.
@@ -11,6 +11,23 @@ import re
 from collections.abc import Iterable
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?\Z")
+
+
+IPV6_PREFIX = 64
+"""Length of the IPv6 prefix that counts as one address: one client usually controls the whole network."""
+
+
+def network_of(host: str) -> str:
+    """Return what counts as one address: an IPv4 address, the network of an IPv6 address, or any other text itself."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return str(ipaddress.ip_network((int(address), IPV6_PREFIX), strict=False))
+        address = address.ipv4_mapped
+    return str(address)
 
 
 class AllowedHosts:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import SystemBusy
+from ...protocol.hosts import network_of
 
 if TYPE_CHECKING:
     from ..background.loop_scheduler import LoopTimer
@@ -22,8 +22,6 @@ FORGET_S = 600.0
 """Time without a failure after which an address starts again without a pause."""
 ADDRESSES_MAX = 10_000
 """Maximum number of addresses remembered (those that failed most recently), about 400 bytes each."""
-IPV6_PREFIX = 64
-"""Length of the IPv6 prefix that counts as one address: one client usually controls the whole network."""
 
 
 class _Address:
@@ -137,14 +135,6 @@ class LoginBackoff:
 def pause_after(failures: int) -> float:
     """Return the seconds that the next attempt has to wait after this number of failures."""
     return min(PAUSE_S * 2.0 ** min(failures - 1, 30), PAUSE_S_MAX)
-
-
-def network_of(host: str) -> str:
-    """Return what counts as one address: the IPv4 address itself, or the network of an IPv6 address."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if address.version == 4:
-        return str(address)
-    return str(ipaddress.ip_network((int(address), IPV6_PREFIX), strict=False))
 
 
 def _cancel(waiting: dict[object, Callable[[], None]], token: object) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from ...protocol.errors import UnknownCommand
 from ..operator.condition import Condition
 from ..operator.lags import Lag, lag_in, read_rows
+from ..operator.names import is_own
 from ..sync.admin import Admin
-from .topics import all_topics_stats, is_own
+from .topics import all_topics_stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ..operator.names import is_group_topic
 from .sampler import GroupRate, Rates, TopicRate
-from .topics import is_group_topic
 
 R = TypeVar("R")
 

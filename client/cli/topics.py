@@ -6,23 +6,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ...protocol.commands import TOPICS_STATS_MAX
-from ...protocol.names import is_system_topic
-from ...protocol.storage.delivery import GROUP_TOPIC_PREFIXES
 from ..operator.names import shown_name
 
 if TYPE_CHECKING:
     from ..core.topics import TopicTotals
     from ..sync.admin import Admin
-
-
-def is_group_topic(name: str) -> bool:
-    """Return whether the topic is a group's retry topic or dead-letter topic."""
-    return name.startswith(GROUP_TOPIC_PREFIXES)
-
-
-def is_own(name: str) -> bool:
-    """Return whether the broker created the topic, for itself or for a group."""
-    return is_system_topic(name) or is_group_topic(name)
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -34,14 +34,15 @@ from ..core.rpc.access import CLIENT_NAME_CHARS_MAX, AccessOptions
 from . import login, render
 from .attempts import LoginAttempts
 from .decoders import Decoders
-from .failures import describe
+from .failures import Refused, ShownError, describe
+from .forms import Forms
 from .options import ConsoleOptions
-from .pages import PAGES
+from .pages import FORM_PAGES, PAGES
 from .policy import SecurityPolicy
 from .resend_job import ResendJob
 from .sampler import Sampler
 from .sessions import BrokerClients, ConsoleSession, Sessions
-from .visit import Refused, Visit, nonce_of
+from .visit import Visit, nonce_of
 
 COOKIE = "flintmq_console"
 THEME_COOKIE = "flintmq_theme"
@@ -66,6 +67,7 @@ class Console:
         self.options = options
         self.sessions = Sessions(self._open_clients, clock)
         self.attempts = LoginAttempts(clock)
+        self.forms = Forms()
         self.ending = asyncio.Event()
         """Set when the console stops: live streams end, which uvicorn would otherwise wait for."""
         self.streams: dict[str, int] = {}
@@ -85,8 +87,11 @@ class Console:
 
     @property
     def cookie(self) -> str:
-        """Name of the session's cookie. With HTTPS, the prefix keeps other hosts and plain HTTP from setting it."""
-        return f"__Host-{COOKIE}" if self.options.is_encrypted else COOKIE
+        """Name of the session's cookie. It has the port, because browsers send a cookie to every port of its host: two
+        consoles of a host must not end each other's sessions. With HTTPS, the prefix keeps other hosts and plain HTTP
+        from setting it."""
+        name = f"{COOKIE}_{self.options.port}"
+        return f"__Host-{name}" if self.options.is_encrypted else name
 
     def _open_clients(self, user: str, password: str, address: str) -> BrokerClients:
         name = f"console/{__version__} for {address}"[:CLIENT_NAME_CHARS_MAX]
@@ -125,7 +130,9 @@ class Console:
         """Return the browser's address; behind a proxy, the one that the proxy saw."""
         if self.options.behind_proxy and (forwarded := request.headers.get("x-forwarded-for")):
             # The proxy has added the last address; those before it are what the browser claimed.
-            return forwarded.rpartition(",")[2].strip()[:64]
+            last = forwarded.rpartition(",")[2].strip()[:64]
+            # Some proxies add the port, which is another one each time.
+            return last.rpartition(":")[0] if last.count(":") == 1 else last.removeprefix("[").partition("]")[0]
         return request.client.host if request.client else "unknown"
 
     def session_of(self, request: Request) -> ConsoleSession | None:
@@ -167,9 +174,14 @@ class Console:
                 session = self.sessions.anonymous(self.address_of(request))
             try:
                 visit = Visit(request, self, session)
-                if not session.user:
-                    await self._check_open(session)
-                return await page(visit)
+                try:
+                    if not session.user:
+                        await self._check_open(session)
+                    return await page(visit)
+                except (AuthenticationRequired, AuthenticationFailed, ConnectionFailed, RequestTimeout):
+                    raise
+                except (FlintError, Refused) as error:
+                    return await self._failed(visit, page, describe(error))
             except (AuthenticationRequired, AuthenticationFailed) as error:
                 self.sessions.end(session)
                 self._login_needed_until = self._clock() + LOGIN_NEEDED_SECONDS
@@ -177,11 +189,17 @@ class Console:
             except (ConnectionFailed, RequestTimeout) as error:
                 self._outage, self._outage_until = error, self._clock() + OUTAGE_SECONDS
                 return self._error_page(request, error)
-            except (FlintError, Refused) as error:
-                failure = describe(error)
-                return await visit.page("error.html", failure.status, failure=failure)
 
         return serve
+
+    async def _failed(self, visit: Visit, page: Page, failure: ShownError) -> Response:
+        """Return the page with the form that failed, with what was typed, or else a page with the error alone."""
+        visit.failure = failure
+        form_page = FORM_PAGES.get(page)
+        if form_page is not None and (visit.request.method == "POST" or failure.status == 400):
+            with contextlib.suppress(FlintError, Refused):  # the page cannot be shown either: the first error matters
+                return await form_page(visit)
+        return await visit.page("error.html", failure=failure)
 
     def _error_page(self, request: Request, error: FlintError) -> Response:
         """Return a page without a bar: the broker, which would fill it, does not answer."""

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from dataclasses import dataclass
-from typing import Any
-
-import msgpack
 
 from ...protocol.escaping import escape
 from ...protocol.storage.layout import SysFlag
 from .json_text import indent_json
+from .msgpack_text import indent_msgpack
 
 SHOWN_BYTES_MAX = 64 * 1024
 """Maximum number of bytes of a body in a detail page; a download has all of them."""
 PREVIEW_CHARS = 200
 """Maximum length of a body in a list."""
 MSGPACK_BYTES_MAX = 256 * 1024
-"""Larger bodies are not decoded as msgpack: small values take many times their size in memory."""
+"""Larger bodies are not decoded as msgpack."""
 _SCHEMA_HEAD_BYTES = 5
 _HEX_COLUMNS = 16
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
@@ -39,8 +36,11 @@ class BodyView:
     hint: str = ""
 
 
-def view_body(body: bytes, wanted: str = "", bytes_max: int = SHOWN_BYTES_MAX) -> BodyView:
-    """Return a body in the wanted view, or in the one that fits its content best."""
+def view_body(body: bytes, wanted: str = "", bytes_max: int = SHOWN_BYTES_MAX, *, is_whole: bool = True) -> BodyView:
+    """Return a body in the wanted view, or in the one that fits its content best.
+
+    ``is_whole``: ``body`` is not only the beginning of one, of more than ``MSGPACK_BYTES_MAX`` bytes.
+    """
     as_json = _as_json(body, bytes_max)
     as_msgpack = None if as_json or not _looks_packed(body) else _as_msgpack(body, bytes_max)
     is_text = _is_text(body, bytes_max)
@@ -54,7 +54,7 @@ def view_body(body: bytes, wanted: str = "", bytes_max: int = SHOWN_BYTES_MAX) -
         return BodyView(name, *as_msgpack, views, hint)
     shown = body[:bytes_max]
     text = hex_lines(shown) if name == "hex" else visible_text(shown)
-    return BodyView(name, text, len(shown) == len(body), views, hint)
+    return BodyView(name, text, is_whole and len(shown) == len(body), views, hint)
 
 
 def preview(prefix: bytes, sys_flag: int, is_whole: bool) -> str:
@@ -134,24 +134,8 @@ def _looks_packed(body: bytes) -> bool:
 def _as_msgpack(body: bytes, chars_max: int) -> tuple[str, bool] | None:
     if len(body) > MSGPACK_BYTES_MAX:
         return None
-    try:
-        value = msgpack.unpackb(body, raw=False, strict_map_key=False, unicode_errors="backslashreplace")
-        text = json.dumps(_jsonable(value), indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError, msgpack.UnpackException):
-        return None
-    shown = visible_text(text[:chars_max].encode("utf-8", "backslashreplace"))
-    return shown, len(text) <= chars_max
-
-
-def _jsonable(value: Any) -> Any:
-    """Return a msgpack value with text in place of what JSON lacks: bytes, extensions, keys that are not strings."""
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else repr(key): _jsonable(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(each) for each in value]
-    if isinstance(value, str | int | float | bool) or value is None:
-        return value
-    return repr(value)
+    found = indent_msgpack(body, chars_max)
+    return None if found is None else (visible_text(found[0].encode("utf-8", "backslashreplace")), found[1])
 
 
 def _schema_hint(body: bytes) -> str:

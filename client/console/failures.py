@@ -23,7 +23,6 @@ from ...protocol.errors import (
 )
 from ..errors import DeliveryFailed
 from ..operator.errors import error_code
-from .visit import Refused
 
 _TITLES = {
     400: "The request is not valid",
@@ -34,6 +33,14 @@ _TITLES = {
     502: "The broker refused",
     503: "The broker cannot be reached",
 }
+
+
+class Refused(Exception):
+    """Error: the console does not do that. ``status``: of the HTTP response; the message is for the person."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)

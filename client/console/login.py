@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from ...protocol.auth.users import NAME_CHARS_MAX
 from ...protocol.errors import AuthenticationFailed, FlintError
 from ..errors import InvalidArgument
-from .failures import describe
+from .failures import Refused, describe
 from .sessions import ConsoleSession
-from .visit import Refused, form_fields
 
 if TYPE_CHECKING:
     from .app import Console
@@ -31,7 +31,7 @@ def endpoint(console: Console) -> Endpoint:
         address = console.address_of(request)
         user = ""
         try:
-            fields = dict(await form_fields(request))
+            fields = dict(await console.forms.read(request))
             user, wanted = fields.get("user", "").strip(), _own_path(fields.get("next", "/"))
             session = await _attempt(console, user, fields.get("password", ""), address)
         except (FlintError, Refused) as error:
@@ -48,21 +48,12 @@ def endpoint(console: Console) -> Endpoint:
 
 
 async def _attempt(console: Console, user: str, password: str, address: str) -> ConsoleSession:
-    attempts = console.attempts
-    if seconds := attempts.wait_seconds(address):
-        raise Refused(429, f"too many failed logins from {address}; try again in {seconds:.0f} s")
     if not user or not password:
         raise InvalidArgument("type the name and the password of a user of the broker (flintmq user add creates one)")
-    attempts.in_progress += 1
-    try:
-        session = await console.sessions.login(user, password, address)
-    except AuthenticationFailed:
-        attempts.failed(address)
-        raise
-    finally:
-        attempts.in_progress -= 1
-    attempts.succeeded(address)
-    return session
+    if len(user) > NAME_CHARS_MAX:
+        raise InvalidArgument(f"the name has {len(user):,} characters; at most {NAME_CHARS_MAX} are allowed")
+    with console.attempts.attempt(address, user):
+        return await console.sessions.login(user, password, address)
 
 
 def logout(console: Console) -> Endpoint:
@@ -83,6 +74,9 @@ def logout(console: Console) -> Endpoint:
 
 def _own_path(text: str) -> str:
     """Return a path of this console, or the first page for anything else: a login must not lead to another site."""
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return "/"
     is_own = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
     return text if is_own and text.isprintable() and "\\" not in text else "/"

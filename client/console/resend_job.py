@@ -39,11 +39,12 @@ class ResendPlan:
 class ResendJob:
     """Sends dead letters in a thread of its own, with clients of its own.
 
-    ``sent``: number of messages so far, by topic; ``error``: why it ended early; ``places``: (queue, queue offset) of
+    ``user``: who began it; ``sent``: number of messages so far, by topic; ``error``: why it ended early; ``places``: (queue, queue offset) of
     the chosen dead letters; empty: all that wait.
     """
 
-    def __init__(self, terms: Terms, group: str, places: Places, target: Target) -> None:
+    def __init__(self, terms: Terms, group: str, places: Places, target: Target, user: str) -> None:
+        self.user = user
         self._terms = terms
         self._group = group
         self._places = places

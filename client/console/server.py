@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 
 import uvicorn
 
 from ...protocol.errors import ConfigurationError
 from .app import Console, make_app
+from .connections import BrowserConnection, ConnectionLimit, TlsHandshake
 from .options import ConsoleOptions
 
 CONNECTIONS_MAX = 500
-"""Maximum number of requests and open connections; further ones get the status 503."""
+"""Maximum number of open connections. A further one takes the place of one that waits for its browser; if there is none,
+its requests get the status 503."""
 STOP_SECONDS = 2
 NICENESS = 10
 """Lower priority of the process: on a machine that it shares with the broker, a page waits for the broker's clients and
@@ -39,20 +43,27 @@ def serve(options: ConsoleOptions, ready: Callable[[str], None]) -> None:
 
 async def serve_on(listener: socket.socket, options: ConsoleOptions, ready: Callable[[str], None]) -> None:
     """Serve the console on a bound socket until a signal arrives or the task is cancelled."""
+    options = dataclasses.replace(options, port=listener.getsockname()[1])  # the real one, if it was 0
     console = Console(options)
+
+    class Connection(BrowserConnection):
+        limit = ConnectionLimit(CONNECTIONS_MAX)
+
+    class Handshake(TlsHandshake):
+        served = Connection
+        context = _tls_of(options)
+
     config = uvicorn.Config(
         make_app(console),
-        http="h11",
+        http=Handshake if options.certificate else Connection,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # the console reads X-Forwarded-For itself, and only if it is told to
-        limit_concurrency=CONNECTIONS_MAX,
+        limit_concurrency=CONNECTIONS_MAX + 1,
         timeout_graceful_shutdown=STOP_SECONDS,
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key,
     )
     server = _Server(config, console)
     scheme = "https" if options.certificate else "http"
@@ -65,6 +76,14 @@ async def serve_on(listener: socket.socket, options: ConsoleOptions, ready: Call
     gc.freeze()  # later collections skip the modules and templates, which live as long as the process
     ready(f"{scheme}://{shown}:{port}/")
     await server.serve(sockets=[listener])
+
+
+def _tls_of(options: ConsoleOptions) -> ssl.SSLContext | None:
+    if options.certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(options.certificate, options.key)
+    return context
 
 
 class _Server(uvicorn.Server):

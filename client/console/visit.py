@@ -5,38 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ...protocol.auth.permissions import ADMIN, BROKER
+from ...protocol.auth.permissions import ADMIN, BROKER, Permissions
 from ...protocol.errors import FlintError
 from ..errors import InvalidArgument
 from ..operator.names import shown_name
+from .failures import Refused, ShownError
 from .favourites import favourites_of
-from .policy import NONCE
+from .forms import FORM_BYTES_MAX
+from .policy import NONCE, origin_refusal
 from .sessions import ConsoleSession
 
 if TYPE_CHECKING:
     from .app import Console
 
-FORM_BYTES_MAX = 16 * 1024 * 1024
-"""Maximum size of a form: a message of 4 MiB takes up to three times that as form data."""
-FORM_FIELDS_MAX = 2_000
 PARAMETER_CHARS_MAX = 4_096
 
 
-class Refused(Exception):
-    """Error: the console does not do that. ``status``: of the HTTP response; the message is for the person."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class Visit:
-    """A request with its session; a page takes it and returns a response."""
+    """A request with its session; a page takes it and returns a response.
+
+    ``fields``: those of the submitted form, in their order; ``failure``: why the form that the page shows again failed.
+    """
 
     def __init__(self, request: Request, console: Console, session: ConsoleSession) -> None:
         self.request = request
@@ -44,6 +37,8 @@ class Visit:
         self.session = session
         self.admin = session.clients.admin
         self.consumer = session.clients.consumer
+        self.fields: list[tuple[str, str]] = []
+        self.failure: ShownError | None = None
 
     # ---- parameters
 
@@ -62,9 +57,31 @@ class Visit:
         """Return a whole number of the URL. Raises ``InvalidArgument`` outside of ``low`` to ``high``."""
         return whole_number(name, self.text(name), default, low, high)
 
-    async def form(self) -> dict[str, str]:
-        """Return the fields of a submitted form. Raises ``Refused`` if it is too large or not a form."""
-        return dict(await form_fields(self.request))
+    async def form(self, bytes_max: int = FORM_BYTES_MAX) -> dict[str, str]:
+        """Return the fields of the submitted form. Raises ``Refused`` if it is too large or not a form."""
+        self.fields = await self.console.forms.read(self.request, bytes_max)
+        return dict(self.fields)
+
+    # ---- a form that is shown again, because it failed
+
+    def typed(self, name: str, default: object = "", form: str = "") -> str:
+        """Return what a person typed into a field if the page shows its form again, else ``default``. ``form``: the
+        end of the form's URL, for a page with several."""
+        if not self.failed(form):
+            return str(default)
+        return dict(self.fields).get(name, "")
+
+    def ticked(self, name: str, default: object = False, form: str = "") -> bool:
+        """Return whether a checkbox is on: as the person left it if the page shows its form again, else ``default``."""
+        return bool(self.typed(name, "1" if default else "", form))
+
+    def failed(self, form: str = "") -> bool:
+        """Return whether the page shows a form again, the one whose URL ends so."""
+        return self.failure is not None and bool(self.fields) and self.request.url.path.endswith(form)
+
+    def given(self, name: str) -> str:
+        """Return a parameter of the URL, or what the failed form has in its place."""
+        return self.text(name) or self.typed(name)
 
     # ---- rights
 
@@ -78,12 +95,27 @@ class Visit:
         if self.read_only:
             raise Refused(403, "this console was started with --read-only; use another one, or the command line")
 
+    def check_own_site(self) -> None:
+        """Raise ``Refused`` if the page of another site makes the browser ask: streams and downloads take the console's
+        places and the broker's time, although that page cannot read them."""
+        headers = self.request.headers
+        own = f"{'https' if self.console.options.is_encrypted else 'http'}://{headers.get('host', '')}"
+        refusal = origin_refusal({name: headers[name] for name in headers if name != "cookie"}, own)
+        # ``none``: a person typed the address or opened a bookmark.
+        if refusal is not None and headers.get("sec-fetch-site") != "none":
+            raise Refused(403, "another site asked for this; open the console and do it there")
+
     def may(self, action: str, kind: str = BROKER, name: str = "") -> bool:
         """Return whether the page should offer an action. The broker decides all the same."""
         if self.read_only and action in ("publish", "admin"):
             return False
         rights = self.session.rights
         return rights is None or rights.allows(action, kind, name)
+
+    async def renew_rights(self) -> None:
+        """Ask the broker which rights the user has now: before a step that only the console decides."""
+        if self.session.user:
+            self.session.rights = Permissions((await self.admin.whoami()).grants)
 
     @property
     def may_change_users(self) -> bool:
@@ -102,6 +134,8 @@ class Visit:
             condition, trouble = await self.session.status(time.monotonic()), ""
         except FlintError as error:
             condition, trouble = None, str(error)
+        if self.failure is not None:
+            status = self.failure.status
         notices = [*self.session.notices]
         self.session.notices.clear()
         return self.console.html(
@@ -122,24 +156,6 @@ class Visit:
         """Return a redirect to a page that shows the outcome of a change."""
         self.session.notices.append(("done", text))
         return RedirectResponse(location, status_code=303)
-
-
-async def form_fields(request: Request) -> list[tuple[str, str]]:
-    """Return the fields of a submitted form in their order. Raises ``Refused`` if it is too large or not a form."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise Refused(415, "expected a form (application/x-www-form-urlencoded)")
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > FORM_BYTES_MAX:
-            raise Refused(413, f"the form is larger than {FORM_BYTES_MAX:,} bytes")
-        chunks.append(chunk)
-    try:
-        text = b"".join(chunks).decode("ascii")
-        return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=FORM_FIELDS_MAX)
-    except ValueError as error:
-        raise Refused(400, f"the form is malformed: {error}") from None
 
 
 def nonce_of(request: Request) -> str:

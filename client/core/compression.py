@@ -111,6 +111,15 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> b
     Raises ``DecompressionFailed`` if the bytes do not decompress or the result is longer than ``bytes_max``, and
     ``CompressionUnavailable`` if the library is not installed.
     """
+    plain = decompress_start(body, sys_flag, bytes_max)
+    if len(plain) > bytes_max:
+        raise DecompressionFailed(f"its body is longer than {bytes_max} bytes decompressed, the maximum")
+    return plain
+
+
+def decompress_start(body: bytes, sys_flag: int, bytes_max: int) -> bytes:
+    """Return the original of a compressed ``body``, or ``bytes_max`` + 1 bytes of a longer one. Raises as
+    ``decompress``."""
     kind = sys_flag & SysFlag.COMPRESSION_MASK
     try:
         if kind == SysFlag.COMPRESSION_LZ4:
@@ -125,9 +134,7 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> b
             raise DecompressionFailed(f"its sys_flag {sys_flag:#x} names an unknown compression")
     except (zlib.error, RuntimeError, ValueError, EOFError) as error:
         raise DecompressionFailed(f"its body does not decompress: {error}") from error
-    if len(plain) > bytes_max:
-        raise DecompressionFailed(f"its body is longer than {bytes_max} bytes decompressed, the maximum")
-    if not complete:
+    if not complete and len(plain) <= bytes_max:
         raise DecompressionFailed("its compressed body is truncated")
     return plain
 

@@ -199,9 +199,7 @@ class Target:
             # Consumers that pop read the retries of each topic from a topic of its own.
             is_popped = PROPERTY_FIRST_POP_TIME in dead.properties
             topic = pop_retry_topic(self.to_group, topic) if is_popped else retry_topic(self.to_group)
-        return Message(
-            topic, dead.body, keys=dead.keys, tags=dead.tags, properties=properties, sharding_key=dead.sharding_key
-        )
+        return Message.again(dead, topic, properties=properties)
 
 
 class DeadLetterStays(FlintError):

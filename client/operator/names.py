@@ -6,7 +6,7 @@ control characters. So what they see never stands for two names, and what they t
 
 from __future__ import annotations
 
-from ...protocol.names import is_valid_name
+from ...protocol.names import is_system_topic, is_valid_name
 from ...protocol.storage.delivery import GROUP_TOPIC_PREFIXES
 from ..names import NameKind, decode_name, encode_name
 
@@ -33,6 +33,16 @@ def real_name(shown: str, kind: NameKind = "topic") -> str:
 def is_called(name: str, text: str) -> bool:
     """Return whether ``text`` is in a name, real or as people see it, in upper or lower case."""
     return text.lower() in name.lower() or text.lower() in shown_name(name).lower()
+
+
+def is_group_topic(name: str) -> bool:
+    """Return whether the topic is a group's retry topic or dead-letter topic."""
+    return name.startswith(GROUP_TOPIC_PREFIXES)
+
+
+def is_own(name: str) -> bool:
+    """Return whether the broker created the topic, for itself or for a group."""
+    return is_system_topic(name) or is_group_topic(name)
 
 
 def _is_for_people(name: str) -> bool:

@@ -16,10 +16,11 @@ import pytest
 
 from flintmq.broker.security import backoff as backoff_module
 from flintmq.broker.security.authenticator import WRONG, Authenticator
-from flintmq.broker.security.backoff import FORGET_S, PAUSE_S_MAX, WAIT_S_MAX, LoginBackoff, network_of, pause_after
+from flintmq.broker.security.backoff import FORGET_S, PAUSE_S_MAX, WAIT_S_MAX, LoginBackoff, pause_after
 from flintmq.broker.security.users import UserTable
 from flintmq.protocol.auth.scram import ClientExchange
 from flintmq.protocol.errors import AuthenticationFailed, SystemBusy
+from flintmq.protocol.hosts import network_of
 from tests.security_tools import PASSWORD, set_user
 
 HOST = "192.0.2.7"
@@ -192,7 +193,7 @@ def test_the_table_is_bounded_and_forgets_the_oldest(backoff: LoginBackoff, monk
 
 def test_one_ipv6_network_is_one_address() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1%eth0") != network_of("2001:db8:0:1::1")
-    assert network_of("192.0.2.1") != network_of("192.0.2.2")
+    assert network_of("192.0.2.1") == network_of("::ffff:192.0.2.1") != network_of("192.0.2.2")
 
 
 class TestSameWork:

@@ -10,13 +10,13 @@ from ....protocol.display import TABLE, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ....protocol.escaping import escape
 from ...errors import InvalidArgument
-from ...operator.names import shown_name
+from ...operator.names import is_own, shown_name
 from ...operator.units import plural, show_second
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, name_column, number
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, show_permission
 from ..settings import BrokerChoice
-from ..topics import all_topics_stats, is_own, matches
+from ..topics import all_topics_stats, matches
 
 if TYPE_CHECKING:
     from ...core.topics import QueueStats, TopicInfo

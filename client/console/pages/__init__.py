@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from ..visit import Visit
@@ -23,13 +24,31 @@ from . import (
     users,
 )
 
-PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
+Page = Callable[[Visit], Awaitable[Response]]
+
+
+class _Number(Convertor[int]):
+    """A number in a path. Starlette's own ``int`` takes any number of digits, and Python refuses to read more than
+    4,300."""
+
+    regex = "[0-9]{1,19}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("number", _Number())
+
+PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/", overview.overview),
     ("GET", "/topics", topics.topic_list),
     ("POST", "/topics", topics.create),
     ("GET", "/topics/{topic}", messages.message_list),
-    ("GET", "/topics/{topic}/{queue:int}/{offset:int}", messages.message_detail),
-    ("GET", "/topics/{topic}/{queue:int}/{offset:int}/body", messages.message_body),
+    ("GET", "/topics/{topic}/{queue:number}/{offset:number}", messages.message_detail),
+    ("GET", "/topics/{topic}/{queue:number}/{offset:number}/body", messages.message_body),
     ("GET", "/topics/{topic}/live", live.live_page),
     ("GET", "/topics/{topic}/live/stream", live.live_stream),
     ("GET", "/topics/{topic}/send", send.send_form),
@@ -61,8 +80,8 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("POST", "/waiting/stages/drop", undelivered.drop_stage),
     ("GET", "/store", store.store),
     ("GET", "/clients", clients.client_list),
-    ("GET", "/clients/{connection:int}", clients.connection),
-    ("POST", "/clients/{connection:int}/close", clients.close),
+    ("GET", "/clients/{connection:number}", clients.connection),
+    ("POST", "/clients/{connection:number}/close", clients.close),
     ("GET", "/settings", settings.setting_list),
     ("GET", "/settings/{name}", settings.setting),
     ("POST", "/settings/{name}", settings.change),
@@ -79,3 +98,32 @@ PAGES: tuple[tuple[str, str, Callable[[Visit], Awaitable[Response]]], ...] = (
     ("POST", "/me/end", me.end_session),
 )
 """Method, path and function of each page."""
+FORM_PAGES: Mapping[Page, Page] = {
+    topics.create: topics.topic_list,
+    messages.message_list: messages.message_list,
+    live.live_page: live.live_page,
+    send.send_message: send.send_form,
+    topics.favourite: messages.message_list,
+    topics.change: topics.config,
+    topics.delete: topics.config,
+    groups.reset_preview: groups.group_detail,
+    groups.reset: groups.reset_preview,
+    groups.delete: groups.group_detail,
+    dead_letters.resend: dead_letters.of_group,
+    dead_letters.stop: dead_letters.of_group,
+    dead_letters.purge: dead_letters.of_group,
+    undelivered.end_transaction: undelivered.transaction,
+    undelivered.drop_stage: undelivered.stage,
+    clients.close: clients.connection,
+    settings.change: settings.setting,
+    users.create: users.user_list,
+    users.grant: users.user_detail,
+    users.revoke: users.user_detail,
+    users.change_password: users.user_detail,
+    users.add_key: users.user_detail,
+    users.remove_key: users.user_detail,
+    users.delete: users.user_detail,
+    me.end_session: me.me,
+}
+"""The page with the form that a page takes: if it fails, that page is shown again, with the reason and what was
+typed."""

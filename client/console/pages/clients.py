@@ -9,7 +9,8 @@ from starlette.responses import Response
 from ....protocol.auth.permissions import ADMIN
 from ....protocol.commands import CONNECTIONS_MAX
 from ...core.admin.connections import ConnectionInfo
-from ..visit import Refused, Visit, whole_number
+from ..failures import Refused
+from ..visit import Visit, whole_number
 
 ROWS_MAX = 200
 REQUESTS_MAX = 2

@@ -11,12 +11,23 @@ def as_command(visit: Visit, topic: str) -> str:
     """Return the ``flintmq`` command that prints what the list shows."""
     words = ["flintmq", "-b", visit.console.options.broker]
     if key := visit.text("key"):
-        return shlex.join([*words, "query", "key", topic, key])
+        return " ".join(map(quoted, [*words, "query", "key", topic, key]))
     words += ["pull", topic, "--from", _position(visit)]
     for option, name in (("--queue", "queue"), ("--tag", "tag"), ("--filter", "filter")):
         if value := visit.text(name):
             words += [option, value]
-    return shlex.join(words)
+    return " ".join(map(quoted, words))
+
+
+def quoted(word: str) -> str:
+    """Return a word for a shell. Control characters are escaped: a terminal would act on them when they are pasted."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = (
+        each if each.isprintable() and each not in "\\'" else "".join(f"\\{byte:03o}" for byte in each.encode())
+        for each in word
+    )
+    return f"$'{''.join(escaped)}'"
 
 
 def as_python(visit: Visit, topic: str) -> str:

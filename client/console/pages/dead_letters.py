@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
 
-from ....protocol.auth.permissions import CONSUME, GROUP
+from ....protocol.auth.permissions import ADMIN, CONSUME, GROUP
 from ....protocol.display import iso
 from ....protocol.errors import MessageDamaged, TopicNotExist
 from ....protocol.storage.delivery import (
@@ -22,13 +23,15 @@ from ....protocol.storage.delivery import (
 )
 from ...core.consume.pages import MessageSummary
 from ...core.consume.stored import StoredMessage
-from ...errors import CorruptMessage, InvalidArgument
+from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
 from ...operator.dead_letters import Target, own_properties, waiting_by_group
 from ...operator.names import real_name, shown_name
 from ..bodies import preview
+from ..failures import Refused
+from ..render import query
 from ..resend_job import ResendJob, plan_resend
 from ..sampler import all_topics
-from ..visit import Refused, Visit, check_typed, form_fields, whole_number
+from ..visit import Visit, check_typed, whole_number
 
 ROWS = 50
 EXPORT_COUNT = 500
@@ -68,6 +71,8 @@ async def of_group(visit: Visit) -> Response:
             "rows": [],
             "waiting": 0,
             "job": None,
+            "may_stop": may_stop,
+            "here": "",
             "older": "",
             "shows_all": True,
             "may_resend": False,
@@ -85,8 +90,10 @@ async def of_group(visit: Visit) -> Response:
         # A dead-letter topic has one queue (RocketMQ: DLQ_NUMS_PER_GROUP). Retention may have passed the offset.
         waiting=min(page.messages, page.max_offsets - sum(done.values())),
         job=visit.console.jobs.get(group),
+        may_stop=may_stop,
         older="" if ends else f"/dlq/{quote(group, safe='')}?at={page.next_physical}{'&all=1' if shows_all else ''}",
         shows_all=shows_all,
+        here=query(at=visit.text("at"), all=visit.text("all")),
         may_resend=visit.may(CONSUME, GROUP, group),
     )
 
@@ -131,15 +138,16 @@ def _places(fields: list[tuple[str, str]]) -> list[tuple[int, int]]:
 async def resend(visit: Visit) -> Response:
     """Show what would be sent where; after ``confirmed``, begin to send it."""
     visit.check_writable()
-    group, fields = visit.path("group"), await form_fields(visit.request)
-    form, places = dict(fields), _places(fields)
+    group, form = visit.path("group"), await visit.form()
+    await _check_may_consume(visit, group)
+    places = _places(visit.fields)
     if form.get("what") == "selected" and not places:
         raise InvalidArgument("select at least one dead letter")
     if form.get("what") == "all":
         places = []
     target = _target(form, group)
     if form.get("confirmed"):
-        job = ResendJob(visit.session.clients.terms, group, places, target)
+        job = ResendJob(visit.session.clients.terms, group, places, target, visit.session.user)
         running = visit.console.jobs.get(group)
         if running is not None and not running.is_over:
             raise Refused(409, f"the dead letters of group {group} are being sent already; look at the progress")
@@ -149,14 +157,29 @@ async def resend(visit: Visit) -> Response:
     return await visit.page("dlq_resend.html", group=group, plan=plan, places=places, form=form)
 
 
+async def _check_may_consume(visit: Visit, group: str) -> None:
+    """Raise ``Refused`` unless the user may settle the dead letters of a group, by the rights that the user has now."""
+    await visit.renew_rights()
+    if not visit.may(CONSUME, GROUP, group):
+        raise Refused(403, f"you need the right {CONSUME} on the group {shown_name(group)} to send its dead letters")
+
+
 async def stop(visit: Visit) -> Response:
     """Stop the sending after the messages in progress."""
     visit.check_writable()
     group = visit.path("group")
     job = visit.console.jobs.get(group)
     if job is not None:
+        await visit.renew_rights()
+        if not may_stop(visit, job):
+            raise Refused(403, "only the user who began to send these dead letters and administrators may stop it")
         job.stop()
     return visit.done("it stops after the messages in progress", _page_of(group))
+
+
+def may_stop(visit: Visit, job: ResendJob) -> bool:
+    """Return whether the user may stop a job: whoever began it, and administrators."""
+    return job.user == visit.session.user or visit.may(ADMIN)
 
 
 async def purge(visit: Visit) -> Response:
@@ -181,6 +204,7 @@ async def export(visit: Visit) -> Response:
     """Return the dead letters that wait as JSON lines, which ``flintmq import`` reads."""
     if visit.console.options.no_bodies:
         raise Refused(403, "this console was started with --no-bodies")
+    visit.check_own_site()
     group = visit.path("group")
     stats = await visit.admin.topic_stats(dead_letter_topic(group))
     done = await visit.consumer.committed(group, dead_letter_topic(group))
@@ -203,12 +227,14 @@ async def _lines(visit: Visit, topic: str, spans: list[tuple[int, int, int]]) ->
                 yield json.dumps({"queue": queue, "queue_offset": error.queue_offset, "error": str(error)}) + "\n"
                 offset = error.queue_offset + 1
                 continue
-            for message in batch:
-                yield json.dumps(_exported(message), ensure_ascii=False) + "\n"
-            offset = batch.next_offset
+            offset, messages = batch.next_offset, [*batch][::-1]
+            del batch
+            while messages:
+                # On a thread, because a body may be large once it is decompressed, and then forgotten.
+                yield await asyncio.to_thread(_exported_line, messages.pop())
 
 
-def _exported(message: StoredMessage) -> dict[str, Any]:
+def _exported_line(message: StoredMessage) -> str:
     row: dict[str, Any] = {
         "queue": message.queue,
         "queue_offset": message.queue_offset,
@@ -225,6 +251,6 @@ def _exported(message: StoredMessage) -> dict[str, Any]:
         row["body"] = message.body.decode()
     except UnicodeDecodeError:
         row["body_base64"] = b64encode(message.body).decode()
-    except CorruptMessage as error:
+    except (CompressionUnavailable, CorruptMessage) as error:
         row["error"] = str(error)
-    return row
+    return json.dumps(row, ensure_ascii=False) + "\n"

@@ -14,9 +14,11 @@ from ...core.admin.groups import GroupInfo
 from ...core.topics import ConsumeStats
 from ...errors import InvalidArgument
 from ...operator.lags import Lag, lag_by_group, lag_in, lag_of, read_rows
-from ...operator.names import is_called, shown_name
+from ...operator.names import is_called, is_own, shown_name
 from ...operator.positions import offsets_to_commit, parse_position
-from ..visit import Refused, Visit, check_typed, chosen, whole_number
+from ..failures import Refused
+from ..forms import OFFSETS_BYTES_MAX
+from ..visit import Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 100
 ORDERS = {"lag": "lag", "name": "name", "members": "members", "time": "lag in time"}
@@ -68,7 +70,7 @@ async def group_detail(visit: Visit) -> Response:
         queues=queues,
         lag=sum((lag_in(queue) for queue, _ in queues), Lag(partial=group.partial)),
         deleted=sum(queue.deleted_unread for queue, _ in queues),
-        topics=sorted({queue.topic for queue, _ in queues}, key=lambda name: (name.startswith("%"), name)),
+        topics=sorted({queue.topic for queue, _ in queues}, key=lambda name: (is_own(name), name)),
         numbers={member.member: place for place, member in enumerate(group.members, 1)},
         may_change=visit.may(ADMIN, GROUP, group.group),
     )
@@ -76,7 +78,7 @@ async def group_detail(visit: Visit) -> Response:
 
 async def reset_preview(visit: Visit) -> Response:
     """Return the offsets before and after a reset; nothing is changed."""
-    group, topic, words = visit.path("group"), visit.text("topic"), visit.text("to")
+    group, topic, words = visit.path("group"), visit.given("topic"), visit.given("to")
     if not topic or not words:
         raise InvalidArgument("choose a topic and a position: earliest, latest, an offset, 0=17,1=5, or a time")
     stats = await visit.admin.topic_stats(topic)
@@ -101,7 +103,7 @@ async def reset_preview(visit: Visit) -> Response:
 async def reset(visit: Visit) -> Response:
     """Commit the offsets that the preview showed."""
     visit.check_writable()
-    group, form = visit.path("group"), await visit.form()
+    group, form = visit.path("group"), await visit.form(OFFSETS_BYTES_MAX)
     topic = form.get("topic", "")
     offsets = {}
     for pair in form.get("offsets", "").split():

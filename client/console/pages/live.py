@@ -22,7 +22,8 @@ from ....protocol.errors import FlintError
 from ....protocol.escaping import escape
 from ...core.consume.pages import MessageSummary, TopicPage
 from ..bodies import preview
-from ..visit import Refused, Visit
+from ..failures import Refused
+from ..visit import Visit
 
 TICK_SECONDS = 0.25
 QUIET_TICK_SECONDS = 1.0
@@ -45,12 +46,25 @@ SLOW_TICKS = 4
 async def live_page(visit: Visit) -> Response:
     """Return the page that shows the stream."""
     topic = visit.path("topic")
-    page = await visit.consumer.browse(topic, count=1, body_bytes=0)  # a topic that may not be read fails here
+    if visit.failure is not None:
+        return await visit.page("live.html", topic=topic, page=None)
+    queue = visit.number("queue", -1, 0, 2**31 - 1)
+    # A topic that may not be read fails here, and so does a wrong filter.
+    page = await visit.consumer.browse(
+        topic,
+        queue if queue >= 0 else None,
+        count=1,
+        body_bytes=0,
+        tags=visit.text("tag") or None,
+        filter=visit.text("filter") or None,
+        scan_max=1,
+    )
     return await visit.page("live.html", topic=topic, page=page)
 
 
 async def live_stream(visit: Visit) -> Response:
     """Return the stream of new messages of a topic. Raises ``Refused`` if the user or the console has too many."""
+    visit.check_own_site()
     streams = visit.console.streams
     mine = streams.get(visit.session.user, 0)
     if mine >= STREAMS_PER_USER_MAX or sum(streams.values()) >= STREAMS_MAX:

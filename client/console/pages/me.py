@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from starlette.responses import RedirectResponse, Response
 
 from ....protocol.auth.permissions import ACTIONS, Permissions
+from ..failures import Refused
 from ..sessions import ConsoleSession
-from ..visit import Refused, Visit
+from ..visit import Visit
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,10 @@ A list is one request for a page of the topic, or one query by key; nothing is f
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +19,17 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from ....protocol.errors import FilterIllegal, MessageNotFound
 from ....protocol.escaping import escape
 from ....protocol.storage.layout import SysFlag
+from ....protocol.storage.record import decode_record
 from ...core.consume.pages import MessageSummary, TopicPage
 from ...core.consume.stored import StoredMessage
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
-from ...operator.names import is_called, real_name, shown_name
+from ...operator.names import is_called, is_own, real_name, shown_name
 from ...operator.positions import EveryQueue, parse_position
-from ..bodies import preview, view_body
+from ..bodies import PREVIEW_CHARS, preview, view_body
+from ..decoders import DECODED_BYTES_MAX
+from ..failures import Refused
 from ..render import query
-from ..visit import Refused, Visit, chosen, whole_number
+from ..visit import Visit, chosen, whole_number
 from .command_line import as_command, as_python
 
 COUNTS = {"50": "50", "100": "100", "200": "200"}
@@ -34,6 +40,10 @@ LIST_BODY_BYTES = 1024
 FIELD_BODY_BYTES = 8192
 """Bytes of each body that a list requests if a field of JSON bodies is shown."""
 SCAN_MAX = 20_000
+READ_BYTES_MAX = DECODED_BYTES_MAX + 1
+"""Bytes of a body that the page of a message looks at; a download has all of them."""
+FIELD_LEFT_OUT = "(longer than 8 KiB)"
+_INDEX = re.compile(r"[0-9]{1,6}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +66,13 @@ class Position:
     arguments: dict[str, Any]
 
 
+NEWEST = Position(ascending=False, upward=False, arguments={})
+
+
 async def message_list(visit: Visit) -> Response:
     """Return a page of a topic: newest first, from a position, or by key."""
+    if visit.failure is not None:
+        return await _list_page(visit, links={"older": "", "newer": ""})
     if visit.text("check"):
         return await _check_filter(visit)
     if visit.text("key"):
@@ -68,7 +83,7 @@ async def message_list(visit: Visit) -> Response:
         position = _position(visit, queue)
     except ValueError as error:
         raise InvalidArgument(f"from: {error}") from None
-    field = visit.text("field")
+    field = _field(visit)
     page = None
     wrong_filter: FilterIllegal | None = None
     try:
@@ -88,23 +103,39 @@ async def message_list(visit: Visit) -> Response:
     rows = [_summary_row(visit, message, field) for message in page or ()]
     if position.upward:
         rows.reverse()
-    return await visit.page(
-        "messages.html",
+    return await _list_page(
+        visit,
         status=400 if wrong_filter else 200,
-        topic=topic,
         rows=rows,
         result=page,
         position=position,
         links=_links(visit, page, rows, position),
-        counts=COUNTS,
-        field=field,
         wrong_filter=wrong_filter,
         selects=bool(visit.text("tag") or visit.text("filter")),
-        scan_max=SCAN_MAX,
         command=as_command(visit, topic),
         python=as_python(visit, topic),
-        damaged=0,
     )
+
+
+async def _list_page(visit: Visit, **found: Any) -> Response:
+    """Return the page of a list. ``found``: what is not as on a page without messages."""
+    nothing = {
+        "rows": [],
+        "result": None,
+        "position": NEWEST,
+        "wrong_filter": None,
+        "selects": False,
+        "damaged": 0,
+        "command": "",
+    }
+    return await visit.page(
+        "messages.html", **(nothing | found), topic=visit.path("topic"), counts=COUNTS, field=_field(visit)
+    )
+
+
+def _field(visit: Visit) -> str:
+    """Return the path of the field of JSON bodies that the list shows; empty if it shows none."""
+    return "" if visit.console.options.no_bodies else visit.text("field")
 
 
 async def _check_filter(visit: Visit) -> Response:
@@ -122,22 +153,13 @@ async def _check_filter(visit: Visit) -> Response:
 
 async def _by_key(visit: Visit) -> Response:
     """Return the messages with a key, newest first."""
-    topic, key, field = visit.path("topic"), visit.text("key"), visit.text("field")
+    topic, key, field = visit.path("topic"), visit.text("key"), _field(visit)
     found = await visit.consumer.query(topic, key, max_count=KEY_COUNT, cursor=visit.text("cursor") or None)
-    rows = [_stored_row(visit, message, field) for message in found]
-    links = {"older": _list_link(visit, cursor=found.cursor) if found.cursor else "", "newer": ""}
-    return await visit.page(
-        "messages.html",
-        topic=topic,
-        rows=rows,
-        result=None,
-        position=Position(ascending=False, upward=False, arguments={}),
-        links=links,
-        counts=COUNTS,
-        field=field,
-        wrong_filter=None,
-        selects=False,
-        scan_max=SCAN_MAX,
+    return await _list_page(
+        visit,
+        # On a thread, because bodies may have to be decompressed.
+        rows=await asyncio.to_thread(lambda: [_stored_row(visit, message, field) for message in found]),
+        links={"older": _list_link(visit, cursor=found.cursor) if found.cursor else "", "newer": ""},
         command=as_command(visit, topic),
         python=as_python(visit, topic),
         damaged=found.damaged,
@@ -152,7 +174,7 @@ def _position(visit: Visit, queue: int) -> Position:
         return Position(visit.text("order") == "asc", visit.text("up") == "1", arguments | {"physical": at})
     words = visit.text("from")
     if words in ("", "newest", "latest"):
-        return Position(ascending=False, upward=False, arguments=arguments)
+        return dataclasses.replace(NEWEST, arguments=arguments)
     given = parse_position(words)
     if isinstance(given, int):
         raise ValueError("the list shows the newest messages already; choose how many below")
@@ -199,36 +221,43 @@ def _list_link(visit: Visit, **position: object) -> str:
 
 
 def _summary_row(visit: Visit, message: MessageSummary, field: str) -> MessageRow:
-    shown = preview(message.body, message.sys_flag, message.has_whole_body)
+    shown = "" if visit.console.options.no_bodies else preview(message.body, message.sys_flag, message.has_whole_body)
     value = ""
     if field:
-        value = _field_of(message.body, field) if message.has_whole_body else "(longer than 8 KiB)"
-    return MessageRow(message, message.body_bytes, "" if visit.console.options.no_bodies else shown, value)
+        value = _field_of(message.body, field) if message.has_whole_body else FIELD_LEFT_OUT
+    return MessageRow(message, message.body_bytes, shown, value)
 
 
 def _stored_row(visit: Visit, message: StoredMessage, field: str) -> MessageRow:
+    shows_body = not visit.console.options.no_bodies
     try:
-        body = message.body
+        body, is_whole = message.body_start(FIELD_BODY_BYTES if shows_body else 0)
     except (CorruptMessage, CompressionUnavailable) as error:
         return MessageRow(message, 0, f"({error})", "")
-    shown = "" if visit.console.options.no_bodies else preview(body, 0, is_whole=True)
-    return MessageRow(message, len(body), shown, _field_of(body[:FIELD_BODY_BYTES], field) if field else "")
+    size = len(decode_record(message.record, check_crc=False).body)  # as stored
+    if not shows_body:
+        return MessageRow(message, size, "", "")
+    value = ""
+    if field:
+        value = _field_of(body, field) if is_whole else FIELD_LEFT_OUT
+    return MessageRow(message, size, preview(body, 0, is_whole), value)
 
 
 def _field_of(body: bytes, path: str) -> str:
     """Return a field of a JSON body by a path such as ``user.id`` or ``$.items.0``, or an empty string."""
     try:
         value = json.loads(body, parse_int=str, parse_float=str)  # digits stay as they were sent
+        for name in path.removeprefix("$").strip(".").split("."):
+            if isinstance(value, dict) and name in value:
+                value = value[name]
+            elif isinstance(value, list) and _INDEX.fullmatch(name) and int(name) < len(value):
+                value = value[int(name)]
+            else:
+                return ""
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
         return ""
-    for name in path.removeprefix("$").strip(".").split("."):
-        if isinstance(value, dict) and name in value:
-            value = value[name]
-        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)[:200]
+    return text if len(text) <= PREVIEW_CHARS else f"{text[:PREVIEW_CHARS]}…"
 
 
 # ---- one message
@@ -240,11 +269,14 @@ async def message_detail(visit: Visit) -> Response:
     summary = await _summary(visit)
     shows_body = not visit.console.options.no_bodies
     stored = await visit.consumer.message(summary.offset_id) if shows_body else None
-    view, body, trouble = None, b"", ""
+    view, body, is_whole, trouble = None, b"", True, ""
     if stored is not None:
+        wanted = visit.text("view")
         try:
-            body = stored.body
-            view = await visit.console.decoders.apply(view_body(body, visit.text("view")), visit.text("view"), body)
+            # On a thread: to decompress and to lay out a body takes up to a second.
+            body, is_whole = await asyncio.to_thread(stored.body_start, READ_BYTES_MAX)
+            view = await asyncio.to_thread(view_body, body, wanted, is_whole=is_whole)
+            view = await visit.console.decoders.apply(view, wanted, body)
         except (CorruptMessage, CompressionUnavailable) as error:
             trouble = str(error)
     readers = []
@@ -259,6 +291,7 @@ async def message_detail(visit: Visit) -> Response:
         view=view,
         body_trouble=trouble,
         body_bytes=len(body),
+        has_whole_body=is_whole,
         readers=readers,
         here=f"/topics/{quote(topic, safe='')}/{summary.queue}/{summary.queue_offset}",
     )
@@ -268,12 +301,14 @@ async def message_body(visit: Visit) -> Response:
     """Return a message's whole body as a file to save."""
     if visit.console.options.no_bodies:
         raise Refused(403, "this console was started with --no-bodies")
+    visit.check_own_site()
     summary = await _summary(visit)
     stored = await visit.consumer.message(summary.offset_id)
+    body = await asyncio.to_thread(lambda: stored.body)
     name = f"{visit.path('topic')}-{summary.queue}-{summary.queue_offset}.bin".replace("%", "_")
     # The body comes from a stranger: a browser that opens it after all must not run it as a page of this site.
     return Response(
-        stored.body,
+        body,
         media_type="application/octet-stream",
         headers={"content-disposition": f'attachment; filename="{name}"', "content-security-policy": "sandbox"},
     )
@@ -321,7 +356,7 @@ async def search(visit: Visit) -> Response:
     return await visit.page(
         "search.html",
         wanted=wanted,
-        topics=[name for name in topics if is_called(name, wanted)][:50],
+        topics=sorted((name for name in topics if is_called(name, wanted)), key=is_own)[:50],
         groups=[name for name in groups if is_called(name, wanted)][:50],
     )
 

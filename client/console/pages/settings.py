@@ -8,7 +8,8 @@ from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN
 from ...core.admin.settings import Setting, Value
-from ..visit import Refused, Visit
+from ..failures import Refused
+from ..visit import Visit
 
 
 async def setting_list(visit: Visit) -> Response:

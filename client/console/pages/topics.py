@@ -12,7 +12,7 @@ from ....protocol.auth.permissions import ADMIN, TOPIC
 from ....protocol.commands import QUEUES_MAX
 from ....protocol.errors import TopicNotExist
 from ...core.topics import TopicInfo, TopicTotals
-from ...operator.names import is_called, real_name, shown_name
+from ...operator.names import is_called, is_own, real_name, shown_name
 from ..favourites import favourites_of, packed_favourites, set_favourites
 from ..sampler import all_topics
 from ..sparkline import sparkline_points
@@ -59,7 +59,8 @@ async def topic_list(visit: Visit) -> Response:
     elif order == "last":
         shown.sort(key=lambda row: row.last_stored_ms, reverse=True)
     favourites = favourites_of(visit.request)
-    shown.sort(key=lambda row: row.topic not in favourites)
+    # Those of the broker and of groups last.
+    shown.sort(key=lambda row: (row.topic not in favourites, configs[row.topic].system or is_own(row.topic)))
     first = visit.number("first", 0, 0, max(0, len(shown) - 1))
     rows = [
         TopicRow(row, configs[row.topic], sampler.last_rate(row.topic), sparkline_points(sampler.rates(row.topic)))

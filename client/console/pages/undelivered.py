@@ -11,7 +11,8 @@ from ....protocol.auth.permissions import GROUP, PUBLISH, QUERY, TOPIC
 from ...core.admin.delays import DelayedMessages
 from ...errors import InvalidArgument
 from ...operator.units import plural
-from ..visit import Refused, Visit
+from ..failures import Refused
+from ..visit import Visit
 
 ROWS_MAX = 100
 
@@ -55,10 +56,10 @@ async def transaction(visit: Visit) -> Response:
     """Return the form that ends a transaction."""
     return await visit.page(
         "transaction.html",
-        id=visit.text("id"),
-        group=visit.text("group"),
-        topic=visit.text("topic"),
-        commit=visit.text("as") == "commit",
+        id=visit.given("id"),
+        group=visit.given("group"),
+        topic=visit.given("topic"),
+        commit=visit.given("as") == "commit",
     )
 
 
@@ -91,7 +92,7 @@ async def stages(visit: Visit) -> Response:
 
 async def stage(visit: Visit) -> Response:
     """Return the stages that dropping one would drop with it, with the form that does it."""
-    name = visit.text("name")
+    name = visit.given("name")
     # The broker drops by prefix, so the person must see every stage whose name begins like this one.
     found = await visit.admin.prepared(name, max_count=ROWS_MAX) if name else None
     return await visit.page("stage.html", name=name, found=found, rows_max=ROWS_MAX)

@@ -12,7 +12,8 @@ from ....protocol.escaping import escape
 from ...core.admin.users import UserInfo
 from ...errors import InvalidArgument
 from ...operator.rights import RIGHTS, generate_password, grant_of, password_warning
-from ..visit import Refused, Visit, check_typed
+from ..failures import Refused
+from ..visit import Visit, check_typed
 
 ROWS_MAX = 100
 GRANTS_SHOWN_MAX = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -46,7 +46,7 @@ from ....protocol.storage.record import (
     split_keys,
 )
 from ...errors import CompressionUnavailable, CorruptMessage
-from ..compression import DecompressionFailed, decompress
+from ..compression import BODY_BYTES_MAX, DecompressionFailed, decompress, decompress_start
 from ..times import from_millis
 
 _OWN_PROPERTIES = (
@@ -129,11 +129,20 @@ class StoredMessage:
 
     def _read_body(self, sys_flag: int) -> bytes:
         """Return the body if it needs more than a slice; raises if it is damaged."""
-        record = self._decode()
-        if not sys_flag & SysFlag.COMPRESSED:
-            return record.body
+        body = self._decode().body
+        return self._decompressed(decompress, body, BODY_BYTES_MAX) if sys_flag & SysFlag.COMPRESSED else body
+
+    def body_start(self, bytes_max: int) -> tuple[bytes, bool]:
+        """Return at most ``bytes_max`` bytes of the body, and whether they are all of it. No more is decompressed, and
+        nothing is kept. Raises as ``body``, but not for damage behind these bytes of a compressed body."""
+        body = self._decode().body
+        if self.sys_flag & SysFlag.COMPRESSED:
+            body = self._decompressed(decompress_start, body, bytes_max)
+        return body[:bytes_max], len(body) <= bytes_max
+
+    def _decompressed(self, decompress: Callable[[bytes, int, int], bytes], body: bytes, bytes_max: int) -> bytes:
         try:
-            return decompress(record.body, sys_flag)
+            return decompress(body, self.sys_flag, bytes_max)
         except DecompressionFailed as error:
             raise self._corrupt(str(error)) from error
         except CompressionUnavailable as error:
