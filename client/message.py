@@ -127,10 +127,11 @@ class Message:
         """Return a new message with the body, keys, tag, sharding key and properties of a stored one.
 
         ``topic``: the destination, by default the stored message's topic. A dead letter's topic is the group's
-        ``%DLQ%…``, so pass the original one. ``changed``: arguments of ``Message`` that replace what was stored. The properties that brokers and clients added on the way (id, attempts,
-        delay and transaction) and the application's ``flag`` are left out. Raises ``CorruptMessage`` if the stored
-        message is damaged, and ``InvalidMessage`` if another client stored something that FlintMQ's client does not
-        send, such as an empty property.
+        ``%DLQ%…``, so pass the original one. ``changed``: arguments of ``Message`` that replace what was stored. The
+        properties that brokers and clients added on the way (id, attempts, delay and transaction) and the
+        application's ``flag`` are left out. Raises ``CorruptMessage`` if the stored message is damaged, and
+        ``InvalidMessage`` if another client stored something that FlintMQ's client does not send, such as an empty
+        property.
         """
         kept: dict[str, Any] = {"keys": stored.keys, "tags": stored.tags, "sharding_key": stored.sharding_key}
         if "body" not in changed:

@@ -39,8 +39,8 @@ class ResendPlan:
 class ResendJob:
     """Sends dead letters in a thread of its own, with clients of its own.
 
-    ``user``: who began it; ``sent``: number of messages so far, by topic; ``error``: why it ended early; ``places``: (queue, queue offset) of
-    the chosen dead letters; empty: all that wait.
+    ``user``: who began it; ``sent``: number of messages so far, by topic; ``error``: why it ended early; ``places``:
+    (queue, queue offset) of the chosen dead letters; empty: all that wait.
     """
 
     def __init__(self, terms: Terms, group: str, places: Places, target: Target, user: str) -> None:

@@ -19,8 +19,8 @@ from .connections import BrowserConnection, ConnectionLimit, TlsHandshake
 from .options import ConsoleOptions
 
 CONNECTIONS_MAX = 500
-"""Maximum number of open connections. A further one takes the place of one that waits for its browser; if there is none,
-its requests get the status 503."""
+"""Maximum number of open connections. A further one takes the place of one that waits for its browser; if there is
+none, its requests get the status 503."""
 STOP_SECONDS = 2
 NICENESS = 10
 """Lower priority of the process: on a machine that it shares with the broker, a page waits for the broker's clients and

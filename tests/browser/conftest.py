@@ -147,6 +147,30 @@ async def misfits(tab: Tab, urls: Iterable[str]) -> list[str]:
     return tab.faults + wide
 
 
+WIDTHS = (320, 700, 768, 900, 1024, 1200, 1400)
+"""Widths of a phone, of tablets, of half a screen and of whole ones, in pixels."""
+TOO_WIDE = """() => [document.documentElement, ...document.querySelectorAll('main .scroll, main table')]
+  .filter((each) => each.scrollWidth > each.clientWidth + 1 && !each.querySelector('.plot'))
+  .map((each) => `${each.tagName} ${each.ariaLabel ?? ''} ${each.scrollWidth} > ${each.clientWidth}`)"""
+SQUEEZED = """() => [...document.querySelectorAll('main td.preview')]
+  .filter((each) => each.textContent.trim().length > 20 && each.clientWidth < 120)
+  .map((each) => `${each.clientWidth} pixels for ${each.textContent.trim().slice(0, 40)}`)"""
+
+
+async def sideways(tab: Tab, urls: Iterable[str]) -> list[str]:
+    """Open pages and return what does not fit into one of ``WIDTHS``: pages and tables that scroll sideways, and texts in
+    narrow columns."""
+    found = []
+    for url in urls:
+        await tab.page.goto(url)
+        await tab.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+        for width in WIDTHS:
+            await tab.page.set_viewport_size({"width": width, "height": 800})
+            for script in (TOO_WIDE, SQUEEZED):
+                found += [f"{url} at {width}: {each}" for each in await tab.page.evaluate(script)]
+    return found
+
+
 async def open_tab(browser: Browser, **options: Any) -> Tab:
     """Return a tab in a context of its own."""
     context = await browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.conftest import Tab, axe_findings, misfits, open_tab
+from tests.browser.conftest import Tab, axe_findings, misfits, open_tab, sideways
 from tests.security_tools import PASSWORD
 
 if TYPE_CHECKING:
@@ -43,6 +43,13 @@ async def test_pages_of_administrators_are_free_of_errors_and_fit_a_phone(
     found = await misfits(tab, await urls(tab, guarded_console))
     await tab.page.context.close()
     assert found == []
+
+
+async def test_no_page_of_administrators_scrolls_sideways(browser: Browser, guarded_console: str) -> None:
+    tab = await logged_in(browser, guarded_console)
+    found = await sideways(tab, await urls(tab, guarded_console))
+    await tab.page.context.close()
+    assert found == [], "\n".join(found)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

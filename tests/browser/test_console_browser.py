@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flintmq.client import Message, Producer
-from tests.browser.conftest import axe_findings, misfits, open_tab
+from tests.browser.conftest import axe_findings, misfits, open_tab, sideways
 from tests.conftest import RunningBroker
 
 if TYPE_CHECKING:
@@ -63,6 +63,13 @@ async def test_every_page_is_free_of_errors_and_fits_a_phone(browser: Browser, c
     found = await misfits(tab, [console + path for path in PATHS])
     await tab.page.context.close()
     assert found == []
+
+
+async def test_no_page_and_no_table_scrolls_sideways(browser: Browser, console: str) -> None:
+    tab = await open_tab(browser)
+    found = await sideways(tab, [console + path for path in [*PATHS, "/topics/orders?field=customer.city"]])
+    await tab.page.context.close()
+    assert found == [], "\n".join(found)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

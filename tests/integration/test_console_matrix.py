@@ -23,9 +23,9 @@ from tests.security_tools import PASSWORD, broker_with_users
 PARTS = {
     "{topic}": "orders",
     "{group}": "billing",
-    "{queue:int}": "0",
-    "{offset:int}": "0",
-    "{connection:int}": "999999",
+    "{queue:number}": "0",
+    "{offset:number}": "0",
+    "{connection:number}": "999999",
     "{name}": "limits.connections_max",
     "{user}": "ops",
 }

@@ -398,7 +398,7 @@ def test_a_read_only_console_and_a_viewer_change_no_setting(guarded: RunningBrok
 def test_my_rights_and_sessions_are_shown_and_one_can_be_ended(guarded: RunningBroker) -> None:
     with console_of(guarded) as client:
         log_in(client, "reader", PASSWORD)
-        other = client.cookies["flintmq_console"]
+        other = client.cookies["flintmq_console_10980"]
         client.cookies.clear()
         log_in(client, "reader", PASSWORD)
         page = client.get("/me").text
@@ -409,7 +409,7 @@ def test_my_rights_and_sessions_are_shown_and_one_can_be_ended(guarded: RunningB
         first, this = re.findall(r'name="mark" value="(\w+)"', page)
         assert client.post("/me/end", data={"mark": first}, headers=SAME_SITE).headers["location"] == "/me"
         assert client.post("/me/end", data={"mark": first}, headers=SAME_SITE).status_code == 404
-        assert client.get("/topics", headers={"cookie": f"flintmq_console={other}"}).status_code == 303
+        assert client.get("/topics", headers={"cookie": f"flintmq_console_10980={other}"}).status_code == 303
         assert client.get("/topics").status_code == 200
         assert client.post("/me/end", data={"mark": this}, headers=SAME_SITE).headers["location"] == "/login"
         assert client.get("/topics").status_code == 303

@@ -58,7 +58,7 @@ def consoles(running: RunningBroker) -> int:
 
 def is_alive(client: TestClient, cookie: str) -> bool:
     """Return whether a session's cookie still opens a page."""
-    return bool(client.get("/me", headers={"cookie": f"flintmq_console={cookie}"}).status_code == 200)
+    return bool(client.get("/me", headers={"cookie": f"flintmq_console_10980={cookie}"}).status_code == 200)
 
 
 def test_an_idle_session_ends_and_lets_go_of_the_broker(
@@ -90,7 +90,7 @@ def test_a_user_has_few_sessions_and_the_oldest_ends(client: TestClient) -> None
     for _ in range(SESSIONS_PER_USER_MAX + 1):
         client.cookies.clear()
         log_in(client, "ops", PASSWORD)
-        cookies.append(client.cookies["flintmq_console"])
+        cookies.append(client.cookies["flintmq_console_10980"])
     client.cookies.clear()
     assert len({*cookies}) == SESSIONS_PER_USER_MAX + 1
     assert [is_alive(client, cookie) for cookie in cookies] == [False] + [True] * SESSIONS_PER_USER_MAX
@@ -108,9 +108,9 @@ def test_a_guesser_may_try_again_later(client: TestClient, clock: HandClock) -> 
 
 def test_a_new_login_has_a_new_session(client: TestClient) -> None:
     log_in(client, "ops", PASSWORD)
-    first = client.cookies["flintmq_console"]
+    first = client.cookies["flintmq_console_10980"]
     log_in(client, "reader", PASSWORD)
-    second = client.cookies["flintmq_console"]
+    second = client.cookies["flintmq_console_10980"]
     client.cookies.clear()
     assert is_alive(client, second)
     assert not is_alive(client, first)  # the browser's earlier session is over
@@ -126,7 +126,7 @@ def test_a_session_ends_when_the_broker_no_longer_accepts_its_user(guarded: Runn
 def test_cookies_of_an_encrypted_console_are_for_this_host_alone(guarded: RunningBroker) -> None:
     with console_of(guarded, behind_proxy=True) as client:
         cookie = log_in(client, "ops", PASSWORD).headers["set-cookie"]
-        assert cookie.startswith("__Host-flintmq_console=")
+        assert cookie.startswith("__Host-flintmq_console_10980=")
         assert "Secure" in cookie
         headers = client.get("/login").headers
         assert headers["strict-transport-security"].startswith("max-age=")

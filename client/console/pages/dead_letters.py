@@ -93,7 +93,7 @@ async def of_group(visit: Visit) -> Response:
         may_stop=may_stop,
         older="" if ends else f"/dlq/{quote(group, safe='')}?at={page.next_physical}{'&all=1' if shows_all else ''}",
         shows_all=shows_all,
-        here=query(at=visit.text("at"), all=visit.text("all")),
+        here=query(at=visit.text("at"), all=visit.text("all")).removesuffix("?"),
         may_resend=visit.may(CONSUME, GROUP, group),
     )
 
