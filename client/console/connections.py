@@ -131,6 +131,7 @@ class TlsHandshake(asyncio.Protocol):
     def __init__(self, **given: Any) -> None:
         """``given``: what uvicorn passes to its connections."""
         self._given = given
+        self._early = b""
         self.network = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -143,22 +144,30 @@ class TlsHandshake(asyncio.Protocol):
         self.served.limit.add(self)
         self._task = asyncio.get_running_loop().create_task(self._shake_hands())
 
+    def data_received(self, data: bytes) -> None:
+        """Keep what comes right behind the handshake."""
+        self._early += data
+
     def drop(self) -> None:
         """Close the connection at once."""
         self.served.limit.remove(self)
         self._transport.abort()
 
     async def _shake_hands(self) -> None:
-        connection = self.served(**self._given)
         assert self.context is not None
         try:
             transport = await asyncio.get_running_loop().start_tls(
-                self._transport, connection, self.context, server_side=True, ssl_handshake_timeout=HEADER_SECONDS
+                self._transport, self, self.context, server_side=True, ssl_handshake_timeout=HEADER_SECONDS
             )
         except OSError:  # also of TLS, and the time limit; whoever it was has no page that could show a reason
             self._transport.abort()
             return
         finally:
             self.served.limit.remove(self)
-        if transport is not None:
-            connection.connection_made(transport)
+        if transport is None or transport.is_closing():
+            return
+        connection = self.served(**self._given)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        if self._early:
+            connection.data_received(self._early)

@@ -1,0 +1,453 @@
+"""What strangers may send to the console, by browsers, by messages and from other sites, without harm to others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import json
+import re
+import shlex
+import socket
+import ssl
+import subprocess
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from flintmq.client import Admin, Message, Producer
+from flintmq.client.console import connections
+from flintmq.client.console.attempts import FREE_FAILURES
+from flintmq.client.console.options import ConsoleOptions
+from flintmq.client.console.pages import PAGES
+from flintmq.client.console.server import CONNECTIONS_MAX, serve_on
+from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
+from tests.console_tools import SAME_SITE, console_of, log_in
+from tests.dead_letter_tools import bury
+from tests.security_tools import PASSWORD, broker_with_users
+from tests.tls_tools import Authority
+
+FORM = SAME_SITE | {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture
+def running(broker: BrokerFactory) -> RunningBroker:
+    made = broker(settings={"store.message_bytes_max": 4 * 1024 * 1024, "store.commitlog_file_bytes": 64 << 20})
+    with Admin(made.address) as admin, Producer(made.address) as producer:
+        admin.create_topic("orders", 1)
+        producer.send(Message("orders", b'{"card": ["visible"]}', keys="k"))
+    return made
+
+
+@pytest.fixture
+def client(running: RunningBroker) -> Iterator[TestClient]:
+    with console_of(running) as made:
+        yield made
+
+
+# ---- forms
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/login", b"user=" + b"%41" * 30_000, 413),
+        ("/topics", b"topic=" + b"x" * 70_000, 413),
+        ("/dlq/g/resend", b"place=" + b"x" * 70_000, 413),
+        ("/login", b"a&" * 1000, 400),
+        ("/topics/orders/send", b"a=1&" * 1000, 400),
+        ("/topics/orders/send", b"body=\xff", 400),
+        ("/topics/orders/send", b"body=%ff", 400),
+        ("/topics/orders/send", b"body=" + b"x" * (17 << 20), 413),
+    ],
+)
+def test_a_form_is_bounded(client: TestClient, path: str, content: bytes, status: int) -> None:
+    assert client.post(path, content=content, headers=FORM).status_code == status
+
+
+def test_a_large_message_is_sent_by_the_form(running: RunningBroker, client: TestClient) -> None:
+    body = "ü%&+=" * 400_000
+    sent = client.post("/topics/orders/send", data={"body": body}, headers=SAME_SITE)
+    assert sent.status_code == 303
+    assert client.get(f"{sent.headers['location']}/body").content == body.encode()
+
+
+def test_a_large_form_needs_a_login_and_the_right_to_publish(tmp_path: Path) -> None:
+    with broker_with_users(tmp_path, {"nobody": []}, {}) as running, console_of(running) as client:
+        large = b"body=" + b"x" * 200_000
+        assert client.post("/topics/orders/send", content=large, headers=FORM).headers["location"] == "/login"
+        log_in(client, "nobody", PASSWORD)
+        assert client.post("/topics/orders/send", content=large, headers=FORM).status_code == 403
+
+
+# ---- connections
+
+
+class Served:
+    """A console on a socket, in a thread of this process."""
+
+    def __init__(self, running: RunningBroker, **options: Any) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port = self.listener.getsockname()[1]
+        self._options = ConsoleOptions(broker=running.address, tls={}, **options)
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._loop.add_signal_handler = lambda *_: None  # type: ignore[method-assign]  # only the main thread may
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        serving = serve_on(self.listener, self._options, lambda url: self._ready.set())
+        self._task = self._loop.create_task(serving)
+        self._loop.run_until_complete(asyncio.wait([self._task]))
+        self._loop.close()
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
+        self.listener.close()
+
+    def connect(self) -> socket.socket:
+        """Return a connection that says nothing."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    """Ask for a page without a login, and return the first line of the answer."""
+    connection.sendall(b"GET /login HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    with connection.makefile("rb") as file:
+        return file.readline()
+
+
+HALF = (
+    b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-www-form-urlencoded\r\n"
+    b"content-length: 999\r\n\r\nuser="
+)
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET / HT", HALF], ids=["silent", "half a header", "half a form"])
+def test_connections_that_wait_do_not_close_the_console_to_others(running: RunningBroker, beginning: bytes) -> None:
+    with Served(running) as served:
+        silent = [served.connect() for _ in range(CONNECTIONS_MAX + 20)]
+        for each in silent:
+            if beginning:
+                each.sendall(beginning)
+        with served.connect() as connection:
+            assert answer_of(connection) == b"HTTP/1.1 200 OK\r\n"
+        closed = sum(1 for each in silent[:19] if _is_closed(each))
+        assert closed == 19  # the oldest made room
+        for each in silent:
+            each.close()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("limit", "beginning"), [("HEADER_SECONDS", b""), ("HEADER_SECONDS", b"GET / HT"), ("BODY_SECONDS", HALF)]
+)
+def test_a_request_that_never_ends_is_given_up(
+    running: RunningBroker, monkeypatch: pytest.MonkeyPatch, limit: str, beginning: bytes
+) -> None:
+    monkeypatch.setattr(connections, limit, 0.05)
+    with Served(running) as served, served.connect() as connection:
+        connection.sendall(beginning)
+        assert _is_closed(connection)
+
+
+def test_a_browser_that_takes_nothing_is_given_up(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STUCK_SECONDS", 0)  # at once
+    with Producer(running.address) as producer:
+        receipt = producer.send(Message("orders", bytes(40_000_000)))
+    with Served(running) as served, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", served.port))
+        path = f"/topics/orders/0/{receipt.queue_offset}/body"
+        connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        taken = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(1 << 20):
+                taken += len(piece)
+        assert taken < 40_000_000
+
+
+def test_handshakes_that_never_end_do_not_close_the_console_to_others(running: RunningBroker, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue("console", "localhost")
+    context = ssl.create_default_context(cafile=authority.path)
+    with Served(running, certificate=Path(issued.certificate), key=Path(issued.key)) as served:
+        silent = [served.connect() for _ in range(CONNECTIONS_MAX + 20)]
+        with context.wrap_socket(served.connect(), server_hostname="localhost") as connection:
+            assert answer_of(connection) == b"HTTP/1.1 200 OK\r\n"
+        assert all(_is_closed(each) for each in silent[:19])
+        for each in silent:
+            each.close()
+
+
+# ---- bodies
+
+
+def packed(depth: int, size: int) -> bytes:
+    """Return msgpack of this size, nested this deep."""
+    leaf = b"\x91" * depth + b"\xc0"
+    count = size // len(leaf)
+    return b"\xdd" + count.to_bytes(4, "big") + leaf * count
+
+
+@pytest.mark.parametrize(
+    ("body", "view"),
+    [
+        (packed(400, 256 * 1024 - 500), "hex"),
+        (packed(30, 256 * 1024 - 100), "msgpack"),
+        (packed(0, 256 * 1024 - 100), "msgpack"),
+        (b"\x81\x80\x01", "hex"),  # a map as a key
+        (b"[" * 63 + b"1," * 30_000 + b"1" + b"]" * 63, "json"),
+        (b"[" * 198 + b"1," * 30_000 + b"1" + b"]" * 198, "text"),
+    ],
+)
+def test_the_page_of_a_body_is_small_whatever_the_body_is(
+    running: RunningBroker, client: TestClient, body: bytes, view: str
+) -> None:
+    with Producer(running.address) as producer:
+        receipt = producer.send(Message("orders", body))
+    page = client.get(f"/topics/orders/0/{receipt.queue_offset}")
+    assert page.status_code == 200
+    assert f'aria-label="Body as {view}"' in page.text
+    assert len(page.text) < 600_000
+
+
+def test_a_decompressed_body_is_bounded_on_every_page(running: RunningBroker, client: TestClient) -> None:
+    with Producer(running.address) as producer:
+        receipt = producer.send(Message("orders", b"a" * (60 << 20), keys="bomb"))
+    assert receipt.queue_offset == 1
+    for path in ("/topics/orders/0/1", "/topics/orders?key=bomb&field=a", "/topics/orders/send?replay=0:1"):
+        page = client.get(path)
+        assert page.status_code == 200, path
+        assert len(page.text) < 400_000, path
+    assert "more than 1.0" in client.get("/topics/orders/0/1").text
+    assert len(zlib.compress(client.get("/topics/orders/0/1/body").content)) < 100_000
+
+
+@pytest.mark.parametrize("path", ["/topics/orders?key=k&", "/topics/orders?", "/topics/orders?from=earliest&"])
+def test_no_bodies_means_no_field_of_a_body(running: RunningBroker, path: str) -> None:
+    with console_of(running, no_bodies=True) as client:
+        page = client.get(f"{path}field=card.0")
+        assert page.status_code == 200
+        assert "visible" not in page.text
+        assert ">k<" in page.text
+    with console_of(running) as client:
+        assert "visible" in client.get("/topics/orders?key=k&field=card.0").text
+
+
+# ---- others' work
+
+
+def test_only_who_began_a_resend_and_administrators_stop_it(
+    tmp_path: Path, connect: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grants: dict[str, list[dict[str, Any]]] = {
+        "ops": [{"actions": ["admin"], "broker": True}],
+        "billing": [
+            {"actions": ["consume"], "groupPrefix": "bill"},
+            {"actions": ["publish", "query"], "topicPrefix": "o"},
+        ],
+        "other": [{"actions": ["consume"], "groupPrefix": "bill"}],
+        "nobody": [],
+    }
+    form = {"what": "all", "confirmed": "1"}
+    with broker_with_users(tmp_path, grants, {}) as running, console_of(running) as client:
+        log_in(client, "billing", PASSWORD)
+        began, go = threading.Event(), threading.Event()
+
+        def run(job: Any) -> None:
+            began.set()
+            assert go.wait(30)
+            job.is_over = True
+
+        monkeypatch.setattr("flintmq.client.console.resend_job.ResendJob.run", run)
+        stops: list[str] = []
+        monkeypatch.setattr("flintmq.client.console.resend_job.ResendJob.stop", lambda job: stops.append(job.user))
+        assert client.post("/dlq/billing/resend", data=form, headers=SAME_SITE).status_code == 303
+        assert began.wait(30)
+        for user, may in (("nobody", False), ("other", False), ("billing", True), ("ops", True)):
+            log_in(client, user, PASSWORD)
+            stopped = client.post("/dlq/billing/stop", headers=FORM)
+            assert (stopped.status_code == 303) == may, user
+        assert stops == ["billing", "billing"]
+        go.set()
+        log_in(client, "nobody", PASSWORD)
+        assert client.post("/dlq/billing/resend", data=form, headers=SAME_SITE).status_code == 403
+        assert client.post("/dlq/billing/resend", data={"what": "all"}, headers=SAME_SITE).status_code == 403
+
+
+def test_a_network_that_guesses_does_not_lock_the_others_out(tmp_path: Path) -> None:
+    grants: dict[str, list[dict[str, Any]]] = {"ops": [{"actions": ["admin"], "broker": True}], "guesser": []}
+    with broker_with_users(tmp_path, grants, {}) as running, console_of(running, behind_proxy=True) as client:
+
+        def attempt(address: str, password: str, user: str = "ops") -> int:
+            status: int = log_in(client, user, password, **{"x-forwarded-for": address}).status_code
+            return status
+
+        for number in range(FREE_FAILURES):
+            assert attempt(f"2001:db8::{number:x}", "wrong") == 403
+        assert attempt("2001:db8::ffff:1", PASSWORD) == 429
+        assert attempt("2001:db8:0:1::1", PASSWORD) == 303
+        # Whoever has a password of its own does not guess another one faster.
+        for number in range(FREE_FAILURES):
+            assert attempt(f"192.0.2.1:{number + 1}", "wrong") == 403
+            assert attempt("192.0.2.1", PASSWORD, "guesser") == (303 if number + 1 < FREE_FAILURES else 429)
+
+
+# ---- other sites
+
+
+@pytest.mark.parametrize("path", ["/topics/orders/live/stream", "/topics/orders/0/0/body", "/dlq/billing/export"])
+@pytest.mark.parametrize(
+    "headers",
+    [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://evil.example"}],
+    ids=["cross-site", "same-site", "origin"],
+)
+def test_streams_and_downloads_are_not_for_other_sites(client: TestClient, path: str, headers: dict[str, str]) -> None:
+    assert client.get(path, headers=headers).status_code == 403
+
+
+def test_downloads_are_for_this_site_and_typed_addresses(client: TestClient) -> None:
+    for headers in ({}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+        assert client.get("/topics/orders/0/0/body", headers=headers).status_code == 200
+
+
+def test_a_copied_command_has_no_control_characters(client: TestClient) -> None:
+    key = "a\x1b[201~\x03\nrm -rf 'x' \\ \u202e ü"
+    page = client.get("/topics/orders", params={"key": key}).text
+    (command,) = re.findall(r'data-copy="(flintmq[^"]*)"', page)
+    command = html.unescape(command)
+    assert command.isprintable()
+    bash = ["bash", "-c", f"printf '%s' {command.rpartition(' orders ')[2]}"]
+    assert subprocess.run(bash, capture_output=True, check=True).stdout.decode() == key.strip()
+    plain = html.unescape(re.findall(r'data-copy="(flintmq[^"]*)"', client.get("/topics/orders?key=o-1").text)[0])
+    assert shlex.split(plain)[-2:] == ["orders", "o-1"]
+
+
+# ---- any input
+
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["²", "//[", "9" * 5000, "-" + "9" * 30, "1e999", "0=" + "9" * 18, "@" + "9" * 13, "-9999999w", "\x00", "ä="]
+    ),
+)
+NAMES = [
+    "q",
+    "key",
+    "from",
+    "queue",
+    "tag",
+    "filter",
+    "field",
+    "at",
+    "up",
+    "order",
+    "count",
+    "view",
+    "readers",
+    "cursor",
+]
+NAMES += [
+    "first",
+    "sort",
+    "after",
+    "found",
+    "to",
+    "topic",
+    "id",
+    "group",
+    "as",
+    "parked",
+    "replay",
+    "next",
+    "body",
+    "base64",
+]
+NAMES += [
+    "properties",
+    "keys",
+    "sharding_key",
+    "delay",
+    "name",
+    "queues",
+    "hours",
+    "bytes",
+    "offsets",
+    "place",
+    "what",
+    "where",
+]
+NAMES += [
+    "value",
+    "before",
+    "user",
+    "password",
+    "right",
+    "prefix",
+    "kind",
+    "action",
+    "mark",
+    "opened",
+    "typed",
+    "confirmed",
+]
+FIELDS = st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=6)
+PARTS = st.sampled_from(
+    ["orders", "billing", "0", "1", "9" * 19, "9" * 5000, "²", "%ff", "ü", "%2F", "a%00b", "//[", "-1"]
+)
+ROUTES = [
+    *((method, path) for method, path, _ in PAGES if not path.endswith(("/stream", "/close"))),
+    ("GET", "/login"),
+    ("POST", "/login"),
+]
+
+
+def test_no_input_is_an_error_of_the_console(running: RunningBroker, connect: ConnectionFactory) -> None:
+    bury(running, connect(running), "billing", [Message("orders", b"dead")])
+    with console_of(running) as client:
+
+        @given(st.sampled_from(ROUTES), st.lists(PARTS, min_size=3, max_size=3), FIELDS, FIELDS, st.booleans())
+        @settings(max_examples=400, deadline=None)
+        def check(
+            route: tuple[str, str], parts: list[str], query: dict[str, str], form: dict[str, str], fits: bool
+        ) -> None:
+            method, pattern = route
+            names = iter(["orders", "0", "0"] if fits else parts)
+            path = re.sub(r"\{[^}]*\}", lambda _: next(names), pattern)
+            data = {"data": form, "headers": SAME_SITE} if method == "POST" else {}
+            response = client.request(method, path, params=query, **data)
+            assert response.status_code in (502, 503) or response.status_code < 500, (method, path, query, form)
+
+        check()
+        for path, params in (
+            ("/topics/orders", {"key": "k", "field": "card.²"}),
+            ("/login", {"next": "//["}),
+            (f"/topics/orders/{'9' * 5000}/0", {}),
+            (f"/clients/{'9' * 19}", {}),
+        ):
+            assert client.get(path, params=params).status_code in (200, 400, 404), path
+        assert json.loads(client.get("/topics/orders?check=1").text) == {}
+        assert msgpack.packb(1)
