@@ -158,8 +158,8 @@ SQUEEZED = """() => [...document.querySelectorAll('main td.preview')]
 
 
 async def sideways(tab: Tab, urls: Iterable[str]) -> list[str]:
-    """Open pages and return what does not fit into one of ``WIDTHS``: pages and tables that scroll sideways, and texts in
-    narrow columns."""
+    """Open pages and return what does not fit into one of ``WIDTHS``: pages and tables that scroll sideways, and
+    texts in narrow columns."""
     found = []
     for url in urls:
         await tab.page.goto(url)

@@ -437,7 +437,7 @@ def test_no_input_is_an_error_of_the_console(running: RunningBroker, connect: Co
             method, pattern = route
             names = iter(["orders", "0", "0"] if fits else parts)
             path = re.sub(r"\{[^}]*\}", lambda _: next(names), pattern)
-            data = {"data": form, "headers": SAME_SITE} if method == "POST" else {}
+            data: dict[str, Any] = {"data": form, "headers": SAME_SITE} if method == "POST" else {}
             response = client.request(method, path, params=query, **data)
             assert response.status_code in (502, 503) or response.status_code < 500, (method, path, query, form)
 

@@ -119,7 +119,7 @@ async def message_list(visit: Visit) -> Response:
 
 async def _list_page(visit: Visit, **found: Any) -> Response:
     """Return the page of a list. ``found``: what is not as on a page without messages."""
-    nothing = {
+    nothing: dict[str, Any] = {
         "rows": [],
         "result": None,
         "position": NEWEST,
