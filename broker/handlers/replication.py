@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -45,6 +44,10 @@ class FollowerConnection:
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
         """Send a one-way frame."""
         self._request.peer.tell(command, request, body)
+
+    def unsent_bytes(self) -> int:
+        """Return how much of what it was told it has not taken."""
+        return self._request.peer.unsent_bytes()
 
     def close(self) -> None:
         """Close the connection."""
@@ -105,7 +108,10 @@ def get_replica_status(request: Request, member: ReplicaMember | None) -> None:
 def switch_primary(request: Request, member: ReplicaMember | None) -> None:
     """Begin to hand the leadership over."""
     params = decode_fields(SwitchPrimaryRequest, request.frame.fields)
-    _do(request, lambda: _required(member).switch(params.member, params.within_ms / 1000))
+    reason = _required(member).switch(params.member, params.within_ms / 1000)
+    if reason is not None:
+        raise ReplicationRefused(reason)
+    request.respond(EmptyAnswer())
     request.audit(commands.SWITCH_PRIMARY, f"primary {params.member}")
 
 
@@ -117,12 +123,13 @@ def change_members(request: Request, member: ReplicaMember | None) -> None:
             parse_address(params.address)
         except (ConfigurationError, ValueError) as error:
             raise InvalidParameter(f"address of member {params.member}: {error}") from error
-    _do(request, lambda: _required(member).change_members(params.member, params.address))
-    request.audit(commands.CHANGE_MEMBERS, f"member {params.member}", None, params.address or None)
 
+    def changed() -> None:
+        request.respond(EmptyAnswer())
+        request.audit(commands.CHANGE_MEMBERS, f"member {params.member}", None, params.address or None)
 
-def _do(request: Request, change: Callable[[], str | None]) -> None:
-    reason = change()
-    if reason is not None:
-        raise ReplicationRefused(reason)
-    request.respond(EmptyAnswer())
+    mine = _required(member)
+    request.deferred.check_may_wait()
+    # Before ``later``, so that the audit of a refusal names the member.
+    members = mine.change_members(params.member, params.address)
+    mine.when_changed(members, request.later(changed))

@@ -86,6 +86,10 @@ class ConnectedClient:
         if not self.lost:
             self._responses.send(encode_head(ONE_WAY, command.code, 0, encode_fields(request), len(body)), body)
 
+    def unsent_bytes(self) -> int:
+        """Return the number of bytes for the client that wait here because it does not take them."""
+        return self._responses.out_bytes + self._responses.unsent_bytes()
+
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
         """Send a request; call ``answered`` with the response, or with None if none can arrive any more."""
         if self.lost:

@@ -56,7 +56,7 @@ class ReplicateTableRequest:
 
     epoch: int = integer("the primary's epoch")
     table: str = text("name of the table", 64, 1)
-    version: int = integer("number of the change; grows from table to table")
+    version: int = integer("number of this version on the connection; grows from table to table")
     last: bool = boolean("whether the table is complete with this part", True)
 
 
@@ -68,7 +68,8 @@ class ReportPositionRequest:
     written: int = integer("physical offset at which its log ends")
     flushed: int = integer("physical offset below which its log is on disk")
     complete: bool = boolean("whether its log lacks nothing that was acknowledged when it was last in sync")
-    tables: int = integer("number of the last change of a table that is on its disk", 0, I64_MAX, 0)
+    tables: int = integer("`version` of a REPLICATE_TABLE that is on its disk with all before it", 0, I64_MAX, 0)
+    stops: bool = boolean("whether it is about to stop, and should leave the members in sync before", False)
 
 
 @dataclass(slots=True)

@@ -75,6 +75,9 @@ class Follower:
     def tell(self, command: Command, request: ReplicateTableRequest, body: bytes | bytearray = b"") -> None:
         self.sent.put_nowait(request.version)
 
+    def unsent_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
 
@@ -93,14 +96,14 @@ async def test_a_follower_may_join_once_it_has_every_confirmed_change_of_the_tab
     assert not sender.is_equipped("b")
     first = await follower.sent.get()
     assert not sender.is_equipped("b")
-    link.tables = first
+    sender.reported(link, first)
 
     confirmed = asyncio.Event()
     make_topic(store, "bills")
     sender.when_saved(confirmed.set)  # no other member is in sync: it is confirmed at once
     await confirmed.wait()
     assert not sender.is_equipped("b")
-    link.tables = await follower.sent.get()
+    sender.reported(link, await follower.sent.get())
     assert sender.is_equipped("b")
     await sender.stop()
     store.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("broker", "client", "protocol", "conf", "testing")
 ALL = (*PRODUCT, "scripts", "tests")
-FILE_LINES_MAX = 450
+FILE_LINES_MAX = 520
 FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 8
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -47,7 +47,10 @@ class Follower:
         self._retry_at = 0.0
         self._heard_at = 0.0
         self._reported_at = 0.0
+        self._alive_at = 0.0
+        """Time at which the last byte came: a long message on a slow line takes its time."""
         self._welcome: Welcome | None = None
+        self._stops = False
 
     def follow(self, cluster_id: str, primary: str, epoch: int, now: float) -> None:
         """Follow the primary of an epoch from now on; the stream of an older epoch ends."""
@@ -77,10 +80,11 @@ class Follower:
             if self.primary and self.primary != self._member and now >= self._retry_at and not self._log.busy:
                 self._connections += 1
                 self._connection, self._heard_at = self._connections, now
+                self._alive_at = now
                 self.stage = FollowerStage.CONNECTING
                 self._actions.append(Connect(self._connection, self.primary))
         # While this disk cuts, the primary is silent: it sends nothing before the first report.
-        elif self.stage is not FollowerStage.CUTTING and now - self._heard_at > self._limits.silence_s:
+        elif self.stage is not FollowerStage.CUTTING and now - self._alive_at > self._limits.silence_s:
             self.leave(now)
         elif self.stage is FollowerStage.STREAMING and now - self._reported_at >= self._limits.heartbeat_s:
             self.send_report(now)
@@ -89,13 +93,22 @@ class Follower:
         """Return whether the stream runs, and the primary was not silent for too long."""
         return self.stage is FollowerStage.STREAMING and now - self._heard_at <= self._limits.silence_s
 
+    def alive(self, now: float) -> None:
+        """Note that bytes of the primary have come, perhaps not a whole message."""
+        self._alive_at = now
+
+    def stop(self, now: float) -> None:
+        """Tell the primary that this member is about to stop."""
+        self._stops = True
+        self.send_report(now)
+
     def is_current(self, connection: int) -> bool:
         """Return whether a connection is the one in use."""
         return connection == self._connection
 
     def connected(self, connection: int, now: float) -> None:
         """Send the first message: set, epoch, member and history."""
-        self.stage, self._heard_at, self.refused = FollowerStage.COMPARING, now, 0
+        self.stage, self._heard_at, self._alive_at, self.refused = FollowerStage.COMPARING, now, now, 0
         hello = Hello(self._log.cluster_id, self.epoch, self._member, self._log.end, self._log.epochs)
         self._actions.append(SendMessage(connection, hello))
 
@@ -106,7 +119,7 @@ class Follower:
 
     def receive(self, message: Message, now: float) -> str | None:
         """Take a message of the primary. Return a reason to stop if this log has a history that must not be cut."""
-        self._heard_at = now
+        self._heard_at = self._alive_at = now
         match message:
             case Welcome() if self.stage is FollowerStage.COMPARING and self._rules.is_current(
                 message.epoch, self.epoch
@@ -156,7 +169,7 @@ class Follower:
         """Tell the primary that the log is as it said, or that it is complete."""
         # The connection may have ended during the work; then the next one begins with a greeting.
         if self.stage is FollowerStage.CUTTING and self._welcome is not None:
-            self.stage, self._heard_at = FollowerStage.STREAMING, now
+            self.stage, self._heard_at, self._alive_at = FollowerStage.STREAMING, now, now
         self.send_report(now)
 
     def _piece(self, piece: LogPiece, now: float) -> str | None:
@@ -184,5 +197,6 @@ class Follower:
             self._reported_at = now
             flushed = self._rules.reported(self._log.end, self._log.flushed)
             # Complete only after the mark is on disk, so that it outlives a power failure.
-            report = PositionReport(self.epoch, self._log.end, flushed, self._log.complete and not self._log.busy)
+            is_complete = self._log.complete and not self._log.busy
+            report = PositionReport(self.epoch, self._log.end, flushed, is_complete, self._stops)
             self._actions.append(SendMessage(self._connection, report))

@@ -29,7 +29,12 @@ class LogState:
     and ends at or before the limit; if the first record is longer, where that ends."""
     actions: list[Action] = field(default_factory=list)
     has_tables: Callable[[str], bool] = field(default=lambda member: True)
-    """Called by a primary: returns whether a follower has every confirmed change of the tables on disk."""
+    """Called by a primary: returns whether a follower has every confirmed change of the tables on disk, and those that
+    it needs to take over."""
+    need_tables: Callable[[], None] = field(default=lambda: None)
+    """Called by a primary: from now on ``has_tables`` requires the tables as they are now."""
+    tables_behind_s: Callable[[str], float] = field(default=lambda member: 0.0)
+    """Called by a primary: returns for how many seconds a follower has lacked a change of the tables."""
     _work: list[Action] = field(default_factory=list)
 
     @property

@@ -59,6 +59,8 @@ class PositionReport:
     flushed: int
     complete: bool
     """True if, according to its disk, it has every message that was acknowledged when it was last in sync, or since."""
+    stops: bool = False
+    """True if the member is about to stop in order, and should leave the members in sync before."""
 
 
 Message = Hello | Welcome | Refusal | LogPiece | PositionReport

@@ -25,6 +25,8 @@ class FollowerState:
     begin: int = 0
     """Physical offset at which the stream of the connection begins."""
     complete: bool = False
+    stops: bool = False
+    """True if the member has said that it is about to stop."""
     sent: int = 0
     written: int = 0
     behind_end: int = 0
@@ -113,6 +115,7 @@ class Primary:
         follower.connection, follower.streaming = connection, False
         follower.begin = max(cut, begin)
         follower.heard_at = follower.sent_at = now
+        follower.stops = False
         welcome = Welcome(self.config.epoch, follower.begin, restart, self.epochs)
         self._actions.append(SendMessage(connection, welcome))
 
@@ -129,7 +132,7 @@ class Primary:
         highest = follower.begin if first else follower.sent
         if (
             not lowest <= report.written <= highest
-            or not self.flushed.get(member, 0) <= report.flushed <= self._log.end
+            or not self.flushed.get(member, 0) <= report.flushed <= report.written
         ):
             self.closed(connection)
             self._actions.append(Close(connection))
@@ -138,10 +141,17 @@ class Primary:
             follower.streaming, follower.sent = True, follower.begin
             follower.sent_at = now - self._limits.heartbeat_s  # it learns soon from where on it is complete
         follower.written, follower.complete, follower.heard_at = report.written, report.complete, now
+        follower.stops = report.stops
         self.flushed[member] = report.flushed
         # After the report is noted, which the measurement looks at.
         self._measure_lag(member, now)
         self._stream(follower, now)
+
+    def alive(self, connection: int, now: float) -> None:
+        """Note that a follower takes what is sent to it."""
+        member = self.member_of(connection)
+        if member is not None:
+            self.followers[member].heard_at = now
 
     def closed(self, connection: int) -> None:
         """Forget a connection; what the member reported on it stays valid until it greets again."""
@@ -206,48 +216,60 @@ class Primary:
 
     def advance(self, proposals: list[Proposal]) -> None:
         """Confirm what every required member has on disk."""
-        if not self._rules.may_acknowledge(self.config):
+        if not self.may_acknowledge:
             return
         confirmed = self._rules.confirmed(self.required(proposals), self.flushed)
         if confirmed > self.confirmed:
             self.confirmed = confirmed
             self._actions.append(Confirm(confirmed))
 
+    @property
+    def may_acknowledge(self) -> bool:
+        """True if enough members are in sync."""
+        return self._rules.may_acknowledge(self.config)
+
     def required(self, proposals: list[Proposal]) -> frozenset[str]:
         """Return the members whose disks a confirmation waits for."""
         return self._rules.required(self.config, proposals)
 
-    def next_in_sync(self, now: float) -> frozenset[str]:
-        """Return the members that should be in sync now."""
+    def next_in_sync(self, config: SetConfig, now: float) -> frozenset[str]:
+        """Return the members that should be in sync now in ``config``, which may have other members than this epoch."""
         lagging = [
             member
-            for member in self.config.in_sync - {self._member}
-            if now - self.followers[member].behind_since > self._limits.lag_s or self._is_gone(member)
+            for member in config.in_sync - {self._member}
+            if self._behind_s(member, now) > self._limits.lag_s or self._is_gone(member)
         ]
         # The worst first: the rule stops taking members out when it reaches the minimum.
-        lagging.sort(key=lambda member: (not self._is_gone(member), self.followers[member].behind_since, member))
+        lagging.sort(key=lambda member: (not self._is_gone(member), -self._behind_s(member, now), member))
         own, start = self.flushed[self._member], self.epochs[-1].start
         joining = [
             member
             for member, follower in self.followers.items()
-            if member not in self.config.in_sync
+            if member in config.members - config.in_sync
             and follower.streaming
             and follower.complete
+            and not follower.stops
             and self._log.has_tables(member)
+            and self._log.tables_behind_s(member) <= self._limits.lag_s
             and self._rules.may_join(
                 self.flushed.get(member, 0), self.confirmed, start, own, self._limits.join_gap_bytes
             )
         ]
-        return self._rules.next_in_sync(self.config, lagging, joining)
+        return self._rules.next_in_sync(config, lagging, joining)
 
     def _is_gone(self, member: str) -> bool:
-        """Return whether the member led before and has not come back."""
-        return member == self._suspect and not self.followers[member].streaming
+        """Return whether the member led before and has not come back, or is about to stop."""
+        follower = self.followers[member]
+        return follower.stops or (member == self._suspect and not follower.streaming)
+
+    def _behind_s(self, member: str, now: float) -> float:
+        """Return for how many seconds a member has not had the whole log, or the newest tables."""
+        return max(now - self.followers[member].behind_since, self._log.tables_behind_s(member))
 
     def current_members(self, now: float) -> int:
         """Return the number of members in sync, this one included, that are connected and not behind for too long."""
         return 1 + sum(
-            self.followers[member].streaming and now - self.followers[member].behind_since <= self._limits.lag_s
+            self.followers[member].streaming and self._behind_s(member, now) <= self._limits.lag_s
             for member in self.config.in_sync - {self._member}
         )
 
@@ -285,8 +307,8 @@ class Primary:
         return True, flushed, now - follower.behind_since if follower is not None and behind else 0.0
 
     def has_everything(self, member: str) -> bool:
-        """Return whether a member reported the whole log, and everything in it is confirmed."""
-        return self.flushed.get(member, -1) == self._log.end == self.confirmed
+        """Return whether a member reported the whole log and the tables, and everything in the log is confirmed."""
+        return self.flushed.get(member, -1) == self._log.end == self.confirmed and self._log.has_tables(member)
 
     def disconnect_all(self) -> None:
         """Close every connection: they end with the epoch."""

@@ -81,7 +81,8 @@ class Replica:
         self._patience = patience or Patience(self._limits)
         self._target: str | None = None
         self._target_until = self._read_at = 0.0
-        self._change: SetConfig | None = None
+        self._change: frozenset[str] | None = None
+        """Members that an operator asked for last; None: no one did."""
 
     def follows(self, now: float) -> bool:
         """Return whether the stream of the primary runs, and something of it arrived lately."""
@@ -270,6 +271,13 @@ class Replica:
         if self._follower.is_current(connection):
             self._follower.connected(connection, now)
 
+    def alive(self, connection: int, now: float) -> None:
+        """Note that the other end of a connection takes bytes, or sends some."""
+        if self._follower.is_current(connection):
+            self._follower.alive(now)
+        elif self.primary is not None:
+            self.primary.alive(connection, now)
+
     def closed(self, connection: int, refused: bool, now: float) -> None:
         """Note that a connection has ended; ``refused``: the other host said at once that no process listens."""
         if self._follower.is_current(connection):
@@ -384,10 +392,11 @@ class Replica:
         if self._target is not None:
             self._hand_over(config, self._target, now)
             return
-        wanted = config.with_in_sync(self.primary.next_in_sync(now))
+        wanted = config
         if self._change is not None:
-            members = self._change.members
-            wanted = replace(wanted, members=members, in_sync=wanted.in_sync & members)
+            # First, so that no member is taken out for its lag whom the change makes necessary for the minimum.
+            wanted = replace(wanted, members=self._change, in_sync=wanted.in_sync & self._change)
+        wanted = wanted.with_in_sync(self.primary.next_in_sync(wanted, now))
         # With an unknown outcome the same configuration is proposed again: once a version is newer, it is known.
         if wanted != config or (self.proposals and now >= self._read_at):
             self._propose(wanted, False)
@@ -414,9 +423,12 @@ class Replica:
             return "this member is not the primary"
         if target == self.member:
             return f"{target} is the primary already"
+        if self._is_changing:
+            return self._busy_with_members
         if target not in (in_sync := self.primary.config.in_sync):
             return f"{target!r} is not one of the members in sync: {', '.join(sorted(in_sync))}"
         self._target, self._target_until, self.accepts = target, now + within, False
+        self.log.need_tables()
         self._advance(now)
         return None
 
@@ -444,7 +456,38 @@ class Replica:
             return "this member is not the primary"
         if self.member not in members:
             return "the primary cannot be removed; switch to another member first"
-        if len(self.primary.config.in_sync & members) < self.primary.config.min_in_sync:
-            return "too few members would be in sync; lower min_in_sync, or wait for others to join"
-        self._change = replace(self.primary.config, members=members)
+        if self._target is not None:
+            return f"the leadership is being handed over to {self._target}; ask the next primary"
+        if self._is_changing and members != self._change:
+            return self._busy_with_members
+        # A proposal on its way may take a member out of sync that this change needs.
+        for config in (self.primary.config, *(each.config for each in self.proposals)):
+            if len(config.in_sync & members) < config.min_in_sync:
+                return "too few members would be in sync; lower min_in_sync, or wait for others to join"
+        self._change = members
         return None
+
+    @property
+    def _is_changing(self) -> bool:
+        """True if a change of the members was accepted and is not done."""
+        return self.primary is not None and self._change not in (None, self.primary.config.members)
+
+    @property
+    def _busy_with_members(self) -> str:
+        wanted = ", ".join(sorted(self._change or ()))
+        return f"the members are being changed to {wanted}; try again when `flintmq replica status` shows these"
+
+    def has_members(self, members: frozenset[str]) -> bool:
+        """Return whether a change to these members is done."""
+        return self.primary is not None and self.primary.config.members == members
+
+    def stop(self, now: float) -> bool:
+        """Prepare an orderly stop: a follower in sync asks its primary to take it out, so that nothing waits for it.
+        Return whether that is possible and not done yet."""
+        config = self.config
+        if self.role is not Role.FOLLOWER or config is None or self.member not in config.in_sync:
+            return False
+        if len(config.in_sync) <= config.min_in_sync or not self._follower.hears(now):
+            return False
+        self._follower.stop(now)
+        return True

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from ....protocol.commands import ReplicateTableRequest
 from ....protocol.errors import AuthenticationFailed, FlintError, InvalidParameter
 from ...addresses import parse_address
-from ..core.messages import Hello, Message, PositionReport, Refusal
+from ..core.messages import Hello, Message, PositionReport, Refusal, Welcome
 from .primary_link import LinkAccess, PrimaryLink
+from .table_writer import TableWriter
 from .tables import TableCopy
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,9 @@ class FollowingMember(Protocol):
     def primary_lost(self, number: int, refused: bool) -> None:
         """Note that there is no connection; ``refused``: the primary's host said that no process listens."""
 
+    def primary_alive(self, number: int) -> None:
+        """Note that bytes of the primary have come."""
+
     def primary_said(self, number: int, message: Message, body: memoryview) -> None:
         """Take a message; ``body``: the bytes of a piece, valid during the call."""
 
@@ -40,7 +43,7 @@ class FollowedPrimary:
         self, access: LinkAccess, tables: TableCopy, member: FollowingMember, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._access = access
-        self._tables = tables
+        self._tables = TableWriter(tables, self._table_saved, self._table_failed, loop)
         self._member = member
         self._loop = loop
         self.refusal = ""
@@ -54,10 +57,8 @@ class FollowedPrimary:
         self._refused = ("", 0.0)
         """Address that refused the password last, and the time before which it is not asked again."""
         self._last_report: PositionReport | None = None
-        self._tables_saved = 0
-        """Number of the last change of a table on this disk, in the primary's epoch."""
-        self._writes: asyncio.Queue[tuple[PrimaryLink, int, Callable[[], None]]] = asyncio.Queue()
-        self._writer = loop.create_task(self._write_tables())
+        self._epoch = -1
+        """Epoch of which tables are taken now; -1: of none, because no primary has welcomed this member."""
 
     def connect(self, number: int, address: str) -> None:
         """Open the connection, to HOST:PORT."""
@@ -94,9 +95,8 @@ class FollowedPrimary:
         """Send the first message; ``file_bytes``: size of the log's files."""
         link = self._current(number)
         if link is not None:
-            # Each leadership counts the changes of its tables from 0.
-            self._tables_saved, self._last_report = 0, None
-            self._tables.forget_parts()
+            self._last_report = None
+            self._tables.begin(number)
             link.send_hello(hello, file_bytes)
 
     def report(self, number: int, report: PositionReport) -> None:
@@ -104,25 +104,36 @@ class FollowedPrimary:
         link = self._current(number)
         if link is not None:
             self._last_report = report
-            link.send_report(report, self._tables_saved)
+            link.send_report(report, self._tables.saved)
 
     def close(self, number: int) -> None:
         """Close the connection; the member hears nothing more of it."""
         link = self._current(number)
         if link is not None:
             link.close()
-            self._link = None
+            self._forget_link()
         elif number == self._number and self._connecting is not None:
             self._connecting.cancel()
 
+    def _forget_link(self) -> None:
+        self._link, self._epoch = None, -1
+
+    async def finish_tables(self) -> None:
+        """Return when nothing of a primary before is written any more: this member begins to lead, and what has arrived
+        is on disk first."""
+        await self._tables.finish()
+
     async def stop(self) -> None:
-        """Close the connection, and write no more tables."""
-        tasks = [task for task in (self._connecting, self._writer) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Close the connection, drop the tables that wait, and wait for the one that is being written: the next life
+        reads the same files."""
         if self._link is not None:
             self._link.close()
+            self._forget_link()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        self._tables.drop()
+        await self._tables.finish()
 
     # ---- what the link calls ----
 
@@ -134,40 +145,40 @@ class FollowedPrimary:
             self._logged = refusal
         self.refusal = refusal
         self._member.primary_said(link.number, message, body)
+        # The core may have closed the connection, for a welcome that it does not accept.
+        if isinstance(message, Welcome) and link is self._link:
+            self._epoch = message.epoch
+            self._tables.drop()
+
+    def link_alive(self, link: PrimaryLink) -> None:
+        """Note that bytes have come."""
+        self._member.primary_alive(link.number)
 
     def link_table(self, link: PrimaryLink, part: ReplicateTableRequest, body: bytes) -> None:
-        """Take a part of a table."""
+        """Take a part of a table, of the primary that has welcomed this member."""
+        if part.epoch != self._epoch or link is not self._link:
+            raise InvalidParameter(f"table {part.table} of epoch {part.epoch} came without a welcome to that epoch")
         try:
-            write = self._tables.add(part.table, body, last=part.last)
+            self._tables.add(part, body)
         except ValueError as error:
             raise InvalidParameter(str(error)) from error
-        if write is not None:
-            self._writes.put_nowait((link, part.version, write))
 
     def link_lost(self, link: PrimaryLink, reason: str) -> None:
         """Take the end of the connection."""
         if link is self._link:
-            self._link = None
+            self._forget_link()
         log.info("the connection to the primary ended: %s", reason)
         self._member.primary_lost(link.number, False)
 
-    async def _write_tables(self) -> None:
-        """Write tables in their order, one at a time, and report each."""
-        while True:
-            link, version, write = await self._writes.get()
-            try:
-                await self._loop.run_in_executor(None, write)
-            except (OSError, ValueError, FlintError) as error:
-                log.error("cannot take over a table of the primary: %s", error)
-                if link is self._link:
-                    # A link that this side closes is silent, so the member is told here.
-                    link.close()
-                    self.link_lost(link, "a table cannot be written")
-                continue
-            # The connection may have ended during the write, and the next primary counts its tables from 0.
-            if link is self._link:
-                self._tables_saved = version
-                # At once, because a caller at the primary may wait for it; but the first report of a connection is the
-                # core's, which says by it that the log is cut.
-                if self._last_report is not None:
-                    link.send_report(self._last_report, version)
+    def _table_saved(self) -> None:
+        # At once, because a caller at the primary may wait for it; but the first report of a connection is the core's,
+        # which says by it that the log is cut.
+        if self._link is not None and self._last_report is not None:
+            self._link.send_report(self._last_report, self._tables.saved)
+
+    def _table_failed(self) -> None:
+        link = self._link
+        if link is not None:
+            # A link that this side closes is silent, so the member is told here.
+            link.close()
+            self.link_lost(link, "a table cannot be written")

@@ -56,6 +56,9 @@ class LinkOwner(Protocol):
     def link_received(self, link: PrimaryLink, message: Message, body: memoryview) -> None:
         """Take a message of the core; ``body``: the bytes of a piece, valid during the call."""
 
+    def link_alive(self, link: PrimaryLink) -> None:
+        """Note that bytes have come."""
+
     def link_table(self, link: PrimaryLink, part: ReplicateTableRequest, body: bytes) -> None:
         """Take a part of a table."""
 
@@ -92,6 +95,12 @@ class PrimaryLink(asyncio.BufferedProtocol):
         hello = HelloRequest(protocol=PROTOCOL_VERSION, client=access.name)
         limits = decode_fields(HelloAnswer, await self._ask(commands.HELLO, hello))
         if not limits.auth_required:
+            if access.user:
+                # Or anyone who answers at the primary's address could send this member users of its own.
+                raise AuthenticationFailed(
+                    f"the primary asks for no login, and replication.user is {access.user!r}: it proves nothing about "
+                    "itself, so nothing is taken from it. Set security.auth = scram there, or remove the user here"
+                )
             return
         if not access.user:
             raise AuthenticationFailed("the primary requires a user: set replication.user and password_file")
@@ -136,9 +145,14 @@ class PrimaryLink(asyncio.BufferedProtocol):
         self._send(REQUEST, commands.REPLICATE, request_of(hello, file_bytes), encode_epochs(hello.epochs))
 
     def send_report(self, report: PositionReport, tables: int) -> None:
-        """Report the position; ``tables``: number of the last table that is on disk."""
+        """Report the position; ``tables``: number of the last version of a table that is on disk with all before it."""
         request = ReportPositionRequest(
-            epoch=report.epoch, written=report.written, flushed=report.flushed, complete=report.complete, tables=tables
+            epoch=report.epoch,
+            written=report.written,
+            flushed=report.flushed,
+            complete=report.complete,
+            tables=tables,
+            stops=report.stops,
         )
         self._send(ONE_WAY, commands.REPORT_POSITION, request)
 
@@ -165,6 +179,7 @@ class PrimaryLink(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the bytes that arrived."""
         self._parser.received(nbytes)
+        self._owner.link_alive(self)
         try:
             # A frame may make the owner close this link; what follows it is void.
             while not self._closed and (frame := self._parser.next_frame()) is not None:

@@ -14,21 +14,31 @@ from ..registry.interface import LeaseAnswer, Registry, RegistryView
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 0.2
+"""Pause after a read of the registry that failed."""
+
 _HELD = {LeaseAnswer.HELD: True, LeaseAnswer.REFUSED: False, LeaseAnswer.UNKNOWN: None}
 
 
 class RegistryCalls:
-    """The calls of one member. ``on_view`` is called with each state of the registry that is read."""
+    """The calls of one member. ``on_view`` is called with each state of the registry that is read, ``fatal`` with what
+    failed and an error that is not the registry's: the core would wait for its answer for ever."""
 
     def __init__(
-        self, registry: Registry, member: str, on_view: Callable[[RegistryView], None], loop: asyncio.AbstractEventLoop
+        self,
+        registry: Registry,
+        member: str,
+        on_view: Callable[[RegistryView], None],
+        fatal: Callable[[str, BaseException], None],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._registry = registry
         self._member = member
         self._on_view = on_view
+        self._fatal = fatal
         self._loop = loop
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reading = False
+        self._reading: asyncio.Task[None] | None = None
         self._lease = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self.problem = ""
@@ -36,7 +46,7 @@ class RegistryCalls:
 
     def start(self) -> None:
         """Watch the registry."""
-        self._watch = self._loop.create_task(self._follow())
+        self._watch = self._spawn(self._follow())
 
     async def _follow(self) -> None:
         async with aclosing(self._registry.watch()) as views:
@@ -44,30 +54,38 @@ class RegistryCalls:
                 self.problem = ""
                 self._on_view(view)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # The loop itself refers to tasks only weakly.
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fatal("a call to the registry of the replica set", error)
 
     def read(self) -> None:
         """Read the registry, unless a read runs."""
-        if not self._reading:
-            self._reading = True
-            self._spawn(self._read())
+        if self._reading is None or self._reading.done():
+            self._reading = self._spawn(self._read())
 
     async def _read(self) -> None:
-        try:
-            view = await self._registry.read()
-        except RegistryError as error:
-            if str(error) != self.problem:
-                self.problem = str(error)
-                log.warning("cannot read the registry of the replica set: %s", error)
-            return
-        finally:
-            self._reading = False
-        self.problem = ""
-        self._on_view(view)
+        """Read until an answer comes, so that ``problem`` is not shown longer than it lasts."""
+        while True:
+            try:
+                view = await self._registry.read()
+            except RegistryError as error:
+                if str(error) != self.problem:
+                    self.problem = str(error)
+                    log.warning("cannot read the registry of the replica set: %s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self.problem = ""
+                self._on_view(view)
+                return
 
     def propose(
         self, proposal: Proposal, addresses: Mapping[str, str], answered: Callable[[int, ProposalOutcome, int], None]
@@ -114,9 +132,10 @@ class RegistryCalls:
 
     async def stop(self, timeout_s: float) -> None:
         """End the watch, and wait for the other calls at most this time."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        endless = [task for task in (self._watch, self._reading) if task is not None]
+        for task in endless:
+            task.cancel()
+        await asyncio.gather(*endless, return_exceptions=True)
         if self._tasks:
             # The lease may be among them: if it is not given back, the others wait for its end.
             await asyncio.wait(set(self._tasks), timeout=timeout_s)

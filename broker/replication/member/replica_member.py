@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from ....protocol.commands import TABLE_BYTES_MAX
-from ....protocol.errors import BrokerError, NotEnoughReplicas, NotPrimary
+from ....protocol.errors import BrokerError, NotEnoughReplicas, NotPrimary, ReplicationRefused
 from ...background.flush import FlushService
 from ...store import LogCopyRefused, MessageStore
+from ...store.tables.clock import elapsed_ns
 from ...store.tables.replica_state import ReplicaRecord
 from ..core.actions import (
     Action,
@@ -53,8 +55,16 @@ log = logging.getLogger(__name__)
 
 STOP_S = 1.0
 """Maximum time that a member waits for the registry when it ends."""
+LEAVE_S = 1.0
+"""Maximum time that a follower which stops waits until it is not in sync any more."""
 HAND_OVER_S = 2.0
 """Maximum time that a primary which stops waits until another member has its tables, and the same until it leads."""
+
+
+def now_s() -> float:
+    """Return the core's time: seconds that also pass, where the system can tell, while the machine is suspended. A
+    lease lasts no longer because its holder slept."""
+    return elapsed_ns() / 1e9
 
 
 class ReplicaMember:
@@ -89,13 +99,17 @@ class ReplicaMember:
             store.last_confirmed_offset if record.epochs or record.complete else 0,
             store.log_copy.piece_end,
             has_tables=lambda member: self._sender is not None and self._sender.is_equipped(member),
+            need_tables=lambda: self._sender.need() if self._sender is not None else None,
+            tables_behind_s=lambda member: self._sender.behind_s(member) if self._sender is not None else 0.0,
         )
         self.replica = Replica(identity.member, self._log, self._limits, patience=patience)
         self.addresses: dict[str, str] = {}
         """Address of each member, as the registry has it."""
         self._added: dict[str, str] = {}
-        """Addresses of members that are being added."""
-        self._calls = RegistryCalls(registry, identity.member, self._view, loop)
+        """Address of the member that is being added."""
+        self._changes: list[tuple[frozenset[str], Callable[[BrokerError | None], None]]] = []
+        """(members that an operator asked for, caller that waits until the set has them)."""
+        self._calls = RegistryCalls(registry, identity.member, self._view, owner.fatal, loop)
         self._links = AcceptedLinks(store.log_copy.read)
         self._tables = tables
         self._primary = FollowedPrimary(identity.access, TableCopy(tables, TABLE_BYTES_MAX), self, loop)
@@ -109,6 +123,8 @@ class ReplicaMember:
         self._preparing = self._serving = False
         self._draining = self._ended = False
         self.stepped_down = asyncio.Event()
+        self._left = asyncio.Event()
+        """Set when this member is not in sync."""
         store.confirmed_offset = self._log.confirmed
 
     def start(self) -> None:
@@ -119,9 +135,12 @@ class ReplicaMember:
         self._tick()
 
     async def stop(self) -> None:
-        """End this life. A primary hands over to a member in sync; if none takes over, it gives its lease back."""
+        """End this life. A primary hands over to a member in sync; if none takes over, it gives its lease back. A
+        follower leaves the members in sync, or the primary would wait for it until the lag limit."""
         if self._serving and not self._ended:
             await self._hand_over()
+        elif not self._ended:
+            await self._leave()
         if self._ticker is not None:
             self._ticker.cancel()
         if self.replica.role is Role.PRIMARY:
@@ -152,6 +171,14 @@ class ReplicaMember:
             except TimeoutError:
                 log.warning("%s has not taken over within %g s", target, HAND_OVER_S)
 
+    async def _leave(self) -> None:
+        leaves = self.replica.stop(now_s())
+        self._drain()
+        if leaves:
+            with suppress(TimeoutError):  # the primary takes this member out later, after the lag limit
+                async with asyncio.timeout(LEAVE_S):
+                    await self._left.wait()
+
     # ---- what the broker asks ----
 
     @property
@@ -168,7 +195,7 @@ class ReplicaMember:
     def refusal(self, *, may_follow: bool = False) -> NotPrimary | None:
         """Return the error for a request that only the primary may answer, or, with ``may_follow``, a follower in sync
         that hears it; None if this member may answer it now."""
-        now = self._loop.time()
+        now = now_s()
         if self._serving and self.replica.may_answer(now):
             return None
         if may_follow and self.replica.follows(now) and self.identity.member in self._in_sync():
@@ -191,7 +218,7 @@ class ReplicaMember:
         """Stream what was appended to the log."""
         self._log.end = self._store.write_offset
         if self._leads_at >= 0:
-            self.replica.written(self._store.write_offset, self._loop.time())
+            self.replica.written(self._store.write_offset, now_s())
             self._drain()
 
     def when_tables_are_saved(self, call: Callable[[], None]) -> None:
@@ -201,7 +228,7 @@ class ReplicaMember:
 
     def status(self) -> ReplicaStatus:
         """Return the set as this member sees it."""
-        replica, config, now = self.replica, self.replica.config, self._loop.time()
+        replica, config, now = self.replica, self.replica.config, now_s()
         return ReplicaStatus(
             role=replica.role.value,
             follows=replica.follows(now),
@@ -210,29 +237,50 @@ class ReplicaMember:
             min_in_sync=config.min_in_sync if config is not None else 0,
             end=self._log.end,
             confirmed=self._log.confirmed,
-            reason=replica.stop_reason or self._primary.refusal or self._calls.problem,
+            # What another primary said about it as a follower is over for one that leads.
+            reason=replica.stop_reason
+            or (self._primary.refusal if replica.role is Role.FOLLOWER else "")
+            or self._calls.problem,
             rows=member_rows(replica, self.addresses, now),
         )
 
     def switch(self, target: str, within_s: float) -> str | None:
         """Hand the leadership over. Return why not, None if it has begun."""
-        reason = self.replica.switch(target, self._loop.time(), within_s)
+        reason = self.replica.switch(target, now_s(), within_s)
         self._drain()
         return reason
 
-    def change_members(self, member: str, address: str) -> str | None:
-        """Add a member with its address, or remove one without. Return why not, None if it is proposed."""
+    def change_members(self, member: str, address: str) -> frozenset[str]:
+        """Add a member with its address, or remove one without. Return the members to be. Raises
+        ``ReplicationRefused``."""
+        members, reason = self._members_with(member, address)
+        reason = reason or self.replica.change_members(members) or ""
+        if reason:
+            raise ReplicationRefused(reason)
+        self._added = {member: address} if address else {}
+        return members
+
+    def when_changed(self, members: frozenset[str], done: Callable[[BrokerError | None], None]) -> None:
+        """Call ``done`` once the registry has these members, or with an error if the leadership ends before."""
+        self._changes.append((members, done))
+        self._drain()
+
+    def _members_with(self, member: str, address: str) -> tuple[frozenset[str], str]:
+        """Return the members after a change, and why it must not be; empty if it may."""
         config = self.replica.config
         if config is None:
-            return "the registry's configuration is not known yet"
-        if address:
-            self._added[member] = address
-            members = config.members | {member}
-        else:
-            members = config.members - {member}
-        reason = self.replica.change_members(members)
-        self._drain()
-        return reason
+            return frozenset(), "the registry's configuration is not known yet"
+        if not address:
+            is_there, there = member in config.members, ", ".join(sorted(config.members))
+            return config.members - {member}, "" if is_there else f"{member!r} is not one of the members: {there}"
+        at = self.addresses.get(member, address)
+        return config.members | {member}, "" if at == address else f"{member} is a member at {at}; remove it first"
+
+    def _answer_changes(self) -> None:
+        done = [call for members, call in self._changes if self.replica.has_members(members)]
+        self._changes = [each for each in self._changes if each[1] not in done]
+        for call in done:
+            call(None)
 
     # ---- followers of this member ----
 
@@ -247,10 +295,8 @@ class ReplicaMember:
         link = self._links.get(number)
         if link is None:
             return
-        if tables > link.tables:
-            link.tables = tables
-            if self._sender is not None:
-                self._sender.saved()
+        if self._sender is not None:
+            self._sender.reported(link, tables)
         self._input(self.replica.received, number, report)
 
     def follower_lost(self, number: int) -> None:
@@ -268,6 +314,10 @@ class ReplicaMember:
         """Note that there is no connection; ``refused``: the primary's host said that no process listens."""
         self._input(self.replica.closed, number, refused)
 
+    def primary_alive(self, number: int) -> None:
+        """Note that bytes of the primary have come."""
+        self.replica.alive(number, now_s())
+
     def primary_said(self, number: int, message: Message, body: memoryview) -> None:
         """Take a message of the primary; ``body``: the bytes of a piece, valid during the call."""
         self._body, self._saying = body, number
@@ -278,22 +328,28 @@ class ReplicaMember:
 
     def _input(self, call: Callable[..., Any], *arguments: Any) -> None:
         if not self._ended:
-            call(*arguments, self._loop.time())
+            call(*arguments, now_s())
             self._drain()
 
     def _view(self, view: RegistryView) -> None:
         self.addresses = dict(view.addresses)
         self._input(self.replica.registry_state, view.state)
+        if self.identity.member in self._in_sync():
+            self._left.clear()
+        else:
+            self._left.set()
         if self._sender is not None:
             self._sender.saved()
 
     def _flushed(self, offset: int) -> None:
         if not self._ended:
-            self.replica.flushed(offset, self._loop.time())
+            self.replica.flushed(offset, now_s())
             self._drain()
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self._limits.tick_s, self._tick)
+        for number in self._links.that_take_bytes():
+            self.replica.alive(number, now_s())
         begin = self._store.min_physical_offset
         if begin != self._log.begin and not self._log.busy:
             self.replica.deleted(begin)
@@ -312,6 +368,7 @@ class ReplicaMember:
         finally:
             self._draining = False
         self._refuse_or_accept()
+        self._answer_changes()
 
     def _refuse_or_accept(self) -> None:
         """Have the store refuse appends that could not be acknowledged."""
@@ -319,7 +376,7 @@ class ReplicaMember:
         if not self._serving or not replica.accepts or replica.primary is None:
             self._store.set_refusal = self._not_primary
             return
-        enough = replica.primary.current_members(self._loop.time()) >= replica.primary.config.min_in_sync
+        enough = replica.primary.current_members(now_s()) >= replica.primary.config.min_in_sync
         self._store.set_refusal = None if enough else self._not_enough
 
     # ---- actions ----
@@ -379,7 +436,7 @@ class ReplicaMember:
             # Nothing of it was written. To the core it looks as if the connection had broken before the piece.
             self._log.end = offset
             self._primary.close(self._saying)
-            self.replica.closed(self._saying, False, self._loop.time())
+            self.replica.closed(self._saying, False, now_s())
         else:
             self._flush.wake()
 
@@ -394,13 +451,14 @@ class ReplicaMember:
         assert primary is not None
         log.warning("%s leads replica set %s in epoch %d", self.identity.member, self.identity.replica_set, epoch)
         self._leads_at = primary.epochs[-1].start
-        self._sender = TableSender(self._tables, self._links, epoch, self._followers_in_sync, self._loop)
+        self._sender = TableSender(self._tables, self._links, epoch, self._followers_to_have_tables, self._loop)
         self._serve_if_confirmed()
 
-    def _followers_in_sync(self) -> frozenset[str]:
+    def _followers_to_have_tables(self) -> frozenset[str] | None:
         primary = self.replica.primary
-        members = primary.required(self.replica.proposals) if primary is not None else self._in_sync()
-        return members - {self.identity.member}
+        if primary is None or not primary.may_acknowledge:
+            return None
+        return primary.required(self.replica.proposals) - {self.identity.member}
 
     def _serve_if_confirmed(self) -> None:
         if 0 <= self._leads_at <= self._store.confirmed_offset and not self._preparing:
@@ -417,7 +475,11 @@ class ReplicaMember:
         self._preparing = self._serving = False
         self._leads_at = -1
         self._store.set_refusal = self._not_primary
-        self._owner.step_down(self._not_primary())
+        error = self._not_primary()
+        changes, self._changes = self._changes, []
+        for _, call in changes:
+            call(error)
+        self._owner.step_down(error)
         self.stepped_down.set()
 
     def _end(self, reason: str) -> None:
@@ -428,6 +490,9 @@ class ReplicaMember:
         replica, member = self._store.replica, self.identity.member
         match action:
             case SaveState(cluster_id, epochs, complete):
+                if self.replica.role is Role.ELECTED:
+                    # Or a table of the primary before would be written over what this member takes as the primary.
+                    await self._primary.finish_tables()
                 record = ReplicaRecord(cluster_id, member, epochs, complete)
                 await write_when_room(partial(replica.state.save, record), self._may_wait)
                 self._input(self.replica.disk_done)

@@ -78,4 +78,4 @@ def frame_of(piece: LogPiece) -> ReplicateLogRequest:
 
 def position_of(request: ReportPositionRequest) -> PositionReport:
     """Return the position that a follower reports."""
-    return PositionReport(request.epoch, request.written, request.flushed, request.complete)
+    return PositionReport(request.epoch, request.written, request.flushed, request.complete, request.stops)
