@@ -70,10 +70,9 @@ def replicate(request: Request, member: ReplicaMember | None, store: MessageStor
             f"store.commitlog_file_bytes of {params.member} is {params.file_bytes:,}, but {own_bytes:,} here: all "
             "members must have the same. Change the setting of a member whose store is empty"
         )
-    if request.peer.follower:
-        raise InvalidParameter("this connection follows already; open another one")
     number = mine.accept(FollowerConnection(request), hello_of(params, request.frame.body))
     request.peer.follower = number
+    request.source.follow()
     request.peer.when_lost(lambda: mine.follower_lost(number))
 
 

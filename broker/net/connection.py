@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar, cast
 
+from ...protocol.commands import REPORT_POSITION
 from ...protocol.errors import (
     AuthenticationRequired,
     BrokerError,
@@ -176,6 +177,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Stop handling frames because the client reads its responses too slowly."""
         self.responses.paused = True
+        if self.peer.follower:
+            return  # its reports get no responses, and without them it would seem silent
         self.write_since = self.broker.loop.time()
         self.write_level = self.transport.get_write_buffer_size()
         self.stop(STOP_WRITE)
@@ -265,7 +268,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             handler, services = served
             handler(request, *services(request))
         except BrokerError as error:
-            request.fail(error)
+            if self.peer.follower:
+                request.refuse(error)  # it is read although it may not read: it must get no responses
+            else:
+                request.fail(error)
         except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
             request.fail_unexpectedly(error)
 
@@ -281,11 +287,17 @@ class ClientConnection(asyncio.BufferedProtocol):
             if not self.peer.response_arrived(frame):
                 log.debug("unexpected response to request %d", frame.request_id)
             return None
+        if self.peer.follower and frame.code != REPORT_POSITION.code:
+            raise InvalidParameter("this connection follows, and only reports positions; open another one")
         if served is None:
             raise UnknownCommand(f"command {frame.code} is not known to this broker")
         if frame.code not in ONE_WAY_CODES:
             raise InvalidParameter(f"command {frame.code} cannot be sent one-way, because it returns a result")
         return served
+
+    def follow(self) -> None:
+        """Accept nothing but the reports of a follower from now on."""
+        self.handlers = {REPORT_POSITION.code: self.handlers[REPORT_POSITION.code]}
 
     def greet(self, client: str) -> None:
         """Accept the commands that are allowed after HELLO."""

@@ -31,7 +31,7 @@ def sweep(connection: ClientConnection, now: float) -> None:
     if connection.close_by:
         if now > connection.close_by:
             connection.abort()
-    elif connection.responses.paused:
+    elif connection.responses.paused and not connection.peer.follower:  # a primary looks after its followers itself
         _sweep_slow_reader(connection, now)
     elif connection.authenticate_by and now > connection.authenticate_by and not connection.stops & STOP_SUSPENDED:
         # Not while suspended: then the broker itself delays the attempt, after earlier failures (``LoginBackoff``).

@@ -90,6 +90,9 @@ class FrameSource(Protocol):
     def admit(self, user: User) -> None:
         """Accept all commands from now on, as ``user``."""
 
+    def follow(self) -> None:
+        """Accept nothing but the reports of a follower from now on."""
+
     def turn_away(self, error: BrokerError, request_id: int) -> None:
         """Respond with an error, accept nothing more and close the connection."""
 

@@ -129,13 +129,17 @@ class EtcdGateway:
                 raise NotARegistry(f"{endpoint.url} is not etcd: its version is missing")
             if not is_safe_version(found):
                 raise UnsafeRegistry(
-                    f"{endpoint.url} runs etcd {found}, which may lose what it has acknowledged: use {SAFE_VERSIONS}"
+                    f"{endpoint.url} runs etcd {found[:40]}, which may lose what it has acknowledged: use {SAFE_VERSIONS}"
                 )
             self._safe.add(endpoint.url)
         if self._login is not None and self._token is None:
             login = {"name": self._login.user, "password": self._login.password}
             response = await self._post(HttpExchange(endpoint), "/v3/auth/authenticate", login)
-            self._token = str(response.get("token", ""))
+            token = response.get("token")
+            # It becomes a header, where a line break would begin another one.
+            if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
+                raise NotARegistry(f"{endpoint.url} answers a login with {str(token)[:40]!r}, which is no token")
+            self._token = token
 
     async def _post(self, exchange: HttpExchange, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the response to a POST over a new connection."""
@@ -172,7 +176,7 @@ def is_safe_version(version: str) -> bool:
     3.5.0 to 3.5.2 forget acknowledged changes of a member that is killed (etcd #13766), up to 3.5.5 and 3.4.21 members
     may differ after a defragmentation. Two members that differ could let two brokers lead, so a warning would not do.
     """
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    match = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?!\d)", version, re.ASCII)
     if match is None:
         return False
     major, minor, patch = map(int, match.groups())
