@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -13,10 +14,12 @@ import pytest
 
 from flintmq.broker.replication.core.configuration import Proposal, ProposalOutcome, SetConfig
 from flintmq.broker.replication.registry.errors import (
+    NotARegistry,
     RegistryCredentialsRejected,
     RegistryError,
     RegistryPermissionDenied,
     RegistryUnreachable,
+    UnsafeRegistry,
 )
 from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
 from flintmq.broker.replication.registry.interface import LeaseAnswer
@@ -149,3 +152,38 @@ async def test_https_to_an_etcd_without_tls_says_so(settings: EtcdSettings) -> N
     url = settings.endpoints[0].replace("http", "https")
     with pytest.raises(RegistryUnreachable, match=r"does not speak TLS|ConnectionResetError|Connection reset by peer"):
         await EtcdRegistry(replace(settings, endpoints=(url,))).read()
+
+
+@pytest.mark.parametrize(
+    ("path", "forged", "error"),
+    [
+        ("/version", {"etcdserver": "9" * 5_000 + ".1.1"}, UnsafeRegistry),
+        ("/version", {"etcdserver": "3.5." + "9" * 5_000}, UnsafeRegistry),
+        ("/v3/auth/authenticate", {"token": "a\r\nHost: b"}, NotARegistry),
+        ("/v3/auth/authenticate", {"token": ["a"]}, NotARegistry),
+        ("/v3/auth/authenticate", {}, NotARegistry),
+    ],
+)
+async def test_a_forged_answer_before_a_real_etcd_is_a_typed_error(
+    etcd: EtcdServer, settings: EtcdSettings, path: str, forged: dict[str, object], error: type[RegistryError]
+) -> None:
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.split()[1].decode() == path:
+            body = json.dumps(forged).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            writer.close()
+            return
+        host, port = etcd.url.removeprefix("http://").split(":")
+        answers, requests = await asyncio.open_connection(host, int(port))
+        length = next((line.split()[1] for line in head.splitlines() if line.lower().startswith(b"content-length")), 0)
+        requests.write(head + await reader.readexactly(int(length)))
+        writer.write(await answers.read())
+        writer.close()
+        requests.close()
+
+    async with asyncio.timeout(30), await asyncio.start_server(pass_on, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        registry = EtcdRegistry(replace(settings, endpoints=(f"http://127.0.0.1:{port}",)))
+        with pytest.raises(error):
+            await registry.read()

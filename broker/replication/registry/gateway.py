@@ -129,7 +129,8 @@ class EtcdGateway:
                 raise NotARegistry(f"{endpoint.url} is not etcd: its version is missing")
             if not is_safe_version(found):
                 raise UnsafeRegistry(
-                    f"{endpoint.url} runs etcd {found[:40]}, which may lose what it has acknowledged: use {SAFE_VERSIONS}"
+                    f"{endpoint.url} runs etcd {found[:40]}, which may lose what it has acknowledged: "
+                    f"use {SAFE_VERSIONS}"
                 )
             self._safe.add(endpoint.url)
         if self._login is not None and self._token is None:

@@ -83,7 +83,8 @@ def switch_primary(member: str, *, within: float = SWITCH_S, timeout: float | No
 def add_member(member: str, address: str, *, timeout: float | None = None) -> Operation[None]:
     """Add a member that listens at ``address``, HOST:PORT; it copies the log when it is started with an empty store.
 
-    Returns when this is proposed. Raises ``ReplicationRefused``. Needs ``admin`` on the broker.
+    Returns when the registry has it. Raises ``ReplicationRefused``, for instance while another change is being made.
+    Needs ``admin`` on the broker.
     """
     return operation(commands.CHANGE_MEMBERS, nothing, timeout=timeout, member=member, address=address)
 
@@ -91,7 +92,7 @@ def add_member(member: str, address: str, *, timeout: float | None = None) -> Op
 def remove_member(member: str, *, timeout: float | None = None) -> Operation[None]:
     """Remove a member, which is not the primary, from the set.
 
-    Returns when this is proposed. Raises ``ReplicationRefused``, for instance if too few members in sync would be left.
-    Needs ``admin`` on the broker.
+    Returns when the registry has it. Raises ``ReplicationRefused``, for instance if too few members in sync would be
+    left. Needs ``admin`` on the broker.
     """
     return operation(commands.CHANGE_MEMBERS, nothing, timeout=timeout, member=member)
