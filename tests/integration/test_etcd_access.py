@@ -163,6 +163,7 @@ async def test_https_to_an_etcd_without_tls_says_so(settings: EtcdSettings) -> N
         ("/v3/auth/authenticate", {"token": ["a"]}, NotARegistry),
         ("/v3/auth/authenticate", {}, NotARegistry),
     ],
+    ids=["major", "patch", "line-break", "list", "missing"],
 )
 async def test_a_forged_answer_before_a_real_etcd_is_a_typed_error(
     etcd: EtcdServer, settings: EtcdSettings, path: str, forged: dict[str, object], error: type[RegistryError]
