@@ -1,4 +1,4 @@
-"""What a real replica set answers about its tables and members stays true: slow disks, strangers, stops, suspension."""
+"""Answers of a real replica set about its tables and members stay true: slow disks, strangers, stops, suspension."""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ class AcceptedLink:
     versions: int = 0
     """Number of versions of tables that were sent on this connection; the follower reports such a number."""
     _due: dict[str, _Version] = field(default_factory=dict)
-    """What is not being sent yet, by table: only the newest version of each."""
+    """By table, the newest version, of which nothing was sent yet."""
     _sending: _Version | None = None
     _sent: deque[tuple[int, int, float]] = field(default_factory=deque)
-    """What was sent and is not reported: number on this connection, ``first`` and ``since`` of the version."""
+    """Versions that were sent and not reported: number on this connection, ``first`` and ``since``."""
     _told_bytes: int = 0
     _part_end: int = 0
     """Number of bytes told up to the end of the last part of a table."""

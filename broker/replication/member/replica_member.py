@@ -237,7 +237,7 @@ class ReplicaMember:
             min_in_sync=config.min_in_sync if config is not None else 0,
             end=self._log.end,
             confirmed=self._log.confirmed,
-            # What another primary said about it as a follower is over for one that leads.
+            # A member that leads has overcome the refusal that it got as a follower.
             reason=replica.stop_reason
             or (self._primary.refusal if replica.role is Role.FOLLOWER else "")
             or self._calls.problem,

@@ -90,7 +90,7 @@ class TableWriter:
     def _written(self, work: asyncio.Future[None]) -> None:
         change, self._writing = self._writing, None
         assert change is not None
-        # The connection may have ended during the write, and the next primary counts its tables anew.
+        # The connection may have ended during the write, and the next primary counts its tables from 0.
         is_current = change.connection == self._connection
         error = work.exception()
         if error is not None:

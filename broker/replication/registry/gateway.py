@@ -139,7 +139,7 @@ class EtcdGateway:
             token = response.get("token")
             # It becomes a header, where a line break would begin another one.
             if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
-                raise NotARegistry(f"{endpoint.url} answers a login with {str(token)[:40]!r}, which is no token")
+                raise NotARegistry(f"{endpoint.url} answers a login with {str(token)[:40]!r}: a token is expected")
             self._token = token
 
     async def _post(self, exchange: HttpExchange, path: str, body: dict[str, Any]) -> dict[str, Any]:
