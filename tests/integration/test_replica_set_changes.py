@@ -40,7 +40,7 @@ path, fsync = sys.argv.pop(1), os.fsync
 
 def slow(fd):
     if os.path.exists(path):
-        time.sleep(0.1)
+        time.sleep(0.3)
     fsync(fd)
 
 os.fsync = slow
