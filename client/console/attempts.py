@@ -42,7 +42,7 @@ class LoginAttempts:
     def attempt(self, address: str, user: str) -> Iterator[None]:
         """Judge the attempt that the block makes. Raises ``Refused`` if it must wait.
 
-        Another attempt of the same network counts as failed until it is over: many at once are no way around the wait.
+        Another attempt of the same network counts as failed until it is over, so many at once gain nothing.
         """
         network = network_of(address)
         others = self._in_progress.get(network, 0)

@@ -21,14 +21,16 @@ STUCK_SECONDS = 30.0
 
 
 class Closable(Protocol):
-    """A connection. ``network``: where it comes from; ``is_waiting``: the console waits for the other side."""
+    """A connection. ``network``: where it comes from."""
 
     network: str
 
     @property
-    def is_waiting(self) -> bool: ...
+    def is_waiting(self) -> bool:
+        """Predicate: does the console wait for the other side?"""
 
-    def drop(self) -> None: ...
+    def drop(self) -> None:
+        """Close the connection at once."""
 
 
 class ConnectionLimit:
@@ -100,7 +102,7 @@ class BrowserConnection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Predicate: is no request, or only a part of one, here?"""
+        """Predicate: has at most a part of a request arrived?"""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def drop(self) -> None:
@@ -159,7 +161,7 @@ class TlsHandshake(asyncio.Protocol):
             transport = await asyncio.get_running_loop().start_tls(
                 self._transport, self, self.context, server_side=True, ssl_handshake_timeout=HEADER_SECONDS
             )
-        except OSError:  # also of TLS, and the time limit; whoever it was has no page that could show a reason
+        except OSError:  # also of TLS, and the time limit: no page could show the reason
             self._transport.abort()
             return
         finally:

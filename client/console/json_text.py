@@ -35,7 +35,7 @@ class IndentedText:
 
     @property
     def text(self) -> str:
-        """What was appended, without what was left out."""
+        """The text so far."""
         return "".join(self._pieces)
 
     def append(self, piece: str) -> None:

@@ -178,7 +178,7 @@ async def stop(visit: Visit) -> Response:
 
 
 def may_stop(visit: Visit, job: ResendJob) -> bool:
-    """Return whether the user may stop a job: whoever began it, and administrators."""
+    """Return whether the user may stop a job: the user who began it, and administrators."""
     return job.user == visit.session.user or visit.may(ADMIN)
 
 
