@@ -46,7 +46,7 @@ NAMING_FIELDS = {
     "msgId": "message",
     "brokerName": "broker",
 }
-"""What the fields of such a request name, in its header or in the object of its body."""
+"""Kinds of targets, by the fields that name them in a request's header or in the object of its body."""
 
 
 def audit_change(request: RemotingRequest, target: str, before: Any = None, after: Any = None) -> None:

@@ -58,7 +58,7 @@ class RemotingClient(ConnectedClient):
         self._send(REQUEST, code, request_id, fields, body)
 
     def _send(self, kind: int, code: int, request_id: int, fields: Mapping[str, str], body: bytes) -> None:
-        # Who gets the signature of another client's request can make any other request of the same values with it.
+        # A client with the signature of another's request could make any other request of the same values with it.
         safe = {name: value for name, value in fields.items() if name not in CREDENTIALS}
         self._responses.send(encode_head(kind, code, request_id, safe, len(body)), body)
 

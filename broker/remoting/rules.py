@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 """Producer group that every client of RocketMQ names beside its own, consumers too: nobody needs a right on it, but
-only who has one is in it."""
+only clients with that right are in it."""
 Rule: TypeAlias = Callable[[Mapping[str, str]], tuple[Need, ...]]
 
 

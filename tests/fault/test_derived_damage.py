@@ -243,7 +243,7 @@ def test_a_record_with_a_wrong_queue_offset_hides_no_later_record(tmp_path: Path
 
 @pytest.mark.parametrize("queue", [-1, QUEUES_MAX, 2**31 - 1])
 def test_a_record_of_an_impossible_queue_makes_no_queues(tmp_path: Path, queue: int) -> None:
-    """A topic of two billion queues would hold up whoever goes through them."""
+    """A topic of two billion queues would hold up each request that goes through them."""
     path = tmp_path / "store"
     (path / "commitlog").mkdir(parents=True)
     record = Record(topic=b"orders", body=b"x", queue_id=queue, store_timestamp=1_700_000_000_000)

@@ -26,7 +26,8 @@ NAMES = {
     "brokerName": "flintmq",
 }
 OF_MEMBERS = {commands.REPLICATE, commands.REPORT_POSITION}
-"""What the members of a replica set send each other needs an administrator's right, and changes nothing by hand."""
+"""Commands of the members of a replica set among themselves: they need an administrator's right, and no person sends
+them."""
 BY_BODY = {
     codes.UPDATE_AND_CREATE_TOPIC_LIST: {
         "topicConfigList": [{"topicName": "listed", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}]

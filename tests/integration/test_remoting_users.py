@@ -1,4 +1,4 @@
-"""What users of the gateway may not do to each other: act with another's signature, as its client, or for its group."""
+"""Users of the gateway cannot act with another's signature, as its client, or for its group."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..request import RemotingRequest
 
 NOT_SHOWN = TopicConfig(DEFAULT_TOPIC, read_queues=1, write_queues=1)
-"""What the routes of topics say that the user may not see."""
+"""Topic whose settings the routes of all topics show that the user may not see."""
 # Without spaces: the Go client splits ``brokerAddrs`` at its punctuation itself.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 

@@ -47,7 +47,7 @@ def integer_of(value: Any, low: int, high: int, what: str) -> int:
 
 
 def _parse_int(digits: str) -> int:
-    # What is larger can be neither stored nor sent, and would fail there.
+    # A larger number can be neither stored nor sent.
     return integer_of(digits, -I64_MAX - 1, I64_MAX, "a number")
 
 
