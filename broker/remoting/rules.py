@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .request import RemotingRequest
 
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
-"""Producer group that every client of RocketMQ names beside its own, consumers too: nobody needs a right on it, but
+"""The producer group that each client of RocketMQ names beside its own, consumers too: nobody needs a right on it, but
 only clients with that right are in it."""
 Rule: TypeAlias = Callable[[Mapping[str, str]], tuple[Need, ...]]
 
