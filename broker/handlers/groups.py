@@ -136,9 +136,18 @@ class _Assignment:
             begun = {topic for topic, queue_id in missing if (topic, queue_id) not in first}
             own = set(missing)
             missing += [queue for queue in groups.queues_of(self.group) if queue[0] in begun and queue not in own]
+        if self.left_ms:  # the other queues begin when the time has come: a later heartbeat gets them
+            missing = [queue for queue in missing if queue in first]
         self.request.after_dispatch(
             lambda: self.request.read(lambda hot: self._begins(missing, first, hot), self._send)
         )
+
+    @property
+    def left_ms(self) -> int:
+        """Time until the beginning that the member asked for, ms; 0: none, or it is not in the future."""
+        if self.params.start != "time":
+            return 0
+        return max(0, self.params.start_ms - self.store.commitlog.next_store_ms())
 
     def _committed(self, queue: Queue) -> int | None:
         committed = self.groups.committed_of(self.group.name, self.member.name, *queue)
@@ -165,11 +174,13 @@ class _Assignment:
         """
         store, groups = self.store, self.groups
         rows: list[tuple[str, int, int, int]] = []
+        waits_ms = 0
         for queue, granted in self.group.assignment(self.member).items():
             next_offset = self._committed(queue)
             if next_offset is None:
                 if queue not in begins:
-                    continue  # granted in the meantime: the next heartbeat delivers it
+                    waits_ms = self.left_ms
+                    continue  # granted in the meantime, or begins later: a later heartbeat delivers it
                 next_offset = begins[queue]
             rows.append((*queue, next_offset, granted))
         # Before the first commit: all of them fit, or none is made.
@@ -185,7 +196,7 @@ class _Assignment:
         answer = HeartBeatAnswer(
             epoch=self.group.epoch,
             count=len(rows),
-            interval_ms=self.interval_ms,
+            interval_ms=min(self.interval_ms, waits_ms or self.interval_ms),
             retry_times_max=store.groups.retry_times_max(self.group.name),
             run=groups.run,
             missing=" ".join(groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),

@@ -19,6 +19,7 @@ from ...protocol.commands import (
     QueueRequest,
     SearchOffsetByTimestampRequest,
     StoreTimeAnswer,
+    TimeOffsetAnswer,
     UpdateConsumerOffsetRequest,
 )
 from ...protocol.errors import CommitIllegal, EpochFenced, InvalidParameter, QueueNotExist, TopicNotExist
@@ -47,10 +48,12 @@ def search_offset_by_timestamp(request: Request, store: MessageStore) -> None:
     """Return the first offset whose store time is not before the given time."""
     params = decode_fields(SearchOffsetByTimestampRequest, request.frame.fields)
     check_readable(store.topics, params.topic)
+    # Before the search: if the time has come, every message of that time or later is behind what the search sees.
+    left_ms = max(0, params.timestamp_ms - store.commitlog.next_store_ms())
     request.after_dispatch(
         lambda: request.read(
             lambda hot: store.queue_reads.offset_by_time(params.topic, params.queue, params.timestamp_ms, hot=hot),
-            lambda offset: request.respond(OffsetAnswer(offset=offset)),
+            lambda offset: request.respond(TimeOffsetAnswer(offset, left_ms)),
         )
     )
 

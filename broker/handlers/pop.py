@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
@@ -169,6 +170,8 @@ class Pop:
         self._targets: list[tuple[str, int]] = []
         self._fruitless = 0
         self._last_time = params.wait_ms <= 0
+        self._begins_at = inf
+        """When the group begins with a topic for which it waits, in seconds of the loop's clock."""
         self._checked = False
         """The client's rights were checked in this turn."""
 
@@ -205,7 +208,12 @@ class Pop:
         self._popped = Popped()
         self._targets = queues_to_visit(self._store, params)
         self._targets.reverse()
+        self._begins_at = inf
         if params.start in ("", "first") or self._outlet.groups.begins_at_first(params.group, params.topic):
+            self._next()
+        elif params.start == "time" and (left_ms := params.start_ms - self._store.commitlog.next_store_ms()) > 0:
+            self._targets = []  # the group begins with the topic when the time has come
+            self._begins_at = self._outlet.loop.time() + left_ms / 1000
             self._next()
         else:
             self._request.read(self._begins, self._begun)
@@ -379,12 +387,14 @@ class Pop:
 
     def _hold(self) -> None:
         params = self._params
-        if not hold(self._request, self._outlet.dispatch, self._pops.waits, params, self._deadline, self._woken):
+        deadline = min(self._deadline, self._begins_at)
+        if not hold(self._request, self._outlet.dispatch, self._pops.waits, params, deadline, self._woken):
             self._popped.pop_ms = self._pops.now_ms()
             self._done(self._popped, True)
 
     def _woken(self, reason: WaitEnd) -> None:
-        if reason is not WaitEnd.WOKEN:
+        begins = reason is WaitEnd.EXPIRED and self._begins_at < self._deadline
+        if reason is not WaitEnd.WOKEN and not begins:
             self._last_time = True
         run_woken(self._request, self._begin)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import click
 
 from ...protocol.display import JSON, MODES, PLAIN, TABLE, show_bytes, to_json
 from ...protocol.escaping import escape
+from ...protocol.times import first_millis, last_millis
 from .migration_commands import follow_rocketmq, promote
 from .operator_files import conf, example
 from .output import progress_bar
@@ -34,9 +36,12 @@ _RUNNING = click.option(
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """Parameter type of a time, as ms since 1970 UTC."""
+    """Parameter type of a time, as ms since 1970 UTC. ``rounded``: the millisecond that stands for a finer time."""
 
     name = "time"
+
+    def __init__(self, rounded: Callable[[datetime], int]) -> None:
+        self._rounded = rounded
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse ISO 8601 (local time if it names no zone), or ms since 1970."""
@@ -46,7 +51,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8
         if text.isascii() and text.isdigit() and len(text) == 13:
             return int(text)
         try:
-            return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+            return self._rounded(datetime.fromisoformat(text).astimezone())
         except (ValueError, OverflowError, OSError):
             self.fail(
                 f"{value!r} is not a time: use 2026-11-21T10:00 (local; or with Z or +01:00), or ms since 1970",
@@ -195,9 +200,15 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
 @click.option("--topic", metavar="NAME", help="Only records of this topic.")
 @click.option("--queue", type=click.IntRange(0), metavar="N", help="Only records of the queues with this number.")
 @click.option("--key", metavar="KEY", help="Only records with this key or id; found through the index if it is sound.")
-@click.option("--since", type=Moment(), metavar="TIME", default=0, help="Only records stored at this time or later.")
 @click.option(
-    "--until", type=Moment(), metavar="TIME", default=1 << 62, help="Only records stored at this time or earlier."
+    "--since", type=Moment(first_millis), metavar="TIME", default=0, help="Only records stored at this time or later."
+)
+@click.option(
+    "--until",
+    type=Moment(last_millis),
+    metavar="TIME",
+    default=1 << 62,
+    help="Only records stored at this time or earlier.",
 )
 @click.option(
     "--from-offset",

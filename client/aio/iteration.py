@@ -52,7 +52,7 @@ class Iteration:
         """Yield the messages, for ``Consumer.iter``. ``seconds``: for which the broker may be away."""
         span = await self._caller.run(resolve_span(topic, from_, until), self._caller.deadline(seconds))
         reading = TopicReader(topic, span, tags, condition)
-        self._iterating = TopicIterator(reading, span.until_ms, seconds, self._watch.now())
+        self._iterating = TopicIterator(reading, span, seconds, self._watch.now())
         passed = 0
         began_ns = time.time_ns()
         try:
@@ -101,8 +101,8 @@ class Iteration:
             self._connection = await self._dialer.dial(seconds)
             self._connection.receiver = self
             iterating.connected(self._watch.now())
-        if (plan := iterating.end_due()) is not None:
-            iterating.reading.end_at(await self._caller.run(plan, self._caller.deadline(None)))
+        if (plan := iterating.end_due(self._watch.now())) is not None:
+            iterating.end_found(*await self._caller.run(plan, self._caller.deadline(None)), self._watch.now())
             if iterating.reading.finished:
                 return
         self._ask()

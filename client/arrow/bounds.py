@@ -67,7 +67,8 @@ class Bounds:
     def _offsets(self, first: int, end: int) -> None:
         self.first, self.end = max(self.first, first), min(self.end, end)
 
-    def _times(self, since_ms: int | None, until_ms: int | None) -> None:
+    def limit_times(self, since_ms: int | None, until_ms: int | None) -> None:
+        """Add bounds of the store time, ms since 1970 UTC: the first one included, the second one excluded."""
         if since_ms is not None:
             self.since_ms = max(since_ms, self.since_ms or 0)
         if until_ms is not None:
@@ -144,11 +145,11 @@ def _push_time(bounds: Bounds, kind: str, value: Any) -> bool:
         moment = value if value.tzinfo is not None else value.astimezone()
         at_ms = max(0, (moment - _EPOCH) // _MILLISECOND)  # messages have whole milliseconds
         if kind in ("EqualTo", "EqualNullSafe"):
-            bounds._times(at_ms, at_ms + 1)
+            bounds.limit_times(at_ms, at_ms + 1)
         elif kind in ("GreaterThan", "GreaterThanOrEqual"):
-            bounds._times(at_ms, None)
+            bounds.limit_times(at_ms, None)
         elif kind in ("LessThan", "LessThanOrEqual"):
-            bounds._times(None, at_ms + 1)
+            bounds.limit_times(None, at_ms + 1)
     return False
 
 

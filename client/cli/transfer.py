@@ -18,6 +18,7 @@ import click
 
 from ...protocol.display import show_bytes
 from ..core.consume.positions import EARLIEST, LATEST
+from ..core.times import from_millis, to_millis
 from ..errors import CorruptMessage, DeliveryFailed, InvalidArgument
 from ..operator.positions import POSITION_FORMS, Typed, end_of, start_of
 from ..operator.units import plural, show_rate, show_seconds
@@ -118,7 +119,8 @@ class MessageSelection:
         The index returns the newest first, so this collects all offsets before it reads a message.
         """
         since = self.from_ if isinstance(self.from_, datetime) else None
-        until = self.until if isinstance(self.until, datetime) else None
+        # The end of a query is inclusive.
+        until = from_millis(to_millis("--until", self.until) - 1) if isinstance(self.until, datetime) else None
         places: list[tuple[int, int, int]] = []
         cursor = None
         while True:

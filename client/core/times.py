@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ...protocol.times import first_millis
 from ..errors import InvalidArgument, InvalidArgumentType
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -25,10 +26,17 @@ def from_millis(millis: int) -> datetime:
 
 
 def to_millis(what: str, moment: Any) -> int:
-    """Convert an aware datetime to ms since 1970 UTC (rounded down), 0 if it is earlier.
+    """Convert an aware datetime to ms since 1970 UTC: the first that is not before it, 0 if it is before 1970.
 
-    Raises ``InvalidArgument``, beginning with ``what``, for a naive one, because it is ambiguous.
+    So messages of a time between two milliseconds are on their right side of a beginning, which is inclusive, and of an
+    end that is exclusive. Raises as ``check_moment``.
     """
+    return first_millis(check_moment(what, moment))
+
+
+def check_moment(what: str, moment: Any) -> datetime:
+    """Return an aware datetime; raise ``InvalidArgument``, beginning with ``what``, for a naive one, because it is
+    ambiguous."""
     if not isinstance(moment, datetime):
         raise InvalidArgumentType(f"{what} must be a datetime, not {type(moment).__name__}")
     if moment.tzinfo is None or moment.utcoffset() is None:
@@ -36,4 +44,4 @@ def to_millis(what: str, moment: Any) -> int:
             f"{what}={moment!r} has no time zone; pass one, such as datetime(…, tzinfo=timezone.utc) or "
             "datetime.now().astimezone()"
         )
-    return max(0, (moment - _EPOCH) // _MILLISECOND)
+    return moment

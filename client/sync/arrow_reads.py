@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -136,11 +136,15 @@ class _Reading:
 
         read, deadline = self._read, self._caller.deadline(self._timeout)
         span = self._caller.run(resolve_span(read.topic, read.from_, read.until), deadline)
+        if span.from_ms is not None:
+            return  # in the future: nothing is stored from then on
         stored = {row.queue: row.max_offset for row in self._caller.call(topic_stats(read.topic), deadline)}
         ends = stored if span.ends is None else span.ends  # without ends, `until` is in the future
+        bounds = replace(read.bounds)
+        bounds.limit_times(None, span.until_ms)
         for queue, start in span.starts.items():
             end = min(ends.get(queue, start), stored.get(queue, start))
-            part = read.bounds.narrowed(queue, start, end, partial(self._offset_at, queue))
+            part = bounds.narrowed(queue, start, end, partial(self._offset_at, queue))
             if part is not None:
                 yield QueuePart(queue, *part, may_move=not span.explicit)
 

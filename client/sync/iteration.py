@@ -31,7 +31,7 @@ def iterate(
     span = caller.run(resolve_span(topic, *ends), deadline)
     away_seconds = caller.timeout if timeout is None else timeout
     reading = TopicReader(topic, span, tags, condition)
-    iterating = TopicIterator(reading, span.until_ms, away_seconds, time.monotonic())
+    iterating = TopicIterator(reading, span, away_seconds, time.monotonic())
     return _Iteration(caller, side, iterating).messages()
 
 
@@ -85,8 +85,8 @@ class _Iteration:
     def _read(self, connection: Connection, *, wait: bool) -> None:
         """Send the pulls that are due, and take the responses that have arrived."""
         iterating = self._iterating
-        if (plan := iterating.end_due()) is not None:
-            iterating.reading.end_at(self._caller.run(plan, self._caller.deadline(None)))
+        if (plan := iterating.end_due(time.monotonic())) is not None:
+            iterating.end_found(*self._caller.run(plan, self._caller.deadline(None)), time.monotonic())
             if iterating.reading.finished:
                 return
         for queue, operation in iterating.requests(time.monotonic()):

@@ -39,6 +39,14 @@ class OffsetAnswer:
 
 
 @dataclass(slots=True)
+class TimeOffsetAnswer:
+    """The queue offset at a store time."""
+
+    offset: int = integer("queue offset; the queue's max offset if nothing was stored at the time or later")
+    left_ms: int = integer("ms after which the time has come by the broker's clock; 0: it has, and the offset stays", 0)
+
+
+@dataclass(slots=True)
 class StoreTimeAnswer:
     """The store time of a queue's first message."""
 
@@ -93,7 +101,7 @@ class ConsumeStatsAnswer:
 
 QUERY_CONSUMER_OFFSET = Command("QUERY_CONSUMER_OFFSET", 14, QueryConsumerOffsetRequest, ConsumerOffsetsAnswer)
 UPDATE_CONSUMER_OFFSET = Command("UPDATE_CONSUMER_OFFSET", 15, UpdateConsumerOffsetRequest, EmptyAnswer, one_way=True)
-SEARCH_OFFSET_BY_TIMESTAMP = Command("SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOffsetByTimestampRequest, OffsetAnswer)
+SEARCH_OFFSET_BY_TIMESTAMP = Command("SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOffsetByTimestampRequest, TimeOffsetAnswer)
 GET_MAX_OFFSET = Command("GET_MAX_OFFSET", 30, QueueRequest, OffsetAnswer)
 GET_MIN_OFFSET = Command("GET_MIN_OFFSET", 31, QueueRequest, OffsetAnswer)
 GET_EARLIEST_MSG_STORETIME = Command("GET_EARLIEST_MSG_STORETIME", 32, QueueRequest, StoreTimeAnswer)

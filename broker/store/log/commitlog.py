@@ -102,6 +102,10 @@ class CommitLog:
         """Return the physical offset of the next record, and the store time of the last."""
         return self.write_offset, self.last_store_ms
 
+    def next_store_ms(self) -> int:
+        """Return the store time that a record would get now, ms since 1970 UTC. Only for the appending thread."""
+        return self.clock.store_ms(self.last_store_ms)
+
     def append(self, topic: bytes, queue_id: int, queue_offset: int, batch: ProduceBatch) -> Appended:
         """Append the batch's messages as records with queue offsets from ``queue_offset`` on.
 
@@ -123,7 +127,7 @@ class CommitLog:
         if batch.buffer is not self._frame_blob:
             self._frame_blob = batch.buffer
             self._frame = np.frombuffer(batch.buffer, np.uint8)
-        store_ms = self.clock.store_ms(self.last_store_ms)
+        store_ms = self.next_store_ms()
         writer = self.writer
         writer.begin(file, self.write_offset, self.settings.message_bytes_max)
         self._set_numbers(topic, queue_id, queue_offset, batch, store_ms)
@@ -177,7 +181,7 @@ class CommitLog:
         if buffer is not self._frame_blob:
             self._frame_blob = buffer
             self._frame = np.frombuffer(buffer, np.uint8)
-        store_ms = self.clock.store_ms(self.last_store_ms)
+        store_ms = self.next_store_ms()
         values = repeated.values
         if common:
             repeated.set_common(common)
@@ -231,7 +235,7 @@ class CommitLog:
         Sets store time, store host and physical offset of each. Raises as ``append`` does, ``MessageIllegal`` for a
         record that cannot be stored; nothing is written then.
         """
-        store_ms = self.clock.store_ms(self.last_store_ms)
+        store_ms = self.next_store_ms()
         bound = largest = 0
         for record in records:
             record.store_timestamp = store_ms

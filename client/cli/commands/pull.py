@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from ....protocol.times import duration_millis
 from ...operator.positions import POSITION_FORMS, EveryQueue, Typed, start_of
 from ..command import command
 from ..params import COUNT, POSITION, QUEUE, SPAN, TOPIC
@@ -15,8 +17,6 @@ from ..settings import BrokerChoice
 from ..topic_reader import MessageFilter, MessageStyle, filter_options, format_options, show_messages
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from ...core.consume.stored import StoredMessage
     from ...sync.consumer import Consumer
 
@@ -66,6 +66,8 @@ def pull(
         else:
             offset = _offset(consumer, topic, queue, from_)
             messages = _queue_messages(consumer, topic, queue, offset, count, wanted, wait)
+            if isinstance(from_, datetime):  # which may come while the command waits
+                messages = (message for message in messages if message.stored_at >= from_)
         printer = style.printer(settings, follow=bool(wait))
         nothing = wanted.nothing_found(topic)
         return show_messages(settings, messages, printer, count=count, condition=wanted.condition, nothing=nothing)
@@ -107,7 +109,7 @@ def _queue_messages(
             queue,
             offset,
             min(count, PULL_COUNT),
-            wait_ms=round(left * 1000),
+            wait_ms=duration_millis(left),
             tags=wanted.tag,
             filter=wanted.condition,
         )

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from ....protocol import commands
 from ....protocol.commands import ReplicaStatusAnswer
 from ....protocol.fields import decode_fields
+from ....protocol.times import duration_millis
 from ..rpc.operation import Operation, nothing, operation, unpack_rows
 from ..rpc.session import Answer
+from ..rpc.timeouts import check_timeout
 
 SWITCH_S = 10.0
 
@@ -76,7 +78,11 @@ def switch_primary(member: str, *, within: float = SWITCH_S, timeout: float | No
     broker.
     """
     return operation(
-        commands.SWITCH_PRIMARY, nothing, timeout=timeout, member=member, within_ms=max(1, round(within * 1000))
+        commands.SWITCH_PRIMARY,
+        nothing,
+        timeout=timeout,
+        member=member,
+        within_ms=duration_millis(check_timeout("within", within)),
     )
 
 

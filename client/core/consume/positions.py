@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, TypeAlias
 from ....protocol.errors import OffsetOutOfRange
 from ...errors import InvalidArgument, InvalidArgumentType
 from ..rpc.operation import Plan
-from ..times import now_millis, to_millis
+from ..times import to_millis
 from ..topics import QueueStats, topic_stats
-from .requests import offset_at_ms, pull
+from .requests import TimeBound, pull, time_bound
 
 End: TypeAlias = Literal["earliest", "latest", "first", "last"]
 """An end of a queue; ``"first"`` is a synonym of ``"earliest"``, and ``"last"`` of ``"latest"``."""
@@ -36,14 +36,17 @@ _PULL_BYTES = 1 << 20
 class Span:
     """The part of a topic to read: from ``starts`` to ``ends`` (None: without end).
 
-    ``explicit``: the caller gave the start offsets, so an expired one is an error. ``until_ms``: reading ends before
-    the messages of this time (ms since 1970 UTC, in the future).
+    ``explicit``: the caller gave the start offsets, so an expired one is an error. ``from_ms``, ``until_ms``: reading
+    begins and ends before the messages of these times (ms since 1970 UTC), which the broker's clock has not reached;
+    ``until_left_ms``: ms after which it will have reached the second one.
     """
 
     starts: dict[int, int]
     ends: dict[int, int] | None
     explicit: bool
+    from_ms: int | None = None
     until_ms: int | None = None
+    until_left_ms: int = 0
 
 
 def resolve_span(topic: str, from_: Position, until: Position | None) -> Plan[Span]:
@@ -56,25 +59,29 @@ def resolve_span(topic: str, from_: Position, until: Position | None) -> Plan[Sp
         check_position("until", until)
     stats: list[QueueStats] = (yield [topic_stats(topic)])[0]
     explicit = isinstance(from_, Mapping | Sequence) and not isinstance(from_, str)
-    if explicit:
-        starts = _given_starts(topic, _by_queue("from_", from_, stats), stats)
+    span = Span({}, None, explicit)
+    if isinstance(from_, datetime):
+        span.starts, left_ms = yield from offsets_at(topic, to_millis("from_", from_), stats)
+        span.from_ms = to_millis("from_", from_) if left_ms else None
+    elif explicit:
+        span.starts = _given_starts(topic, _by_queue("from_", from_, stats), stats)
     else:
-        starts = yield from _offsets(topic, "from_", from_, stats)
-    ends: dict[int, int] | None = None
-    until_ms: int | None = None
-    if isinstance(until, datetime) and (moment := to_millis("until", until)) > now_millis():
-        until_ms = moment
+        span.starts = yield from _offsets(topic, from_, stats)
+    if isinstance(until, datetime):
+        span.ends, span.until_left_ms = yield from offsets_at(topic, to_millis("until", until), stats)
+        if span.until_left_ms:
+            span.ends, span.until_ms = None, to_millis("until", until)
     elif isinstance(until, Mapping | Sequence) and not isinstance(until, str):
-        ends = {queue.queue: queue.max_offset for queue in stats} | _by_queue("until", until, stats)
+        span.ends = {queue.queue: queue.max_offset for queue in stats} | _by_queue("until", until, stats)
     elif until is not None:
-        ends = yield from _offsets(topic, "until", until, stats)
-    return Span(starts, ends, explicit, until_ms)
+        span.ends = yield from _offsets(topic, until, stats)
+    return span
 
 
-def ends_at(topic: str, timestamp_ms: int) -> Plan[dict[int, int]]:
-    """Find, for each queue, the offset of the first message stored at or after ``timestamp_ms``."""
+def ends_at(topic: str, timestamp_ms: int) -> Plan[tuple[dict[int, int], int]]:
+    """Do what ``offsets_at`` does, with the queues that the topic has now."""
     stats: list[QueueStats] = (yield [topic_stats(topic)])[0]
-    return (yield from _offsets_at(topic, timestamp_ms, stats))
+    return (yield from offsets_at(topic, timestamp_ms, stats))
 
 
 def check_position(what: str, position: Any) -> None:
@@ -131,23 +138,22 @@ def _given_starts(topic: str, offsets: dict[int, int], stats: list[QueueStats]) 
     return starts
 
 
-def _offsets(topic: str, what: str, position: Any, stats: list[QueueStats]) -> Plan[dict[int, int]]:
+def _offsets(topic: str, position: Any, stats: list[QueueStats]) -> Plan[dict[int, int]]:
     end = ENDS.get(position) if isinstance(position, str) else None
     if end == EARLIEST:
         return {queue.queue: queue.min_offset for queue in stats}
     if end == LATEST:
         return {queue.queue: queue.max_offset for queue in stats}
-    if isinstance(position, datetime):
-        return (yield from _offsets_at(topic, to_millis(what, position), stats))
     return (yield from _last(topic, -position, stats))
 
 
-def _offsets_at(topic: str, timestamp_ms: int, stats: list[QueueStats]) -> Plan[dict[int, int]]:
-    found = yield [offset_at_ms(topic, queue.queue, timestamp_ms) for queue in stats]
-    return {
-        queue.queue: min(max(offset, queue.min_offset), queue.max_offset)
-        for queue, offset in zip(stats, found, strict=True)
-    }
+def offsets_at(topic: str, timestamp_ms: int, stats: list[QueueStats]) -> Plan[tuple[dict[int, int], int]]:
+    """Find, for each queue, the offset of the first message stored at or after ``timestamp_ms``, and the ms after which
+    the time has come by the broker's clock (0: it has)."""
+    # A message that comes between the two requests is not known to the first one.
+    found: list[TimeBound] = yield [time_bound(topic, queue.queue, timestamp_ms) for queue in stats]
+    offsets = {row.queue: max(bound.offset, row.min_offset) for row, bound in zip(stats, found, strict=True)}
+    return offsets, max((bound.left_ms for bound in found), default=0)
 
 
 def _last(topic: str, count: int, stats: list[QueueStats]) -> Plan[dict[int, int]]:
@@ -157,19 +163,19 @@ def _last(topic: str, count: int, stats: list[QueueStats]) -> Plan[dict[int, int
     # Search the latest millisecond from which on at least `count` messages were stored: first doubling, then halving.
     newest = max(queue.last_stored_ms for queue in stats)
     low, high, back = newest, newest + 1, 1
-    starts = yield from _offsets_at(topic, low, stats)
+    starts = yield from _held_at(topic, low, stats)
     while _count_from(starts, stats) < count:
         high, low = low, max(0, newest - back)
         back *= 2
-        starts = yield from _offsets_at(topic, low, stats)
+        starts = yield from _held_at(topic, low, stats)
     while high - low > 1:
         middle = (low + high) // 2
-        offsets = yield from _offsets_at(topic, middle, stats)
+        offsets = yield from _held_at(topic, middle, stats)
         if _count_from(offsets, stats) >= count:
             low, starts = middle, offsets
         else:
             high = middle
-    following = yield from _offsets_at(topic, low + 1, stats)
+    following = yield from _held_at(topic, low + 1, stats)
     surplus = _count_from(starts, stats) - count
     if surplus:
         stored_then: list[tuple[int, int]] = []
@@ -178,6 +184,11 @@ def _last(topic: str, count: int, stats: list[QueueStats]) -> Plan[dict[int, int
         for _, queue in sorted(stored_then)[:surplus]:
             starts[queue] += 1
     return starts
+
+
+def _held_at(topic: str, timestamp_ms: int, stats: list[QueueStats]) -> Plan[dict[int, int]]:
+    offsets, _ = yield from offsets_at(topic, timestamp_ms, stats)
+    return {queue.queue: min(offsets[queue.queue], queue.max_offset) for queue in stats}
 
 
 def _count_from(offsets: dict[int, int], stats: list[QueueStats]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from ....protocol.times import duration_millis
 from ..rpc.operation import Plan
 from .batch import Batch
 from .requests import pull
@@ -35,6 +36,6 @@ def pull_found(
         # No message in the range that the broker searched is wanted: continue after it.
         if batch.next_offset <= offset or clock() >= deadline:
             return batch
-        left_ms = max(0, int((held_until - clock()) * 1000))
+        left_ms = max(0, duration_millis(held_until - clock()))
         operation = pull(topic, queue, batch.next_offset, max_count, max_bytes, left_ms, wanted, sought)
         offset = batch.next_offset

@@ -69,6 +69,7 @@ class TopicReader:
         """True if new queues and new messages are to be read too."""
         self._tags = tags
         self._condition = condition
+        self._from_ms = span.from_ms
         self._queues: dict[int, QueueReader] = {}
         self._turns: list[QueueReader] = []
         ends = span.ends or {}
@@ -119,12 +120,17 @@ class TopicReader:
         queue.may_move = False
         queue.position = max(queue.position, batch.next_offset)
         queue.caught_up = queue.position >= batch.max_offset
-        if queue.end is not None and batch.next_offset > queue.end:
-            messages = [message for message in batch.messages if message.queue_offset < queue.end]
+        if (queue.end is not None and batch.next_offset > queue.end) or self._from_ms is not None:
+            messages = [message for message in batch.messages if self._is_within(message, queue.end)]
             if messages:
                 queue.messages.append(iter(messages))
         elif batch:
             queue.messages.append(batch.stream())
+
+    def _is_within(self, message: StoredMessage, end: int | None) -> bool:
+        # Store times of a queue never decrease, and those of what the broker stores from a time on are not before it.
+        since = self._from_ms is None or message.stored_ms >= self._from_ms
+        return since and (end is None or message.queue_offset < end)
 
     def pull_refused(self, number: int, error: FlintError) -> bool:
         """Handle a refused pull. Returns whether reading can continue: if the start was not explicit and has

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
 
 from ....protocol import commands
 from ....protocol.commands import CONSUMER_OFFSET_STRUCT
 from ....protocol.errors import PULL_RETRY_IMMEDIATELY, RemoteProtocolError
 from ....protocol.fields import I64_MAX, decode_fields
+from ....protocol.times import last_millis
 from ..rpc.operation import Operation, check_body, nothing, operation, pull_operation
 from ..rpc.session import Answer
-from ..times import to_millis
+from ..times import check_moment, to_millis
 from ..topics import ALL_QUEUES, encode_offsets
 from .batch import Batch, Found
 from .stored import StoredMessage
@@ -69,10 +71,10 @@ def query(
 ) -> Operation[Found]:
     """Return the messages with this key or id, newest first, up to ``max_count`` (at most 64) a page.
 
-    ``since``, ``until``: aware datetimes that limit the store time. ``cursor``: the previous page's.
+    ``since``, ``until``: aware datetimes that limit the store time, both included. ``cursor``: the previous page's.
     """
     begin_ms = 0 if since is None else to_millis("since", since)
-    end_ms = I64_MAX if until is None else to_millis("until", until)
+    end_ms = I64_MAX if until is None else last_millis(check_moment("until", until))
     return replace(query_between(topic, key, begin_ms, end_ms, max_count, cursor), timeout=timeout)
 
 
@@ -136,7 +138,35 @@ def offset_at(topic: str, queue: int, moment: datetime, *, timeout: float | None
 
 def offset_at_ms(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
     """Get the first offset stored at or after ``timestamp_ms``; the queue's max offset if nothing was."""
-    return operation(commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms)
+    return operation(
+        commands.SEARCH_OFFSET_BY_TIMESTAMP,
+        lambda answer: _time_bound(answer).offset,
+        topic=topic,
+        queue=queue,
+        timestamp_ms=timestamp_ms,
+    )
+
+
+class TimeBound(NamedTuple):
+    """Where a time is in a queue: the offset of the first message stored at it or later.
+
+    ``left_ms``: ms after which the time has come by the broker's clock; until then ``offset`` may still grow.
+    """
+
+    offset: int
+    left_ms: int
+
+
+def _time_bound(answer: Answer) -> TimeBound:
+    head = decode_fields(commands.TimeOffsetAnswer, answer.fields)
+    return TimeBound(head.offset, head.left_ms)
+
+
+def time_bound(topic: str, queue: int, timestamp_ms: int) -> Operation[TimeBound]:
+    """Get where a time is in a queue."""
+    return operation(
+        commands.SEARCH_OFFSET_BY_TIMESTAMP, _time_bound, topic=topic, queue=queue, timestamp_ms=timestamp_ms
+    )
 
 
 def committed(group: str, topic: str, *, timeout: float | None = None) -> Operation[dict[int, int]]:

@@ -15,8 +15,7 @@ from ..rpc.address import Address
 from ..rpc.operation import Operation, Plan
 from ..rpc.retry import backoff_seconds, is_retriable
 from ..rpc.session import Answer
-from ..times import now_millis
-from .positions import ends_at
+from .positions import Span, ends_at
 from .queue_reader import HOLD_MS, TopicReader
 
 QUEUES_ASKED_SECONDS = 5.0
@@ -26,12 +25,13 @@ _STATS = -1
 
 
 class TopicIterator:
-    """Sends the requests for one ``reading``. ``until_ms``: a future time (ms since 1970 UTC) at which it ends, or
-    None; ``timeout``: seconds for which the broker may be away before the iteration fails; ``now``: when it begins."""
+    """Sends the requests for one ``reading`` of ``span``. ``timeout``: seconds for which the broker may be away before
+    the iteration fails; ``now``: when it begins."""
 
-    def __init__(self, reading: TopicReader, until_ms: int | None, timeout: float, now: float) -> None:
+    def __init__(self, reading: TopicReader, span: Span, timeout: float, now: float) -> None:
         self.reading = reading
-        self._until_ms = until_ms
+        self._until_ms = span.until_ms
+        self._until_due = now + span.until_left_ms / 1000
         self._timeout = timeout
         self._asked: dict[int, tuple[int, Operation[Any]]] = {}
         self._queues_due = now + QUEUES_ASKED_SECONDS
@@ -48,13 +48,20 @@ class TopicIterator:
         """True if there is a reason to wait on the connection."""
         return bool(self._asked) or self.reading.follows
 
-    def end_due(self) -> Plan[dict[int, int]] | None:
-        """Return a plan that finds the end offsets, for ``reading.end_at``, when the time has come at which the
-        iteration ends. None before that time, and after the plan was returned once."""
-        if self._until_ms is None or now_millis() < self._until_ms:
+    def end_due(self, now: float) -> Plan[tuple[dict[int, int], int]] | None:
+        """Return a plan that finds the end offsets, for ``end_found``, when the time should have come at which the
+        iteration ends; None before that time, and when the end is known."""
+        if self._until_ms is None or now < self._until_due:
             return None
-        until_ms, self._until_ms = self._until_ms, None
-        return ends_at(self.reading.topic, until_ms)
+        return ends_at(self.reading.topic, self._until_ms)
+
+    def end_found(self, ends: dict[int, int], left_ms: int, now: float) -> None:
+        """Take the result of the plan of ``end_due``: the end, or that the broker's clock has not reached it."""
+        if left_ms:
+            self._until_due = now + left_ms / 1000
+            return
+        self._until_ms = None
+        self.reading.end_at(ends)
 
     def requests(self, now: float) -> list[tuple[int, Operation[Any]]]:
         """Return the requests that are due: the driver must send all of them, and report each with ``asked``."""
@@ -99,7 +106,7 @@ class TopicIterator:
         if self.reading.follows:
             seconds = min(seconds, self._queues_due - now)
         if self._until_ms is not None:
-            seconds = min(seconds, (self._until_ms - now_millis()) / 1000 + 0.001)
+            seconds = min(seconds, self._until_due - now + 0.001)
         return max(0.0, seconds)
 
     def seconds_to_connect(self, now: float) -> float:

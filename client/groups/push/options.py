@@ -16,6 +16,7 @@ from ....protocol.commands import LEASE_MS_MAX, MEMBER_CHARS_MAX
 from ....protocol.errors import InvalidParameter
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import DELAY_LEVEL_MAX
+from ....protocol.times import duration_millis
 from ...core.consume.positions import EARLIEST, ENDS, LATEST, End
 from ...core.consume.tags import TagFilter, check_filter, parse_tags
 from ...core.rpc.access import AccessOptions
@@ -248,7 +249,7 @@ def _check_work_options(group: Any, topics: Any, given: dict[str, Any], lease: A
         raise InvalidArgument(f"lease is {lease_seconds}; it must be 0.001 to {LEASE_SECONDS_MAX:,.0f} seconds")
     prefetch = check_whole("prefetch_messages", given.pop("prefetch_messages", 0), 0, 1_000_000)
     checked = check_options(group, topics, None, {"workers": 1, "listener_timeout": 3600.0, **given})
-    return replace(checked, mode=WORK, prefetch_messages=prefetch, lease_ms=int(lease_seconds * 1000))
+    return replace(checked, mode=WORK, prefetch_messages=prefetch, lease_ms=duration_millis(lease_seconds))
 
 
 def check_whole(name: str, value: Any, low: int, high: int) -> int:

@@ -11,6 +11,7 @@ from ....protocol import commands
 from ....protocol.commands import CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT
 from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
+from ....protocol.times import duration_millis
 from ...core.consume.batch import Batch
 from ...core.consume.requests import batch_of
 from ...core.consume.tags import EVERYTHING
@@ -60,7 +61,7 @@ def heart_beat(options: Options, epoch: int, owned: Sequence[Sequence[str | int]
         mode=options.mode,
         start=options.start,
         start_ms=options.start_ms,
-        session_timeout_ms=int(options.session_seconds * 1000),
+        session_timeout_ms=duration_millis(options.session_seconds),
         orderly=options.orderly,
     )
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ....protocol.commands import POP_COUNT_MAX, RECEIPTS_MAX
 from ....protocol.errors import ConnectionFailed, FlintError, TopicNotExist, UnknownCommand
+from ....protocol.times import duration_millis
 from ...core.rpc.operation import Request
 from ...core.rpc.retry import backoff_seconds, is_retriable
 from ...core.rpc.session import Asked
@@ -255,7 +256,7 @@ class WorkEngine(MemberEngine):
                     again = {lease: seconds for lease in leases if lease in self._deliveries.open}
                     self._deliveries.renewals = again | self._deliveries.renewals
 
-        return work_requests.renew(self._options, topic, leases, max(int(seconds * 1000), 1)), answered
+        return work_requests.renew(self._options, topic, leases, duration_millis(seconds)), answered
 
     def _given_back(self) -> list[Request]:
         with self._deliveries.condition:

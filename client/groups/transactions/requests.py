@@ -13,6 +13,7 @@ from ....protocol.errors import InvalidParameter
 from ....protocol.fields import decode_fields
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import PROPERTY_HALF, PROPERTY_PRODUCER_GROUP
+from ....protocol.times import duration_millis
 from ...core.admin.transactions import end_half
 from ...core.produce.receipts import Receipt
 from ...core.rpc.operation import Operation, nothing, operation
@@ -92,7 +93,7 @@ def heart_beat(group: str, member: str, session_seconds: float) -> Operation[flo
         group=group,
         member=member,
         kind=PRODUCER,
-        session_timeout_ms=int(session_seconds * 1000),
+        session_timeout_ms=duration_millis(session_seconds),
     )
 
 
