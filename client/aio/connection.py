@@ -58,6 +58,8 @@ class Connection(asyncio.BufferedProtocol):
         self.on_asked: Callable[[list[Asked]], None] | None = None
         """Called with the broker's requests to this side; if None, they are ignored."""
         self.reads = 0
+        self._active_at = watch.now()
+        self._unsent_bytes = 0
         self.congested = False
         self.gone = False
         self.closed: asyncio.Future[None] = life.loop.create_future()
@@ -146,6 +148,15 @@ class Connection(asyncio.BufferedProtocol):
         """Return whether bytes have arrived that the loop has not read yet."""
         return not self.gone and self._has_unread()
 
+    @property
+    def active_at(self) -> float:
+        """When bytes last arrived, or were last seen to have left after they had to wait: client's clock."""
+        unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if unsent_bytes < self._unsent_bytes:
+            self._active_at = self._watch.now()
+        self._unsent_bytes = unsent_bytes
+        return self._active_at
+
     # ---- sending
 
     def new_request_id(self) -> int:
@@ -169,6 +180,11 @@ class Connection(asyncio.BufferedProtocol):
             transport.write(b"".join((head, body)))
         else:
             transport.writelines((head, body))
+
+    def probe(self) -> None:
+        """Send a request that the broker answers at once; the receiver does not get its response."""
+        if request := self._session.probe():
+            self.write(request)
 
     def reply(self, asked: Asked, code: int, fields: dict[str, Any], body: bytes = b"") -> None:
         """Respond to a request of the broker; does nothing for a one-way frame."""
@@ -220,6 +236,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the ``nbytes`` that arrived and pass on what is complete."""
         self.reads += 1
+        self._active_at = self._watch.now()
         try:
             self._session.parser.received(nbytes)
             answers = self._session.answers()

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from math import inf
 
 from ...protocol.errors import FlintError, RemoteProtocolError
-from ..core.produce.accumulator import Bulk, Single
+from ..core.produce.accumulator import Bulk, Single, first_deadline
 from ..core.produce.producer_core import ProducerCore
-from ..core.rpc.connection_errors import silent
 from ..core.rpc.retry import is_retriable
 from ..core.rpc.session import Answer
-from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, silence_seconds_max
+from ..core.rpc.silence import SilenceLimit, share_seconds
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from ..errors import ClientClosed
 from .connection import Connection
 from .deadlines import Watch
@@ -58,7 +58,9 @@ class DeliveryDriver:
         self._will_send = False
         """True if ``_send`` is scheduled."""
         self._unanswered_since = inf
-        self._silence_seconds = silence_seconds_max("")
+        self._silence: SilenceLimit | None = None
+        """Set when the broker has not responded for a while."""
+        self._look_at = inf
         self._resume_at = inf
         """End of the pause that the broker asked for, if messages wait for it."""
         self._bulks: dict[Bulk, asyncio.Future[None]] = {}
@@ -126,8 +128,8 @@ class DeliveryDriver:
             if written >= _WRITTEN_BYTES_MAX:
                 self.added()
                 break
-        if delivery.in_flight:
-            self._unanswered_since = min(self._unanswered_since, now)
+        if delivery.in_flight and self._unanswered_since == inf:
+            self._waits_since(now)
         pause = delivery.hold_seconds(now) if delivery.offered else 0.0  # nonzero if the broker asked for a pause
         self._resume_at = now + pause if pause else inf
         if delivery.offered:
@@ -141,7 +143,7 @@ class DeliveryDriver:
         now = self._watch.now()
         for answer in answers:
             delivery.answered(answer, now)
-        self._unanswered_since = now if delivery.in_flight else inf
+        self._waits_since(now if delivery.in_flight else inf)
         self._announce()
         if delivery.offered:
             self.added()
@@ -208,8 +210,7 @@ class DeliveryDriver:
 
     def _connected(self, connection: Connection) -> None:
         self._connection = connection
-        self._unanswered_since = inf
-        self._silence_seconds = silence_seconds_max(connection.limits.role)
+        self._waits_since(inf)
         connection.receiver = self
         self._sending.connected(connection.local_address)
         self._delivery.connected(connection.limits)
@@ -223,14 +224,34 @@ class DeliveryDriver:
         if delivery.idle:
             return inf
         due = min(now + delivery.seconds_to_wait(now), self._resume_at)
-        return min(due, self._unanswered_since + self._silence_seconds) if delivery.in_flight else due
+        return min(due, self._look_at) if delivery.in_flight else due
+
+    def _waits_since(self, since: float) -> None:
+        """Note since when the broker owes a response, or (infinite) that it owes none."""
+        self._unanswered_since, self._silence = since, None
+        self._look_at = inf
+        if since != inf and self._connection is not None:
+            # Most responses come within this time. Only after it does the exact limit matter.
+            seconds = self._delivery.seconds_to_wait(since)
+            self._look_at = since + share_seconds(seconds, self._connection.limits.role)
+            self._watch.wake(self._look_at)
+
+    def _check_silence(self, connection: Connection, now: float) -> None:
+        since = self._unanswered_since
+        if self._silence is None:
+            seconds = first_deadline(self._delivery.in_flight.values()) - since
+            self._silence = SilenceLimit(seconds, since, connection.limits.role)
+        try:
+            self._look_at = now + self._silence.check(connection, now)
+        except FlintError as error:
+            connection.abort()
+            self.lost(error)
 
     def judge(self, now: float) -> None:
         """Handle silence and expired messages, and send after a pause."""
         delivery, connection = self._delivery, self._connection
-        if delivery.in_flight and connection is not None and now >= self._unanswered_since + self._silence_seconds:
-            connection.abort()
-            self.lost(silent(connection.address, self._silence_seconds))
+        if delivery.in_flight and connection is not None and now >= self._look_at:
+            self._check_silence(connection, now)
         if delivery.expire_due(now):
             delivery.expire(now)
             self._announce()

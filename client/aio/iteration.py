@@ -115,7 +115,7 @@ class Iteration:
         finally:
             self._arrival = None
         if self._error is None and self._connection is not None:
-            iterating.check_silence(self._connection.address, self._watch.now())
+            iterating.check_silence(self._connection, self._watch.now())
 
     def _ask(self) -> None:
         connection = self._connection

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from ...protocol.errors import FlintError, RequestTimeout
 from ..core.rpc.connection_errors import unanswered
 from ..core.rpc.operation import Operation, Plan
-from ..core.rpc.retry import Retries
+from ..core.rpc.retry import Retries, detached
 from ..core.rpc.session import Answer
+from ..core.rpc.silence import SilenceLimit, share_seconds
 from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, check_timeout
 from .connection import Connection
 from .deadlines import Watch
@@ -31,10 +32,11 @@ T = TypeVar("T")
 class Line:
     """The shared connection. Once retired it accepts no more requests and closes after the last one."""
 
-    def __init__(self, connection: Connection, dialer: Dialer, waits: Waits) -> None:
+    def __init__(self, connection: Connection, dialer: Dialer, watch: Watch, waits: Waits) -> None:
         self.connection = connection
         self.retired = False
         self._dialer = dialer
+        self._watch = watch
         self._waits = waits
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._abandoned = 0
@@ -46,18 +48,25 @@ class Line:
         """Send an operation and return its response, within ``seconds`` from ``now``; ``future`` is used for the
         wait."""
         connection = self.connection
-        reads_before = connection.reads
+        own_seconds = operation.own_seconds(seconds)
+        deadline, silence = now + seconds, SilenceLimit(own_seconds, now)
+
+        def late() -> FlintError | float:
+            now = self._watch.now()
+            if now >= deadline:
+                return unanswered(connection.address, operation.command.name, seconds)
+            try:
+                return min(deadline, now + silence.check(connection, now))
+            except FlintError as error:
+                if not self.retired:
+                    self._dialer.mark_failed(connection.address, error)
+                self.retired = True
+                return detached(error)
+
         request_id = connection.request(operation)
         self._asked[request_id] = future
         try:
-            return await self._waits.wait(
-                future, now + seconds, lambda: unanswered(connection.address, operation.command.name, seconds)
-            )
-        except RequestTimeout as error:
-            if connection.reads == reads_before and not self.retired:  # the broker has sent nothing at all
-                self._dialer.mark_failed(connection.address, error)
-                self.retired = True
-            raise
+            return await self._waits.wait(future, min(deadline, now + share_seconds(own_seconds)), late)
         finally:
             if self._asked.pop(request_id, None) is not None:
                 self._abandoned += 1
@@ -178,7 +187,7 @@ class RpcClient:
                 if not future.done():
                     future.set_exception(copy.copy(error))
         else:
-            self._line = Line(connection, self._dialer, self._waits)
+            self._line = Line(connection, self._dialer, self._watch, self._waits)
             for future in self._waiting:
                 if not future.done():
                     future.set_result(self._line)

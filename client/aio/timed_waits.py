@@ -14,8 +14,9 @@ from .deadlines import Watch
 from .runtime import ClientRuntime
 
 T = TypeVar("T")
-Late = Callable[[], FlintError | None]
-"""Creates the error of a wait whose time is over; None: the wait just ends, without a result."""
+Late = Callable[[], FlintError | float | None]
+"""Creates the error of a wait whose time is over, or returns a new end of it; None: the wait just ends, without a
+result."""
 
 
 class Waits:
@@ -68,11 +69,13 @@ class Waits:
         """End the waits whose deadline is over."""
         for future, (deadline, late) in list(self._waiting.items()):
             if deadline <= now and not future.done():
-                error = late()
-                if error is None:
+                outcome = late()
+                if outcome is None:
                     future.set_result(None)
+                elif isinstance(outcome, float):
+                    self._waiting[future] = (outcome, late)
                 else:
-                    future.set_exception(error)
+                    future.set_exception(outcome)
         for limit, deadline in self._limits.items():
             if deadline <= now and not limit.expired():
                 limit.reschedule(self._life.loop.time())

@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from math import inf
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.rpc.connection_errors import silent
 from ..core.rpc.operation import Request
 from ..core.rpc.retry import Backoff, is_retriable
 from ..core.rpc.session import Answer, Asked
+from ..core.rpc.silence import SilenceLimit, share_seconds
 from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from ..errors import ClientFailed
 from ..sync.connection import Connection
@@ -33,22 +33,25 @@ class ConnectionThread(ABC):
     """The thread of one member of a group; subclasses say what is due and what responses mean.
 
     One lock guards the state that it shares with other threads; no thread waits for anything while holding it.
-    ``owner`` names the member in log lines; ``silence_seconds``: a connection without a response for this long is given
-    up.
+    ``owner`` names the member in log lines; ``seconds``: the time within which its requests must be answered, except
+    for that during which the broker holds them.
     """
 
-    def __init__(self, name: str, owner: str, silence_seconds: float, dialer: Dialer) -> None:
+    def __init__(self, name: str, owner: str, seconds: float, dialer: Dialer) -> None:
         self.failure: FlintError | None = None
         """The error after which the thread cannot continue."""
         self._name = name
         self._owner = owner
-        self._silence_seconds = silence_seconds
+        self._seconds = seconds
         self._dialer = dialer
         self._lock = threading.RLock()
         self._waiter = Waiter()
         self._connection: Connection | None = None
         self._requests: dict[int, Request] = {}
         """Requests that were sent and not answered, by request id."""
+        self._silence: SilenceLimit | None = None
+        """Set while there are such requests."""
+        self._look_seconds = inf
         self._heard_at = 0.0
         self._backoff = Backoff()
         self._doom: FlintError | None = None
@@ -172,6 +175,7 @@ class ConnectionThread(ABC):
     def _disconnect(self, error: FlintError) -> None:
         with self._lock:
             connection, self._connection = self._connection, None
+            self._silence = None
             self._backoff.record_failure(error, time.monotonic())
             requests, self._requests = self._requests, {}
             self._disconnected()
@@ -200,14 +204,20 @@ class ConnectionThread(ABC):
             seconds = self._send_due(connection, time.monotonic())
         if self._left:
             return
+        if not self._requests:
+            self._silence, self._look_seconds = None, inf
+        elif self._silence is None:
+            self._silence = SilenceLimit(self._seconds, time.monotonic())
+            self._look_seconds = share_seconds(self._seconds)
+        seconds = min(seconds, self._look_seconds)
         self._waiter.wait(connection, min(seconds, CONGESTED_SECONDS) if connection.congested else seconds)
         answers = connection.receive(0)
         if answers:
             self._heard_at = time.monotonic()
             for answer in answers:
                 self._take(answer)
-        elif self._requests and time.monotonic() > self._heard_at + self._silence_seconds:
-            raise silent(connection.address, self._silence_seconds)
+        elif self._silence is not None:
+            self._look_seconds = self._silence.check(connection, time.monotonic())
         for asked in connection.take_asked():
             try:
                 self._asked(asked, connection)

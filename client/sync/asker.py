@@ -10,6 +10,7 @@ from ..core.rpc.connection_errors import unanswered
 from ..core.rpc.operation import Operation
 from ..core.rpc.retry import is_retriable
 from ..core.rpc.session import Answer
+from ..core.rpc.silence import SilenceLimit, share_seconds
 from .connection import Connection
 from .pool import Caller
 
@@ -63,9 +64,13 @@ class Asker(Generic[T]):
         return self._caller.call(operation, deadline)
 
     def _wait(self, connection: Connection, operation: Operation[T], deadline: float) -> Answer:
+        seconds = operation.own_seconds(self._timeout)
+        silence, look_seconds = SilenceLimit(seconds, time.monotonic()), share_seconds(seconds)
         while (remaining := deadline - time.monotonic()) > 0:
             try:
-                answers = connection.receive(remaining)
+                answers = connection.receive(min(remaining, look_seconds))
+                if not answers:
+                    look_seconds = silence.check(connection, time.monotonic())
             except ConnectionFailed as error:
                 self._give_up(error)
                 raise

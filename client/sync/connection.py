@@ -27,7 +27,9 @@ from ..core.rpc.connection_errors import (
     unanswered,
     unreachable,
 )
+from ..core.rpc.operation import Operation
 from ..core.rpc.session import Answer, Asked, Session, advance
+from ..core.rpc.silence import SilenceLimit, share_seconds
 from ..endpoint import client_name, packed_address, set_options
 from .spin_wait import SpinWait
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 _JOIN_BYTES_MAX = 16 * 1024
 """A head and a body that are together shorter than this are sent in one piece."""
-_PROBE_AFTER_SECONDS = 1.0
+_CHECKED_AFTER_SECONDS = 1.0
 """A connection that was idle for longer is checked before use: the broker may have closed it."""
 
 AnswerOfOne: TypeAlias = tuple[int, int, int, int, int]
@@ -62,7 +64,8 @@ class Connection:
         self._gathers = hasattr(sock, "sendmsg")  # sockets on Windows and TLS sockets have none
         self._pending: Callable[[], int] | None = getattr(sock, "pending", None)
         self._wait = _readiness(sock)
-        self._used_at = time.monotonic()
+        self.active_at = time.monotonic()
+        """When bytes last arrived, or left after they had to wait."""
 
     @classmethod
     def open(cls, address: Address, timeout: float, access: ClientAccess = NO_ACCESS) -> Connection:
@@ -226,6 +229,7 @@ class Connection:
             raise broke(self.address, error) from error
         if not count:
             raise closed_there(self.address)
+        self.active_at = time.monotonic()
         parser.received(count)
         if self._pending is not None and self._pending():
             self._receive_pending()
@@ -264,6 +268,7 @@ class Connection:
         try:
             while unsent:
                 sent = self._sock.send(unsent[0])
+                self.active_at = time.monotonic()
                 if sent < len(unsent[0]):
                     unsent[0] = unsent[0][sent:]
                     return
@@ -273,23 +278,31 @@ class Connection:
         except OSError as error:
             raise broke(self.address, error) from error
 
-    def exchange(self, command: Command, fields: dict[str, Any], body: bytes, timeout: float) -> Answer:
-        """Send one request and return its response. Raises ``RequestTimeout`` if none arrives in time."""
-        deadline = time.monotonic() + timeout
-        request_id = self.request(command, fields, body)
+    def probe(self) -> None:
+        """Send a request that the broker answers at once; ``receive`` leaves its response out."""
+        self.push(self._session.probe())
+
+    def exchange(self, operation: Operation[Any], timeout: float) -> Answer:
+        """Send one request and return its response. Raises ``RequestTimeout`` if none arrives in time, and
+        ``ConnectionFailed`` while there is still time for another connection if nothing arrives."""
+        began = time.monotonic()
+        request_id = self.request(operation.command, operation.fields, operation.body)
+        seconds = operation.own_seconds(timeout)
+        silence, look_seconds = SilenceLimit(seconds, began), share_seconds(seconds)
         remaining = timeout
         while True:
-            for answer in self.receive(remaining):
+            for answer in self.receive(min(remaining, look_seconds)):
                 if answer.request_id == request_id:
-                    self._used_at = time.monotonic()
                     return answer
-            remaining = deadline - time.monotonic()
+            now = time.monotonic()
+            remaining = began + timeout - now
             if remaining <= 0:
-                raise unanswered(self.address, command.name, timeout)
+                raise unanswered(self.address, operation.command.name, timeout)
+            look_seconds = silence.check(self, now)
 
     def is_alive(self) -> bool:
         """Return whether the connection is usable after a pause: the broker may have closed it meanwhile."""
-        if time.monotonic() - self._used_at < _PROBE_AFTER_SECONDS:
+        if time.monotonic() - self.active_at < _CHECKED_AFTER_SECONDS:
             return True
         try:
             return not self.receive(0)  # no request is outstanding, so any response would be out of step

@@ -15,12 +15,12 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.produce.accumulator import SentSingle, Single
+from ..core.produce.accumulator import SentSingle, Single, first_deadline
 from ..core.produce.delivery import Outbox
-from ..core.rpc.connection_errors import silent
 from ..core.rpc.retry import is_retriable
 from ..core.rpc.session import Answer
-from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, silence_seconds_max
+from ..core.rpc.silence import SilenceLimit, share_seconds
+from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from ..errors import ClientClosed
 from .connection import Connection
 from .pool import Dialer
@@ -87,7 +87,9 @@ class DeliveryDriver:
         self._connected = connected
         self._settle = settle
         self._connection: Connection | None = None
-        self._unanswered_since = inf
+        self._silence: SilenceLimit | None = None
+        """Set when the broker has not responded for a while."""
+        self._look_seconds = 0.0
         self._driver: int | None = None
         """Ident of the thread that drives, or is about to."""
         self._driving = False
@@ -154,7 +156,9 @@ class DeliveryDriver:
         now = time.monotonic()
         with self.mutex:
             single = self._delivery.adopt(sent, request_id)
-            self._unanswered_since = now if arrived else sent.deadline - self._delivery.delivery_seconds
+            if not arrived and self._connection is not None:
+                began = sent.deadline - self._delivery.delivery_seconds
+                self._silence, self._look_seconds = self._new_limit(self._connection, began), 0.0
         if isinstance(arrived, FlintError):
             self._failed(arrived)
         else:
@@ -273,17 +277,21 @@ class DeliveryDriver:
         seconds = 0.0 if more else min(delivery.seconds_to_wait(now), deadline - now)
         answers: Sequence[Answer] = ()
         if delivery.in_flight or connection.congested:
-            self._unanswered_since = min(self._unanswered_since, now)
-            silence_seconds = silence_seconds_max(connection.limits.role)
-            silent_at = self._unanswered_since + silence_seconds
-            answers = connection.receive(min(seconds, max(0.0, silent_at - now)))
+            # Most responses come within the first of these waits. Only after it does the exact limit matter.
+            waiting = self._silence is not None
+            look_seconds = self._look_seconds if waiting else share_seconds(seconds, connection.limits.role)
+            answers = connection.receive(min(seconds, look_seconds))
             if answers:
-                self._unanswered_since = inf
-            elif time.monotonic() > silent_at:
-                raise silent(connection.address, silence_seconds)
+                self._silence = None
+            elif seconds > 0:
+                self._silence = self._silence or self._new_limit(connection, now)
+                self._look_seconds = self._silence.check(connection, time.monotonic())
         elif not delivery.idle:  # the broker asked for a pause
             self._interrupted.wait(None if seconds == inf else seconds)
         self._take(answers, time.monotonic())
+
+    def _new_limit(self, connection: Connection, since: float) -> SilenceLimit:
+        return SilenceLimit(first_deadline(self._delivery.in_flight.values()) - since, since, connection.limits.role)
 
     def _take(self, answers: Sequence[Answer], now: float) -> None:
         """Handle responses, and fail what is overdue."""
@@ -325,7 +333,7 @@ class DeliveryDriver:
             # ``stop`` may have run meanwhile, and it could not close a connection that it did not know.
             if not self._stopping:
                 self._connection = connection
-                self._unanswered_since = inf
+                self._silence = None
                 self._connected(connection)
                 self._delivery.connected(connection.limits)
                 return

@@ -97,7 +97,7 @@ class _Iteration:
         answers = connection.receive(iterating.seconds_to_wait(time.monotonic()) if wait else 0.0)
         now = time.monotonic()
         if wait and not answers:
-            iterating.check_silence(connection.address, now)
+            iterating.check_silence(connection, now)
         for answer in answers:
             iterating.answered(answer, now)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...protocol.commands import READ_FROM_ANY
-from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
+from ...protocol.errors import BrokerError, ConnectionFailed, FlintError, RequestTimeout
 from ..connection_log import ConnectionLog
 from ..core.client_guard import Guard
 from ..core.rpc.access import ClientAccess
@@ -108,12 +108,18 @@ class ConnectionPool:
         connection.close()
 
     def discard(self, connection: Connection, error: BaseException | None = None) -> None:
-        """Close a connection that is no longer usable; ``error``: the failure of the broker's end, if it failed."""
+        """Close a connection that is no longer usable; ``error``: the failure of the broker's end, if it failed. The
+        idle ones may have failed in the same way, so they are closed with it."""
+        closed = [connection]
         with self._lock:
             self._busy.discard(connection)
             if error is not None:
                 self._dialer.mark_failed(connection.address, error)
-        connection.close()
+            if isinstance(error, ConnectionFailed | RequestTimeout):
+                closed += self._idle
+                self._idle = []
+        for each in closed:
+            each.close()
 
     def close(self) -> None:
         """Close idle connections and interrupt those in use. The caller has already closed the guard."""
@@ -185,7 +191,7 @@ class Caller:
         try:
             left = max(0.001, deadline - time.monotonic())
             with connection.in_use:
-                answer = connection.exchange(operation.command, operation.fields, operation.body, left)
+                answer = connection.exchange(operation, left)
         except BaseException as error:
             self.pool.discard(connection, error)  # a late response would be taken for that of the next request
             raise

@@ -18,7 +18,7 @@ from ..core.produce.packer import new_packer
 from ..core.produce.producer_core import ProducerCore
 from ..core.produce.receipts import Receipt
 from ..core.rpc.session import Answer
-from ..core.rpc.timeouts import silence_seconds_max
+from ..core.rpc.silence import share_seconds
 from ..core.times import now_millis
 from ..message import Message
 from .connection import AnswerOfOne
@@ -64,7 +64,7 @@ class SingleSender:
             frame = head.encode(request_id, 1, first, born_ms, len(body)) + body
             arrived: AnswerOfOne | list[Answer] | FlintError
             try:
-                wait_seconds = min(self._core.delivery_seconds, silence_seconds_max(connection.limits.role))
+                wait_seconds = share_seconds(self._core.delivery_seconds, connection.limits.role)
                 arrived = connection.exchange_single(frame, wait_seconds)
             except FlintError as error:
                 arrived = error

@@ -172,8 +172,6 @@ class TestUnreachable:
             with clients.Producer(f"{address},{shared_broker.address}") as producer:
                 assert producer.send(Message(topic, b"x")).topic == topic
             with clients.Consumer(f"{address},{shared_broker.address}") as consumer:
-                with pytest.raises(RequestTimeout):
-                    consumer.topic_stats(topic, timeout=0.3)
                 assert len(consumer.topic_stats(topic)) == 4
 
 

@@ -7,16 +7,17 @@ lost. All times are monotonic seconds that the driver passes in.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
-from ....protocol.errors import FlintError, RequestTimeout
+from ....protocol.errors import FlintError
 from .. import topics as topic_operations
-from ..rpc.address import Address
 from ..rpc.operation import Operation, Plan
 from ..rpc.retry import backoff_seconds, is_retriable
 from ..rpc.session import Answer
+from ..rpc.silence import Probed, SilenceLimit, share_seconds
 from .positions import Span, ends_at
-from .queue_reader import HOLD_MS, TopicReader
+from .queue_reader import TopicReader
 
 QUEUES_ASKED_SECONDS = 5.0
 """Interval at which a followed topic is checked for new queues."""
@@ -36,6 +37,8 @@ class TopicIterator:
         self._asked: dict[int, tuple[int, Operation[Any]]] = {}
         self._queues_due = now + QUEUES_ASKED_SECONDS
         self._heard_at = now
+        self._silence = SilenceLimit(timeout, now)
+        self._look_at = now
         self._failures = 0
 
     @property
@@ -65,6 +68,9 @@ class TopicIterator:
 
     def requests(self, now: float) -> list[tuple[int, Operation[Any]]]:
         """Return the requests that are due: the driver must send all of them, and report each with ``asked``."""
+        if not self._asked:
+            self._silence = SilenceLimit(self._timeout, now)
+            self._look_at = now + share_seconds(self._timeout)
         requests: list[tuple[int, Operation[Any]]] = list(self.reading.pulls())
         if self.reading.follows and now >= self._queues_due:
             self._queues_due = now + QUEUES_ASKED_SECONDS
@@ -95,14 +101,15 @@ class TopicIterator:
         else:
             self.reading.take_batch(queue, result)
 
-    def check_silence(self, address: Address, now: float) -> None:
-        """Raise ``RequestTimeout`` if the broker has been silent for longer than it may hold a pull."""
-        if now > self._heard_at + HOLD_MS / 1000 + self._timeout:
-            raise RequestTimeout(f"the broker at {address} did not respond for {now - self._heard_at:.0f} s")
+    def check_silence(self, connection: Probed, now: float) -> None:
+        """Raise ``ConnectionFailed`` if nothing comes from a connection that was read to its end."""
+        if self._asked:
+            self._heard_at = max(self._heard_at, connection.active_at)
+            self._look_at = now + self._silence.check(connection, now)
 
     def seconds_to_wait(self, now: float) -> float:
         """Return how long nothing needs to be done unless a response arrives."""
-        seconds = self._heard_at + HOLD_MS / 1000 + self._timeout - now + 0.001
+        seconds = self._look_at - now + 0.001 if self._asked else inf
         if self.reading.follows:
             seconds = min(seconds, self._queues_due - now)
         if self._until_ms is not None:

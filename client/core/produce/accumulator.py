@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
@@ -216,6 +216,11 @@ class ProduceFrame:
         )
         part.born_ms = self.born_ms
         return part
+
+
+def first_deadline(frames: Iterable[ProduceFrame]) -> float:
+    """Return the earliest deadline of frames; infinite without any."""
+    return min((frame.deadline for frame in frames), default=NEVER)
 
 
 Source: TypeAlias = Single | BatchGroup

@@ -42,6 +42,7 @@ from .accumulator import (
     ProduceFrame,
     SentSingle,
     Single,
+    first_deadline,
 )
 from .frame_maker import FrameMaker
 from .packer import ROW_OVERHEAD_BYTES, new_packer
@@ -434,10 +435,9 @@ class Outbox:
         )
 
     def _earliest_deadline(self) -> float:
-        earliest = min((frame.deadline for frame in self.in_flight.values()), default=NEVER)
+        earliest = first_deadline(self.in_flight.values())
         for lane in self._lanes.values():
-            for frame in lane.retries:
-                earliest = min(earliest, frame.deadline)
+            earliest = min(earliest, first_deadline(lane.retries))
             for source in lane.waiting:
                 if isinstance(source, Single):
                     earliest = min(earliest, source.deadline)

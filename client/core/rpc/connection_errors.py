@@ -60,7 +60,7 @@ def not_greeted(error: FlintError, *, tls: bool) -> ConnectionFailed:
 
 def silent(address: Address, seconds: float) -> ConnectionFailed:
     """Return the error for a connection on which the broker has been silent for too long."""
-    return ConnectionFailed(f"the broker at {address} has not answered for {seconds:g} s")
+    return ConnectionFailed(f"nothing has come from the broker at {address} for {seconds:.3g} s")
 
 
 def unanswered(address: Address, command: str, seconds: float) -> RequestTimeout:

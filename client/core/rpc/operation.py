@@ -28,6 +28,7 @@ from ....protocol.fields import I64_MAX, decode_fields, encode_fields
 from ....protocol.pull_frame import PullFields, PullHead
 from ...errors import InvalidArgument
 from .session import Answer
+from .timeouts import CONNECT_SECONDS_MIN
 
 T = TypeVar("T")
 Plan: TypeAlias = Generator[list["Operation[Any]"], list[Any], T]
@@ -44,6 +45,10 @@ class Operation(Generic[T]):
     body: bytes = b""
     hold_seconds: float = 0.0
     timeout: float | None = None
+
+    def own_seconds(self, seconds: float) -> float:
+        """Return how much of the ``seconds`` that are left for it is not time for which the broker may hold it."""
+        return max(seconds - self.hold_seconds, min(seconds, CONNECT_SECONDS_MIN))
 
     def result(self, answer: Answer) -> T:
         """Return the result of a response, or raise the error that it carries."""

@@ -79,7 +79,9 @@ class Retries:
         if not is_retriable(error) or isinstance(error, RequestTimeout):
             return None
         self._failures += 1
-        seconds = backoff_seconds(self._failures, error)
+        # After the first loss of a connection, the call is repeated on a new one without a pause.
+        at_once = isinstance(error, ConnectionFailed) and self._failures == 1
+        seconds = 0.0 if at_once else backoff_seconds(self._failures, error)
         return None if now + seconds >= self._deadline else seconds
 
 

@@ -14,6 +14,7 @@ import msgpack
 
 from ....protocol.commands import (
     AUTH,
+    GET_RIGHTS,
     HELLO,
     PROTOCOL_VERSION,
     AuthAnswer,
@@ -85,7 +86,7 @@ class Asked:
 class Session:
     """The client's side of one connection. ``limits``: the broker's announcement, after ``hello_answered``."""
 
-    __slots__ = ("_next_id", "asked", "limits", "parser", "refusal")
+    __slots__ = ("_next_id", "_probe_id", "asked", "limits", "parser", "refusal")
 
     def __init__(self) -> None:
         self.parser = FrameParser(keep_bytes=_KEEP_BYTES)
@@ -93,6 +94,8 @@ class Session:
         self.refusal: NotPrimary | None = None
         """Set when the broker has said that it does not lead its replica set: the connection is of no use any more."""
         self._next_id = 1
+        self._probe_id = 0
+        """Id of the probe that has no response yet, or 0."""
         self.asked: deque[Asked] = deque(maxlen=ASKED_MAX)
         """Requests of the broker that have not been taken yet."""
 
@@ -174,6 +177,14 @@ class Session:
             return request_id, fields.encode(request_id)
         return request_id, encode_head(REQUEST, command.code, request_id, fields, body_bytes)
 
+    def probe(self) -> bytes:
+        """Return a request that every broker answers at once to every client; empty while one has no response. No
+        driver sees the response, but only that bytes arrive."""
+        if self._probe_id:
+            return b""
+        self._probe_id, head = self.request(GET_RIGHTS, {}, 0)
+        return head
+
     def new_request_id(self) -> int:
         """Return an id that no request in flight has."""
         request_id = self._next_id
@@ -181,8 +192,8 @@ class Session:
         return request_id
 
     def answers(self) -> list[Answer]:
-        """Return all complete responses that have arrived, up to a ``refusal``. Requests of the broker are kept for
-        ``take_asked``.
+        """Return all complete responses that have arrived, up to a ``refusal`` and without the one to a ``probe``.
+        Requests of the broker are kept for ``take_asked``.
 
         Raises ``RemoteProtocolError`` if the bytes violate the protocol; the connection is unusable then.
         """
@@ -200,7 +211,7 @@ class Session:
         return self._up_to_refusal(answers)
 
     def _up_to_refusal(self, answers: list[Answer]) -> list[Answer]:
-        """Return the responses before the first ``NotPrimary``, which is kept as the ``refusal``.
+        """Return the responses before the first ``NotPrimary``, which is kept as the ``refusal``, but not a probe's.
 
         No driver sees that response: the request that it answers is sent again with all others that have none, as after
         a lost connection.
@@ -208,7 +219,12 @@ class Session:
         for place, answer in enumerate(answers):
             if answer.code == NotPrimary.code and self.limits is not None:
                 self.refusal = cast(NotPrimary, error_from_answer(answer.code, answer.fields))
-                return answers[:place]
+                answers = answers[:place]
+                break
+        if self._probe_id:
+            others = [answer for answer in answers if answer.request_id != self._probe_id]
+            if len(others) < len(answers):
+                self._probe_id, answers = 0, others
         return answers
 
     def take_asked(self) -> list[Asked]:

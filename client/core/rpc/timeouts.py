@@ -15,13 +15,14 @@ CONNECT_SECONDS_MAX = 5.0
 CONNECT_SECONDS_MIN = 1.0
 """Minimum time for one of several addresses, as long as the request has it."""
 SILENCE_SECONDS_MAX = 15
-"""A connection with outstanding requests and no response for this long is replaced by a new one."""
+"""A connection that owes a response, and from which nothing comes for this long, is replaced by a new one, also if the
+call has more time."""
 SET_SILENCE_SECONDS_MAX = 3
 """The same for a producer's connection to a member of a replica set: by now, another one may lead."""
 
 
 def silence_seconds_max(role: str) -> float:
-    """Return for how long a broker may be silent that a producer waits for. ``role``: the broker's, from HELLO."""
+    """Return for how long a broker may be silent. ``role``: for a producer, the broker's, from HELLO; else empty."""
     return min(SET_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX) if role else SILENCE_SECONDS_MAX
 
 

@@ -7,22 +7,20 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from ....protocol.errors import FlintError
-from ...core.rpc.timeouts import SILENCE_SECONDS_MAX
 from ...errors import ClientClosed, ClientFailed
 from ...sync.pool import Dialer
 from ..connection_thread import ConnectionThread
 from .health import Health
 from .options import Options
 from .progress import Told
-from .requests import HOLD_MS
 
 
 class MemberEngine(ConnectionThread):
     """The connection thread of one member. ``ended``: called once, with the fatal error, if there was one."""
 
     def __init__(self, options: Options, dialer: Dialer, ended: Callable[[FlintError | None], None]) -> None:
-        silence_seconds = HOLD_MS / 1000 + SILENCE_SECONDS_MAX
-        super().__init__(f"flintmq-group-{options.group}", f"group {options.group}", silence_seconds, dialer)
+        seconds = min(options.timeout_seconds, options.session_seconds)
+        super().__init__(f"flintmq-group-{options.group}", f"group {options.group}", seconds, dialer)
         self.joined = threading.Event()
         """Set when the broker has accepted the member, or when the engine ends."""
         self._options = options

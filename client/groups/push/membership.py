@@ -51,6 +51,8 @@ class Membership:
         self._parting = False
         self._interval_seconds = 1.0
         self._refused_since = inf
+        self._unanswered = False
+        """True if a heartbeat was not answered: the broker may have accepted this member nevertheless."""
         self._run = 0
         """Number of the broker's start that responded last."""
 
@@ -136,6 +138,7 @@ class Membership:
     def _refused(self, error: FlintError, now: float) -> None:
         self.beat_at = now + self._interval_seconds
         if isinstance(error, ConnectionFailed | RemoteProtocolError):
+            self._unanswered = True
             return  # the next connection begins with a heartbeat
         if isinstance(error, MemberUnknown) and self.last_epoch:
             self.epoch = 0
@@ -146,7 +149,7 @@ class Membership:
             return
         self._refused_since = min(self._refused_since, now)
         # After a broken connection the broker may see this member as a second one until the old session expires.
-        again = isinstance(error, MemberNameTaken) and self.last_epoch
+        again = isinstance(error, MemberNameTaken) and (self.last_epoch or self._unanswered)
         if is_retriable(error) or (again and now < self._refused_since + self._options.session_seconds):
             self.beat_at = now + backoff_seconds(4, error)
             return

@@ -124,6 +124,11 @@ class Progress:
         if under_way.error is not None:
             pause = 0.0 if under_way.again else self._options.commit_seconds
             self._commit_at = min(self._commit_at, self._clock() + pause)
+            if isinstance(under_way.error, ConnectionFailed) and under_way.told:
+                # Those who wait have a deadline of their own, and there may be another connection before it.
+                self._told = under_way.told + self._told
+                self._commit_at = 0.0
+                return
         for tell in under_way.told:
             tell(under_way.error)
 

@@ -15,7 +15,6 @@ from ....protocol.fields import decode_fields, encode_fields
 from ...core.consume.stored import StoredMessage
 from ...core.rpc.operation import Request
 from ...core.rpc.session import Asked
-from ...core.rpc.timeouts import SILENCE_SECONDS_MAX
 from ...errors import ClientFailed
 from ...sync.connection import Connection
 from ...sync.pool import Dialer
@@ -49,8 +48,7 @@ class Registration(ConnectionThread):
     def __init__(
         self, group: str, member: str, session_seconds: float, dialer: Dialer, ask: Callable[[Question], None]
     ) -> None:
-        silence_seconds = session_seconds + SILENCE_SECONDS_MAX
-        super().__init__(f"flintmq-producer-group-{group}", f"producer group {group}", silence_seconds, dialer)
+        super().__init__(f"flintmq-producer-group-{group}", f"producer group {group}", session_seconds, dialer)
         self.group = group
         self.member = member
         self.registered = threading.Event()
