@@ -14,6 +14,7 @@ import re
 import threading
 from importlib.metadata import EntryPoint, entry_points
 
+from ..core.application_code import described
 from .bodies import SHOWN_BYTES_MAX, VIEWS, BodyView, visible_text
 
 GROUP = "flintmq.decoders"
@@ -78,7 +79,7 @@ class Decoders:
             try:
                 text = self.by_name[name].load()(body)
             except BaseException as error:  # noqa: BLE001 - foreign code may raise anything, SystemExit included
-                reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
+                reason = described(error)[:REASON_CHARS_MAX]
             with contextlib.suppress(RuntimeError):  # the console has stopped meanwhile
                 loop.call_soon_threadsafe(finish, text, reason)
 

@@ -14,6 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
 
 from ...protocol.storage.record import NAME_VALUE_SEPARATOR, CorruptRecord
+from ..core.application_code import described, ends_program
 from ..core.consume.stored import StoredMessage
 from ..errors import InvalidMessage
 from ..log_rate import LogRate
@@ -66,7 +67,9 @@ def injected(span: trace.Span, context: Context, fields: ContextFields) -> Mappi
     carrier: dict[str, str] = {}
     try:
         fields.propagator.inject(carrier, trace.set_span_in_context(span, context))
-    except Exception as error:  # noqa: BLE001 - a propagator that fails must not fail the send
+    except BaseException as error:  # a propagator that fails must not fail the send
+        if ends_program(error):
+            raise
         _warn("no context is sent, because a propagator failed", error)
         return _NOTHING
     for name, value in carrier.items():
@@ -128,7 +131,9 @@ def extracted(properties: Mapping[str, str]) -> Context:
     """Return the context in the properties of a message, or an empty one."""
     try:
         return propagate.extract(properties, Context())
-    except Exception as error:  # noqa: BLE001 - a propagator that fails must not fail the handling of a message
+    except BaseException as error:  # a propagator that fails must not fail the handling of a message
+        if ends_program(error):
+            raise
         _warn("the context of a message cannot be read", error)
         return Context()
 
@@ -196,6 +201,6 @@ def properties_of(message: StoredMessage) -> Mapping[str, str]:
         return _NOTHING
 
 
-def _warn(what: str, error: Exception) -> None:
+def _warn(what: str, error: BaseException) -> None:
     if (left_out := _log_rate.admit()) is not None:
-        log.warning("%s: %s: %s%s", what, type(error).__name__, error, left_out)
+        log.warning("%s: %s%s", what, described(error), left_out)

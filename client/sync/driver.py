@@ -402,11 +402,15 @@ class DeliveryDriver:
         if settled:
             me = threading.get_ident()
             self._settling.append(me)
-            try:
-                for single in settled:
+            ending: BaseException | None = None
+            for single in settled:
+                try:
                     self._settle(single)
-            finally:
-                self._settling.remove(me)
+                except BaseException as error:  # noqa: BLE001 - of a callback: the others are completed first
+                    ending = error
+            self._settling.remove(me)
+            if ending is not None:
+                raise ending
 
     def _wake(self, *, next_driver: bool) -> None:
         """Wake the followers whose wait is over and, with ``next_driver``, one more, which takes over."""

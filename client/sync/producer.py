@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from functools import partial
@@ -15,6 +16,7 @@ from ...protocol.errors import FlintError, RequestTimeout
 from .. import unsent
 from ..connection_log import ConnectionLog
 from ..core import hooks
+from ..core.application_code import ends_program
 from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import NEVER, Bulk, Single
@@ -36,6 +38,8 @@ from .single_send import SingleSender
 if TYPE_CHECKING:
     from .arrow_sends import ArrowData
 
+log = logging.getLogger(__name__)
+
 _FAILURES_KEPT = 10_000
 """Maximum number of failed futures kept for ``flush`` and ``close`` to report."""
 
@@ -49,6 +53,11 @@ class SendFuture(Future[Receipt]):
     def cancel(self) -> bool:
         """Return False: a message that was handed over cannot be taken back."""
         return False
+
+    def add_done_callback(self, fn: Callable[[Future[Receipt]], object]) -> None:
+        """Call ``fn`` with the future when the message is settled, in whichever thread does it. What it raises is
+        logged: it must not reach another caller of the producer."""
+        super().add_done_callback(partial(_call_back, fn))
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Return the receipt, or raise the error with which the message failed."""
@@ -416,6 +425,15 @@ class Producer:
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(raised)
+
+
+def _call_back(called: Callable[[Future[Receipt]], object], future: Future[Receipt]) -> None:
+    try:
+        called(future)
+    except BaseException as error:
+        if isinstance(error, Exception) or ends_program(error):
+            raise  # an ``Exception`` is logged by the future
+        log.exception("a callback of a message that was sent failed")
 
 
 def _end(observed: hooks.Sending, future: Future[Receipt]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from ....protocol.commands import READ_FROM_ANY
 from ....protocol.errors import AuthenticationFailed
 from ...errors import InvalidArgument, InvalidArgumentType
+from ..application_code import ends_program
 
 if TYPE_CHECKING:
     import ssl
@@ -114,7 +115,9 @@ class ClientAccess:
         if callable(password):
             try:
                 password = password()
-            except Exception as error:
+            except BaseException as error:
+                if ends_program(error):
+                    raise
                 raise AuthenticationFailed(
                     f"the password function of user {self.user!r} failed: {type(error).__name__}"
                 ) from error

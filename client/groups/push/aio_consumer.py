@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...core import hooks
+from ...core.application_code import ends_program
 from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
 from ...core.rpc.timeouts import check_timeout
@@ -52,6 +53,8 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
     def _engine_for(self, dialer: Dialer) -> Engine:
         self._ready: deque[WorkItem] = deque()
         self._tasks: dict[asyncio.Task[None], WorkItem] = {}
+        self._exit: BaseException | None = None
+        """The interrupt or ``SystemExit`` of a listener, with which its task ends."""
         self._workers: Workers | None = None
         """Threads for a listener that is a plain function; a coroutine function runs in tasks instead."""
         if is_coroutine_function(self._listener):
@@ -200,7 +203,10 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         work = self._tasks.pop(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, GeneratorExit):  # from a future that a listener awaits it ends all coroutines around it
+            self._record(work, failed_with(error, self._options, work.messages, work))
+        elif error is not None and not ends_program(error):
             self._engine.die(ClientFailed(f"a listener's task ended with {type(error).__name__}: {error}", error))
         elif task.cancelled() and not work.given_up:
             self._engine.give_back(work)  # cancelled before it began, or with the consumer
@@ -216,9 +222,15 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
             await self._handle_batch(work)
         else:
             await self._handle_each(work)
+        if self._exit is not None:
+            # The outcome is recorded, so the consumer can still be closed in order.
+            error, self._exit = self._exit, None
+            raise error
 
     async def _handle_batch(self, work: WorkItem) -> None:
-        failed = await self._failed(work.whole, work)
+        self._record(work, await self._failed(work.whole, work))
+
+    def _record(self, work: WorkItem, failed: Failed) -> None:
         if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
             self._engine.keep_back(work, 0, [], failed[0].reason)
         else:
@@ -247,11 +259,16 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
             else:
                 with active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
                     check_returned(await self._listener(handed))
-        except asyncio.CancelledError as error:
-            if work.given_up or self._life.closed:
-                raise
-            return failed_with(error, self._options, messages, work)
-        except Exception as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
+        except BaseException as error:
+            task = asyncio.current_task()
+            assert task is not None
+            if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                if work.given_up or self._life.closed:
+                    raise  # this consumer has cancelled the task, not the listener itself
+                while task.uncancel():
+                    pass
+            if ends_program(error):
+                self._exit = error
             return failed_with(error, self._options, messages, work)
         return []
 

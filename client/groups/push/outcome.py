@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copyreg
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ....protocol.errors import FlintError
 from ....protocol.storage.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX, retry_note
+from ...core.application_code import described
 from ...core.consume.stored import StoredMessage
 from ...errors import CompressionUnavailable, InvalidArgument, InvalidArgumentType
 from .options import Options
@@ -60,6 +62,10 @@ class TryLater(Exception):
         self.messages = None if messages is None else list(messages)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it is: its arguments are not those of the constructor."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined] # not in its stub
+
 
 class GiveUp(TryLater):
     """Raised by a listener to make the message (in a batch: those in ``messages``, or all) a dead letter at once,
@@ -94,14 +100,21 @@ def failed_with(error: BaseException, options: Options, messages: Sequence[Store
         log.error("group %s: the listener failed on %s: %s", options.group, describe(messages, tries), error)
     else:
         log.warning(
-            "group %s: the listener failed with %r on %s",
+            "group %s: the listener failed with %s on %s",
             options.group,
-            error,
+            _repr(error),
             describe(messages, tries),
             exc_info=error,
         )
     kept = reason if options.retry_reason else ""
     return [Failure(message, delay_level, kept) for message in messages]
+
+
+def _repr(error: BaseException) -> str:
+    try:
+        return repr(error)
+    except BaseException:  # noqa: BLE001 - a broken __repr__ must not end the thread
+        return described(error)
 
 
 def reason_of(error: BaseException) -> str:
@@ -113,11 +126,7 @@ def reason_of(error: BaseException) -> str:
         told = error.__cause__ or (None if error.__suppress_context__ else error.__context__) or error
         if told is error:
             return type(error).__name__
-    try:
-        first_line = next(iter(str(told).splitlines()), "")
-    except Exception as failure:  # noqa: BLE001 - a broken __str__ must not end the thread
-        first_line = f"its text is not available ({type(failure).__name__})"
-    return retry_note(f"{type(told).__name__}: {first_line}" if first_line else type(told).__name__)
+    return retry_note(described(told))
 
 
 # ---- messages in a log

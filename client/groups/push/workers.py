@@ -122,6 +122,6 @@ class Workers:
             else:
                 with active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
                     self._call(handed)
-        except Exception as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
+        except BaseException as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
             return failed_with(error, self._options, messages, work)
         return []

@@ -14,6 +14,7 @@ from typing import Self
 
 from ....protocol.errors import FlintError
 from ...aio.producer import Producer
+from ...core.application_code import ends_program
 from ...core.consume.stored import StoredMessage
 from ...core.produce.delivery import Outbox
 from ...core.produce.grouping import Flush
@@ -167,7 +168,12 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
         assert self._loop is not None
         task = self._loop.create_task(self._run_check(question), name=f"flintmq check {self._group}")
         self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        task.add_done_callback(self._check_ended)
+
+    def _check_ended(self, task: asyncio.Task[None]) -> None:
+        self._checks.discard(task)
+        if not task.cancelled():
+            task.exception()  # what ends the program has been raised
 
     async def _run_check(self, question: Question) -> None:
         async with self._turns:
@@ -175,11 +181,10 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
                 outcome = self._check(question.message)
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
-            except asyncio.CancelledError as error:
+            except BaseException as error:
                 self._questions.check_failed(question, error)
-                raise
-            except Exception as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
-                self._questions.check_failed(question, error)
+                if self._halves.closed or ends_program(error):
+                    raise
             else:
                 self._questions.check_returned(question, outcome)
 

@@ -175,12 +175,8 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
         while (question := self._to_check.get()) is not None:
             try:
                 outcome = self._check(question.message)
-            except Exception as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
+            except BaseException as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
                 self._questions.check_failed(question, error)
-            except BaseException as error:  # noqa: BLE001
-                self._questions.check_failed(question, error)
-                self._registration.fail_checks(error)  # every later call raises it
-                return
             else:
                 self._questions.check_returned(question, outcome)
 

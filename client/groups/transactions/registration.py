@@ -12,6 +12,7 @@ from math import inf
 from ....protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
 from ....protocol.errors import SUCCESS, BrokerError, BrokerFailure, ConnectionFailed, FlintError, UnknownCommand
 from ....protocol.fields import decode_fields, encode_fields
+from ...core.application_code import described
 from ...core.consume.stored import StoredMessage
 from ...core.rpc.operation import Request
 from ...core.rpc.session import Asked
@@ -173,4 +174,4 @@ class Registration(ConnectionThread):
 
 def failure_of(error: BaseException) -> BrokerFailure:
     """Return the error to answer a check with after ``check`` failed, so that the broker asks again."""
-    return BrokerFailure(f"check raised {type(error).__name__}: {error}"[:500])
+    return BrokerFailure(f"check raised {described(error)}"[:500])
