@@ -22,7 +22,7 @@ from kombu.transport import virtual
 from kombu.utils.uuid import uuid
 
 from flintmq.client import (
-    CorruptMessage,
+    CompressionUnavailable,
     Delivery,
     DeliveryLost,
     FlintError,
@@ -263,7 +263,10 @@ class Channel(virtual.Channel):
             self._getters[queue] = self._consumer_of(queue).start()
         for delivery in self._getters[queue].receive(timeout=GET_SECONDS) if self._size(queue) else ():
             tag = self.window.add(delivery)
-            message = self.Message(from_message(delivery.message, tag), channel=self)
+            envelope = self._readable(queue, delivery.message, tag)
+            if envelope is None:
+                continue
+            message = self.Message(envelope, channel=self)
             if no_ack:
                 self.basic_ack(tag)
             else:
@@ -307,12 +310,8 @@ class Channel(virtual.Channel):
         """Call the queue's consumer with a message; returns whether there is one that wants it. ``tag``: 0 if the
         message needs no acknowledgement."""
         callback = None if self.closed else self.connection._callbacks.get(queue)
-        try:
-            envelope = from_message(message, tag)
-        except (ValueError, CorruptMessage) as error:
-            reason = f"not readable: {error}"
-            _log.error("the message %s of queue %s is a dead letter: %s", message.message_id, queue, reason)
-            self._settle(tag, lambda delivery: delivery.dead(reason))
+        envelope = self._readable(queue, message, tag)
+        if envelope is None:
             return False
         if binding is not None and not binding.takes(envelope["properties"]["delivery_info"].get("routing_key", "")):
             return False
@@ -323,6 +322,24 @@ class Channel(virtual.Channel):
             self._settle(tag, Delivery.ack)
         callback(envelope)
         return True
+
+    def _readable(self, queue: str, message: StoredMessage, tag: int) -> Envelope | None:
+        """Return the envelope in a message. If it cannot be decoded, make it a dead letter and return None."""
+        try:
+            envelope = from_message(message, tag)
+            # As the consumer's callback does, which would end the worker.
+            self.Message({**envelope, "headers": dict(envelope["headers"])}, channel=self)
+        except CompressionUnavailable as error:  # another worker may have the library
+            reason = str(error)
+            _log.error("the message %s of queue %s is put back: %s", message.message_id, queue, reason)
+            self._settle(tag, lambda delivery: delivery.retry(0, reason))
+            return None
+        except Exception as error:  # noqa: BLE001 - foreign bytes may have kombu raise anything
+            reason = f"not readable: {str(error) or type(error).__name__}"
+            _log.error("the message %s of queue %s is a dead letter: %s", message.message_id, queue, reason)
+            self._settle(tag, lambda delivery: delivery.dead(reason))
+            return None
+        return envelope
 
     # ---- acknowledgements
 

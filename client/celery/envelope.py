@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from kombu.utils.json import dumps, loads
 
@@ -13,6 +13,13 @@ from flintmq.client import Message, StoredMessage
 Envelope = dict[str, Any]
 """kombu's form of a message: body, content-type, content-encoding, headers, properties."""
 
+_TEXTS = (
+    ("envelope", ("body", "content-type", "content-encoding")),
+    ("headers", ("id", "task", "root_id", "parent_id", "compression")),
+    ("properties", ("body_encoding", "correlation_id", "reply_to")),
+    ("delivery_info", ("exchange", "routing_key")),
+)
+"""Fields that are text, if they are there. kombu and Celery take them as such without a check."""
 _NO_KEY = re.compile(r"\s|[^\x20-\x7e]")
 _NO_TAG = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -36,14 +43,30 @@ def to_message(topic: str, envelope: Envelope) -> Message:
 
 def from_message(stored: StoredMessage, delivery_tag: int) -> Envelope:
     """Return the envelope that a message stores, with a tag for its acknowledgement. Raises ``ValueError`` if it is
-    none."""
-    envelope = loads(stored.body)
-    if not isinstance(envelope, dict) or not isinstance(envelope.get("properties"), dict):
-        raise ValueError("it is not a message that kombu has sent")
-    properties = envelope["properties"]
+    none: whoever may send to the queue may have stored anything."""
+    body = stored.body
+    try:
+        envelope = loads(body)
+    except Exception as error:  # hooks of kombu's JSON, and RecursionError
+        raise ValueError(f"it is not JSON as kombu writes it: {type(error).__name__}") from error
+    _check("the message", envelope, dict)
+    properties = _check("properties", envelope.get("properties"), dict)
+    envelope["headers"] = headers = _check("headers", envelope.get("headers") or {}, dict)
+    info = _check("delivery_info", properties.setdefault("delivery_info", {}), dict)
+    for fields, names in _TEXTS:
+        found = {"envelope": envelope, "headers": headers, "properties": properties, "delivery_info": info}[fields]
+        for name in names:
+            if found.get(name) is not None:
+                _check(name, found[name], str)
     properties["delivery_tag"] = delivery_tag
-    properties.setdefault("delivery_info", {})["redelivered"] = stored.reconsume_times > 0
-    return envelope
+    info["redelivered"] = stored.reconsume_times > 0
+    return cast(Envelope, envelope)
+
+
+def _check(what: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"it is not a message that kombu has sent: {what} is {type(value).__name__}")
+    return value
 
 
 def _delivery_time(eta: Any) -> datetime | None:

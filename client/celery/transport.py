@@ -6,7 +6,7 @@ import os
 import re
 import time
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from kombu.exceptions import ChannelError
 from kombu.transport import virtual
@@ -60,18 +60,23 @@ class Transport(virtual.Transport):
 
     def _client_pool(self) -> ClientPool:
         url = self.client.hostname or "flintmq://"
-        parts = urlsplit(url if "://" in url else f"flintmq://{url}")
-        rest = url.partition("://")[2].partition("/")[2].strip("/")
+        scheme, _, address = (url if "://" in url else f"flintmq://{url}").partition("://")
+        # A password may contain any character, also those that end the host: only the last "@" is before it.
+        credentials, _, address = address.rpartition("@")
+        hosts, _, rest = address.partition("/")
+        rest = rest.strip("/")
         if rest:
             raise InvalidArgument(
                 f"the broker URL ends with {rest!r}, but FlintMQ has no virtual hosts and takes no options there: end "
                 "it after the address, and pass options as broker_transport_options"
             )
-        credentials, _, hosts = parts.netloc.rpartition("@")
         user, _, password = (unquote(part) for part in credentials.partition(":"))
         access: dict[str, Any] = {}
         if user := user or self.client.userid:
             access["user"], access["password"] = user, password or self.client.password
+            # What Celery shows of its connection has this address, and never the password.
+            self.client.hostname = f"{scheme}://{address}"
+            self.client.userid, self.client.password = access["user"], access["password"]
         access |= self._tls_options()
         options = self.client.transport_options
         access |= {name: options[name] for name in _ACCESS_OPTIONS if name in options}
@@ -96,7 +101,7 @@ class Transport(virtual.Transport):
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         """Return the URL for display, without the password."""
-        uri = uri if include_password else re.sub(r"//([^:@/]*):[^@/]*@", rf"//\1:{mask}@", uri)
+        uri = uri if include_password else re.sub(r"//([^:@/]*):.*@", rf"//\1:{mask}@", uri, flags=re.S)
         return uri if "://" in uri else f"flintmq://{uri}"
 
     # ---- the connection

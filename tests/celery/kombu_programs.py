@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import unquote
 
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.common import Broadcast
@@ -282,6 +284,78 @@ def refusals() -> None:
         except InvalidArgument:
             continue
         raise AssertionError(rest)
+
+
+def strange_shapes() -> None:
+    """Whatever cannot be decoded is a dead letter, and the consumer goes on."""
+    queue = durable()
+    with Connection(URL) as connection, FlintProducer(ADDRESS) as raw, Admin(ADDRESS) as admin:
+        producer = Producer(connection, queue.exchange, queue.name)
+        producer.publish(1, declare=[queue])
+        sound = {"body": "[]", "content-type": "application/json", "content-encoding": "utf-8", "headers": {}}
+        properties = {"delivery_info": {"routing_key": queue.name}, "delivery_mode": 2}
+        changes: list[dict[str, Any]] = [
+            {"properties": None},
+            {"properties": {**properties, "delivery_info": "text"}},
+            {"properties": {**properties, "delivery_info": None}},
+            {"properties": {**properties, "delivery_info": {"routing_key": 1}}},
+            {"properties": {**properties, "body_encoding": "base64"}, "body": "x"},
+            {"properties": {**properties, "body_encoding": "unknown"}},
+            {"properties": {**properties, "body_encoding": []}},
+            {"properties": {**properties, "correlation_id": {}}},
+            {"headers": "text"},
+            {"headers": [1]},
+            {"headers": {"task": []}},
+            {"headers": {"id": {}}},
+            {"headers": {"compression": []}},
+            {"body": {"a": 1}},
+            {"content-type": 7},
+            {"content-encoding": []},
+        ]
+        shapes = [
+            b"\xff",
+            b"[" * 5000 + b"]" * 5000,
+            json.dumps([]).encode(),
+            json.dumps({"__type__": "datetime", "__value__": 1}).encode(),
+            *(json.dumps({**sound, "properties": properties, **changed}).encode() for changed in changes),
+        ]
+        for shape in shapes:
+            raw.send(Message(encode_name(queue.name), shape))
+        producer.publish(2)
+        with consuming(connection, queue) as got:
+            assert drain(connection, got, 2) == [1, 2]
+            for message in got:
+                message.ack()
+            assert nothing_comes(connection)
+        raw.send(Message(encode_name(queue.name), shapes[0]))
+        producer.publish(3)
+        channel, found = connection.channel(), None
+        while found is None or sum(stats.count for stats in admin.topic_stats("%DLQ%jobs%2Ev1")) <= len(shapes):
+            found = channel.basic_get(queue.name, no_ack=True) or found
+        assert found.decode() == 3
+
+
+def passwords() -> None:
+    """A password with any character is understood, and shown nowhere."""
+    for secret in ("se/cret", "se%2Fcret", "a@b/c", "x:y/?#"):
+        connection = Connection(f"flintmq://shop:{secret}@{ADDRESS}//", transport_options={})
+        shown = connection.as_uri() + repr(connection)
+        transport = connection.transport
+        shown += str({**connection.info(), "password": ""}) + connection.as_uri() + repr(connection)
+        assert secret not in shown, shown
+        assert "cret" not in shown
+        assert connection.info()["hostname"] == f"flintmq://{ADDRESS}//"
+        again = connection.clone()
+        assert again.transport.clients._access == transport.clients._access
+        assert transport.clients._access["user"] == "shop"
+        assert transport.clients._access["password"] == unquote(secret)
+    told = ""
+    try:
+        Connection(f"flintmq://shop:se/cret@{ADDRESS}/virtual").connect()
+    except InvalidArgument as error:
+        told = str(error)
+    assert "virtual" in told
+    assert "cret" not in told
 
 
 def forks() -> None:

@@ -27,6 +27,8 @@ PROGRAMS = [
     "followed",
     "replies",
     "refusals",
+    "strange_shapes",
+    "passwords",
     "forks",
 ]
 

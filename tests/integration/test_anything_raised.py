@@ -238,15 +238,18 @@ def _kinds(kind: type[BaseException]) -> set[type[BaseException]]:
 
 def _example(kind: type[BaseException]) -> BaseException:
     """Return an error, whatever its constructor takes."""
-    parameters = list(inspect.signature(kind).parameters.values())
-    values = {"errors": {0: FlintError("x")}, "receipts": [], "cause": ValueError("x")}
-    texts = ["x" if "int" not in str(parameter.annotation) else 1 for parameter in parameters]
-    needed = [
-        values.get(parameter.name, text)
-        for parameter, text in zip(parameters, texts, strict=True)
-        if parameter.default is inspect.Parameter.empty and parameter.kind in _POSITIONAL
-    ]
-    return kind(*needed or ["x"][: len(parameters)])
-
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if "__init__" not in vars(kind) and kind.__init__ is Exception.__init__:
+        return kind("x")
+    try:
+        parameters = list(inspect.signature(kind).parameters.values())
+    except ValueError:  # that of a builtin type
+        return kind("x")
+    values: dict[str, Any] = {"errors": {0: FlintError("x")}, "receipts": [], "cause": ValueError("x")}
+    given = {
+        parameter.name: values.get(parameter.name, 1 if "int" in str(parameter.annotation) else "x")
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty
+    }
+    by_name = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    places = [value for name, value in given.items() if name not in by_name | {"fields", "details", "kwargs"}]
+    return kind(*places, **{name: value for name, value in given.items() if name in by_name})

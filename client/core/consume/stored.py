@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -94,6 +95,21 @@ _BORN_HOST_AT = _AT["born_host"]
 assert BODY_HEAD.size == BODY_AT
 
 
+KEPT_BODY_BYTES_MAX = 1024 * 1024
+"""Maximum size of a decompressed body that is kept for the next access."""
+
+
+class _LastBody(threading.local):
+    """The body that a thread decompressed last: programs often use the body of a message several times in a row."""
+
+    compressed: tuple[bytes, int] | None = None
+    """What it was made of, and the flags that name its compression."""
+    body = b""
+
+
+_last = _LastBody()
+
+
 class StoredMessage:
     """One stored message. Its parts are decoded and checked on access.
 
@@ -113,7 +129,8 @@ class StoredMessage:
 
     @property
     def body(self) -> bytes:
-        """The body, decompressed if necessary, with its checksum verified."""
+        """The body, decompressed if necessary, with its checksum verified. Each access decompresses it again, except
+        that a thread keeps the last one of up to 1 MiB."""
         body = self._body
         if body is not None:
             return body
@@ -124,13 +141,22 @@ class StoredMessage:
             if _crc32(body) & CRC_MASK == crc and len(body) == length:
                 self._body = body
                 return body
-        body = self._body = self._read_body(sys_flag)
-        return body
+        return self._read_body(sys_flag)
 
     def _read_body(self, sys_flag: int) -> bytes:
         """Return the body if it needs more than a slice; raises if it is damaged."""
-        body = self._decode().body
-        return self._decompressed(decompress, body, BODY_BYTES_MAX) if sys_flag & SysFlag.COMPRESSED else body
+        record = self._decode()
+        if not sys_flag & SysFlag.COMPRESSED:
+            self._body = record.body
+            return record.body
+        # Never kept by the message: a list of messages would keep a thousand times the bytes that it was made of.
+        key = (record.body, sys_flag)
+        if key == _last.compressed:
+            return _last.body
+        body = self._decompressed(decompress, record.body, BODY_BYTES_MAX)
+        if len(body) <= KEPT_BODY_BYTES_MAX:
+            _last.compressed, _last.body = key, body
+        return body
 
     def body_start(self, bytes_max: int) -> tuple[bytes, bool]:
         """Return at most ``bytes_max`` bytes of the body, and whether they are all of it. No more is decompressed, and

@@ -36,6 +36,9 @@ def parse_addresses(addresses: str | Iterable[str] | None) -> tuple[Address, ...
     """
     if addresses is None:
         addresses = os.environ.get(BROKER_VARIABLE) or f"127.0.0.1:{DEFAULT_PORT}"
+    addresses = addresses if isinstance(addresses, str) else list(addresses)
+    for each in (addresses,) if isinstance(addresses, str) else addresses:
+        _refuse_credentials(each)  # before a comma in a password cuts it in two
     texts = [text.strip() for text in (addresses.split(",") if isinstance(addresses, str) else addresses)]
     if not any(texts):
         raise InvalidAddress(f"no broker address in {addresses!r}; pass one as 'host:port'")
@@ -55,6 +58,7 @@ def parse_addresses(addresses: str | Iterable[str] | None) -> tuple[Address, ...
 
 def parse_address(text: str) -> Address:
     """Parse one address, ``host`` or ``host:port``. Raises ``InvalidAddress``."""
+    _refuse_credentials(text)
     scheme, separator, rest = text.partition("://")
     if separator:
         tls = ", and tls=True for TLS" if scheme in ("tls", "ssl", "https") else ""
@@ -85,6 +89,17 @@ def parse_address(text: str) -> Address:
     if not is_number or not 0 < int(port_text) <= _PORT_MAX:
         raise InvalidAddress(f"broker address {text!r} has the port {port_text!r}; it must be 1 to {_PORT_MAX}")
     return Address(host, int(port_text))
+
+
+def _refuse_credentials(text: str) -> None:
+    """Raise ``InvalidAddress``, which does not repeat them, if there is a user or a password in an address."""
+    _, separator, rest = text.rpartition("@")
+    if separator:
+        raise InvalidAddress(
+            f"the broker address that ends with {separator + rest!r} has a user before it, but FlintMQ's addresses "
+            "have none: pass the user and the password as such (user=, password=; on the command line --user and "
+            "--password-file)"
+        )
 
 
 def _is_host(host: str) -> bool:
