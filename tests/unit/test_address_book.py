@@ -6,11 +6,12 @@ import pytest
 
 from flintmq.client import AuthenticationFailed, ConnectionFailed, NotPrimary
 from flintmq.client.core.rpc.access import NO_ACCESS, ClientAccess
-from flintmq.client.core.rpc.address import ADDRESSES_MAX, Address
+from flintmq.client.core.rpc.address import ADDRESSES_MAX, Address, parse_addresses
 from flintmq.client.core.rpc.address_book import LEARNED_MAX, AddressBook
 from flintmq.client.core.rpc.connection_errors import leads_no_longer, no_address_answered
 from flintmq.client.core.rpc.session import Answer, Session, advance
 from flintmq.client.core.rpc.timeouts import CONNECT_SECONDS_MAX, CONNECT_SECONDS_MIN
+from flintmq.client.errors import InvalidAddress
 from flintmq.protocol.commands import HelloAnswer
 from flintmq.protocol.errors import FlintError
 from flintmq.protocol.fields import encode_fields
@@ -224,3 +225,12 @@ class TestSession:
         (answer,) = arrive(session, not_primary(0))
         with pytest.raises(NotPrimary):
             advance(greeting, answer)
+
+
+@pytest.mark.parametrize(
+    "addresses", ["user:secret@host", "flintmq://user:secret@host:1", "u:sec,ret@a:1,b:2", ["a:1", "user:secret@b:2"]]
+)
+def test_an_error_does_not_repeat_a_password(addresses: str | list[str]) -> None:
+    with pytest.raises(InvalidAddress, match="password=") as raised:
+        parse_addresses(addresses)
+    assert "sec" not in str(raised.value)
