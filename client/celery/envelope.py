@@ -43,7 +43,7 @@ def to_message(topic: str, envelope: Envelope) -> Message:
 
 def from_message(stored: StoredMessage, delivery_tag: int) -> Envelope:
     """Return the envelope that a message stores, with a tag for its acknowledgement. Raises ``ValueError`` if it is
-    none: whoever may send to the queue may have stored anything."""
+    none: every user with the right to send may have stored anything."""
     body = stored.body
     try:
         envelope = loads(body)

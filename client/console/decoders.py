@@ -14,7 +14,7 @@ import re
 import threading
 from importlib.metadata import EntryPoint, entry_points
 
-from ..core.application_code import described
+from ..application_code import described
 from .bodies import SHOWN_BYTES_MAX, VIEWS, BodyView, visible_text
 
 GROUP = "flintmq.decoders"

@@ -14,7 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import TextMapPropagator
 
 from ...protocol.storage.record import NAME_VALUE_SEPARATOR, CorruptRecord
-from ..core.application_code import described, ends_program
+from ..application_code import described, ends_program
 from ..core.consume.stored import StoredMessage
 from ..errors import InvalidMessage
 from ..log_rate import LogRate

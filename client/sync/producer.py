@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from ...protocol.errors import FlintError, RequestTimeout
 from .. import unsent
+from ..application_code import ends_program
 from ..connection_log import ConnectionLog
 from ..core import hooks
-from ..core.application_code import ends_program
 from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import NEVER, Bulk, Single

@@ -287,7 +287,7 @@ def refusals() -> None:
 
 
 def strange_shapes() -> None:
-    """Whatever cannot be decoded is a dead letter, and the consumer goes on."""
+    """Whatever cannot be decoded is a dead letter, and the consumer continues."""
     queue = durable()
     with Connection(URL) as connection, FlintProducer(ADDRESS) as raw, Admin(ADDRESS) as admin:
         producer = Producer(connection, queue.exchange, queue.name)

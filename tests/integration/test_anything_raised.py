@@ -200,7 +200,7 @@ class TestProducers:
         called = threading.Event()
         with Producer(shared_broker.address) as producer:
             for each in (lambda future: raises(), lambda future: called.set()):
-                # Completed by the producer's own thread, because nobody waits.
+                # Completed by the producer's own thread, because no caller waits.
                 producer.send_async(Message(topic, b"x")).add_done_callback(each)
             assert called.wait(60)
             producer.send_async(Message(topic, b"x")).result(60)

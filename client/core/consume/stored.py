@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -99,15 +98,9 @@ KEPT_BODY_BYTES_MAX = 1024 * 1024
 """Maximum size of a decompressed body that is kept for the next access."""
 
 
-class _LastBody(threading.local):
-    """The body that a thread decompressed last: programs often use the body of a message several times in a row."""
-
-    compressed: tuple[bytes, int] | None = None
-    """What it was made of, and the flags that name its compression."""
-    body = b""
-
-
-_last = _LastBody()
+_last: tuple[bytes, int, bytes] = b"", 0, b""
+"""The body that this process decompressed last, after its stored form and the flags that name its compression: programs
+often use the body of a message several times in a row. Threads replace it whole, so it needs no lock."""
 
 
 class StoredMessage:
@@ -130,7 +123,7 @@ class StoredMessage:
     @property
     def body(self) -> bytes:
         """The body, decompressed if necessary, with its checksum verified. Each access decompresses it again, except
-        that a thread keeps the last one of up to 1 MiB."""
+        that the process keeps the last one of up to 1 MiB."""
         body = self._body
         if body is not None:
             return body
@@ -150,12 +143,13 @@ class StoredMessage:
             self._body = record.body
             return record.body
         # Never kept by the message: a list of messages would keep a thousand times the bytes that it was made of.
-        key = (record.body, sys_flag)
-        if key == _last.compressed:
-            return _last.body
+        global _last
+        compressed, flags, body = _last
+        if flags == sys_flag and compressed == record.body:
+            return body
         body = self._decompressed(decompress, record.body, BODY_BYTES_MAX)
         if len(body) <= KEPT_BODY_BYTES_MAX:
-            _last.compressed, _last.body = key, body
+            _last = record.body, sys_flag, body
         return body
 
     def body_start(self, bytes_max: int) -> tuple[bytes, bool]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ....protocol.commands import READ_FROM_ANY
 from ....protocol.errors import AuthenticationFailed
+from ...application_code import ends_program
 from ...errors import InvalidArgument, InvalidArgumentType
-from ..application_code import ends_program
 
 if TYPE_CHECKING:
     import ssl

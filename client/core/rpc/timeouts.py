@@ -15,7 +15,7 @@ CONNECT_SECONDS_MAX = 5.0
 CONNECT_SECONDS_MIN = 1.0
 """Minimum time for one of several addresses, as long as the request has it."""
 SILENCE_SECONDS_MAX = 15
-"""A connection that owes a response, and from which nothing comes for this long, is replaced by a new one, also if the
+"""A connection that owes a response, and from which nothing comes for this long, is replaced by a new one, even if the
 call has more time."""
 SET_SILENCE_SECONDS_MAX = 3
 """The same for a producer's connection to a member of a replica set: by now, another one may lead."""

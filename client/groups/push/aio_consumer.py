@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
+from ...application_code import ends_program
 from ...core import hooks
-from ...core.application_code import ends_program
 from ...core.consume.batch import Batch
 from ...core.consume.stored import StoredMessage
 from ...core.rpc.timeouts import check_timeout

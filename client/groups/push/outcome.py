@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ....protocol.errors import FlintError
 from ....protocol.storage.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX, retry_note
-from ...core.application_code import described
+from ...application_code import described
 from ...core.consume.stored import StoredMessage
 from ...errors import CompressionUnavailable, InvalidArgument, InvalidArgumentType
 from .options import Options

@@ -14,7 +14,7 @@ from typing import Self
 
 from ....protocol.errors import FlintError
 from ...aio.producer import Producer
-from ...core.application_code import ends_program
+from ...application_code import ends_program
 from ...core.consume.stored import StoredMessage
 from ...core.produce.delivery import Outbox
 from ...core.produce.grouping import Flush

@@ -12,7 +12,7 @@ from math import inf
 from ....protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
 from ....protocol.errors import SUCCESS, BrokerError, BrokerFailure, ConnectionFailed, FlintError, UnknownCommand
 from ....protocol.fields import decode_fields, encode_fields
-from ...core.application_code import described
+from ...application_code import described
 from ...core.consume.stored import StoredMessage
 from ...core.rpc.operation import Request
 from ...core.rpc.session import Asked

@@ -1,4 +1,4 @@
-"""What code of the application may raise where a client calls it: anything at all.
+"""Errors of the application's code where a client calls it: it may raise anything at all.
 
 Listeners, checks of transactions, callbacks, decoders, password functions and propagators are called where an error
 must not end the client: it costs the attempt, even if it is no ``Exception``.
@@ -10,8 +10,8 @@ import threading
 
 
 def ends_program(error: BaseException) -> bool:
-    """Return whether an error is to go on once its attempt is counted: Ctrl-C and ``sys.exit`` end the program if they
-    are raised in the main thread, and there alone."""
+    """Return whether an error is raised again once its attempt is counted: Ctrl-C and ``sys.exit`` end the program if
+    they are raised in the main thread, and there alone."""
     return isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread()
 
 
