@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -236,7 +237,7 @@ def test_pull_waits_for_the_time_at_which_it_begins(shared_broker: RunningBroker
     later = datetime.now(UTC) + timedelta(seconds=2)
     with Cli(tmp_path, shared_broker.address) as cli:
         wanted = ("pull", empty, "--queue", "0", "--from", shown(later), "--wait", "20s", "-n", "1", "-o", "json")
-        done: list[list[object]] = []
+        done: list[Any] = []
         pulling = threading.Thread(target=lambda: done.append(cli.run(*wanted).rows))
         pulling.start()
         send_around(shared_broker, empty, later)
