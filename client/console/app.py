@@ -16,7 +16,7 @@ from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
@@ -257,6 +257,9 @@ def make_app(console: Console) -> Starlette:
         failure = describe(Refused(error.status_code, "there is no such page"))
         return console.html("plain_error.html", error.status_code, {"failure": failure}, request)
 
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # the browser left before its form was complete: nobody reads a page
+
     routes = [
         Route("/static/{path:path}", static_files(render.FOLDER / "static"), methods=["GET"]),
         Route("/login", login.endpoint(console), methods=["GET", "POST"]),
@@ -266,7 +269,7 @@ def make_app(console: Console) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[Middleware(SecurityPolicy, options=console.options)],
-        exception_handlers={404: not_found, 405: not_found},
+        exception_handlers={404: not_found, 405: not_found, ClientDisconnect: gone},
         lifespan=console.lifespan,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import unquote_to_bytes
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from .failures import Refused
 
@@ -44,8 +44,6 @@ class Forms:
                     self._large, is_large = self._large + 1, True
             # On a thread, a large one does not hold up the pages of others.
             return await asyncio.to_thread(parse_form, data) if is_large else parse_form(data)
-        except ClientDisconnect:
-            raise Refused(400, "the form ended before it was complete") from None
         except ValueError as error:
             raise Refused(400, f"the form is malformed: {error}") from None
         finally:

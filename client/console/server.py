@@ -19,8 +19,10 @@ from .connections import BrowserConnection, ConnectionLimit, TlsHandshake
 from .options import ConsoleOptions
 
 CONNECTIONS_MAX = 500
-"""Maximum number of open connections. A further one takes the place of one that waits for its browser; if there is
-none, its requests get the status 503."""
+"""Maximum number of open connections. A further one takes the place of one that waits for its browser, if there is one."""
+REQUESTS_MAX = 1_000
+"""Maximum number of requests, those of connections that were just lost included, and of connections of which none waits
+for its browser; further requests get the status 503."""
 STOP_SECONDS = 2
 NICENESS = 10
 """Lower priority of the process: on a machine that it shares with the broker, a page waits for the broker's clients and
@@ -62,7 +64,7 @@ async def serve_on(listener: socket.socket, options: ConsoleOptions, ready: Call
         access_log=False,
         server_header=False,
         proxy_headers=False,  # the console reads X-Forwarded-For itself, and only if it is told to
-        limit_concurrency=CONNECTIONS_MAX + 1,
+        limit_concurrency=REQUESTS_MAX,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     server = _Server(config, console)
