@@ -19,7 +19,7 @@ from .connections import BrowserConnection, ConnectionLimit, TlsHandshake
 from .options import ConsoleOptions
 
 CONNECTIONS_MAX = 500
-"""Maximum number of open connections. A further one takes the place of one that waits for its browser, if there is one."""
+"""Maximum number of open connections. A further one takes the place of one that waits for its browser, if any does."""
 REQUESTS_MAX = 1_000
 """Maximum number of requests, those of connections that were just lost included, and of connections of which none waits
 for its browser; further requests get the status 503."""
