@@ -185,10 +185,13 @@ class Parts:
         self.flush.wake()
         await flushed
 
-    def produce(self, topic: str, queue: int, *bodies: bytes, first: int, group: str = GROUP) -> list[Half]:
+    def produce(
+        self, topic: str, queue: int, *bodies: bytes, first: int, group: str = GROUP, keys: str = ""
+    ) -> list[Half]:
         """Append half messages in one frame, with counters from ``first`` on."""
         make_topic(self.store, topic)
-        rows = bytearray(b"".join(msgpack.packb([body, {"TAGS": "paid"}]) for body in bodies))
+        properties = {"TAGS": "paid"} | ({"KEYS": keys} if keys else {})
+        rows = bytearray(b"".join(msgpack.packb([body, properties]) for body in bodies))
         request = ProduceRequest(topic, len(bodies), common=common(group), unique_prefix=PREFIX, unique_first=first)
         half = half_request(request.common)
         assert half is not None
@@ -217,10 +220,10 @@ class Parts:
         self.service.add_halves(halves)
         return halves
 
-    async def end(self, half: Half, *, commit: bool, group: str = GROUP) -> BrokerError | None:
+    async def end(self, half: Half, *, commit: bool, group: str = GROUP, parked: bool = False) -> BrokerError | None:
         """End a transaction by its id; return the error of the response."""
         done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
-        request = EndTransactionRequest(group=group, transaction_id=half.transaction_id, commit=commit)
+        request = EndTransactionRequest(group=group, transaction_id=half.transaction_id, commit=commit, parked=parked)
         self.service.end_transaction(request, done.set_result)
         return await done
 

@@ -11,6 +11,7 @@ import pytest
 from flintmq.broker.delivery.transactions.records import Half
 from flintmq.broker.delivery.transactions.startup_scan import History
 from flintmq.broker.store import WouldBlock
+from flintmq.broker.store.message_store import UNLIMITED
 from flintmq.protocol.errors import BrokerFailure, TransactionEnded, TransactionGroupWrong, TransactionNotExist
 from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from flintmq.protocol.storage.layout import SysFlag
@@ -100,6 +101,60 @@ class TestEnds:
                 assert error.details["outcome"] == ("rollback" if place % 2 else "commit")
                 assert isinstance(await made.end(half, commit=True, group="thieves"), TransactionGroupWrong)
             assert len(made.records("orders")) == 3
+
+    @pytest.mark.parametrize("ended", ["committed", "rolled back"])
+    async def test_a_message_whose_key_is_its_id_is_not_its_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
+    ) -> None:
+        monkeypatch.setattr("flintmq.broker.delivery.transactions.table.ENDED_MAX", 0)
+        async with parts(tmp_path) as made:
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            (other,) = made.produce("orders", 0, b"refers to it", first=2, keys=half.transaction_id)
+            assert await made.end(half, commit=ended == "committed") is None
+            assert await made.end(other, commit=ended != "committed") is None
+            made.records("orders")  # dispatched
+            error = await made.end(half, commit=True)
+            assert isinstance(error, TransactionEnded)
+            assert error.details["outcome"] == ("commit" if ended == "committed" else "rollback")
+
+
+class TestParked:
+    async def park(self, made: Parts, half: Half) -> None:
+        for _ in range(TIMES_MAX + 1):
+            await made.clock.advance(INTERVAL_S)
+        await settled()
+        assert half.transaction_id in [
+            each.property_map()["UNIQ_KEY"] for each in made.records(TRANSACTION_PARKED_TOPIC)
+        ]
+
+    async def test_two_commits_at_once_deliver_it_once(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            await self.park(made, half)
+            # Nothing is acknowledged before both have read the log, as while followers are slow.
+            made.store.confirmed_offset = made.store.write_offset
+            both = [asyncio.ensure_future(made.end(half, commit=True, parked=True)) for _ in range(2)]
+            await until(lambda: any(each.done() for each in both) or len(made.records("orders")) == 2)
+            made.store.confirmed_offset = UNLIMITED
+            made.flush.acknowledge()
+            results = await asyncio.gather(*both)
+            assert sorted(type(each).__name__ for each in results) == ["NoneType", "SystemBusy"]
+            assert [each.body for each in made.records("orders")] == [b"paid"]
+            assert isinstance(await made.end(half, commit=True, parked=True), TransactionEnded)
+            assert len(made.records("orders")) == 1
+
+    async def test_it_is_not_delivered_because_another_message_has_its_id_as_key(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            halves = made.produce("orders", 0, b"paid", first=1)
+            await self.park(made, halves[0])
+            halves += made.produce("orders", 0, b"refers to it", first=2, keys=halves[0].transaction_id)
+            await self.park(made, halves[1])
+            halves += made.produce("orders", 0, b"also", first=3, keys=halves[0].transaction_id)
+            assert await made.end(halves[2], commit=True) is None
+            made.records("orders")  # dispatched
+            for half in halves[:2]:
+                assert await made.end(half, commit=True, parked=True) is None
+            assert [each.body for each in made.records("orders")] == [b"also", b"paid", b"refers to it"]
 
 
 class TestChecks:
@@ -321,6 +376,20 @@ class TestStart:
             assert isinstance(await made.end(halves[1], commit=False), TransactionEnded)
             assert await made.end(halves[0], commit=True) is None
             assert [each.body for each in made.records("orders", 1)] == [b"b", b"a"]
+
+    async def test_the_commit_of_another_transaction_ends_none(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            (before,) = made.produce("orders", 0, b"before", first=1)
+            assert await made.end(before, commit=True) is None
+        async with parts(tmp_path, killed=True) as made:
+            # One has the same unique key, which its producer used again; the other one refers to it by a key.
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            (other,) = made.produce("orders", 0, b"refers to it", first=2, keys=half.transaction_id)
+            assert await made.end(other, commit=True) is None
+        async with parts(tmp_path) as made:
+            assert [each.half.transaction_id for each in made.service.table] == [half.transaction_id]
+            assert await made.end(half, commit=True) is None
+            assert [each.body for each in made.records("orders")] == [b"before", b"refers to it", b"paid"]
 
     async def test_checks_continue_from_their_last_count(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:

@@ -116,7 +116,7 @@ class History:
         # Before the parked ones: a parked message that an operator delivered is in both topics.
         if self.is_delivered(half):
             return Past(Ended(transaction_id, group, COMMIT))
-        for record in self._with_key(TRANSACTION_PARKED_TOPIC, transaction_id):
+        for record in self._with_id(TRANSACTION_PARKED_TOPIC, transaction_id):
             parked = Half.of(record, TRANSACTION_PARKED_TOPIC)
             if parked is not None:
                 return Past(Ended(transaction_id, group, PARKED), parked, record)
@@ -124,7 +124,7 @@ class History:
 
     def is_delivered(self, half: Half) -> bool:
         """Return whether the message of a transaction is in its topic. Blocks."""
-        return any(map(is_committed, self._with_key(half.topic, half.transaction_id)))
+        return any(map(is_committed, self._with_id(half.topic, half.transaction_id)))
 
     def read_parked(self, first: int, count: int) -> tuple[list[Record], int, bool]:
         """Return (messages of the parked topic from queue offset ``first`` on, next offset, whether there are more).
@@ -151,30 +151,33 @@ class History:
     def _commit_of(self, topic: str, transaction_id: str, half_offsets: set[int]) -> bool:
         return any(
             is_committed(record) and record.prepared_transaction_offset in half_offsets
-            for record in self._with_key(topic, transaction_id)
+            for record in self._with_id(topic, transaction_id)
         )
 
     def _half_of(self, transaction_id: str, physical_offset: int) -> Half | None:
         record = self._store.log_reads.record_at(physical_offset, 0) if physical_offset >= 0 else None
         candidates = [record] if record is not None else []
         # The client may have named any offset, so whatever is there must prove to be the half message.
-        for found in (*candidates, *self._with_key(HALF_TOPIC, transaction_id)):
+        for found in (*candidates, *self._with_id(HALF_TOPIC, transaction_id)):
             half = Half.of(found)
             if half is not None and id_of(found, found.property_map().get(PROPERTY_UNIQ_KEY)) == transaction_id:
                 return half
         return None
 
-    def _with_key(self, topic: str, key: str) -> Iterator[Record]:
-        """Yield the records of a topic with a key, the newest first."""
+    def _with_id(self, topic: str, transaction_id: str) -> Iterator[Record]:
+        """Yield the records of a topic whose unique key is the id of a transaction, the newest first."""
         cursor = ""
         while True:
             try:
-                page = self._store.queries.query(KeySearch(topic, key, cursor=cursor), hot=False)
+                page = self._store.queries.query(KeySearch(topic, transaction_id, cursor=cursor), hot=False)
             except TopicNotExist:
                 return
             at = page.count * RECORD_SIZE_STRUCT.size
             for (size,) in RECORD_SIZE_STRUCT.iter_unpack(page.body[:at]):
-                yield decode_record(page.body, at, check_crc=False)
+                record = decode_record(page.body, at, check_crc=False)
+                # The index also finds messages of others that refer to this one by a key of their own.
+                if record.property_map().get(PROPERTY_UNIQ_KEY) == transaction_id:
+                    yield record
                 at += size
             cursor = page.cursor
             if not cursor:
