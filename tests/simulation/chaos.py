@@ -34,6 +34,8 @@ class Chaos:
             self._replace_disk: 2.0,
             self._switch: 2.0,
             self._remove: 1.0,
+            self._change_members_at_once: 2.0,
+            self._registry_node_fails: 2.0,
             self._delete_oldest: 2.0,
         }
         # A few kinds a run: combinations of the same kinds are found sooner than all kinds at once.
@@ -57,6 +59,8 @@ class Chaos:
         world.network.heal()
         world.network.slowness = 0.002
         world.registry.away, world.registry.unknown = False, 0.0
+        for node in world.registry.nodes:
+            node.away, node.late = False, 0.0
         for member in world.members.values():
             member.disk_seconds, member.crash_chance = 0.003, 0.0
             if not member.runs:
@@ -200,6 +204,34 @@ class Chaos:
         removed = self._random.choice(list(world.members))
         leader.change_members(frozenset(world.members) - {removed})
         world.after(self._random.uniform(1.0, 10.0), self._add_all)
+
+    def _change_members_at_once(self) -> None:
+        """Let two operators ask for different members, one of them perhaps while a member is being taken out."""
+        world, leader = self._world, self._world.leader()
+        if leader is None:
+            return
+        members = list(world.members)
+        for delay in (0.0, self._random.choice((0.0, 0.005, 0.1))):
+            world.after(delay, leader.change_members, frozenset(members) - {self._random.choice(members)})
+        slow = self._random.choice(members)
+        if slow != leader.name and self._random.random() < 0.5:
+            world.members[slow].pause(world.limits.lag_s + 1.0)
+            for step in range(8):
+                world.after(world.limits.lag_s - 0.2 + step * 0.1, leader.change_members, frozenset(members) - {self._random.choice(members)})
+        world.after(self._random.uniform(5.0, 12.0), self._add_all)
+
+    def _registry_node_fails(self) -> None:
+        """Let one node of the registry be away, or answer late and with what was true before."""
+        node = self._random.choice(self._world.registry.nodes)
+        if self._random.random() < 0.5:
+            node.away = True
+        else:
+            node.late = self._random.choice((0.3, 1.0, 5.0))
+
+        def end() -> None:
+            node.away, node.late = False, 0.0
+
+        self._world.after(self._random.uniform(1.0, 15.0), end)
 
     def _delete_oldest(self) -> None:
         self._any().delete_oldest()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from .disk import Record, Violation
 
 if TYPE_CHECKING:
+    from flintmq.broker.replication.core.configuration import SetConfig
+
     from .member import Member
     from .world import World
 
@@ -60,6 +62,13 @@ class Judge:
         """Check an answer that only the one leader may give: no member has begun to lead a later epoch."""
         if self._latest is not None and self._latest[0] > epoch:
             self._fail_unless_quick(f"{member.name} answers in epoch {epoch}; {self._latest[1].name} leads later")
+
+    def configured(self, before: SetConfig, after: SetConfig) -> None:
+        """Check a configuration that the registry takes: no change makes fewer members in sync than the minimum."""
+        if len(after.in_sync) < min(after.min_in_sync, len(before.in_sync)):
+            self._fail(f"{sorted(after.in_sync)} are in sync, the minimum is {after.min_in_sync}")
+        if not after.in_sync <= after.members or after.primary not in after.in_sync:
+            self._fail(f"{after} has members in sync that are none, or a primary that is not in sync")
 
     def stopped(self, member: Member, reason: str) -> None:
         """No fault of the simulator needs a person."""

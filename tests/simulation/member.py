@@ -61,6 +61,8 @@ class Member:
         self._flushing = False
         self._step: Step | None = None
         """Work that the disk has begun."""
+        self.slow_step: tuple[type[Step], float] | None = None
+        """A kind of step that takes the disk this many seconds."""
 
     @property
     def runs(self) -> bool:
@@ -264,7 +266,9 @@ class Member:
             case Cut() | Restart() | SaveState():
                 self.disk.generation += not isinstance(action, SaveState)
                 self._step = action
-                world.after(self._disk_delay(), self._step_done, life)
+                slow = self.slow_step is not None and isinstance(action, self.slow_step[0])
+                seconds = self.slow_step[1] if slow and self.slow_step is not None else self._disk_delay()
+                world.after(seconds, self._step_done, life)
             case Lead(epoch):
                 self.leads = epoch
                 world.judge.leads(self, epoch)

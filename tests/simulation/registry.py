@@ -1,4 +1,5 @@
-"""A registry that answers late, loses answers, applies requests long after it was asked, and is away at times."""
+"""A registry of three nodes that answers late, loses answers, applies requests long after it was asked, and is away at
+times, as a whole or one of its nodes."""
 
 from __future__ import annotations
 
@@ -28,8 +29,17 @@ class Lease:
     until: float
 
 
+@dataclass(slots=True)
+class Node:
+    """One node of the registry: an access to what all of them agree on."""
+
+    away: bool = False
+    late: float = 0.0
+    """Seconds that each request and each answer through it take longer, so that a watch tells what was true before."""
+
+
 class Registry:
-    """One configuration with a version, and one lease."""
+    """One configuration with a version, and one lease. Requests go to its nodes in turn, a watch stays at one."""
 
     def __init__(self, world: World, config: SetConfig, lease_s: float) -> None:
         self._world = world
@@ -39,6 +49,8 @@ class Registry:
         self.config: SetConfig = config
         self.version = 1
         self.away = False
+        self.nodes = (Node(), Node(), Node())
+        self._turn = 0
         self.unknown = 0.0
         """Probability that a change is applied late or never, and not answered."""
         self.waiting: list[SetConfig] = []
@@ -102,15 +114,17 @@ class Registry:
     def _compare_and_set(self, proposal: Proposal) -> ProposalOutcome:
         if proposal.if_version != self.version or (proposal.if_vacant and self.state.holder is not None):
             return ProposalOutcome.LOST
+        self._world.judge.configured(self.config, proposal.config)
         self.config = proposal.config
         self.version += 1
         self._notify()
         return ProposalOutcome.DONE
 
     def _notify(self) -> None:
-        for member in self._world.members.values():
+        for number, member in enumerate(self._world.members.values()):
             # A watch ends with its process: the next one must not be told what was true before it.
-            self._respond(member.name, partial(member.registry_state, member.life, self.state))
+            node = self.nodes[number % len(self.nodes)]
+            self._respond(member.name, partial(member.registry_state, member.life, self.state), node)
 
     def _once(self, answer: Callable[..., object], *otherwise: object) -> Callable[..., None]:
         """Return a function that answers, once; without a call, the answer is ``otherwise`` after a while."""
@@ -126,17 +140,22 @@ class Registry:
         return respond
 
     def _request(self, member: str, apply: Callable[[], object], lost: Callable[[], object] | None = None) -> None:
+        self._turn += 1
+        node = self.nodes[self._turn % len(self.nodes)]
+
         def arrive() -> None:
-            if not self.away and self._world.network.reaches(member, REGISTRY):
+            if not self.away and not node.away and self._world.network.reaches(member, REGISTRY):
                 apply()
             elif lost is not None:
                 lost()
 
-        self._world.after(self._world.network.delay(), arrive)
+        self._world.after(self._world.network.delay() + node.late, arrive)
 
-    def _respond(self, member: str, respond: Callable[[], object]) -> None:
+    def _respond(self, member: str, respond: Callable[[], object], node: Node | None = None) -> None:
+        node = node or self.nodes[self._turn % len(self.nodes)]
+
         def arrive() -> None:
-            if not self.away and self._world.network.reaches(REGISTRY, member):
+            if not self.away and not node.away and self._world.network.reaches(REGISTRY, member):
                 respond()
 
-        self._world.after(self._world.network.delay(), arrive)
+        self._world.after(self._world.network.delay() + node.late, arrive)

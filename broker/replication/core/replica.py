@@ -201,7 +201,6 @@ class Replica:
         epoch = self.primary.config.epoch
         if self.role is Role.PRIMARY:
             self.actions.append(StepDown(epoch))
-        self.log.confirmed = max(self.log.confirmed, self.primary.confirmed)
         self.primary.disconnect_all()
         self.role, self.primary, self.accepts = Role.FOLLOWER, None, False
         self._vacant_since, self.proposals = None, []

@@ -1,0 +1,239 @@
+"""Schedules for halves of rules that random lives do not need: with the rule whole, nothing is broken."""
+
+from __future__ import annotations
+
+from flintmq.broker.replication.core.actions import Close, SaveState, SendMessage
+from flintmq.broker.replication.core.messages import Hello, PositionReport, Refusal
+from flintmq.broker.replication.core.replica import Replica
+from flintmq.broker.replication.core.rules import Rules
+
+from .disk import Violation
+from .member import Member
+from .registry import REGISTRY
+from .schedules import WORLDS, whole_world
+from .world import World
+
+
+def replica_of(member: Member) -> Replica:
+    """Return the core of a member that runs."""
+    assert member.replica is not None
+    return member.replica
+
+
+def must(holds: bool, text: str) -> None:
+    """Raise ``Violation`` unless a promise holds."""
+    if not holds:
+        raise Violation(text)
+
+
+def stop_while_the_lease_is_renewed(rules: Rules) -> None:
+    """Let the process of ``a`` stand still between the request for its lease and the answer, nearly a lease long."""
+    for seed in WORLDS:
+        world, a, _, _ = whole_world(seed, rules, quick_takeover=False)
+        asked = replica_of(a)._lease_asked
+        assert world.run(10.0, lambda a=a, asked=asked: replica_of(a)._lease_asked not in (None, asked))
+        a.pause(4.7)
+        world.run(4.7)
+        for other in (REGISTRY, "b", "c"):
+            world.network.cut(other, "a")
+            world.network.cut("a", other)
+        for _ in range(800):
+            world.run(0.01)
+            a.read()
+
+
+def join_a_new_primary(rules: Rules) -> None:
+    """Let ``b`` lead anew and know of nothing confirmed, and ``c`` follow with a slow disk, without the last record.
+
+    It may not join before it has what the log had when the epoch began. Then ``b`` dies.
+    """
+    for seed in range(40):
+        world, a, b, c = whole_world(seed, rules, load=False)
+        for _ in range(20):
+            a.produce()
+        world.run(1.0)
+        c.crash(power=True)
+        assert world.run(30.0, lambda world=world: world.registry.config.in_sync == set("ab"))
+        world.run(1.0)
+        for _ in range(2):
+            a.produce()
+        world.run(1.0)
+        a.crash(power=True)
+        b.crash(power=False)
+        b.disk.confirmed = c.disk.confirmed = 0
+        b.start()
+        assert world.run(30.0, lambda b=b: b.leads > 0)
+        c.start()
+        if not world.run(8.0, lambda b=b: b.leads > 0 and replica_of(b).primary.followers["c"].streaming):  # type: ignore[union-attr]
+            continue
+        c.disk_seconds = 60.0
+        world.run(8.0, lambda world=world: "c" in world.registry.config.in_sync)
+        b.crash(power=True)
+        c.crash(power=True)
+        c.disk_seconds = 0.003
+        c.start()
+        world.run(20.0)
+        a.start()
+        b.start()
+        world.load(0.1)
+        world.check_progress(90.0)
+
+
+def add_a_member_and_ask_again(rules: Rules) -> None:
+    """Let ``a`` not hear that ``c`` is in sync, and propose another configuration before it dies: both must count."""
+    world, a, b, c = whole_world(3, rules)
+    c.crash(power=True)
+    assert world.run(30.0, lambda: world.registry.config.in_sync == set("ab"))
+    world.run(1.0)
+    world.network.cut(REGISTRY, "a")
+    c.start()
+    assert world.run(10.0, lambda: "c" in world.registry.config.in_sync)
+    c.crash(power=True)
+    world.run(3.3)
+    a.crash(power=True)
+    b.crash(power=True)
+    c.start()
+    assert world.run(30.0, lambda: world.registry.config.primary == "c")
+    world.network.heal()
+    a.start()
+    b.start()
+    world.check_progress(60.0)
+
+
+def join_before_the_mark_is_saved(rules: Rules) -> None:
+    """Let ``c`` copy everything to a replaced disk that is slow to save that it is complete; its power fails as soon as
+    it is in sync. It is one of those who may lead, so its disk must know that it is complete."""
+    for seed in range(4):
+        world, a, _, c = whole_world(seed, rules, load=False)
+        for _ in range(10):
+            a.produce()
+        world.run(1.0)
+        c.replace_disk()
+        assert world.run(30.0, lambda world=world: world.registry.config.in_sync == set("ab"))
+        c.start()
+        if not world.run(8.0, lambda a=a: replica_of(a).primary.followers["c"].streaming):  # type: ignore[union-attr]
+            continue
+        c.slow_step = SaveState, 40.0
+        world.run(60.0, lambda world=world: "c" in world.registry.config.in_sync)
+        c.crash(power=True)
+        must(c.disk.complete or "c" not in world.registry.config.in_sync, "c is in sync and cannot lead")
+
+
+def stop_leading(rules: Rules) -> None:
+    """Let ``a`` lead, confirm, and step down: it still knows what it confirmed itself, and would refuse to cut that."""
+    world, a, _, _ = whole_world(1, rules, load=False)
+    for _ in range(10):
+        a.produce()
+    world.run(1.0)
+    end = world.judge.safe_end
+    world.network.cut("a", REGISTRY)
+    assert world.run(15.0, lambda: not a.leads)
+    must(replica_of(a).log.confirmed == end > 0, "a has forgotten what it confirmed itself")
+
+
+def report_what_cannot_be(rules: Rules) -> None:
+    """Let a faulty follower report more than it was sent, and less than it reported before."""
+    for written, flushed in ((30, 0), (-10, -10), (0, -10)):
+        world, a, b, _ = whole_world(2, rules, load=False)
+        for _ in range(10):
+            a.produce()
+        world.run(1.0)
+        replica = replica_of(a)
+        primary = replica.primary
+        assert primary is not None
+        follower, end = primary.followers["b"], a.disk.end
+        assert follower.connection is not None
+        report = PositionReport(primary.config.epoch, end + written, end + flushed, complete=True)
+        replica.received(follower.connection, report, a.clock)
+        must(follower.connection is None, f"a believes that {b.name} has {report}")
+        must(primary.flushed["b"] == end, f"a counts {report}")
+
+
+def report_in_another_epoch(rules: Rules) -> None:
+    """Let a report of an earlier and of a later epoch arrive after new records: neither says that they are on disk."""
+    for epoch in (-1, 1):
+        world, a, _, _ = whole_world(2, rules, load=False)
+        world.network.cut("a", "b")
+        for _ in range(3):
+            a.produce()
+        world.run(0.1)
+        primary = replica_of(a).primary
+        assert primary is not None
+        follower = primary.followers["b"]
+        assert follower.connection is not None
+        assert follower.sent == a.disk.end > primary.flushed["b"]
+        report = PositionReport(primary.config.epoch + epoch, a.disk.end, a.disk.end, complete=True)
+        replica_of(a).received(follower.connection, report, a.clock)
+        must(primary.flushed["b"] < a.disk.end, "a report of another epoch counts")
+
+
+def follow_twice(rules: Rules) -> None:
+    """Let another broker greet with the id of a member whose connection lives."""
+    world, a, b, _ = whole_world(2, rules)
+    replica = replica_of(a)
+    primary = replica.primary
+    assert primary is not None
+    before = primary.followers["b"].connection
+    replica.received(
+        -1000, Hello(world.registry.config.cluster_id, primary.config.epoch, "b", b.disk.end, b.disk.epochs), a.clock
+    )
+    refused = [each for each in replica.actions if isinstance(each, SendMessage) and each.connection == -1000]
+    must([type(each.message) for each in refused] == [Refusal], "a second connection of b is accepted")
+    must(Close(-1000) in replica.actions and primary.followers["b"].connection == before, "the connection of b ended")
+
+
+def take_over_without_the_old_primary(rules: Rules) -> None:
+    """Let ``b`` take over with ``a`` in sync, because the minimum needs it; ``a`` stays away, and ``c`` comes back."""
+    world, a, b, c = whole_world(1, rules)
+    c.crash(power=True)
+    assert world.run(30.0, lambda: world.registry.config.in_sync == set("ab"))
+    a.crash(power=True)
+    assert world.run(30.0, lambda: b.leads > 0)
+    c.start()
+    must(
+        world.run(world.limits.lag_s - 1.0, lambda: world.registry.config.in_sync == set("bc")),
+        "a is gone, and waited for",
+    )
+
+
+def come_back_after_a_takeover(rules: Rules) -> None:
+    """Let the old primary come back: a set in which nothing fails does not change."""
+    world, a, _, _ = whole_world(1, rules, min_in_sync=1)
+    a.crash(power=False)
+    assert world.run(30.0, lambda: world.leader() is not None and world.leader() is not a)
+    a.start()
+    assert world.run(30.0, lambda: world.registry.config.in_sync == set("abc"))
+    check_unchanged(world, 8.0)
+
+
+def connect_again_soon(rules: Rules) -> None:
+    """Let a follower lose its process for less than the lag limit: it stays in sync."""
+    world, _, b, _ = whole_world(1, rules, min_in_sync=1)
+    b.crash(power=False)
+    world.after(1.0, b.start)
+    check_unchanged(world, 8.0)
+
+
+def check_unchanged(world: World, seconds: float) -> None:
+    """Check that the configuration does not change in this time."""
+    config = world.registry.config
+    must(not world.run(seconds, lambda: world.registry.config != config), "the configuration changed without a reason")
+
+
+def remove_while_another_is_taken_out(rules: Rules) -> None:
+    """Let an operator remove ``c`` in the moment in which ``b`` is taken out because it lags."""
+    for seed in WORLDS:
+        world, a, b, _ = whole_world(seed, rules)
+        b.pause(60.0)
+        assert world.run(20.0, lambda a=a: replica_of(a).proposals != [])
+        a.change_members(frozenset("ab"))
+        world.run(5.0)
+
+
+def change_twice(rules: Rules) -> None:
+    """Let an operator remove ``b`` and then ``c``, the second before the first is done."""
+    world, a, _, _ = whole_world(3, rules, min_in_sync=1)
+    accepted = [replica_of(a).change_members(frozenset(members)) is None for members in ("ac", "ab")]
+    world.run(10.0)
+    wanted = set("abc") - {name for name, took in zip("bc", accepted, strict=True) if took}
+    must(world.registry.config.members == wanted, f"members are {sorted(world.registry.config.members)}")
