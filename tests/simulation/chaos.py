@@ -217,7 +217,11 @@ class Chaos:
         if slow != leader.name and self._random.random() < 0.5:
             world.members[slow].pause(world.limits.lag_s + 1.0)
             for step in range(8):
-                world.after(world.limits.lag_s - 0.2 + step * 0.1, leader.change_members, frozenset(members) - {self._random.choice(members)})
+                world.after(
+                    world.limits.lag_s - 0.2 + step * 0.1,
+                    leader.change_members,
+                    frozenset(members) - {self._random.choice(members)},
+                )
         world.after(self._random.uniform(5.0, 12.0), self._add_all)
 
     def _registry_node_fails(self) -> None:

@@ -1,4 +1,4 @@
-"""Errors in the core that no method of ``Rules`` can show: each is one changed place of its source, applied in memory."""
+"""Errors in the core that no method of ``Rules`` can show: one changed place of its source each, applied in memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def broken(mutant: CoreMutant) -> Iterator[None]:
     source = inspect.getsource(module)
     assert source.count(mutant.text) == 1, f"{mutant.name}: its text is there {source.count(mutant.text)} times"
     changed: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
-    exec(compile(source.replace(mutant.text, mutant.replacement), f"<{mutant.name}>", "exec"), changed)  # noqa: S102
+    exec(compile(source.replace(mutant.text, mutant.replacement), f"<{mutant.name}>", "exec"), changed)
     own = dict(_functions(module, vars(module)))
     codes = {name: function.__code__ for name, function in own.items()}
     for name, function in _functions(module, changed):
@@ -53,7 +53,12 @@ def broken(mutant: CoreMutant) -> Iterator[None]:
             own[name].__code__ = code
 
 
-ACCEPT_OLDER_EPOCHS = CoreMutant("accept_older_epochs", "rules", "return epoch == own_epoch", "return epoch <= own_epoch")
+ACCEPT_OLDER_EPOCHS = CoreMutant(
+    "accept_older_epochs", "rules", "return epoch == own_epoch", "return epoch <= own_epoch"
+)
+ACCEPT_LATER_EPOCHS = CoreMutant(
+    "accept_later_epochs", "rules", "return epoch == own_epoch", "return epoch >= own_epoch"
+)
 ALL_BUT_THE_SLOWEST = CoreMutant(
     "all_but_the_slowest",
     "rules",
@@ -73,10 +78,7 @@ SHOW_BEFORE_OWN_FLUSH = CoreMutant(
     "show_before_own_flush", "rules", "return min(confirmed, flushed)", "return confirmed"
 )
 ELECT_WITHOUT_VACANCY = CoreMutant(
-    "elect_without_vacancy",
-    "rules",
-    "return holder is None or holder == member == config.primary",
-    "return True",
+    "elect_without_vacancy", "rules", "return holder is None or holder == member == config.primary", "return True"
 )
 BEGIN_AN_INCOMPLETE_EPOCH = CoreMutant(
     "begin_an_incomplete_epoch",
@@ -130,7 +132,10 @@ JOIN_BELOW_THE_START = CoreMutant(
     "return flushed >= confirmed and flushed >= own_flushed - gap",
 )
 COMPLETE_BELOW_CONFIRMED = CoreMutant(
-    "complete_below_confirmed", "rules", "return flushed >= max(confirmed, epoch_start)\n", "return flushed >= epoch_start\n"
+    "complete_below_confirmed",
+    "rules",
+    "return flushed >= max(confirmed, epoch_start)\n",
+    "return flushed >= epoch_start\n",
 )
 ALWAYS_COMPLETE = CoreMutant(
     "always_complete", "follower", "is_complete = self._log.complete and not self._log.busy", "is_complete = True"
@@ -155,14 +160,15 @@ GONE_WHEN_IT_IS_BACK = CoreMutant(
     "not (member == self._suspect and not follower.streaming)",
 )
 GONE_WHILE_IT_STREAMS = CoreMutant(
-    "gone_while_it_streams", "primary", "(member == self._suspect and not follower.streaming)", "member == self._suspect"
+    "gone_while_it_streams",
+    "primary",
+    "(member == self._suspect and not follower.streaming)",
+    "member == self._suspect",
 )
 GONE_AT_ONCE = CoreMutant(
     "gone_at_once", "primary", "(member == self._suspect and not follower.streaming)", "not follower.streaming"
 )
-NEVER_GONE = CoreMutant(
-    "never_gone", "primary", "(member == self._suspect and not follower.streaming)", "False"
-)
+NEVER_GONE = CoreMutant("never_gone", "primary", "(member == self._suspect and not follower.streaming)", "False")
 CHANGE_BELOW_A_PROPOSAL = CoreMutant(
     "change_below_a_proposal",
     "replica",
@@ -176,8 +182,5 @@ DROP_A_CHANGE = CoreMutant(
     "",
 )
 HAND_OVER_TO_ONE_ALONE = CoreMutant(
-    "hand_over_to_one_alone",
-    "replica",
-    "others if len(others) > 1 else config.in_sync",
-    "others",
+    "hand_over_to_one_alone", "replica", "others if len(others) > 1 else config.in_sync", "others"
 )

@@ -63,6 +63,8 @@ class Disk:
         """Return the end of the last whole record below ``limit``, or of the first one."""
         first = bisect_left(self.records, offset, key=lambda record: record.start)
         last = bisect_right(self.records, limit, key=lambda record: record.end)
+        if first == len(self.records) or self.records[first].start != offset:
+            raise Violation(f"no record begins at {offset}, which a follower is said to have reached")
         return self.records[max(first, last - 1)].end
 
     def do(self, step: Step) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flintmq.broker.replication.core.actions import Close, SaveState, SendMessage
 from flintmq.broker.replication.core.messages import Hello, PositionReport, Refusal
 from flintmq.broker.replication.core.replica import Replica
@@ -20,6 +22,42 @@ def replica_of(member: Member) -> Replica:
     return member.replica
 
 
+def in_sync(world: World, names: str) -> Callable[[], bool]:
+    """Return a condition: exactly these members are in sync."""
+    return lambda: world.registry.config.in_sync == set(names)
+
+
+def joined(world: World, name: str) -> Callable[[], bool]:
+    """Return a condition: a member is in sync."""
+    return lambda: name in world.registry.config.in_sync
+
+
+def streams(primary: Member, name: str) -> Callable[[], bool]:
+    """Return a condition: the primary sends the log to a member."""
+
+    def holds() -> bool:
+        leadership = replica_of(primary).primary
+        return leadership is not None and leadership.followers[name].streaming
+
+    return holds
+
+
+def proposes(member: Member) -> Callable[[], bool]:
+    """Return a condition: a proposal of a member is on its way."""
+    return lambda: replica_of(member).proposals != []
+
+
+def asks_for_the_lease(member: Member) -> Callable[[], bool]:
+    """Return a condition: a member has asked for the lease once more, and has no answer yet."""
+    asked = replica_of(member)._lease_asked
+    return lambda: replica_of(member)._lease_asked not in (None, asked)
+
+
+def leads(member: Member) -> Callable[[], bool]:
+    """Return a condition: a member leads."""
+    return lambda: member.leads > 0
+
+
 def must(holds: bool, text: str) -> None:
     """Raise ``Violation`` unless a promise holds."""
     if not holds:
@@ -30,8 +68,7 @@ def stop_while_the_lease_is_renewed(rules: Rules) -> None:
     """Let the process of ``a`` stand still between the request for its lease and the answer, nearly a lease long."""
     for seed in WORLDS:
         world, a, _, _ = whole_world(seed, rules, quick_takeover=False)
-        asked = replica_of(a)._lease_asked
-        assert world.run(10.0, lambda a=a, asked=asked: replica_of(a)._lease_asked not in (None, asked))
+        assert world.run(10.0, asks_for_the_lease(a))
         a.pause(4.7)
         world.run(4.7)
         for other in (REGISTRY, "b", "c"):
@@ -53,7 +90,7 @@ def join_a_new_primary(rules: Rules) -> None:
             a.produce()
         world.run(1.0)
         c.crash(power=True)
-        assert world.run(30.0, lambda world=world: world.registry.config.in_sync == set("ab"))
+        assert world.run(30.0, in_sync(world, "ab"))
         world.run(1.0)
         for _ in range(2):
             a.produce()
@@ -62,12 +99,12 @@ def join_a_new_primary(rules: Rules) -> None:
         b.crash(power=False)
         b.disk.confirmed = c.disk.confirmed = 0
         b.start()
-        assert world.run(30.0, lambda b=b: b.leads > 0)
+        assert world.run(30.0, leads(b))
         c.start()
-        if not world.run(8.0, lambda b=b: b.leads > 0 and replica_of(b).primary.followers["c"].streaming):  # type: ignore[union-attr]
+        if not world.run(8.0, streams(b, "c")):
             continue
         c.disk_seconds = 60.0
-        world.run(8.0, lambda world=world: "c" in world.registry.config.in_sync)
+        world.run(8.0, joined(world, "c"))
         b.crash(power=True)
         c.crash(power=True)
         c.disk_seconds = 0.003
@@ -83,11 +120,11 @@ def add_a_member_and_ask_again(rules: Rules) -> None:
     """Let ``a`` not hear that ``c`` is in sync, and propose another configuration before it dies: both must count."""
     world, a, b, c = whole_world(3, rules)
     c.crash(power=True)
-    assert world.run(30.0, lambda: world.registry.config.in_sync == set("ab"))
+    assert world.run(30.0, in_sync(world, "ab"))
     world.run(1.0)
     world.network.cut(REGISTRY, "a")
     c.start()
-    assert world.run(10.0, lambda: "c" in world.registry.config.in_sync)
+    assert world.run(10.0, joined(world, "c"))
     c.crash(power=True)
     world.run(3.3)
     a.crash(power=True)
@@ -109,12 +146,12 @@ def join_before_the_mark_is_saved(rules: Rules) -> None:
             a.produce()
         world.run(1.0)
         c.replace_disk()
-        assert world.run(30.0, lambda world=world: world.registry.config.in_sync == set("ab"))
+        assert world.run(30.0, in_sync(world, "ab"))
         c.start()
-        if not world.run(8.0, lambda a=a: replica_of(a).primary.followers["c"].streaming):  # type: ignore[union-attr]
+        if not world.run(8.0, streams(a, "c")):
             continue
         c.slow_step = SaveState, 40.0
-        world.run(60.0, lambda world=world: "c" in world.registry.config.in_sync)
+        world.run(60.0, joined(world, "c"))
         c.crash(power=True)
         must(c.disk.complete or "c" not in world.registry.config.in_sync, "c is in sync and cannot lead")
 
@@ -186,14 +223,11 @@ def take_over_without_the_old_primary(rules: Rules) -> None:
     """Let ``b`` take over with ``a`` in sync, because the minimum needs it; ``a`` stays away, and ``c`` comes back."""
     world, a, b, c = whole_world(1, rules)
     c.crash(power=True)
-    assert world.run(30.0, lambda: world.registry.config.in_sync == set("ab"))
+    assert world.run(30.0, in_sync(world, "ab"))
     a.crash(power=True)
-    assert world.run(30.0, lambda: b.leads > 0)
+    assert world.run(30.0, leads(b))
     c.start()
-    must(
-        world.run(world.limits.lag_s - 1.0, lambda: world.registry.config.in_sync == set("bc")),
-        "a is gone, and waited for",
-    )
+    must(world.run(world.limits.lag_s - 1.0, in_sync(world, "bc")), "a is gone, and waited for")
 
 
 def come_back_after_a_takeover(rules: Rules) -> None:
@@ -202,7 +236,7 @@ def come_back_after_a_takeover(rules: Rules) -> None:
     a.crash(power=False)
     assert world.run(30.0, lambda: world.leader() is not None and world.leader() is not a)
     a.start()
-    assert world.run(30.0, lambda: world.registry.config.in_sync == set("abc"))
+    assert world.run(30.0, in_sync(world, "abc"))
     check_unchanged(world, 8.0)
 
 
@@ -225,7 +259,7 @@ def remove_while_another_is_taken_out(rules: Rules) -> None:
     for seed in WORLDS:
         world, a, b, _ = whole_world(seed, rules)
         b.pause(60.0)
-        assert world.run(20.0, lambda a=a: replica_of(a).proposals != [])
+        assert world.run(20.0, proposes(a))
         a.change_members(frozenset("ab"))
         world.run(5.0)
 
@@ -237,3 +271,66 @@ def change_twice(rules: Rules) -> None:
     world.run(10.0)
     wanted = set("abc") - {name for name, took in zip("bc", accepted, strict=True) if took}
     must(world.registry.config.members == wanted, f"members are {sorted(world.registry.config.members)}")
+
+
+def join_below_what_is_confirmed(rules: Rules) -> None:
+    """Let ``c`` follow with a slow disk, one acknowledged record behind, and be the last that is left."""
+    for seed in WORLDS:
+        world, a, b, c = whole_world(seed, rules, load=False)
+        c.crash(power=True)
+        assert world.run(30.0, in_sync(world, "ab"))
+        for _ in range(5):
+            a.produce()
+        world.run(1.0)
+        c.start()
+        assert world.run(8.0, streams(a, "c"))
+        c.disk_seconds = 60.0
+        a.produce()
+        world.run(8.0, joined(world, "c"))
+        for member in (a, b, c):
+            member.crash(power=True)
+        c.disk_seconds = 0.003
+        c.start()
+        world.run(20.0)
+
+
+def replace_a_disk_that_the_minimum_needs(rules: Rules) -> None:
+    """Let ``c`` lose its disk and stay in sync, because the minimum needs it; it is the last that is left while it
+    copies."""
+    world, a, b, c = whole_world(1, rules, load=False, min_in_sync=3)
+    for _ in range(100):
+        a.produce()
+    world.run(1.0)
+    c.replace_disk()
+    c.start()
+    assert world.run(30.0, lambda: c.disk.complete)
+    a.crash(power=True)
+    b.crash(power=True)
+    world.run(20.0)
+
+
+def hand_over_to_a_disk_that_is_lost(rules: Rules) -> None:
+    """Let ``a`` hand over to ``b``, the only other one in sync, whose disk is lost in this moment."""
+    world, a, b, c = whole_world(1, rules, min_in_sync=1)
+    c.crash(power=True)
+    assert world.run(30.0, in_sync(world, "ab"))
+    world.run(1.0)
+    a.switch("b")
+    assert world.run(5.0, lambda: world.registry.config.primary == "b")
+    b.replace_disk()
+    must(world.run(30.0, lambda: world.leader() is a), "no member can lead")
+
+
+def begin_an_epoch_too_late(rules: Rules) -> None:
+    """Let ``b`` be elected, save its epoch slowly, and not hear that ``c`` leads the next one."""
+    world, a, b, c = whole_world(1, rules, quick_takeover=False)
+    b.slow_step = SaveState, 9.0  # not long enough for b to give up
+    a.crash(power=True)
+    assert world.run(20.0, lambda: replica_of(b).primary is not None)
+    world.network.cut("b", REGISTRY)
+    world.network.cut(REGISTRY, "b")
+    assert world.run(10.0, leads(c))
+    a.start()
+    end = world.judge.safe_end
+    assert world.run(10.0, lambda: world.judge.safe_end > end)
+    world.run(20.0)
