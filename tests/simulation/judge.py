@@ -68,7 +68,7 @@ class Judge:
         if len(after.in_sync) < min(after.min_in_sync, len(before.in_sync)):
             self._fail(f"{sorted(after.in_sync)} are in sync, the minimum is {after.min_in_sync}")
         if not after.in_sync <= after.members or after.primary not in after.in_sync:
-            self._fail(f"{after} has members in sync that are none, or a primary that is not in sync")
+            self._fail(f"{after} has members in sync that are not members, or a primary that is not in sync")
 
     def stopped(self, member: Member, reason: str) -> None:
         """No fault of the simulator needs a person."""

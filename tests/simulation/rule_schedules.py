@@ -80,7 +80,7 @@ def stop_while_the_lease_is_renewed(rules: Rules) -> None:
 
 
 def join_a_new_primary(rules: Rules) -> None:
-    """Let ``b`` lead anew and know of nothing confirmed, and ``c`` follow with a slow disk, without the last record.
+    """Let ``b`` lead again and know of nothing confirmed, and ``c`` follow with a slow disk, without the last record.
 
     It may not join before it has what the log had when the epoch began. Then ``b`` dies.
     """

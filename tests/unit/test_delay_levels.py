@@ -15,7 +15,7 @@ from flintmq.broker.store import StoreSettings
 from flintmq.protocol.storage.delivery import SCHEDULE_TOPIC
 from flintmq.protocol.storage.record import Record
 from tests.delay_tools import DelayedStore
-from tests.store_tools import HOST, find, kill, unpack_rocketmq
+from tests.store_tools import HOST, find, kill, make_topic, unpack_rocketmq
 
 LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
@@ -119,6 +119,34 @@ def test_a_hundred_copies_are_found_and_later_messages_come_once(delayed: Delaye
     delayed.dispatch()
     crashed(delayed)
     assert delayed.bodies("t") == [b"%03d" % number for number in range(200)]
+
+
+@pytest.mark.parametrize("first", ["parked", "of a deleted topic", "without a unique key", "damaged"])
+def test_a_message_without_a_copy_does_not_bring_back_those_behind_it(delayed: DelayedStore, first: str) -> None:
+    topic = "gone" if first in ("parked", "of a deleted topic") else "t"
+    other = waiting_record(b"first", REAL_TOPIC=topic)
+    if first == "without a unique key":
+        other = replace(other, properties=other.properties.replace(b"UNIQ_KEY\x01first\x02", b""))
+    records = [waiting_record(b"%03d" % number) for number in range(150)]
+    for name in {"t"} if first == "parked" else {"t", topic}:
+        make_topic(delayed.store, name)
+    delayed.append([other, *records[:100]])
+    delayed.run(store_ms_of(delayed) + 60_000)
+    delayed.append(records[100:])
+    delayed.dispatch()
+    if first == "of a deleted topic":
+        delayed.store.topics.remove("gone")
+        delayed.store.delete_topic("gone")
+    if first == "damaged":
+        with (delayed.path / "commitlog" / f"{0:020d}").open("r+b") as file:
+            file.seek(other.physical_offset + 90)
+            file.write(b"\xff" * 5)
+    crashed(delayed)
+    delivered = delayed.counted("t")
+    del delivered[b"first"]  # what has no copy may come again
+    assert delivered == dict.fromkeys((record.body for record in records), 1)
+    assert delayed.delays.pending_of("t") == delayed.delays.pending_of("gone") == 0
+    assert delayed.delays.levels.backlog() == 0
 
 
 def test_a_copy_counts_for_one_waiting_message(delayed: DelayedStore) -> None:

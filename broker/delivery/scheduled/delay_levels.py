@@ -7,13 +7,14 @@ queue wait equally long, so the first waiting one is always the next; ``config/d
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.delivery import DELAY_LEVEL_MAX, SCHEDULE_TOPIC
 from ...kernels.dispatch import DELAY_LEVELS_MS
+from ...kernels.gather import C_QUEUE_OFFSET, CHOSEN_ROW
 from ...store.timers.timer_state import add_counts
 from .delivered_copies import CopyFinder
 from .redelivery import RECORDS_A_STEP, DeliveryFigures, UnflushedEvents, choose, topics_of
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from .redelivery import Redeliverer
 
 COPIES_A_STEP = 64
-"""Number of messages whose copies one step looks for in the log after a crash."""
+"""Number of messages whose copies one step looks for in the log after a crash. After so many without a copy the search
+ends: a level delivers in order, so those after them were not delivered either."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,11 @@ class Level:
     clock had been moved by."""
     crashed: bool = False
     """True if some of those may have been delivered although ``next_offset`` does not say so."""
+    searched: int = 0
+    """Queue offset below which their copies were looked for."""
+    copied: set[int] = field(default_factory=set)
+    """Queue offsets from ``next_offset`` on whose messages have a copy, although an earlier one has none that can be
+    found: its topic was deleted, or it has no unique key."""
 
     @property
     def pending(self) -> int:
@@ -115,22 +122,28 @@ class DelayLevels:
             # A level that appears later has messages of this run only.
             crashed = not self._store.ended_clean and not self._started
             self.levels[number] = Level(
-                number, int(DELAY_LEVELS_MS[number]), queue, at, at, found=found, crashed=crashed
+                number, int(DELAY_LEVELS_MS[number]), queue, at, at, found=found, crashed=crashed, searched=at
             )
         self._started = True
 
     async def _pass_over(self, level: Level) -> None:
-        """Skip some messages that were delivered before the crash. The counts by topic do not include them yet."""
-        first = level.next_offset
-        count = min(COPIES_A_STEP, level.found[0] - first)
-        delivered = 0
+        """Look for the copies of messages that may have been delivered before the crash. The counts by topic do not
+        include them yet."""
+        count = min(COPIES_A_STEP, level.found[0] - level.searched)
+        delivered: list[bool] = []
         if count > 0:
-            units = await self._redeliverer.read_units(level.queue, first, count)
-            delivered = await self._redeliverer.in_reader(lambda: self._copies.count_delivered(units))
-        # The first message without a copy ends the search: those after it were not delivered either.
-        level.crashed = 0 < count == delivered
-        if delivered:
-            level.next_offset = level.counted = first + delivered
+            units = await self._redeliverer.read_units(level.queue, level.searched, count)
+            places = [(physical_offset, size) for physical_offset, size, _ in units.tolist()]
+            delivered = await self._redeliverer.in_reader(lambda: self._copies.delivered(places))
+        level.copied.update(at for at, is_copied in enumerate(delivered, level.searched) if is_copied)
+        level.searched += len(delivered)
+        level.crashed = any(delivered)
+        first = level.next_offset
+        while level.next_offset in level.copied:
+            level.copied.remove(level.next_offset)
+            level.next_offset += 1
+        if level.next_offset > first:
+            level.counted = level.next_offset
             # Its copies are somewhere below the present end of the log.
             self._progress.add(self._store.write_offset, (level.number, level.next_offset))
 
@@ -145,8 +158,10 @@ class DelayLevels:
             level.due_ms = int(due_ms[0])
             return False
         chosen, count = choose(units[:count], first)
+        chosen = _without(chosen, level.copied)
         waiting, end_offset = await self._redeliverer.deliver(chosen)
         level.next_offset += count
+        level.copied.difference_update(range(first, level.next_offset))
         # Unknown: the next step reads the unit of the next message.
         level.due_ms = 0
         self._progress.add(end_offset, (level.number, level.next_offset))
@@ -179,6 +194,7 @@ class DelayLevels:
             level.queue, first, min(RECORDS_A_STEP, level.queue.max_offset - first)
         )
         chosen, count = choose(units, first)
+        chosen = _without(chosen, level.copied)
         add_counts(self.topics, topics_of(await self._redeliverer.read_records(chosen), 1))
         level.counted += count
         return True
@@ -187,3 +203,11 @@ class DelayLevels:
         """Record in ``delay_offsets`` the deliveries whose copies are on disk. For one thread at a time."""
         for number, next_offset in self._progress.take_flushed(flushed_offset):
             self._store.delay_offsets.deliver(number, next_offset)
+
+
+def _without(chosen: np.ndarray, queue_offsets: set[int]) -> np.ndarray:
+    """Return rows for ``RecordCopier.read`` without those of some queue offsets."""
+    if not queue_offsets:
+        return chosen
+    rows = chosen.reshape(-1, CHOSEN_ROW)
+    return rows[[row not in queue_offsets for row in rows[:, C_QUEUE_OFFSET].tolist()]].reshape(-1)

@@ -4,13 +4,12 @@ copies in the log tell."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.errors import TopicNotExist
-from ....protocol.storage.delivery import PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
+from ....protocol.storage.delivery import PARKED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
 from ....protocol.storage.record import PROPERTY_UNIQ_KEY, decode_record
 from ...store import KeySearch
 
@@ -25,11 +24,6 @@ class CopyFinder:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._taken: set[int] = set()
-
-    def count_delivered(self, units: np.ndarray) -> int:
-        """Return how many messages of these units were delivered, up to the first that was not. Reads from disk."""
-        places = ((physical_offset, size) for physical_offset, size, _ in units.tolist())
-        return sum(1 for _ in takewhile(self._is_delivered, places))
 
     def delivered(self, places: Iterable[tuple[int, int]]) -> list[bool]:
         """Return for each message, given by physical offset and size, whether it was delivered. Reads from disk."""
@@ -47,11 +41,15 @@ class CopyFinder:
         return False
 
     def _candidates(self, waiting: Record) -> Iterator[Record]:
-        """Yield the messages with the same unique key in this one's target topic, the oldest first."""
+        """Yield the messages with the same unique key, in this one's target topic or parked, the oldest of each
+        first."""
         properties = waiting.property_map()
         topic, key = properties.get(PROPERTY_REAL_TOPIC, ""), properties.get(PROPERTY_UNIQ_KEY, "")
-        if not topic or not key:
-            return
+        if key:
+            yield from self._with_key(topic, key)
+            yield from self._with_key(PARKED_TOPIC, key)
+
+    def _with_key(self, topic: str, key: str) -> Iterator[Record]:
         try:
             found = self._store.query(KeySearch(topic, key), hot=False)
         except TopicNotExist:
@@ -73,7 +71,7 @@ def _is_copy(copy: Record, waiting: Record) -> bool:
     return (
         copy.physical_offset > waiting.physical_offset
         and properties.get(PROPERTY_REAL_TOPIC) == wanted.get(PROPERTY_REAL_TOPIC)
-        and str(copy.queue_id) == wanted.get(PROPERTY_REAL_QUEUE)
+        and (copy.topic == PARKED_TOPIC.encode() or str(copy.queue_id) == wanted.get(PROPERTY_REAL_QUEUE))
         and (copy.reconsume_times, copy.born_timestamp, copy.born_host, copy.flag, copy.body)
         == (waiting.reconsume_times, waiting.born_timestamp, waiting.born_host, waiting.flag, waiting.body)
     )
