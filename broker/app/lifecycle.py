@@ -349,6 +349,7 @@ class Lifecycle:
         if self._broker is not None:
             self._broker.flush.give_up(error)
             self._broker.topic_changes.give_up(error)
+            self._broker.group_changes.give_up(error)
         if self._server is not None:
             self._server.turn_away(error)
 

@@ -64,6 +64,7 @@ class SetMembership:
         self._member = broker.member = member
         broker.dispatch.replicate = member.appended
         broker.when_replicated = broker.topic_changes.replicate = member.when_tables_are_saved
+        broker.group_changes.replicate = member.when_tables_are_saved
         member.start()
 
     def lead(self) -> None:

@@ -304,14 +304,15 @@ def remove_group(request: Request, parts: GroupParts, group_name: str, done: Cal
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     counters.forget_group(name)
     own = (retry_topic(name), *(pop_retry_topic(name, topic) for topic in was_known))
-    _delete_topics(request, parts, [topic for topic in own if store.topics.get(topic) is not None], done)
+    topics = [topic for topic in own if store.topics.get(topic) is not None]
+    request.after_saved(lambda: _delete_topics(request, parts, topics, done))
 
 
 def _delete_topics(request: Request, parts: GroupParts, names: list[str], done: Callable[[], None]) -> None:
     """Delete topics that are not being changed, one after the other; then call ``done``."""
     left = [name for name in names if name not in parts.topic_changes.pending]
     if not left:
-        request.after_replicated(done)
+        done()
         return
     parts.topic_changes.delete(
         left[0], request.later(lambda: _delete_topics(request, parts, left[1:], done) if left[1:] else done())
@@ -380,7 +381,7 @@ def reset_progress(
             {queue: before[queue] for queue in after if queue in before},
             after,
         )
-        request.after_replicated(lambda: answer(after))
+        request.after_saved(lambda: answer(after))
 
     request.after_dispatch(
         lambda: request.read(

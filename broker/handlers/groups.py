@@ -201,7 +201,9 @@ class _Assignment:
             run=groups.run,
             missing=" ".join(groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),
         )
-        self.request.respond(answer, msgpack.packb(rows))
+        # Only now, and also if another request has made the change: a member must not go on from an offset that a crash
+        # makes the group forget.
+        self.request.after_saved(lambda: self.request.respond(answer, msgpack.packb(rows)))
 
 
 def unregister_client(request: Request, groups: GroupCoordinator, producer_groups: ProducerGroups) -> None:

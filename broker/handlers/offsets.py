@@ -109,7 +109,8 @@ def update_consumer_offset(request: Request, store: MessageStore, groups: GroupC
     """Commit a group's progress.
 
     An invalid offset refuses the whole commit. Queues that the member does not hold are refused, and the others are
-    still committed. The table is written to disk with the next checkpoint.
+    still committed. Progress is written to disk with the next checkpoint; where a group begins with a queue, and what
+    an operator did with dead letters, before the answer.
     """
     params = decode_fields(UpdateConsumerOffsetRequest, request.frame.fields)
     check_client_group(params.group)
@@ -123,6 +124,7 @@ def update_consumer_offset(request: Request, store: MessageStore, groups: GroupC
     entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(request.frame.body))
 
     def commit() -> None:
+        request.check_may_save()
         name, held, fenced = _who_commits(groups, params, entries)
         # All checks before the first commit, so that a refused request changes nothing.
         _check_commit(store, params.topic, held)
@@ -134,10 +136,17 @@ def update_consumer_offset(request: Request, store: MessageStore, groups: GroupC
         if params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             target = f"group {params.group}, topic {params.topic}"
             request.audit(UPDATE_CONSUMER_OFFSET, target, table.committed(name, params.topic), dict(held))
+            table.keep(name, params.topic)
         for queue, offset in held:
             # A commit never moves progress back; only a reset does.
             if offset > (table.committed_of(name, params.topic, queue) or -1):
                 table.commit(name, params.topic, queue, offset)
+        if table.is_unsaved(name, params.topic):
+            request.after_saved(lambda: answer(fenced))
+        else:
+            answer(fenced)
+
+    def answer(fenced: EpochFenced | None) -> None:
         if fenced is not None:
             raise fenced
         request.respond(EmptyAnswer())

@@ -234,7 +234,7 @@ class Pop:
             key = QueueKey(params.group, params.topic, queue)
             if self._pops.table.start(key) is None:
                 self._pops.take(key, begin, (), begin, take, take.now_ms)
-        self._next()
+        self._request.after_saved(self._next)
 
     def _next(self) -> None:
         """Take from the queues that are left until there are enough messages."""
@@ -378,7 +378,8 @@ class Pop:
             traffic.frames += 1
             traffic.messages += popped.count
             traffic.bytes += popped.bytes
-            self._done(popped, False)
+            # The group may have begun with a queue.
+            self._request.after_saved(lambda: self._done(popped, False))
         elif self._last_time:
             popped.pop_ms = self._pops.now_ms()
             self._done(popped, False)

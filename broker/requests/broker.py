@@ -20,6 +20,7 @@ from ..budgets.send_budget import SendBudget
 from ..config import PRODUCER_RUNS_MAX
 from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.coordinator import GroupCoordinator
+from ..delivery.groups.group_changes import GroupChanges
 from ..delivery.groups.offset_moved import OffsetMover
 from ..delivery.groups.producer_groups import ProducerGroups
 from ..delivery.pop.service import PopService
@@ -190,6 +191,7 @@ class Broker:
         self.groups = GroupCoordinator(
             store, loop.time, loop.call_later, groups_max=limits.groups_max, offsets_max=limits.committed_offsets_max
         )
+        self.group_changes = GroupChanges(store, loop, self.readers)
         self.producer_groups = ProducerGroups(loop.time, self.groups.clients.owners)
         self.pops = PopService(
             self.writer,

@@ -316,6 +316,20 @@ class Request:
         done = self.later(call)
         self.broker.when_replicated(lambda: done(None))
 
+    def check_may_save(self) -> None:
+        """Raise ``SystemBusy`` if a change of a group would wait and too many requests wait. Before the change."""
+        if self.broker.group_changes.pending:
+            self.deferred.check_may_wait()
+
+    def after_saved(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once what groups must not forget is on disk and would survive a failover: at once if it is. If
+        it cannot be written, respond with the error."""
+        changes = self.broker.group_changes
+        if changes.pending:
+            changes.when_saved(self.later(call))
+        else:
+            call()
+
     def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
         """Return a function to be called once, when the request's wait ends.
 

@@ -182,8 +182,9 @@ class OfflineStore:
             (self.quarantine.load, self.quarantine.path),
         ):
             self._load_table(load, table)
-        if self.topics.problem:
-            self.findings.add("table", self.path / "config" / "topics.json.journal", self.topics.problem)
+        for journalled in (self.topics, self.consumer_offsets):
+            if journalled.problem:
+                self.findings.add("table", journalled.journal_path, journalled.problem)
         self.checkpoint.load()
         if self.is_rocketmq:
             self.state.somebody_else_wrote()

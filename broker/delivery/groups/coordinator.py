@@ -72,7 +72,8 @@ class GroupCoordinator:
         self._settling_until = clock() + SETTLING_SECONDS
         self._known_before = {*store.groups.names(), *(group for group, _, _ in store.consumer_offsets.rows())}
         self._awaited: dict[str, set[str]] = {}
-        """By group: topics that did not exist when a member subscribed; they are read from their first message."""
+        """By broadcasting group: topics that did not exist when a member subscribed; they are read from their first
+        message. Clustering groups note that beside their offsets, where it outlives the broker."""
         self._topics_version = -1
         self._sweep_due = False
         self._to_rebalance: set[ConsumerGroup] = set()
@@ -128,6 +129,13 @@ class GroupCoordinator:
         if group.clustering:
             own = retry_topic(request.group)
             wanted[own] = MemberSubscription(own)
+        missing = [
+            topic
+            for topic in wanted
+            if self._store.topics.get(topic) is None and not topic.startswith(RETRY_TOPIC_PREFIX)
+        ]
+        if group.clustering:
+            self.check_may_begin(request.group, missing)
         session_seconds = request.session_timeout_ms / 1000
         member = Member(
             request.member, remote, 0, session_seconds, wanted, request.orderly, now, now + session_seconds, now
@@ -138,10 +146,14 @@ class GroupCoordinator:
         self._connect(group, member, remote)
         self.groups[request.group] = group
         self._store.groups.ensure(request.group)
-        awaited = self._awaited.setdefault(request.group, set())
-        awaited.update(topic for topic in wanted if self._store.topics.get(topic) is None)
         group.join(member, held)
-        awaited &= group.topics()  # a member that joins again may have dropped topics
+        if group.clustering:
+            for topic in missing:
+                self._store.consumer_offsets.begin(request.group, topic)
+        else:
+            awaited = self._awaited.setdefault(request.group, set())
+            awaited.update(missing)
+            awaited &= group.topics()  # a member that joins again may have dropped topics
         log.info("group %s: %s joined from %s:%d", group.name, member.name, *remote.address)
         self._rebalance_soon(group, asking=member)
         return group, member
@@ -311,8 +323,12 @@ class GroupCoordinator:
 
     def check_may_commit(self, progress_name: str, queues: Iterable[tuple[str, int]]) -> None:
         """Raise ``LimitReached`` if committing these queues (topic, queue) would exceed the maximum of offsets."""
+        committed_of = self._store.consumer_offsets.committed_of
+        new = [topic for topic, queue in queues if committed_of(progress_name, topic, queue) is None]
+        self._check_offsets(progress_name, new)
+
+    def _check_offsets(self, progress_name: str, new: list[str]) -> None:
         offsets = self._store.consumer_offsets
-        new = [topic for topic, queue in queues if offsets.committed_of(progress_name, topic, queue) is None]
         if new and len(offsets) + len(new) > self.offsets_max:
             where = f"topic {new[0]}" if len(set(new)) == 1 else f"{len(set(new))} topics"
             raise LimitReached(
@@ -321,6 +337,11 @@ class GroupCoordinator:
                 "(flintmq group delete), or raise the limit",
                 committed_offsets_max=self.offsets_max,
             )
+
+    def check_may_begin(self, group_name: str, topics: Iterable[str]) -> None:
+        """Raise ``LimitReached`` if beginning with these topics would exceed the maximum of offsets."""
+        offsets = self._store.consumer_offsets
+        self._check_offsets(group_name, [topic for topic in topics if not offsets.has_begun(group_name, topic)])
 
     def check_may_send_back(self, group_name: str) -> None:
         """Raise ``LimitReached`` if the group has no retry topic yet and the broker has the maximum number of them.
@@ -372,7 +393,7 @@ class GroupCoordinator:
         return (
             topic.startswith(RETRY_TOPIC_PREFIX)
             or topic in self._awaited.get(group, ())
-            or bool(self._store.consumer_offsets.committed(group, topic))
+            or self._store.consumer_offsets.has_begun(group, topic)
         )
 
     def all_progress(self) -> Iterator[tuple[str, str, dict[int, int], bool]]:

@@ -100,7 +100,7 @@ def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator,
     before, after = store.groups.pop_share(name, topic), share if mode == POP else None
     store.groups.set_pop_share(name, topic, after)
     audit_change(request, f"group {name}, topic {topic}", _shown(before), _shown(after))
-    request.reply()
+    request.after_saved(request.reply)
 
 
 def _shown(share: int | None) -> dict[str, object]:

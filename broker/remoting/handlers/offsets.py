@@ -121,7 +121,7 @@ def update_consumer_offset(
     """Set the committed offset of a group in a queue, also backwards.
 
     An offset beyond the queue's end is kept; the next pull there is told the end. A commit that is older than a reset
-    by an operator is ignored.
+    by an operator is ignored. Unless it only moves on, the offset is on disk before the answer.
     """
     ext = request.ext
     group, offset = check_client_group(ext.text("consumerGroup")), ext.integer("commitOffset")
@@ -132,8 +132,13 @@ def update_consumer_offset(
     if config is None or not store.queue_reads.is_there(config, queue):
         store.queue_reads.max_offset(topic, queue)  # raises
     ignored = gateway.consumers.was_reset(group, (topic, queue))
+    request.check_may_save()
     gateway.commit(group, topic, queue, offset)
-    request.reply(remark="Offset has been previously reset" if ignored else None)
+    remark = "Offset has been previously reset" if ignored else None
+    if store.consumer_offsets.is_unsaved(group, topic):
+        request.after_saved(lambda: request.reply(remark=remark))
+    else:
+        request.reply(remark=remark)
 
 
 def query_correction_offset(request: RemotingRequest, store: MessageStore) -> None:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import ADMIN, GROUP, TOPIC, Need
-from ....protocol.errors import (
-    BrokerFailure,
-    GroupNotExist,
-    GroupRunning,
-    InvalidParameter,
-    NoPermission,
-    TopicNotExist,
-)
+from ....protocol.errors import GroupNotExist, GroupRunning, InvalidParameter, NoPermission, TopicNotExist
 from ....protocol.names import check_client_group
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...handlers.group_admin import GroupParts, remove_group
@@ -118,26 +110,7 @@ def _put(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
         before = table.settings_of(name) if table.has(name) else None
         table.put(row)
         audit_change(request, f"group {name}", before, table.settings_of(name))
-    _when_saved(request, store, request.reply)
-
-
-def _when_saved(request: RemotingRequest, store: MessageStore, done: Callable[[], None]) -> None:
-    """Call ``done`` once the tables of groups and of their progress are on disk, or respond with the error."""
-
-    def save() -> None:
-        # In this order: a start takes a missing table of offsets beside groups for lost.
-        store.consumer_offsets.persist()
-        store.groups.persist()
-
-    saved = request.later(lambda: request.after_replicated(done))
-
-    def finished(future: asyncio.Future[None]) -> None:
-        error = future.exception()
-        saved(
-            None if error is None else BrokerFailure(f"the table of groups cannot be written: {error}. Check the disk")
-        )
-
-    request.in_reader(save).add_done_callback(finished)
+    request.after_saved(request.reply)
 
 
 def get_all_subscriptiongroup_config(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
@@ -163,12 +136,7 @@ def delete_subscriptiongroup(
     """Delete a group without members, with its progress; a group that does not exist is deleted already."""
     name = check_client_group(request.ext.text("groupName"))
     try:
-        remove_group(
-            request,
-            GroupParts(store, groups, pops, counters, topic_changes),
-            name,
-            lambda: _when_saved(request, store, request.reply),
-        )
+        remove_group(request, GroupParts(store, groups, pops, counters, topic_changes), name, request.reply)
     except GroupNotExist:
         request.reply()
 
@@ -216,4 +184,4 @@ def clone_group_offset(
         before = offsets.committed(target, name)
         groups.reset_offsets(target, name, row)
         audit_change(request, f"group {target}, topic {name}", before, row)
-    _when_saved(request, store, request.reply)
+    request.after_saved(request.reply)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ....protocol.checked_json import encode_checked, take_checksum
+from ....protocol.checked_json import CHECKSUM_KEY, encode_checked, take_checksum
 from ....protocol.fields import I64_MAX
 from ..errors import CorruptFile
 from .file_system import make_durable_folder, replace_file
@@ -60,13 +60,18 @@ def parse_table(text: str) -> dict[str, Any]:
     if (count := sum(map(text.count, ",[{"))) > VALUES_MAX:
         raise ValueError(f"a table of {count:,} values; the maximum is {VALUES_MAX:,}")
 
+    value = _parse_json(text)
+    take_checksum(value)
+    return value
+
+
+def _parse_json(text: str) -> dict[str, Any]:
     def quote(match: re.Match[str]) -> str:
         return f'{match[1]}"{match[2]}"' if match[2] else match[0]
 
     value = json.loads(_BARE_KEY.sub(quote, text), parse_int=_parse_int)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    take_checksum(value)
     return value
 
 
@@ -83,6 +88,8 @@ class ConfigFile:
         self._when_empty = when_empty
         self._broken = False
         """True if the file itself could not be read: ``save`` must not make it the ``.bak``."""
+        self.is_own = False
+        """True if the table that ``load`` returned has a checksum: FlintMQ was the last to write it."""
 
     @property
     def is_there(self) -> bool:
@@ -116,8 +123,7 @@ class ConfigFile:
             )
         return read({})
 
-    @staticmethod
-    def _parse(path: Path) -> dict[str, Any]:
+    def _parse(self, path: Path) -> dict[str, Any]:
         if not path.is_file():  # checked before opening: opening a named pipe blocks until another process writes to it
             if os.path.lexists(path):
                 raise ValueError("it is not a file")
@@ -125,7 +131,10 @@ class ConfigFile:
         text = path.read_text(encoding="utf-8")
         if not text.strip():
             raise ValueError("it is empty")
-        return parse_table(text)
+        table = _parse_json(text)
+        self.is_own = CHECKSUM_KEY in table
+        take_checksum(table)
+        return table
 
     def save(self, table: dict[str, Any], *, backed_up: bool = False) -> None:
         """Replace the table; its previous version becomes the ``.bak``. Durable when it returns.

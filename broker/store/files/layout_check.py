@@ -23,8 +23,8 @@ _TABLES = tuple(
     ).split()
 )
 _FILES = (
-    *("lock", "abort", "checkpoint", "config/topics.json.journal", "flintmq/following.json", *_TABLES),
-    "flintmq/pop.json.journal",
+    *("lock", "abort", "checkpoint", "flintmq/following.json", *_TABLES),
+    *("config/topics.json.journal", "config/consumerOffset.json.journal", "flintmq/pop.json.journal"),
     *(f"{name}.bak" for name in _TABLES),
 )
 

@@ -47,6 +47,10 @@ class SubscriptionGroupTable:
         """The table changed since the last ``persist``."""
         self.changes = 0
         """Number of changes since the start."""
+        self._asked = 0
+        """Value of ``changes`` after the last change that somebody asked for."""
+        self._saved = 0
+        """Changes that are on disk."""
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
@@ -71,6 +75,11 @@ class SubscriptionGroupTable:
                 len(self._groups),
             )
 
+    @property
+    def unsaved(self) -> bool:
+        """Return whether a change other than ``ensure`` is not on disk yet."""
+        return self._asked > self._saved
+
     def has(self, group: str) -> bool:
         """Return whether the group is in the table."""
         return group in self._groups
@@ -89,6 +98,7 @@ class SubscriptionGroupTable:
         group = row["groupName"]
         self._groups[group] = {**_DEFAULTS, **self._groups.get(group, {}), **row}
         self._changed()
+        self._asked = self.changes
 
     def settings_of(self, group: str) -> dict[str, Any]:
         """Return the settings of a group in RocketMQ's format; the default ones if it is not in the table."""
@@ -106,6 +116,7 @@ class SubscriptionGroupTable:
         if self._groups.pop(group, None) is None:
             return False
         self._changed()
+        self._asked = self.changes
         return True
 
     def _changed(self) -> None:
@@ -138,6 +149,7 @@ class SubscriptionGroupTable:
             attributes[POP_ATTRIBUTE_PREFIX + topic] = str(share)
         self._groups[group] = {**self._groups[group], "attributes": attributes}
         self._changed()
+        self._asked = self.changes
 
     @staticmethod
     def _pop_shares(row: dict[str, Any]) -> dict[str, int]:
@@ -163,9 +175,11 @@ class SubscriptionGroupTable:
         """Write the table; durable when it returns. Blocks."""
         with self._lock:
             self.dirty = False
+            changes = self.changes
             try:
                 self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
                 self._file.save({"forbiddenTable": {}, **self._rest, **self.to_json()})
+                self._saved = changes
             except BaseException:
                 self.dirty = True
                 raise

@@ -5,17 +5,18 @@ Entries of a table that FlintMQ does not know are kept.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.fields import I64_MAX
 from ....protocol.names import SYSTEM_GROUP_PREFIX
+from ..files.journalled_table import JournalledTable
 from ..files.json_table import ConfigFile, integer_of, next_data_version
 
 if TYPE_CHECKING:
     from ..files.file_system import Files
+    from ..files.table_journal import Row
 
 TOPIC_GROUP_SEPARATOR = "@"
 QUEUE_ID_MAX = 2**31 - 1
@@ -28,26 +29,39 @@ def _offsets_by(row: dict[str, Any], what: str) -> dict[int, int]:
     }
 
 
-class ConsumerOffsetTable:
-    """``config/consumerOffset.json``: the committed offset of each group and queue."""
+class ConsumerOffsetTable(JournalledTable):
+    """``config/consumerOffset.json``: the committed offset of each group and queue, and the journal of the changes that
+    must not be forgotten.
+
+    The progress of a group that consumes may be forgotten in a crash, since its messages only come again. Anything else
+    is noted for ``save``: where a group begins with a queue, an offset that moves back, and offsets that are removed.
+    """
 
     def __init__(self, files: Files, path: Path) -> None:
-        self._file = ConfigFile(
+        super().__init__(
             files, path, "every group then begins at the offset of its first consumer's start rule, or of a reset"
         )
-        self._lock = threading.Lock()
         self._offsets: dict[str, dict[int, int]] = {}
         self._count = 0
-        self._rest: dict[str, Any] = {}
         self.dirty = False
-        """A group committed an offset since the last ``persist``."""
+        """The table changed since the last ``persist``."""
         self.changes = 0
         """Number of changes in memory."""
 
     def load(self) -> None:
-        """Read the table. Raises ``CorruptFile``."""
+        """Read the table and its journal. Raises ``CorruptFile``."""
         self._offsets, self._rest = self._file.load(self._read)
-        self._count = sum(map(len, self._offsets.values()))
+        base, rows = self._journal.read() or (None, {})
+        # RocketMQ may change offsets and keep the version, but it leaves out FlintMQ's checksum.
+        if rows and base is not None and base == self._rest.get("dataVersion") and self._file.is_own:
+            for key, row in rows.items():
+                if row is None:
+                    self._offsets.pop(key, None)
+                else:
+                    self._offsets[key] = self._decode_row(row)
+            # ``begin`` would replace the journal, and with it the changes that the table on disk lacks.
+            self._whole_next = self.dirty = True
+        self._count = sum(map(_places, self._offsets.values()))
 
     @property
     def is_missing(self) -> bool:
@@ -57,11 +71,28 @@ class ConsumerOffsetTable:
     @staticmethod
     def _read(table: dict[str, Any]) -> tuple[dict[str, dict[int, int]], dict[str, Any]]:
         rows = table.pop("offsetTable", {})
-        return {key: _offsets_by(row, "queue") for key, row in rows.items()}, table
+        return {key: ConsumerOffsetTable._decode_row(row) for key, row in rows.items()}, table
+
+    @staticmethod
+    def _decode_row(row: dict[str, Any]) -> dict[int, int]:
+        return _offsets_by(row, "queue")
 
     def __len__(self) -> int:
-        """Return the number of committed offsets, including those of the broker's own groups."""
+        """Return the number of committed offsets, including those of the broker's own groups; a topic that a group has
+        begun to read without committing any counts as one."""
         return self._count
+
+    def has_begun(self, group: str, topic: str) -> bool:
+        """Return whether the group has begun to read the topic."""
+        return f"{topic}{TOPIC_GROUP_SEPARATOR}{group}" in self._offsets
+
+    def begin(self, group: str, topic: str) -> None:
+        """Note, in memory, that the group has begun to read the topic, which may not exist yet."""
+        key = f"{topic}{TOPIC_GROUP_SEPARATOR}{group}"
+        if key not in self._offsets:
+            self._offsets[key] = {}
+            self._count += 1
+            self._change(key)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Return the group's committed offsets of a topic by queue."""
@@ -94,19 +125,41 @@ class ConsumerOffsetTable:
                 yield group, topic, row.copy()
 
     def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:
-        """Set a group's committed offset, in memory; ``persist`` makes it durable."""
-        row = self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})
-        self._count += queue not in row
+        """Set a group's committed offset, in memory; ``persist`` makes it durable, and ``save`` unless it only moves
+        on."""
+        key = f"{topic}{TOPIC_GROUP_SEPARATOR}{group}"
+        row = self._offsets.get(key)
+        if row is None:
+            row = self._offsets[key] = {}
+            self._count += 1
+        elif row and queue not in row:
+            self._count += 1
+        before = row.get(queue)
         row[queue] = next_offset
         self.changes += 1
         self.dirty = True
+        if before is None or next_offset < before:
+            self._note(key)
+
+    def is_unsaved(self, group: str, topic: str) -> bool:
+        """Return whether offsets of the group in the topic are noted and not on disk yet."""
+        return f"{topic}{TOPIC_GROUP_SEPARATOR}{group}" in self._unsaved
+
+    def keep(self, group: str, topic: str) -> None:
+        """Note the group's offsets of a topic for ``save``, although they only moved on."""
+        self._change(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}")
+
+    def _change(self, key: str) -> None:
+        self.changes += 1
+        self.dirty = True
+        self._note(key)
 
     def replace(self, table: dict[str, Any]) -> None:
         """Take the offsets of another broker's table, in memory. Raises one of ``SHAPE_ERRORS`` for another shape."""
         offsets, _ = self._read(dict(table))
         if offsets != self._offsets:
             self._offsets = offsets
-            self._count = sum(map(len, offsets.values()))
+            self._count = sum(map(_places, offsets.values()))
             self.changes += 1
             self.dirty = True
 
@@ -115,9 +168,8 @@ class ConsumerOffsetTable:
         own = [(key, *key.partition(TOPIC_GROUP_SEPARATOR)[::2]) for key in self._offsets]
         keys = [key for key, topic, name in own if name == group and topic != keep_topic]
         for key in keys:
-            self._count -= len(self._offsets.pop(key))
-            self.changes += 1
-        self.dirty = self.dirty or bool(keys)
+            self._count -= _places(self._offsets.pop(key))
+            self._change(key)
         return bool(keys)
 
     def clamp(self, end_of: Callable[[str, int], int]) -> None:
@@ -130,26 +182,32 @@ class ConsumerOffsetTable:
                     self.changes += 1
                     self.dirty = True
 
+    def _row(self, name: str) -> Row:
+        row = self._offsets.get(name)
+        return None if row is None else _encode_row(row)
+
     def to_json(self) -> dict[str, Any]:
         """Return all offsets as in the file. Any thread may call it."""
-        # ``list`` copies a row in one step while the event loop commits; iterating over the row itself could fail.
-        rows = {
-            key: {str(queue): next_offset for queue, next_offset in sorted(list(row.items()))}  # noqa: C414
-            for key, row in list(self._offsets.items())
-        }
-        return {"offsetTable": rows}
+        return {"offsetTable": {key: _encode_row(row) for key, row in list(self._offsets.items())}}
 
     def persist(self) -> None:
         """Write the table; durable when it returns. Blocks."""
-        with self._lock:
-            # Cleared first: a commit during the write makes the table dirty again.
-            self.dirty = False
-            try:
-                self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
-                self._file.save({**self._rest, **self.to_json()})
-            except BaseException:
-                self.dirty = True
-                raise
+        # Cleared first: a commit during the write makes the table dirty again.
+        self.dirty = False
+        try:
+            super().persist()
+        except BaseException:
+            self.dirty = True
+            raise
+
+
+def _places(row: dict[int, int]) -> int:
+    return max(len(row), 1)
+
+
+def _encode_row(row: dict[int, int]) -> dict[str, int]:
+    # ``list`` copies the row in one step while the event loop commits; iterating over the row itself could fail.
+    return {str(queue): next_offset for queue, next_offset in sorted(list(row.items()))}  # noqa: C414
 
 
 class DelayOffsetTable:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +12,12 @@ from ....protocol.errors import TopicNotExist
 from ....protocol.fields import I64_MAX
 from ....protocol.names import is_folder_name, name_fault
 from ....protocol.storage.layout import TOPIC_BYTES_MAX
-from ..files.json_table import ConfigFile, integer_of, next_data_version
-from ..files.table_journal import TableJournal
+from ..files.journalled_table import JournalledTable
+from ..files.json_table import integer_of
 
 if TYPE_CHECKING:
     from ..files.file_system import Files
+    from ..files.table_journal import Row
 
 PERM_READ = 4
 PERM_WRITE = 2
@@ -27,8 +26,6 @@ PERM_MAX = 15
 RETENTION_FOREVER = -1
 RETENTION_HOURS = "flintmq.retention.hours"
 RETENTION_BYTES = "flintmq.retention.bytes"
-JOURNAL_BYTES_MIN = 64 * 1024
-"""A journal that is longer than this and than half of the table is merged into the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,44 +95,25 @@ class TopicConfig:
         return row
 
 
-class TopicTable:
-    """``config/topics.json``, and the journal of the changes since it was written.
-
-    One thread changes the table; ``save`` and ``persist`` may run on others.
-    """
+class TopicTable(JournalledTable):
+    """``config/topics.json``, and the journal of the changes since it was written."""
 
     def __init__(self, files: Files, path: Path) -> None:
-        self._file = ConfigFile(
+        super().__init__(
             files,
             path,
             "topics with messages are then restored from the log, without their permissions and empty queues",
+            backed_up=True,
         )
-        self._journal = TableJournal(files, path)
-        self._lock = threading.Lock()
-        """Held while table or journal are written."""
-        self._noting = threading.Lock()
-        """Held to read or change ``version`` and ``_unsaved``."""
         self.by_name: dict[str, TopicConfig] = {}
         """The topics; only for reading. Each change of a topic makes a new ``TopicConfig``."""
-        self._rest: dict[str, Any] = {}
         self._leaving: dict[str, TopicConfig] = {}
         """Topics that were removed, until ``left``."""
-        self._unsaved: dict[str, int] = {}
-        """Topics with unsaved changes, and the version of each one's last change."""
-        self._whole_next = False
-        """The next ``save`` must write the whole table, because no journal can continue from what is on disk."""
-        self.version = 0
-        """Number of changes in memory."""
 
     @property
     def dirty(self) -> bool:
         """Return whether ``topics.json`` alone differs from this table."""
         return bool(self._unsaved or self._whole_next or self._journal.bytes)
-
-    @property
-    def problem(self) -> str:
-        """Description of the unreadable part of the journal, or empty."""
-        return self._journal.problem
 
     def load(self) -> None:
         """Read the table and its journal. Raises ``CorruptFile``."""
@@ -217,60 +195,16 @@ class TopicTable:
             self._whole_next = True
             self.persist()
 
-    def _note(self, name: str) -> None:
-        with self._noting:
-            self.version += 1
-            self._unsaved[name] = self.version
-
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(list(self.by_name.values()))
 
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def save(self) -> None:
-        """Write the changes to the journal, or the whole table if the journal has become long.
+    def _row(self, name: str) -> Row:
+        config = self.by_name.get(name)
+        return None if config is None else config.to_json()
 
-        Durable when it returns. Blocks; the time depends on the number of topics only when the whole table is written.
-        """
-        with self._lock, self._saving() as names:
-            found = {name: self.by_name.get(name) for name in names}
-            rows = {name: None if config is None else config.to_json() for name, config in found.items()}
-            # A journal is only valid beside the version of the table that it continues.
-            if self._whole_next or self._rest.get("dataVersion") is None or not self._file.path.exists():
-                self._write_whole()
-            elif not rows:
-                return  # ``persist`` has written the changes meanwhile
-            elif not self._journal.bytes:
-                self._journal.begin(self._rest.get("dataVersion"), rows)
-            elif self._journal.bytes > max(JOURNAL_BYTES_MIN, self._file.path.stat().st_size // 2):
-                self._write_whole()
-            else:
-                self._journal.append(rows)
-
-    def persist(self) -> None:
-        """Write the whole table; durable when it returns. Blocks."""
-        with self._lock, self._saving():
-            self._write_whole()
-
-    @contextlib.contextmanager
-    def _saving(self) -> Iterator[list[str]]:
-        """Yield the names of the changed topics; on exit mark them as saved, except those that changed meanwhile."""
-        with self._noting:
-            taken = dict(self._unsaved)
-        try:
-            yield list(taken)
-        except BaseException:
-            self._whole_next = True  # part of it may be on disk
-            raise
-        with self._noting:
-            self._unsaved = {name: version for name, version in self._unsaved.items() if taken.get(name) != version}
-
-    def _write_whole(self) -> None:
-        rows = {config.name: config.to_json() for config in self}
-        self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
-        # With ``backed_up`` the .bak is the same version, so the next journal is valid for it too: if the table is
-        # damaged, no change is lost.
-        self._file.save({**self._rest, "topicConfigTable": rows}, backed_up=True)
-        self._journal.remove()
-        self._whole_next = False
+    def to_json(self) -> dict[str, Any]:
+        """Return the topics as in the file. Any thread may call it."""
+        return {"topicConfigTable": {config.name: config.to_json() for config in self}}
