@@ -89,7 +89,11 @@ class RecordWriter:
 
     async def topics_exist(self, configs: Sequence[TopicConfig]) -> None:
         """Do what ``with_topics`` does, and wait for it. Raises its error."""
-        await self._called_back(partial(self.with_topics, configs))
+        missing = True
+        while missing:
+            await self._called_back(partial(self.with_topics, configs))
+            # The wait ends in a later turn of the loop: one may have been deleted.
+            missing = any(self.store.topics.get(config.name) is None for config in configs)
 
     async def acknowledged(self, end_offset: int) -> None:
         """Wait until the records below ``end_offset`` may be acknowledged. Raises the error of a failed flush."""

@@ -27,7 +27,7 @@ from ...protocol.commands import (
 from ...protocol.errors import CommitIllegal, GroupNotExist, InvalidParameter, QueueNotExist, TopicNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
-from ...protocol.storage.delivery import pop_retry_topic, retry_topic
+from ...protocol.storage.delivery import pop_retry_topic, popped_from, retry_topic
 from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE
 from ..delivery.pop.table import QueueKey
 from ..store import WouldBlock
@@ -85,7 +85,7 @@ def get_group_members(
     params = decode_fields(GroupRequest, request.frame.fields)
     name = _existing(groups, params.group)
     topics = groups.known_topics()[name]
-    queues = _queues(request, store, topics | {retry_topic(name)})
+    queues = _queues(request, store, name, topics.union(groups.retry_topics(name, topics)))
     from_first = {topic for topic, _ in queues if groups.begins_at_first(name, topic)}
     partial = not all(_sees(request, topic) for topic in topics)
 
@@ -155,12 +155,12 @@ def _existing(groups: GroupCoordinator, name: str) -> str:
     return name
 
 
-def _queues(request: Request, store: MessageStore, topics: set[str]) -> list[Queue]:
+def _queues(request: Request, store: MessageStore, group: str, topics: set[str]) -> list[Queue]:
     """Return the queues of those of a group's topics that exist and that the user may see."""
     queues = []
     for topic in sorted(topics):
         config = store.topics.get(topic)
-        if config is not None and _sees(request, topic):
+        if config is not None and _sees(request, popped_from(group, topic)):
             queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
     return queues
 
@@ -289,7 +289,7 @@ def delete_group(
 
 def remove_group(request: Request, parts: GroupParts, group_name: str, done: Callable[[], None]) -> None:
     """Delete a group without members and its retry topics; then call ``done``, or respond with the error."""
-    store, groups, pops, counters, _ = parts
+    _, groups, pops, counters, _ = parts
     name = _existing(groups, group_name)
     group = groups.groups.get(name)
     groups.check_idle(name, "stop them, then delete it")
@@ -303,8 +303,7 @@ def remove_group(request: Request, parts: GroupParts, group_name: str, done: Cal
     pops.look_at(name)
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     counters.forget_group(name)
-    own = (retry_topic(name), *(pop_retry_topic(name, topic) for topic in was_known))
-    topics = [topic for topic in own if store.topics.get(topic) is not None]
+    topics = groups.retry_topics(name, was_known)
     request.after_saved(lambda: _delete_topics(request, parts, topics, done))
 
 

@@ -25,7 +25,7 @@ from ...protocol.commands import (
 from ...protocol.errors import CommitIllegal, EpochFenced, InvalidParameter, QueueNotExist, TopicNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
-from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR
+from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, popped_from
 from ..store import WouldBlock
 from .readable import check_readable
 
@@ -240,6 +240,7 @@ def sees_progress(request: Request, group: str, topic: str) -> bool:
     """Return whether the user may see the progress of a group in a topic."""
     access = request.peer.access
     group = group.partition(MEMBER_SEPARATOR)[0]
+    topic = popped_from(group, topic)
     return access is None or (access.allows(QUERY, GROUP, group) and access.allows(QUERY, TOPIC, topic))
 
 
@@ -249,14 +250,16 @@ def _all_queues(
     """Return ``(group, topic, queue, committed, known)`` for all committed offsets, sorted.
 
     ``uncommitted``: also for the other queues of their topics, except dead letters, which their group does not read.
+    Without it also for those of retry topics: what is there waits for the group, even if nothing of it was read yet.
     """
-    if not uncommitted:
-        return [(*row, True) for row in store.consumer_offsets.all_committed()]
     rows = []
     for name, topic, committed, from_first in groups.all_progress():
         rows += [(name, topic, queue, offset, True) for queue, offset in committed.items()]
         config = store.topics.get(topic)
-        if config is not None and not topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+        is_asked = (
+            not topic.startswith(DEAD_LETTER_TOPIC_PREFIX) if uncommitted else topic.startswith(RETRY_TOPIC_PREFIX)
+        )
+        if config is not None and is_asked:
             others = set(range(config.read_queues)) - committed.keys()
             rows += [(name, topic, queue, NOTHING_COMMITTED, from_first) for queue in others]
     return sorted(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from ..delivery.transactions.frames import HalfRequest
     from ..delivery.transactions.service import TransactionalMessageService
     from ..delivery.transactions.startup_scan import History
-    from ..delivery.transactions.table import OpenTransactions
+    from ..delivery.transactions.table import OpenTransaction
     from ..requests.intake import Intake
     from ..requests.request import Request
     from ..security.access import UserRights
+    from ..store import MessageStore
 
 Row = dict[str, Any]
 Page = tuple[list[Row], int]
@@ -120,8 +121,8 @@ def _check_publish(access: UserRights, topic: str) -> None:
         raise NoPermission(f"user {access.name} has no permission to publish to the topic of this transaction")
 
 
-def get_transactions(request: Request, transactions: TransactionalMessageService) -> None:
-    """Return open or parked transactions, one page at a time."""
+def get_transactions(request: Request, transactions: TransactionalMessageService, store: MessageStore) -> None:
+    """Return open or parked transactions, one page at a time: as they are on disk, which is what a crash leaves."""
     params = decode_fields(GetTransactionsRequest, request.frame.fields)
     sees = _seen_by(request.peer.access)
 
@@ -134,14 +135,15 @@ def get_transactions(request: Request, transactions: TransactionalMessageService
 
     def answer(found: tuple[Page, int]) -> None:
         (rows, next_offset), parked = found
+        # Here and not in ``read``, because the table belongs to the loop.
+        on_disk = transactions.table.on_disk(store.dispatchable_offset)
         if params.parked:
             rows = [row for row in rows if sees(row["topic"])]
         else:
-            # Here and not in ``read``, because the table belongs to the loop.
-            rows, next_offset = _open_page(transactions.table, params, sees)
-        open_count = len(transactions.table)
+            rows, next_offset = _open_page(on_disk, params, sees)
+        open_count = len(on_disk)
         if request.peer.access is not None and not request.peer.access.sees_all:
-            open_count = sum(sees(transaction.half.topic) for transaction in transactions.table)
+            open_count = sum(sees(transaction.half.topic) for transaction in on_disk)
             parked = len(rows) if params.parked else 0
         request.respond(
             TransactionsAnswer(count=len(rows), next_offset=next_offset, open=open_count, parked=parked),
@@ -158,7 +160,7 @@ def _seen_by(access: UserRights | None) -> Callable[[str], bool]:
     return partial(access.sees, TOPIC)
 
 
-def _open_page(table: OpenTransactions, params: GetTransactionsRequest, sees: Callable[[str], bool]) -> Page:
+def _open_page(table: Sequence[OpenTransaction], params: GetTransactionsRequest, sees: Callable[[str], bool]) -> Page:
     rows: list[Row] = []
     for transaction in table:
         half = transaction.half

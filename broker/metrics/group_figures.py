@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, dead_letter_topic
+from ...protocol.storage.delivery import (
+    DEAD_LETTER_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    dead_letter_topic,
+    pop_retry_topic,
+)
 from ..delivery.groups.group import EMPTY, STABLE, STATES
 from ..requests.broker import Broker
 from ..store.queue.consume_queue import ConsumeQueue
@@ -40,7 +45,7 @@ def add_groups(out: Exposition, broker: Broker) -> None:
     out.add(catalog.GROUP_LAG, _by_topic(catalog.GROUP_LAG, lags))
     out.add(catalog.GROUP_LAG_UNKNOWN, _by_topic(catalog.GROUP_LAG_UNKNOWN, unknown))
     out.add(catalog.GROUP_IN_FLIGHT, _by_topic(catalog.GROUP_IN_FLIGHT, _in_flight(broker, lags)))
-    out.add_by(catalog.GROUP_DELAYED, _delayed(broker).items())
+    out.add_by(catalog.GROUP_DELAYED, _delayed(broker, lags).items())
     out.add_by(catalog.DEAD_LETTERS, _dead_letters(broker))
     out.add_one(catalog.REBALANCES, broker.groups.rebalances)
     sent_back = broker.counters.sent_back.copy()
@@ -105,11 +110,13 @@ def _in_flight(broker: Broker, lags: Figures) -> Figures:
     return {key: min(count, lags[key]) for key, count in found.items()}
 
 
-def _delayed(broker: Broker) -> dict[str, int]:
+def _delayed(broker: Broker, lags: Figures) -> dict[str, int]:
     found = dict.fromkeys(list(broker.groups.groups), 0)
+    owners = {pop_retry_topic(group, topic): group for group, topic in lags}
     for topic, count in broker.delays.levels.topics.copy().items():
         if topic.startswith(RETRY_TOPIC_PREFIX):
-            found[topic.removeprefix(RETRY_TOPIC_PREFIX)] = count
+            group = owners.get(topic, topic.removeprefix(RETRY_TOPIC_PREFIX))
+            found[group] = found.get(group, 0) + count
     return found
 
 

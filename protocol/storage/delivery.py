@@ -112,6 +112,13 @@ def pop_retry_topic(group: str, topic: str) -> str:
     return f"{RETRY_TOPIC_PREFIX}{group}_{topic}"
 
 
+def popped_from(group: str, topic: str) -> str:
+    """Return the topic whose messages of the group are in ``topic`` as ``pop_retry_topic`` says; ``topic`` itself if it
+    is not such a topic of the group."""
+    own = pop_retry_topic(group, "")
+    return topic.removeprefix(own) if topic.startswith(own) else topic
+
+
 def dead_letter_topic(group: str) -> str:
     """Return the topic of the messages that failed the group's last attempt."""
     return DEAD_LETTER_TOPIC_PREFIX + group

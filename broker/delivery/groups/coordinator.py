@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
 from ....protocol.errors import GroupRunning, LimitReached, NoPermission
 from ....protocol.fields import I64_MAX
-from ....protocol.storage.delivery import MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, dead_letter_topic, retry_topic
+from ....protocol.storage.delivery import (
+    MEMBER_SEPARATOR,
+    RETRY_TOPIC_PREFIX,
+    dead_letter_topic,
+    pop_retry_topic,
+    retry_topic,
+)
 from .consumer_clients import ConsumerClients
 from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
 
@@ -278,6 +284,11 @@ class GroupCoordinator:
                 found.add(group)
         return found
 
+    def retry_topics(self, group: str, topics: Iterable[str]) -> list[str]:
+        """Return the topics that exist with messages that the group gets again, popped from ``topics`` or not."""
+        names = (retry_topic(group), *(pop_retry_topic(group, topic) for topic in topics))
+        return [name for name in names if self._store.topics.get(name) is not None]
+
     def known_topics(self) -> dict[str, set[str]]:
         """Return, for every group that has not been deleted, the topics that it has committed or its members want.
 
@@ -419,7 +430,11 @@ class GroupCoordinator:
         for name in self._store.groups.names():
             if self._store.topics.get(own := retry_topic(name)) is not None:
                 wanted.setdefault((name, own), {})
-        for name, topic, offsets in self._store.consumer_offsets.rows():
+        rows = list(self._store.consumer_offsets.rows())
+        for name, topic in [*wanted, *((name, topic) for name, topic, _ in rows)]:
+            if self._store.topics.get(own := pop_retry_topic(name, topic)) is not None:
+                wanted.setdefault((name, own), {})
+        for name, topic, offsets in rows:
             offsets = {**wanted.pop((name, topic), {}), **offsets}
             yield name, topic, offsets, self.begins_at_first(self._owner(name), topic)
         for (name, topic), begins in wanted.items():

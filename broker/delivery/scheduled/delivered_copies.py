@@ -51,7 +51,7 @@ class CopyFinder:
 
     def _with_key(self, topic: str, key: str) -> Iterator[Record]:
         try:
-            found = self._store.query(KeySearch(topic, key), hot=False)
+            found = self._store.query(KeySearch(topic, key, unique=True), hot=False)
         except TopicNotExist:
             return
         view = memoryview(found.body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -192,15 +192,19 @@ class Redeliverer:
         if timed:
             # A message without a target is parked.
             waiting.lose_targets(waiting.due_ms < 0)
-        places = [self._place(target, count) for target, count in zip(waiting.targets, waiting.counts, strict=True)]
-        parked = sum(
-            count
-            for place, count in zip(places, waiting.counts, strict=True)
-            if place is not None and place[0] == PARKED_TOPIC
-        )
-        if parked and self.store.topics.get(PARKED_TOPIC) is None:
+        await self._caught_up()
+        while True:
+            # After each wait, during which a topic may be deleted.
+            places = [self._place(target, count) for target, count in zip(waiting.targets, waiting.counts, strict=True)]
+            parked = sum(
+                count
+                for place, count in zip(places, waiting.counts, strict=True)
+                if place is not None and place[0] == PARKED_TOPIC
+            )
+            if not parked or self.store.topics.get(PARKED_TOPIC) is not None:
+                break
             await self._writer.topics_exist([TopicConfig(PARKED_TOPIC, read_queues=1, write_queues=1)])
-        end_offset = await self.append_copies(waiting, places, committed_by)
+        end_offset = self._append(waiting, places, committed_by)
         self.parked += parked
         self.count_unreadable(asked - waiting.count + waiting.unsound)
         return end_offset
@@ -211,18 +215,25 @@ class Redeliverer:
             self.unreadable += count
             self._say(f"{count} delayed messages cannot be delivered: they are damaged or no longer in the log")
 
-    async def append_copies(
-        self, waiting: WaitingRecords, places: list[Place | None], committed_by: Callable[[], object] | None = None
-    ) -> int:
-        """Append what was read, each group to its place, after the disk has caught up. Return the log's end."""
+    async def append_copies(self, waiting: WaitingRecords, place: Place) -> int:
+        """Append what was read to a topic that is never deleted, after the disk has caught up. Return the log's end."""
+        await self._caught_up()
+        return self._append(waiting, [place] * len(waiting.counts))
+
+    async def _caught_up(self) -> None:
         store = self.store
         # Down to half of the bound, or every single step would wait at it.
         while store.write_offset - store.flushed_offset > UNFLUSHED_BYTES_MAX:
             await self._writer.on_disk(store.write_offset - UNFLUSHED_BYTES_MAX // 2)
+
+    def _append(
+        self, waiting: WaitingRecords, places: Sequence[Place | None], committed_by: Callable[[], object] | None = None
+    ) -> int:
+        store = self.store
         if not any(waiting.counts):
             return store.write_offset
         if committed_by is not None:
-            committed_by()  # nothing is awaited from here on: the copies must directly follow the note
+            committed_by()  # nothing is awaited before the append: the copies must directly follow the note
         end_offset = store.deliver(waiting, places, committed=committed_by is not None)
         self._appended()
         return end_offset
@@ -250,7 +261,7 @@ class Redeliverer:
             return f"they are for {topic}, which is a system topic"
         if config is None:
             return f"they are for topic {topic!r:.200}, which does not exist"
-        if not self.store.queue_reads.is_there(config, queue_id):
+        if not config.has_queue(queue_id):
             return f"they are for queue {queue_id} of topic {topic}, which has only {config.queues} queues"
         return ""
 

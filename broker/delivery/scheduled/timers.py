@@ -250,7 +250,7 @@ class Timers:
             # In their new hour, messages below ``rolled_below`` count as already appended again, so they would be lost:
             # append them again now, for a new physical offset.
             appended = await self._redeliverer.read_records(chosen_places(rows[below_rolled]))
-            await self._redeliverer.append_copies(appended, [(TIMER_TOPIC, 0)] * len(appended.counts))
+            await self._redeliverer.append_copies(appended, (TIMER_TOPIC, 0))
             rows, topics = rows[~below_rolled], topics_of(appended, -1, ~appended.is_recall)
         self._keep(self._store.write_offset, Indexed(self.state.indexed, rows, topics))
 
@@ -335,7 +335,7 @@ class Timers:
             part = rows[at : at + RECORDS_A_STEP]
             part = part[: int(np.searchsorted(np.cumsum(np.abs(part["size"])), BYTES_A_STEP)) + 1]
             waiting = await self._redeliverer.read_records(chosen_places(part))
-            end_offset = await self._redeliverer.append_copies(waiting, [(TIMER_TOPIC, 0)] * len(waiting.counts))
+            end_offset = await self._redeliverer.append_copies(waiting, (TIMER_TOPIC, 0))
             self._redeliverer.count_unreadable(len(part) - waiting.count + waiting.unsound)
             at += len(part)
             rolled_below = int(part["physical_offset"][-1]) + 1

@@ -232,7 +232,7 @@ class StagedTransactions:
                     f"stage {stage.name} has messages for topic {topic}, which was deleted; nothing was "
                     "committed. Create the topic again and commit again, or abort"
                 )
-            if not self._store.queue_reads.is_there(config, queue):
+            if not config.has_queue(queue):
                 raise QueueNotExist(
                     f"stage {stage.name} has messages for queue {queue} of topic {topic}, which now has only "
                     f"{config.queues} queues; nothing was committed. Add queues and commit again, or abort",

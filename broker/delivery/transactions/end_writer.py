@@ -158,8 +158,16 @@ class EndWriter:
         self.enter_notes(notes)
         # In the table before the flush: a second request for the same transaction must find it ended, not open.
         ended = [(ending, self._enter_end(ending, end_offset)) for ending in endings]
-        self._writer.when_acknowledged(end_offset, lambda error: _tell(ended, error))
+        self._writer.when_acknowledged(end_offset, lambda error: self._tell(ended, error))
         self.schedule_save()
+
+    def _tell(self, ended: Sequence[tuple[Ending, Ended]], error: BrokerError | None) -> None:
+        for ending, result in ended:
+            if error is None:
+                self._table.confirm_end(result.transaction_id)
+                ending.report_success(result)
+            else:
+                ending.report_failure(error)
 
     def _not_written(self, endings: list[Ending], error: Exception) -> None:
         if not isinstance(error, BrokerError):
@@ -218,11 +226,3 @@ def _message_of(ending: Ending) -> Record | None:
         return None
     assert ending.record is not None, "read before"
     return committed(ending.transaction.half, ending.record) if ending.outcome == COMMIT else parked(ending.record)
-
-
-def _tell(ended: Sequence[tuple[Ending, Ended]], error: BrokerError | None) -> None:
-    for ending, result in ended:
-        if error is None:
-            ending.report_success(result)
-        else:
-            ending.report_failure(error)

@@ -88,7 +88,7 @@ def check_destination(half: Half, store: MessageStore) -> None:
             f"transaction {half.transaction_id} cannot be committed: topic {half.topic} was deleted; create it again "
             "and commit again, or roll back"
         )
-    if not store.queue_reads.is_there(topic, half.queue):
+    if not topic.has_queue(half.queue):
         raise QueueNotExist(
             f"transaction {half.transaction_id} cannot be committed: topic {half.topic} no longer has a queue "
             f"{half.queue}; add queues and commit again, or roll back",

@@ -85,6 +85,7 @@ class TransactionalMessageService:
             if half.queue_offset in found.committed:
                 # Its message is in its topic already; only the op record is missing.
                 table.end_transaction(transaction, COMMIT, 0)
+                table.confirm_end(half.transaction_id)
                 self.ends.note_finished(half.queue_offset)
         if found.halves:
             log.info(

@@ -117,6 +117,8 @@ class OpenTransactions:
         self._by_id: dict[str, OpenTransaction] = {}
         self._by_queue_offset: dict[int, OpenTransaction] = {}
         self._ended: dict[str, Ended] = {}
+        self._unconfirmed: dict[str, OpenTransaction] = {}
+        """Transactions by id whose end is written and not acknowledged yet."""
         self._notes: deque[tuple[int, int]] = deque()
         """Op records that are still needed: their queue offset, and the largest half queue offset in them."""
         self.next_half_offset = 0
@@ -130,6 +132,16 @@ class OpenTransactions:
     def __iter__(self) -> Iterator[OpenTransaction]:
         """Iterate over a copy of the open transactions, the oldest half message first."""
         return iter(list(self._by_queue_offset.values()))
+
+    def on_disk(self, end_offset: int) -> list[OpenTransaction]:
+        """Return the transactions that are open in the log below ``end_offset``, the oldest half message first.
+
+        ``end_offset``: the end of what is acknowledged.
+        """
+        begun = [each for each in self if each.half.check_times or each.half.physical_offset < end_offset]
+        if not self._unconfirmed:
+            return begun
+        return sorted([*self._unconfirmed.values(), *begun], key=lambda each: each.half.queue_offset)
 
     def get(self, transaction_id: str) -> OpenTransaction | None:
         """Return the open transaction with this id, or None."""
@@ -171,13 +183,18 @@ class OpenTransactions:
         self._by_queue_offset[half.queue_offset] = transaction
 
     def end_transaction(self, transaction: OpenTransaction, outcome: str, end_offset: int) -> Ended:
-        """Enter the end of a transaction."""
+        """Enter the end of a transaction; ``confirm_end`` follows when it is acknowledged."""
         half = transaction.half
         del self._by_id[half.transaction_id]
         del self._by_queue_offset[half.queue_offset]
+        self._unconfirmed[half.transaction_id] = transaction
         ended = Ended(half.transaction_id, half.group, outcome, end_offset)
         self.remember_end(ended)
         return ended
+
+    def confirm_end(self, transaction_id: str) -> None:
+        """Note that the end of a transaction is acknowledged."""
+        self._unconfirmed.pop(transaction_id, None)
 
     def remember_end(self, ended: Ended) -> None:
         """Remember how a transaction ended; forget the oldest one if there are too many."""

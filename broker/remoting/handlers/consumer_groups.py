@@ -12,7 +12,6 @@ from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
 from ....protocol.remoting.command import VERSION
 from ....protocol.remoting.fastjson import ObjectMap
-from ....protocol.storage.delivery import retry_topic
 from ....protocol.storage.javahash import tags_code
 from ...addresses import format_address
 from ...delivery.groups.consumer_clients import ClientSubscription
@@ -150,7 +149,8 @@ def get_consume_stats(
     if len(topics) > TOPICS_MAX:
         raise InvalidParameter(f"topicList names {len(topics):,} topics; the maximum is {TOPICS_MAX:,}")
     if not topics:
-        topics = sorted(groups.known_topics().get(group, set()) | {retry_topic(group)})
+        known = groups.known_topics().get(group, set())
+        topics = sorted(known.union(groups.retry_topics(group, known)))
     queues: list[Queue] = []
     for topic in filter(lambda topic: sees_progress(request, group, topic), topics):
         config = store.topics.get(topic)

@@ -16,6 +16,7 @@ from ..bodies import message_queue
 from .routes import reply_json
 
 if TYPE_CHECKING:
+    from ...delivery.groups.coordinator import GroupCoordinator
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
@@ -56,13 +57,15 @@ def query_consume_time_span(request: RemotingRequest, gateway: RemotingGateway, 
     request.after_dispatch(lambda: request.read(read, lambda rows: reply_json(request, {"consumeTimeSpanSet": rows})))
 
 
-def get_broker_consume_stats(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+def get_broker_consume_stats(
+    request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
+) -> None:
     """Return the progress of all groups that the user may see; of ordered topics alone if ``isOrder`` says so."""
     only_ordered = request.ext.flag("isOrder")
     wanted: dict[str, dict[str, dict[int, int]]] = {}
-    for group, topic, row in store.consumer_offsets.rows():
+    for group, topic, row, from_first in groups.all_progress():
         config = store.topics.get(topic)
-        is_wanted = config is not None and (config.order or not only_ordered)
+        is_wanted = config is not None and (config.order or not only_ordered) and (row or from_first)
         if is_wanted and not topic.startswith(DEAD_LETTER_TOPIC_PREFIX) and sees_progress(request, group, topic):
             wanted.setdefault(group, {})[topic] = row
 

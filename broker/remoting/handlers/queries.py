@@ -59,12 +59,13 @@ def query_message(request: RemotingRequest, store: MessageStore) -> None:
         ext.integer("beginTimestamp", 0, low=-(2**63)),
         ext.integer("endTimestamp", LATEST_MS, low=-(2**63)),
     )
-    if ext.flag("_UNIQUE_KEY_QUERY"):
+    unique = ext.flag("_UNIQUE_KEY_QUERY")
+    if unique:
         count = UNIQUE_KEY_COUNT_MAX
     else:
         count = min(ext.integer("maxNum", high=2**31 - 1), QUERY_PAGE_MAX)
     check_has_messages(store.topics, topic)
-    search = KeySearch(topic, key, max(begin_ms, 0), min(end_ms, LATEST_MS), count)
+    search = KeySearch(topic, key, max(begin_ms, 0), min(end_ms, LATEST_MS), count, unique=unique)
 
     def done(found: QueryResult) -> None:
         # The sizes that precede the records are for FlintMQ's own clients.

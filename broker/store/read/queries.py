@@ -16,7 +16,7 @@ import numpy as np
 from ....protocol.errors import InvalidParameter, MessageNotFound
 from ....protocol.fields import I32_MAX
 from ....protocol.names import is_system_topic
-from ....protocol.storage.delivery import UNREADABLE_TOPICS
+from ....protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, UNREADABLE_TOPICS
 from ....protocol.storage.ids import parse_offset_id
 from ....protocol.storage.javahash import index_hash
 from ....protocol.storage.record import (
@@ -54,7 +54,8 @@ class KeySearch:
     """A search for the messages of a topic with a key: one of KEYS, or the unique key.
 
     Only messages that were stored in ``[begin_ms, end_ms]`` count. ``max_count``: maximum number of messages in the
-    page, at most ``QUERY_PAGE_MAX``; ``cursor``: that of the page before, empty for the first page.
+    page, at most ``QUERY_PAGE_MAX``; ``cursor``: that of the page before, empty for the first page. ``unique``: only
+    the unique key counts, which names one message; other messages may have it as one of their KEYS.
     """
 
     topic: str
@@ -63,6 +64,7 @@ class KeySearch:
     end_ms: int = LATEST_MS
     max_count: int = QUERY_PAGE_MAX
     cursor: str = ""
+    unique: bool = False
 
 
 @dataclass(slots=True)
@@ -162,8 +164,10 @@ class Queries:
         if not search.begin_ms <= record.store_timestamp <= search.end_ms:
             return None
         properties = record.property_map()
-        keys = (properties.get(PROPERTY_UNIQ_KEY), *split_keys(properties.get(PROPERTY_KEYS)))
-        return blob if search.key in keys else None
+        if search.key == properties.get(PROPERTY_UNIQ_KEY):
+            return blob
+        is_key = not search.unique and search.key in split_keys(properties.get(PROPERTY_KEYS))
+        return blob if is_key else None
 
     def _record(self, physical_offset: int, hot: bool) -> tuple[bytearray, Record]:
         """Return the record at an offset; the client checks its body. Raises ``CorruptRecord`` if there is none."""
@@ -231,8 +235,11 @@ class Queries:
                 return QueryResult(1, "", 0, _join([blob]))
         damages = 0
         names = [topic] if topic else [config.name for config in self._topics if not is_system_topic(config.name)]
+        # Last, because they have copies: retries and dead letters keep the id of their message.
+        names.sort(key=lambda name: name.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)))
         for name in names if may_show is None else filter(may_show, names):
-            found = self.query(KeySearch(name, message_id, max_count=1), hot=hot, visible_below=visible_below)
+            search = KeySearch(name, message_id, max_count=1, unique=True)
+            found = self.query(search, hot=hot, visible_below=visible_below)
             if found.count:
                 return QueryResult(1, "", 0, found.body)
             damages += found.damaged

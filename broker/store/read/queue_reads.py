@@ -47,14 +47,16 @@ class QueueReads:
     def is_there(self, config: TopicConfig, queue_id: int) -> bool:
         """Return whether the topic has the queue, or once had it and the queue still has messages.
 
-        The number of a topic's queues may be reduced; messages that belong to the others then join those that are there
-        and wait until the number grows again.
+        The number of a topic's queues may be reduced; the messages of the others are there again when it grows.
         """
         return 0 <= queue_id < config.queues or self._with_messages(config.name, queue_id) is not None
 
     def _with_messages(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         queue = self._queues.get(topic, queue_id)
-        return queue if queue is not None and queue.max_offset > queue.start_offset else None
+        if queue is None or queue.max_offset <= queue.start_offset:
+            return None
+        # The units of a deleted topic stay until retention removes their files; a crash may have taken the last ones.
+        return queue if queue.max_offset > self._state.deleted_end(topic, queue_id) else None
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the queue's next message, provided that all appended records are dispatched.
@@ -181,14 +183,13 @@ class QueueReads:
         config = self._topics.get(topic)
         count = config.queues if config is not None else 0
         # A page of the console asks for thousands of queues: what is the same for all of them is looked up once.
-        queues = self._queues.by_topic.get(topic, {})
         log_start = max(self._commitlog.start_offset, self._state.readable_from(topic))
         messages = ends = 0
         newest: ConsumeQueue | None = None
         newest_at = -1
         for queue_id in range(count):
-            queue = queues.get(queue_id)
-            if queue is None or queue.max_offset <= queue.start_offset:
+            queue = self._with_messages(topic, queue_id)
+            if queue is None:
                 ends += self.next_offset(topic, queue_id)
                 continue
             totals = queue.totals

@@ -97,11 +97,15 @@ class StoreState:
         deleted = self.deleted.get(topic)
         return deleted.physical_offset if deleted else 0
 
+    def deleted_end(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset below which the queue's messages were deleted with the topic; 0 if none were."""
+        deleted = self.deleted.get(topic)
+        return deleted.next_offsets.get(queue_id, 0) if deleted else 0
+
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the least queue offset that the queue's next message may get."""
-        deleted = self.deleted.get(topic)
         return max(
-            deleted.next_offsets.get(queue_id, 0) if deleted else 0,
+            self.deleted_end(topic, queue_id),
             self.snapshot.next_offsets.get(topic, {}).get(queue_id, 0),
             self.kept_offsets.get(topic, {}).get(queue_id, 0),
         )

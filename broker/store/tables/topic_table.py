@@ -61,6 +61,10 @@ class TopicConfig:
         """Number of queues, readable or writable."""
         return max(self.read_queues, self.write_queues)
 
+    def has_queue(self, queue_id: int) -> bool:
+        """Return whether the topic has the queue now: what is delivered to another one is out of everybody's reach."""
+        return 0 <= queue_id < self.queues
+
     @classmethod
     def from_json(cls, name: str, row: dict[str, Any]) -> TopicConfig:
         """Return the topic of one of RocketMQ's rows. Raises one of ``SHAPE_ERRORS`` for another shape."""
