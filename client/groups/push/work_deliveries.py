@@ -68,6 +68,9 @@ class WorkDeliveries(DeliverySource):
         self._guard = guard
         self._changed = changed
         self._expected = 0
+        self._polled = 0
+        """Messages that receivers have looked for since the last requests, although they may wait no more: one that
+        does not wait gets them at its next look."""
         self._lease_seconds = options.lease_ms / 1000
 
     # ---- for receivers
@@ -86,6 +89,7 @@ class WorkDeliveries(DeliverySource):
         """Note that receivers wait for this many more messages, which are requested at once, or (if negative) fewer."""
         with self.condition:
             self._expected += count
+            self._polled = max(self._polled, count)
             wake = self._expected > len(self.waiting)
         if count > 0 and wake:
             self.wake()
@@ -212,7 +216,13 @@ class WorkDeliveries(DeliverySource):
         with self.condition:
             waiting = len(self.waiting)
             room = options.open_max - len(self.open) - waiting - len(self.unconfirmed)
-            return 0 if self.ended else min(self._expected + options.prefetch_messages - waiting, room)
+            looked_for = max(self._expected, self._polled)
+            return 0 if self.ended else min(looked_for + options.prefetch_messages - waiting, room)
+
+    def requested(self) -> None:
+        """Note that what receivers have looked for was requested."""
+        with self.condition:
+            self._polled = 0
 
     def add(self, leases: Iterable[Lease]) -> None:
         """Offer messages that have just arrived to receivers."""

@@ -199,6 +199,7 @@ class WorkEngine(MemberEngine):
         if wanted <= 0 or not ready:
             return due
         # Each topic is asked, because the others may be empty; together they may bring a few messages too many.
+        self._deliveries.requested()
         share = (wanted - sum(topic.asked for topic in self._topics)) // len(ready)
         return due + [self._pop(topic, min(max(share, 1), POP_COUNT_MAX)) for topic in ready]
 
