@@ -88,7 +88,9 @@ def test_a_list_of_topics_may_have_fewer_queues_too(gateway: RemotingBroker, top
         assert client.call(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": 2}).code == codes.INVALID_PARAMETER
 
 
-def test_timed_and_committed_messages_join_the_messages_of_a_surplus_queue(gateway: RemotingBroker, topic: str) -> None:
+def test_timed_messages_for_a_surplus_queue_are_parked_and_commits_refused_until_it_is_back(
+    gateway: RemotingBroker, topic: str
+) -> None:
     with gateway.connect() as client:
         set_queues(client, topic, 2)
         assert client.produce(topic, b"first", e=1).code == codes.SUCCESS
@@ -107,10 +109,15 @@ def test_timed_and_committed_messages_join_the_messages_of_a_surplus_queue(gatew
             "commitOrRollback": 8,
             "msgId": half.fields["transactionId"],
         }
-        assert client.call(codes.END_TRANSACTION, end).code == codes.SUCCESS
-        assert [record.body for record in client.pull(topic, wait_ms=20_000)] == [b"beside"]
+        refused = client.call(codes.END_TRANSACTION, end)
+        assert refused.code != codes.SUCCESS and "no longer has a queue 1" in refused.remark
+        with Admin(gateway.running.address) as admin:
+            parked = admin.delays().parked
+            assert [record.body for record in client.pull(topic, wait_ms=20_000)] == [b"beside"]
+            until(lambda: admin.delays().parked == parked + 1, "parking")
         set_queues(client, topic, 2)
-        assert [record.body for record in client.pull(topic, 1)] == [b"first", b"half", b"timed"]
+        assert client.call(codes.END_TRANSACTION, end).code == codes.SUCCESS
+        assert [record.body for record in client.pull(topic, 1)] == [b"first", b"half"]
 
 
 def test_a_group_of_flintmqs_clients_lets_go_of_surplus_queues_and_takes_them_again(
