@@ -22,7 +22,7 @@ from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
 from tests import pop_tools, prepared_tools, transaction_tools
 from tests.conftest import Answer, BrokerFactory, ConnectionFactory
-from tests.group_tools import RawMember
+from tests.group_tools import RawMember, until
 from tests.remoting_tools import RemotingBroker, batch_body, json_blob, send_fields
 from tests.security_tools import SCRAM, authenticate, set_user
 
@@ -267,6 +267,8 @@ def heart_beat(node: Node) -> None:
     node.peer.produce("later", b"x", queue=0).raise_for_error()
     member = RawMember(node.peer, "g", "m", start="last", session_timeout_ms=60_000)
     member.beat("t", "later").raise_for_error()
+    # A broker that just started grants queues only to members that held them.
+    until(lambda: bool(member.beat().raise_for_error() and member.queues), "the grant of the queues")
     assert (member.rows["t", 0][0], member.rows["later", 0][0]) == (3, 0)
 
 
