@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgpack
 import pytest
 
 from flintmq.client import Message
+from flintmq.protocol.commands import END_TRANSACTION, GET_TRANSACTIONS, PRODUCE
 from flintmq.protocol.errors import FlushDiskTimeout, SystemBusy
 from tests.client_drivers import Clients
 from tests.conftest import RawConnection, RunningBroker
 from tests.fault.harness.strace import HANG, Injection, injection
 from tests.metrics_tools import Scrape, page
 from tests.overload_tools import soon
+from tests.transaction_tools import GROUP, common, listed, send_half, transaction_id
+from tests.transaction_tools import PREFIX as OF_TRANSACTIONS
 
 Factory: TypeAlias = Callable[..., RunningBroker]
 Connect: TypeAlias = Callable[..., RawConnection]
@@ -179,3 +183,34 @@ def test_a_producer_survives_a_hanging_disk_without_help(start: Factory, clients
     with clients.Consumer(running.address) as consumer:
         bodies = [message.body for message in consumer.iter("orders", from_="earliest", until="latest")]
     assert bodies == [b"%d" % number for number in range(21)], "none lost, none twice, all in order"
+
+
+def test_the_list_of_transactions_is_not_ahead_of_the_disk(start: Factory, connect: Connect, disk: Disk) -> None:
+    running = start()
+    producer, other = connect(running), connect(running)
+    halves = [send_half(producer, "orders", b"%d" % number, number, queue=0) for number in range(2)]
+    disk.hang(running)
+    ended = [
+        producer.send(END_TRANSACTION, {"group": GROUP, "commit": commit, "transaction_id": half.transaction_id})
+        for half, commit in zip(halves, (True, False), strict=True)
+    ]
+    begun = producer.send(
+        PRODUCE,
+        {
+            "topic": "orders",
+            "count": 1,
+            "common": common(),
+            "unique_prefix": OF_TRANSACTIONS,
+            "unique_first": 2,
+            "queue": 0,
+        },
+        b"\x92\xc4\x01x\x80",
+    )
+    # Its answer comes after the three requests were handled: none of them is answered before the disk has them.
+    producer.send(GET_TRANSACTIONS, {})
+    listing = producer.receive()
+    assert [row["id"] for row in msgpack.unpackb(listing.body)] == [half.transaction_id for half in halves]
+    assert [row["id"] for row in listed(other)] == [half.transaction_id for half in halves]
+    disk.resume()
+    assert {producer.receive().request_id for _ in range(3)} == {*ended, begun}
+    assert [row["id"] for row in listed(other)] == [transaction_id(2)]

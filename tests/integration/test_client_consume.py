@@ -347,6 +347,17 @@ class TestSearch:
         with pytest.raises(MessageNotFound):
             consumer.message("F" * 32)
 
+    def test_an_id_is_not_a_key_of_a_later_message(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        request = producer.send(Message(topic, b"request"))
+        producer.send_many([Message(topic, b"reply", keys=[request.message_id]) for _ in range(3)])
+        assert len(consumer.query(topic, request.message_id)) == 4
+        assert consumer.message(request.message_id).body == b"request"
+        assert consumer.message(request.message_id, topic).body == b"request"
+        other = producer.send(Message(topic, b"x", keys=["0" * 32]))
+        with pytest.raises(MessageNotFound):
+            consumer.message("0" * 32)
+        assert consumer.message(other.message_id).keys == ("0" * 32,)
+
     @pytest.mark.parametrize("arguments", [{"key": ""}, {"key": "k", "max_count": 65}, {"key": "k", "max_count": 0}])
     def test_invalid_requests_are_refused(self, consumer: Consumer, arguments: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from flintmq.client import (
 from flintmq.protocol import commands
 from flintmq.protocol.commands import RECEIPT_STRUCT
 from flintmq.protocol.errors import InvalidParameter, QueueNotExist, TopicNotExist
+from tests.cli_tools import Cli
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.delivery_tools import acknowledge, bodies, fill, receive
 from tests.group_tools import WAIT_SECONDS, until
@@ -362,3 +364,49 @@ def test_a_held_pop_is_answered_in_time(shared_broker: RunningBroker, connect: C
     answer = peer.call(commands.POP_MESSAGE, {"group": topic, "topic": topic, "wait_ms": 300}).raise_for_error()
     assert answer.fields["count"] == 0
     assert time.monotonic() - began >= 0.29  # the loop counts in milliseconds
+
+
+def test_messages_whose_leases_are_over_are_part_of_every_lag(
+    shared_broker: RunningBroker, tmp_path: Path, topic: str
+) -> None:
+    cli = Cli(tmp_path, shared_broker.address)
+    fill(shared_broker.address, topic, 5)
+    with worker(shared_broker, topic, lease=SHORT, auto_renew=False) as consumer, Admin(shared_broker.address) as admin:
+        receive(consumer, 5)
+        until(lambda: any("%RETRY%" in row.topic for row in admin.group(topic).queues), "the end of the leases")
+        until(lambda: sum(row.in_flight for row in admin.group(topic).queues) == 0, "the last move")
+        assert sum(row.lag for row in admin.group(topic).queues) == 5
+        assert sum(row.lag for row in admin.consume_stats(topic)) == 5
+        assert sum(row.lag for row in admin.consume_stats(topic, uncommitted=True)) == 5
+        assert [each["lag"] for each in cli.run("-o", "json", "group", "list", topic).rows] == [5]
+        assert cli.run("check", "--group", topic, "--lag-critical", "1").code == 2
+        retries = f"%RETRY%{topic}_{topic}"
+        assert Scrape(shared_broker)("flintmq_group_lag_messages", group=topic, topic=retries) == 5
+
+
+@pytest.mark.parametrize("drivers", ["sync", "aio"])
+def test_a_consumer_that_never_waits_gets_everything(shared_broker: RunningBroker, topic: str, drivers: str) -> None:
+    fill(shared_broker.address, topic, 20)
+    found: list[bytes] = []
+
+    async def poll() -> None:
+        async with aio.GroupConsumer(shared_broker.address, topic, topic, **WORK) as consumer:
+            while len(found) < 20:
+                for delivery in await consumer.receive(3, timeout=0):
+                    found.append(delivery.message.body)
+                    delivery.ack()
+                await asyncio.sleep(0.001)
+
+    if drivers == "aio":
+        asyncio.run(asyncio.wait_for(poll(), WAIT_SECONDS))
+    else:
+        with worker(shared_broker, topic) as consumer:
+
+            def polled() -> bool:
+                for delivery in consumer.receive(3, timeout=0):
+                    found.append(delivery.message.body)
+                    delivery.ack()
+                return len(found) == 20
+
+            until(polled, "the last message")
+    assert sorted(found) == sorted(b"%d" % number for number in range(20))
