@@ -201,8 +201,8 @@ class _Assignment:
             run=groups.run,
             missing=" ".join(groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),
         )
-        # Only now, and also if another request has made the change: a member must not go on from an offset that a crash
-        # makes the group forget.
+        # Even if another request has made the change: no member may continue from an offset that the group would forget
+        # in a crash.
         self.request.after_saved(lambda: self.request.respond(answer, msgpack.packb(rows)))
 
 

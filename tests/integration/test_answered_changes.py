@@ -280,7 +280,7 @@ def update_consumer_offset(node: Node) -> None:
     node.commit(1, topic="%DLQ%g")
     node.kill()
     assert node.committed("g") == {0: 2}
-    node.commit(2, topic="%DLQ%g")  # only moves on, but these are dead letters that somebody dealt with
+    node.commit(2, topic="%DLQ%g")  # only moves on, but in dead letters, which an operator has dealt with
     node.kill()
     assert node.committed("g", "%DLQ%g") == {0: 2}
 

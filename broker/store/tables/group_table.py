@@ -48,7 +48,7 @@ class SubscriptionGroupTable:
         self.changes = 0
         """Number of changes since the start."""
         self._asked = 0
-        """Value of ``changes`` after the last change that somebody asked for."""
+        """Value of ``changes`` after the last change other than ``ensure``."""
         self._saved = 0
         """Changes that are on disk."""
 
