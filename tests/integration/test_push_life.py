@@ -124,22 +124,6 @@ class TestLife:
         with pytest.raises(ClientFailed):
             consumer.close()
 
-    def test_a_listener_that_ends_its_thread_ends_the_consumer_loudly(self, address: str, topic: str) -> None:
-        started = threading.Event()
-
-        def listener(message: StoredMessage) -> None:
-            started.wait()  # else ``start`` may already report the end
-            raise SystemExit("gone")
-
-        with Producer(address) as producer:
-            producer.send(Message(topic, b"x"))
-            consumer = PushConsumer(address, topic, topic, listener, start="first").start()
-            started.set()
-            with pytest.raises(ClientFailed, match="ended its thread with SystemExit"):
-                consumer.wait()
-            with pytest.raises(ClientFailed):
-                consumer.close()
-
 
 def test_a_fork_does_not_take_the_consumer_along(address: str, topic: str) -> None:
     with PushConsumer(address, topic, topic, Seen()) as consumer:

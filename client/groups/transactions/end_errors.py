@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ....protocol.errors import FlintError, RequestTimeout, TransactionEnded, TransactionNotExist
+from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout, TransactionEnded, TransactionNotExist
 from .decisions import Decisions
 from .outcome import Outcome
 
@@ -28,8 +28,8 @@ def not_ended(decisions: Decisions, transaction_id: str, outcome: Outcome, error
     """Return the error for the caller if the broker could not be told the outcome, or refused it."""
     if isinstance(error, TransactionEnded | TransactionNotExist):
         decisions.confirmed(transaction_id)  # there is nothing left to tell the broker
-    elif isinstance(error, RequestTimeout):
-        return RequestTimeout(
+    elif isinstance(error, RequestTimeout | ConnectionFailed):
+        return (RequestTimeout if isinstance(error, RequestTimeout) else ConnectionFailed)(
             f"the broker did not confirm in time that transaction {transaction_id} is {_VERBS[outcome]}; it is decided "
             "nevertheless: try again, or leave it to the broker's check"
         )
