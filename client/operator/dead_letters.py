@@ -27,7 +27,7 @@ from ...protocol.storage.delivery import (
 )
 from ...protocol.storage.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX, PROPERTY_DELAY
 from ..errors import CorruptMessage, DeliveryFailed, InvalidMessage
-from ..message import Message
+from ..message import Message, with_properties
 
 if TYPE_CHECKING:
     from ..core.consume.stored import StoredMessage
@@ -187,19 +187,28 @@ class Target:
     topic: str = ""
     to_group: str = ""
 
-    def message(self, dead: StoredMessage) -> Message:
-        """Return the message to send for a dead letter. Raises ``CorruptMessage`` or ``InvalidMessage``."""
+    def message(self, dead: StoredMessage, record_bytes_max: int) -> Message:
+        """Return the message to send for a dead letter, with its original id if a record of at most
+        ``record_bytes_max`` bytes has room for it. Raises ``CorruptMessage`` or ``InvalidMessage``."""
         properties = own_properties(dead)
-        properties.setdefault(PROPERTY_DLQ_ORIGIN_MESSAGE_ID, dead.message_id)
         topic = self.topic or original_topic(dead)
         if topic is None:
             raise InvalidMessage("it does not record its original topic")
+        needed: dict[str, str] = {}
         if self.to_group:
-            properties[PROPERTY_RETRY_TOPIC] = topic
+            needed[PROPERTY_RETRY_TOPIC] = topic
             # Consumers that pop read the retries of each topic from a topic of its own.
             is_popped = PROPERTY_FIRST_POP_TIME in dead.properties
             topic = pop_retry_topic(self.to_group, topic) if is_popped else retry_topic(self.to_group)
-        return Message.again(dead, topic, properties=properties)
+        message = Message.again(dead, topic, properties=properties)
+        noted = {PROPERTY_DLQ_ORIGIN_MESSAGE_ID: dead.message_id}
+        with_all = with_properties(message, noted | needed, record_bytes_max)
+        if (found := with_all or with_properties(message, needed, record_bytes_max)) is None and needed:
+            raise InvalidMessage(
+                f"its properties leave no room for {PROPERTY_RETRY_TOPIC}, without which the group {self.to_group} "
+                "would not know its topic; it can only be sent to a topic"
+            )
+        return found or message
 
 
 class DeadLetterStays(FlintError):
@@ -249,7 +258,7 @@ class Resending:
         messages: list[Message] = []
         for dead in batch:
             try:
-                message = self._target.message(dead)
+                message = self._target.message(dead, self._producer.record_bytes_max)
                 self._check_was_read(dead)
                 if message.topic not in self._topics:
                     raise InvalidMessage(f"its topic {message.topic} does not exist or was deleted")

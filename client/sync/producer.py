@@ -134,6 +134,11 @@ class Producer:
 
     # ---- one message
 
+    @property
+    def record_bytes_max(self) -> int:
+        """Size of the largest record of a message that the broker accepts; the default one before the first answer."""
+        return self._sending.record_bytes_max
+
     def send(
         self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Receipt:

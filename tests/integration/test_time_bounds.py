@@ -75,7 +75,7 @@ def test_every_reader_has_each_message_on_its_side_of_a_time(
     topic, address = found.topic, running.address
 
     def dump(*options: str) -> list[int]:
-        done = tool("dump", "-o", "json", "--running", "--topic", topic, *options, running.store)
+        done = tool("dump", "--running", "--topic", topic, *options, running.store)
         assert done.code == 0, done.errors
         return numbers([json.loads(line)["body"] for line in done.output])
 

@@ -65,9 +65,8 @@ def pull(
             messages = consumer.iter(topic, from_=begin, until="latest", tags=wanted.tag, filter=wanted.condition)
         else:
             offset = _offset(consumer, topic, queue, from_)
-            messages = _queue_messages(consumer, topic, queue, offset, count, wanted, wait)
-            if isinstance(from_, datetime):  # which may come while the command waits
-                messages = (message for message in messages if message.stored_at >= from_)
+            since = from_ if isinstance(from_, datetime) else None
+            messages = _queue_messages(consumer, topic, queue, offset, count, wanted, wait, since)
         printer = style.printer(settings, follow=bool(wait))
         nothing = wanted.nothing_found(topic)
         return show_messages(settings, messages, printer, count=count, condition=wanted.condition, nothing=nothing)
@@ -98,9 +97,19 @@ def _moment(position: Typed) -> datetime:
 
 
 def _queue_messages(
-    consumer: Consumer, topic: str, queue: int, offset: int, count: int, wanted: MessageFilter, wait: float
+    consumer: Consumer,
+    topic: str,
+    queue: int,
+    offset: int,
+    count: int,
+    wanted: MessageFilter,
+    wait: float,
+    since: datetime | None,
 ) -> Iterator[StoredMessage]:
-    """Yield the messages of one queue from ``offset`` to its end, then those that arrive within ``wait`` seconds."""
+    """Yield the messages of one queue from ``offset`` to its end, then those that arrive within ``wait`` seconds.
+
+    ``since``: leave out those that were stored before; the time may come while the command waits.
+    """
     deadline = time.monotonic() + wait
     while True:
         left = min(max(0.0, deadline - time.monotonic()), HOLD_SECONDS_MAX)
@@ -113,8 +122,9 @@ def _queue_messages(
             tags=wanted.tag,
             filter=wanted.condition,
         )
-        yield from batch.messages
-        count -= len(batch)
+        messages = [message for message in batch.messages if since is None or message.stored_at >= since]
+        yield from messages
+        count -= len(messages)
         at_end = batch.next_offset >= batch.max_offset and time.monotonic() >= deadline
         if count <= 0 or at_end:
             return
