@@ -254,19 +254,6 @@ def test_a_record_of_an_impossible_queue_makes_no_queues(tmp_path: Path, queue: 
     store.close()
 
 
-def test_the_folder_of_an_impossible_queue_makes_no_queues(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "store")
-    sent = put(store, "orders", 0, plain(3))
-    store.close()
-    queues = store.path / "consumequeue" / "orders"
-    shutil.copytree(queues / "0", queues / str(2**31 - 1))
-    shutil.rmtree(store.path / "config")
-    store, _ = reopen(store.path)
-    assert store.topics.existing("orders").queues == 1
-    assert_holds(store, sent)
-    store.close()
-
-
 @pytest.mark.parametrize("topic", [b"../../outside", b"..", b"a/b", b"\xff\xfe", b"nul\0", b""])
 def test_an_invalid_topic_name_creates_no_folder(tmp_path: Path, topic: bytes) -> None:
     record = Record(topic=topic, body=b"x", properties=b"KEYS\x01k\x02", store_timestamp=1_700_000_000_000)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....protocol.commands.common import QUEUES_MAX
 from ....protocol.storage.javahash import java_hash
 from ...kernels.dispatch import (
     KIND_ORDINARY,
@@ -107,7 +106,7 @@ class ConsumeQueueTable:
             if name.startswith(LIGHT_QUEUE_PREFIX) or name.encode(errors="replace").decode() != name:
                 continue
             for folder in sorted(path for path in topic_folder.iterdir() if path.is_dir()):
-                if _QUEUE_ID.match(folder.name) and int(folder.name) < QUEUES_MAX:
+                if _QUEUE_ID.match(folder.name):
                     yield name, int(folder.name)
 
     def add(self, topic: str, queue_id: int) -> ConsumeQueue:
