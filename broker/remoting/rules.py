@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .request import RemotingRequest
 
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
-"""The producer group that each client of RocketMQ names beside its own, consumers too: nobody needs a right on it, but
-only clients with that right are in it."""
+"""The producer group that each client of RocketMQ names beside its own, consumers too. No client needs a right on it,
+but only clients with that right are in it."""
 Rule: TypeAlias = Callable[[Mapping[str, str]], tuple[Need, ...]]
 
 

@@ -258,7 +258,7 @@ def make_app(console: Console) -> Starlette:
         return console.html("plain_error.html", error.status_code, {"failure": failure}, request)
 
     async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=400)  # the browser left before its form was complete: nobody reads a page
+        return Response(status_code=400)  # the browser left before its form was complete
 
     routes = [
         Route("/static/{path:path}", static_files(render.FOLDER / "static"), methods=["GET"]),

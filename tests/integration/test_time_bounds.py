@@ -102,7 +102,7 @@ def test_every_reader_has_each_message_on_its_side_of_a_time(
 
             def made(reader: Consumer, name: str) -> None:
                 def iterated(**bounds: datetime | str) -> list[int]:
-                    return numbers([message.body for message in reader.iter(topic, **bounds)])  # type: ignore[arg-type]
+                    return numbers([message.body for message in reader.iter(topic, **bounds)])  # type: ignore[arg-type]  # overloads do not take a mapping
 
                 def browsed(t: datetime, newest_first: bool) -> list[int]:
                     return numbers([row.body for row in reader.browse(topic, from_=t, newest_first=newest_first)])

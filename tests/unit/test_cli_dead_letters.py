@@ -30,6 +30,7 @@ NOTED = {
     "RECONSUME_TIME": "3",
     "MAX_RECONSUME_TIMES": "16",
 }
+MAX = 512 * 1024
 OWN = {"KEYS": "a b", "TAGS": "t", "__SHARDINGKEY": "s", "UNIQ_KEY": "7F0000010F8C2DCA0A6B92885F0000AA"}
 
 
@@ -41,7 +42,7 @@ def dead(**properties: str) -> StoredMessage:
 
 
 def test_a_message_is_resent_with_its_contents_as_a_plain_message() -> None:
-    message = Target().message(dead(**SENT, **NOTED, **OWN))
+    message = Target().message(dead(**SENT, **NOTED, **OWN), MAX)
     assert (message.topic, message.body, message.keys, message.tags) == ("orders", b"body", ("a", "b"), "t")
     assert message.sharding_key == "s"
     assert message.properties == SENT | {"DLQ_ORIGIN_MESSAGE_ID": OWN["UNIQ_KEY"]}
@@ -50,16 +51,16 @@ def test_a_message_is_resent_with_its_contents_as_a_plain_message() -> None:
 
 def test_a_message_that_was_a_dead_letter_before_keeps_its_first_id() -> None:
     again = dead(**NOTED, **OWN, DLQ_ORIGIN_MESSAGE_ID="FIRST")
-    assert Target().message(again).properties == {"DLQ_ORIGIN_MESSAGE_ID": "FIRST"}
+    assert Target().message(again, MAX).properties == {"DLQ_ORIGIN_MESSAGE_ID": "FIRST"}
 
 
 def test_a_message_goes_to_its_original_topic_or_to_a_given_one() -> None:
     letter = dead(**NOTED)
-    assert Target(topic="aside").message(letter).topic == "aside"
-    to_group = Target(to_group="g").message(letter)
+    assert Target(topic="aside").message(letter, MAX).topic == "aside"
+    to_group = Target(to_group="g").message(letter, MAX)
     assert (to_group.topic, to_group.properties["RETRY_TOPIC"]) == ("%RETRY%g", "orders")
     with pytest.raises(InvalidMessage, match="does not record its original topic"):
-        Target().message(dead(**SENT))
+        Target().message(dead(**SENT), MAX)
 
 
 def test_offsets_without_stored_messages_are_refused() -> None:

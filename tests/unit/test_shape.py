@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("broker", "client", "protocol", "conf", "testing")
 ALL = (*PRODUCT, "scripts", "tests")
 FILE_LINES_MAX = 520
-FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MAX = 100
 PARAMETERS_MAX = 8
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 PAIRED = {"aio", "sync"}
@@ -35,7 +35,7 @@ WIDE = {
     "client/sync/consumer.py: pull",
 }
 """Functions that still take more parameters. A function that has become narrow must leave the list."""
-LONG_FUNCTIONS = {"tests/integration/test_cli_hostile_broker.py: content"}
+LONG_FUNCTIONS: set[str] = set()
 """Functions that are still to be divided. A function that has become short must leave the list."""
 
 
