@@ -10,6 +10,7 @@ from ...protocol.errors import InvalidParameter, LimitReached, MessageIllegal, N
 from ...protocol.fields import decode_fields
 from ...protocol.frames import FRAME_LENGTH_BYTES
 from ...protocol.names import check_name, may_produce_to
+from ...protocol.storage.record import encode_properties
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import delay_of, route
 from ..delivery.transactions.frames import half_request
@@ -82,17 +83,18 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
     if half is not None:
         append_half_messages(request, intake, params, half, queue)
         return
-    waits = None
+    passed = b""
     if params.common and (delay := delay_of(params.common)) is not None:
         waits = route(delay, name, queue, intake.delays.now_ms(), settings.delivery.delay_max_days)
         if waits is not None:
             append_waiting(request, intake, params, queue, waits)
             return
-        # They are due already: they go to their topic at once, without the property that asks for a delay.
-        params.common = delay.others
-    common = common_properties(params.common) if params.common else b""
+        # They are due already: they go to their topic at once, with the time that has passed.
+        params.common, passed = delay.others, encode_properties({delay.name: str(delay.value)})
+    common = common_properties(params.common) + passed if params.common else passed
     appended = intake.store.append(topic, queue, request.produce_batch(params, common))
-    request.source.repeated.keep(request, params, topic)
+    if not passed:
+        request.source.repeated.keep(request, params, topic)
     acknowledge(request, intake, params, queue, name, queue, appended)
 
 

@@ -32,6 +32,7 @@ ADMINISTRATIVE = {
         "GET_BROKER_CONFIG",
         "WIPE_WRITE_PERM_OF_BROKER",
         "ADD_WRITE_PERM_OF_BROKER",
+        "DELETE_KV_CONFIG",
     )
 }
 """Names of the requests of administrators, whose refusals are recorded, by code; some of them change nothing."""

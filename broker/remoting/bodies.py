@@ -70,23 +70,6 @@ def _decoded(body: bytes | memoryview, code: int) -> Any:
         raise InvalidParameter(f"the body of request {code} is not JSON: {error}") from None
 
 
-def json_object(request: RemotingRequest) -> dict[str, Any]:
-    """Return the JSON object in the request's body. Raises ``InvalidParameter``."""
-    if not isinstance(request.json, dict):
-        raise InvalidParameter(f"the body of request {request.received.code} must be a JSON object with names as keys")
-    return request.json
-
-
-def json_objects(request: RemotingRequest, name: str, count_max: int) -> list[dict[str, Any]]:
-    """Return the list of objects under a name in the request's body. Raises ``InvalidParameter``."""
-    rows = json_object(request).get(name)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or len(rows) > count_max:
-        raise InvalidParameter(
-            f"the body of request {request.received.code} must have {name}, a list of at most {count_max} objects"
-        )
-    return rows
-
-
 def settings_lines(request: RemotingRequest) -> dict[str, str]:
     """Return the settings in the request's body, a line ``name=value`` each. Raises ``InvalidParameter``."""
     if len(request.received.body) > LINES_BYTES_MAX:

@@ -33,7 +33,7 @@ class ExtFields:
             if default is None:
                 raise InvalidParameter(f"the request lacks its field {name}")
             return default
-        digits = value.removeprefix("-")
+        digits = value[1:] if value[0] in "+-" else value
         # Not ``int`` alone, which also accepts spaces, underscores and the digits of other scripts.
         number = int(value) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else None
         if number is None or not low <= number <= high:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import I64_MAX
+from ...protocol.remoting.fastjson import FastjsonError, as_flag, as_integer, as_text, as_word
 
 if TYPE_CHECKING:
     from .request import RemotingRequest
+
+T = TypeVar("T")
 
 TEXT_CHARS_MAX = 1_024
 """Maximum length of a string, unless the caller allows more."""
@@ -17,7 +21,7 @@ TEXT_CHARS_MAX = 1_024
 class JsonFields:
     """An object of the body. ``what``: its name in errors. Each method raises ``InvalidParameter`` for a wrong value.
 
-    A member that is missing or null has its default.
+    A member that is missing or null has its default, and values are converted as RocketMQ's brokers convert them.
     """
 
     __slots__ = ("_values", "what")
@@ -30,37 +34,62 @@ class JsonFields:
 
     def text(self, name: str, default: str | None = None, chars_max: int = TEXT_CHARS_MAX) -> str:
         """Return a string of at most ``chars_max`` characters."""
-        value = self._values.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, str):
-            raise InvalidParameter(f"{self.what}: {name} must be a string, got {_brief(value)}")
+        value = as_text(self._values.get(name))
+        if value is None:
+            if default is not None:
+                return default
+            raise InvalidParameter(f"{self.what}: {name} must be a string, got nothing")
         if len(value) > chars_max:
             raise InvalidParameter(f"{self.what}: {name} has {len(value):,} characters; the maximum is {chars_max:,}")
         return value
 
     def integer(self, name: str, default: int | None = None, low: int = -I64_MAX - 1, high: int = I64_MAX) -> int:
         """Return an integer from ``low`` to ``high``."""
-        value = self._values.get(name)
-        if value is None and default is not None:
-            return default
-        # Not ``isinstance``, for which true is an ``int``.
-        if type(value) is not int or not low <= value <= high:
-            raise InvalidParameter(f"{self.what}: {name} must be an integer from {low} to {high}, got {_brief(value)}")
-        return value
+        number = self._convert(name, as_integer)
+        if number is None:
+            if default is not None:
+                return default
+            raise InvalidParameter(f"{self.what}: {name} must be an integer from {low} to {high}, got nothing")
+        if not low <= number <= high:
+            raise InvalidParameter(f"{self.what}: {name} must be an integer from {low} to {high}, got {number}")
+        return number
 
-    def flag(self, name: str) -> bool:
-        """Return true or false; false if it is missing."""
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return true or false."""
+        value = self._convert(name, as_flag)
+        return default if value is None else value
+
+    def word(self, name: str, names: Sequence[str], default: str) -> str:
+        """Return the name of an enumeration's value, ``default`` for an unknown one. ``names``: by ordinal."""
+        return self._convert(name, lambda value: as_word(value, names)) or default
+
+    def texts(self, name: str) -> dict[str, str | None]:
+        """Return an object of strings; an empty one if it is missing."""
         value = self._values.get(name)
-        if value is not None and type(value) is not bool:
-            raise InvalidParameter(f"{self.what}: {name} must be true or false, got {_brief(value)}")
-        return bool(value)
+        if _is_null(value):
+            return {}
+        if not isinstance(value, dict):
+            raise InvalidParameter(f"{self.what}: {name} must be an object, got {_brief(value)}")
+        return {key: as_text(each) for key, each in value.items()}
+
+    def has(self, name: str) -> bool:
+        """Return whether the object has a value of this name that is not null."""
+        return not _is_null(self._values.get(name))
+
+    def _convert(self, name: str, convert: Callable[[Any], T]) -> T:
+        value = self._values.get(name)
+        try:
+            return convert(value)
+        except FastjsonError as error:
+            raise InvalidParameter(f"{self.what}: {name} {error}, got {_brief(value)}") from None
 
     def objects(self, name: str, count_max: int) -> list[JsonFields]:
         """Return a list of at most ``count_max`` objects; an empty one if it is missing."""
         rows = self._values.get(name)
-        if rows is None:
+        if _is_null(rows):
             return []
+        if isinstance(rows, dict):
+            rows = [rows]
         if not isinstance(rows, list) or len(rows) > count_max:
             count = f" of {len(rows):,}" if isinstance(rows, list) else ""
             raise InvalidParameter(
@@ -71,12 +100,15 @@ class JsonFields:
     def object(self, name: str) -> JsonFields | None:
         """Return an object; None if it is missing."""
         value = self._values.get(name)
-        return None if value is None else JsonFields(value, f"{self.what}: {name}")
+        return None if _is_null(value) else JsonFields(value, f"{self.what}: {name}")
+
+
+def _is_null(value: Any) -> bool:
+    """Return whether a value stands for no object and no array."""
+    return value in (None, "", "null")
 
 
 def _brief(value: Any) -> str:
-    if value is None:
-        return "nothing"
     return repr(value)[:40] if type(value) in (int, str, bool) else type(value).__name__
 
 

@@ -93,6 +93,7 @@ ROWS: tuple[tuple[int, Callable[..., None], Rule], ...] = (
     (codes.GET_HAS_UNIT_SUB_TOPIC_LIST, routes.get_unit_topic_list, rules.anybody),
     (codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, routes.get_unit_topic_list, rules.anybody),
     (codes.GET_KV_CONFIG, routes.get_kv_config, rules.anybody),
+    (codes.DELETE_KV_CONFIG, routes.delete_kv_config, rules.broker(ADMIN)),
     (codes.GET_KVLIST_BY_NAMESPACE, routes.get_kvlist_by_namespace, rules.anybody),
     (codes.DELETE_TOPIC_IN_NAMESRV, routes.delete_topic_in_namesrv, rules.topic(ADMIN)),
     (codes.WIPE_WRITE_PERM_OF_BROKER, routes.wipe_write_perm_of_broker, rules.broker(ADMIN)),

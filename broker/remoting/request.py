@@ -53,9 +53,9 @@ class RemotingRequest(Request):
     offset; ``group``: the group that it reads for, even if that group commits nothing; ``log_begin``: physical offset
     of the log's end when its connection was opened; ``json``: the value in the body of a request that has JSON.
 
-    Of a send: ``flag`` and ``reconsume_times`` of its message; ``unique_key`` and ``recall_handle`` that the answer
-    tells; ``default_topic`` and ``default_queues`` for creating its topic. ``recalled``: unique key of the message that
-    the request recalls.
+    Of a send: ``flag`` and ``reconsume_times`` of its message; ``passed_times``: properties with a delivery time that
+    has passed; ``unique_key`` and ``recall_handle`` that the answer tells; ``default_topic`` and ``default_queues`` for
+    creating its topic. ``recalled``: unique key of the message that the request recalls.
     """
 
     __slots__ = (
@@ -68,6 +68,7 @@ class RemotingRequest(Request):
         "group",
         "json",
         "log_begin",
+        "passed_times",
         "recall_handle",
         "recalled",
         "received",
@@ -83,7 +84,7 @@ class RemotingRequest(Request):
         self.log_begin = source.log_begin
         self.json: Any = None
         self.asked = self.flag = self.reconsume_times = self.default_queues = 0
-        self.group = self.unique_key = self.recall_handle = self.recalled = self.default_topic = ""
+        self.passed_times = self.group = self.unique_key = self.recall_handle = self.recalled = self.default_topic = ""
 
     def translate(self, buffer: bytearray) -> None:
         """Let the handlers of FlintMQ see ``buffer`` as the body of the request's frame."""
@@ -161,7 +162,7 @@ class RemotingRequest(Request):
 
     def produce_batch(self, params: ProduceRequest, common: bytes) -> ProduceBatch:
         """Return the messages of a send as the store takes them. Those of a batch that have no key get one."""
-        batch = super().produce_batch(params, common)
+        batch = super().produce_batch(params, common + self.passed_times.encode())
         batch.flag, batch.reconsume_times = self.flag, self.reconsume_times
         if params.layout == LAYOUT_BATCH:
             keys = self.gateway.unique_keys

@@ -139,15 +139,16 @@ def sequence_of(unique_key: str) -> tuple[str, int] | None:
     return unique_key[:UNIQUE_PREFIX_DIGITS], int(unique_key[UNIQUE_PREFIX_DIGITS:], 16)
 
 
-def settle_delay(properties: dict[str, str], now_ms: int) -> int:
+def settle_delay(properties: dict[str, str], now_ms: int) -> tuple[int, str]:
     """Leave at most one delay among the properties, by RocketMQ's rules; return the delivery time, ms, 0 if none.
 
-    A level excludes a time, and a time that has passed means now. Raises ``DelayIllegal`` if a time is not a number.
+    A level excludes a time. A time that has passed means now: returned, too, is the text of the properties that say it,
+    which the message keeps. Raises ``DelayIllegal`` if a time is not a number.
     """
     times = {name: properties.pop(name) for name in _TIMES if name in properties}
     level = properties.get(PROPERTY_DELAY, "")
     if not times or (_INTEGER.match(level) and int(level) > 0):
-        return 0
+        return 0, ""
     # RocketMQ looks at them in this order, and only at the first that is there.
     name = next(name for name in _TIMES if name in times)
     if not _INTEGER.match(times[name]):
@@ -156,9 +157,9 @@ def settle_delay(properties: dict[str, str], now_ms: int) -> int:
     if name != PROPERTY_TIMER_DELIVER_MS:
         value = now_ms + value * (1_000 if name == PROPERTY_TIMER_DELAY_SECONDS else 1)
     if value <= now_ms:
-        return 0
+        return 0, join_properties(times)
     properties[PROPERTY_TIMER_DELIVER_MS] = str(value)
-    return value
+    return value, ""
 
 
 def settle_half(properties: dict[str, str], group: str, reconsume_times: int) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from ...protocol.errors import FilterIllegal
 from ..delivery.groups.consumer_clients import ClientSubscription
 from ..filters import compile_filter
-from ..handlers.groups import TAGS_CHARS_MAX
 
 TAG = "TAG"
 SQL92 = "SQL92"
+TAGS_CHARS_MAX = 16 * 1024
+"""Maximum length of a subscription's tags: those of a pull that waits take at most 0.5 MiB, which count towards
+``limits.held_pulls_max``. RocketMQ has no such limit."""
 
 
 def tags_and_filter(subscription: ClientSubscription) -> tuple[str, str]:
@@ -21,16 +23,22 @@ def tags_and_filter(subscription: ClientSubscription) -> tuple[str, str]:
         return "", expression
     if kind != TAG:
         raise FilterIllegal(
-            f"the subscription to topic {subscription.topic} is of type {kind!r}; use {TAG}, for tags such as a || b, "
-            f"or {SQL92}, for a condition"
+            f"the subscription to topic {subscription.topic:.127} is of type {kind!r}; use {TAG}, for tags such as "
+            f"a || b, or {SQL92}, for a condition"
         )
     if len(expression) > TAGS_CHARS_MAX:
         raise FilterIllegal(
-            f"the tags of topic {subscription.topic} have {len(expression)} characters; the maximum is {TAGS_CHARS_MAX}"
+            f"the tags of topic {subscription.topic:.127} have {len(expression):,} characters; the maximum is "
+            f"{TAGS_CHARS_MAX:,}"
         )
+    return " || ".join(split_tags(expression)), ""
+
+
+def split_tags(expression: str) -> list[str]:
+    """Return the tags in an expression; none if it means all messages."""
     tags = [tag for tag in map(str.strip, expression.split("||")) if tag]
     # A part that means all messages makes the others superfluous.
-    return "" if not tags or "*" in tags else " || ".join(tags), ""
+    return [] if "*" in tags else tags
 
 
 def check_subscription(subscription: ClientSubscription) -> None:

@@ -10,6 +10,8 @@ _NO_KV = "the table of settings of this name server is always empty"
 _NO_COLD_DATA = "server.reader_threads bounds the reads from the disk of all clients"
 _OWN_USERS = "users and permissions are changed by `flintmq user`"
 _OF_OLD_CLIENTS = "no client of RocketMQ 4 or 5 sends it"
+_FROM_BROKERS = "brokers send it to clients"
+_NO_LITE_TOPICS = "FlintMQ has no lite topics"
 _OWN_NAME_SERVER = "this broker answers for itself alone; other brokers need a name server of Apache RocketMQ"
 
 UNSUPPORTED: dict[int, tuple[str, str]] = {
@@ -17,18 +19,34 @@ UNSUPPORTED: dict[int, tuple[str, str]] = {
     22: ("GET_TOPIC_CONFIG_LIST", _OF_OLD_CLIENTS),
     23: ("GET_TOPIC_NAME_LIST", _OF_OLD_CLIENTS),
     27: ("TRIGGER_DELETE_FILES", "retention deletes files; set deleteWhen to the present hour to have that done now"),
+    39: ("CHECK_TRANSACTION_STATE", _FROM_BROKERS),
+    40: ("NOTIFY_CONSUMER_IDS_CHANGED", _FROM_BROKERS),
     47: ("GET_CLIENT_CONFIG", _OF_OLD_CLIENTS),
     60: ("GET_TIMER_CHECK_POINT", _OWN_REPLICATION),
     61: ("GET_TIMER_METRICS", "GET_BROKER_RUNTIME_INFO has the number of timed messages; /metrics has their lateness"),
     100: ("PUT_KV_CONFIG", _NO_KV),
-    102: ("DELETE_KV_CONFIG", _NO_KV),
     103: ("REGISTER_BROKER", _OWN_NAME_SERVER),
     104: ("UNREGISTER_BROKER", _OWN_NAME_SERVER),
+    **{
+        code: (name, _OF_OLD_CLIENTS)
+        for code, name in (
+            (209, "SUSPEND_CONSUMER"),
+            (210, "RESUME_CONSUMER"),
+            (211, "RESET_CONSUMER_OFFSET_IN_CONSUMER"),
+            (212, "RESET_CONSUMER_OFFSET_IN_BROKER"),
+            (213, "ADJUST_CONSUMER_THREAD_POOL"),
+            (214, "WHO_CONSUME_THE_MESSAGE"),
+        )
+    },
     217: ("REGISTER_TOPIC_IN_NAMESRV", _OWN_NAME_SERVER),
+    220: ("RESET_CONSUMER_CLIENT_OFFSET", _FROM_BROKERS),
+    221: ("GET_CONSUMER_STATUS_FROM_CLIENT", _FROM_BROKERS),
+    223: ("INVOKE_BROKER_TO_GET_CONSUMER_STATUS", "the clients tell it; GET_CONSUME_STATS has what they committed"),
     301: ("REGISTER_FILTER_SERVER", "conditions are SQL92; programs are not run as filters"),
     302: ("REGISTER_MESSAGE_FILTER_CLASS", "conditions are SQL92; programs are not run as filters"),
     318: ("UPDATE_NAMESRV_CONFIG", "the role of a name server has nothing to set"),
     322: ("QUERY_DATA_VERSION", _OWN_NAME_SERVER),
+    326: ("PUSH_REPLY_MESSAGE_TO_CLIENT", _FROM_BROKERS),
     329: (
         "DELETE_EXPIRED_COMMITLOG",
         "retention deletes files; set deleteWhen to the present hour to have that done now",
@@ -58,6 +76,11 @@ UNSUPPORTED: dict[int, tuple[str, str]] = {
             (1011, "CLEAN_BROKER_DATA"),
             (1012, "CONTROLLER_GET_NEXT_BROKER_ID"),
             (1013, "CONTROLLER_APPLY_BROKER_ID"),
+            (1014, "BROKER_CLOSE_CHANNEL_REQUEST"),
+            (1015, "CHECK_NOT_ACTIVE_BROKER_REQUEST"),
+            (1016, "GET_BROKER_LIVE_INFO_REQUEST"),
+            (1017, "GET_SYNC_STATE_DATA_REQUEST"),
+            (1018, "RAFT_BROKER_HEART_BEAT_EVENT_REQUEST"),
         )
     },
     2001: ("UPDATE_COLD_DATA_FLOW_CTR_CONFIG", _NO_COLD_DATA),
@@ -77,6 +100,24 @@ UNSUPPORTED: dict[int, tuple[str, str]] = {
             (3008, "AUTH_DELETE_ACL"),
             (3009, "AUTH_GET_ACL"),
             (3010, "AUTH_LIST_ACL"),
+        )
+    },
+    5001: ("SWITCH_TIMER_ENGINE", "there is one store of timed messages"),
+    200052: ("PEEK_MESSAGE", "no client of RocketMQ sends it; a pull reads without taking"),
+    200056: ("POP_ROLLBACK", "the state of pops is FlintMQ's own, and RocketMQ's tables of it are not written"),
+    **{
+        code: (name, _NO_LITE_TOPICS)
+        for code, name in (
+            (200070, "POP_LITE_MESSAGE"),
+            (200071, "LITE_SUBSCRIPTION_CTL"),
+            (200072, "ACK_LITE_MESSAGE"),
+            (200073, "NOTIFY_UNSUBSCRIBE_LITE"),
+            (200074, "GET_BROKER_LITE_INFO"),
+            (200075, "GET_PARENT_TOPIC_INFO"),
+            (200076, "GET_LITE_TOPIC_INFO"),
+            (200077, "GET_LITE_CLIENT_INFO"),
+            (200078, "GET_LITE_GROUP_INFO"),
+            (200079, "TRIGGER_LITE_DISPATCH"),
         )
     },
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import RemoteProtocolError
 from ..frames import HEADER_ITEMS_MAX, ONE_WAY, REQUEST, RESPONSE, Frame
+from .fastjson import FastjsonError, as_integer, as_text, as_word
 
 REMOTING_HEADER_BYTES_MAX = 128 * 1024
 """Longest header that is read. Properties may be too long for a message by a factor of three (characters, not bytes,
@@ -182,13 +183,13 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
     get = members.get
     # A missing code fails the check below; the others have the defaults of RocketMQ's ``RemotingCommand``.
     code, opaque, flag, version = get("code", ""), get("opaque", 0), get("flag", 0), get("version", 0)
+    if not (type(code) is type(opaque) is type(flag) is type(version) is int):
+        code, opaque, flag, version = (_as_integer(members, name) for name in ("code", "opaque", "flag", "version"))
     for name, number in (("code", code), ("opaque", opaque), ("flag", flag), ("version", version)):
-        if type(number) is not int or not -0x8000_0000 <= number <= 0x7FFF_FFFF:
-            raise HeaderIllegal(
-                f"a remoting header whose {name} is {_brief(number)}; it must be an i32", _opaque(members)
-            )
+        if not -0x8000_0000 <= number <= 0x7FFF_FFFF:
+            raise HeaderIllegal(f"a remoting header whose {name} is out of range; it must be an i32", _opaque(members))
     fields = get("extFields")
-    if fields is None:
+    if fields is None or fields == "":
         fields = {}
     elif type(fields) is not dict or len(fields) > HEADER_ITEMS_MAX:
         raise HeaderIllegal(
@@ -204,7 +205,7 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
     remark, language = get("remark"), get("language")
     return _frame(
         code,
-        language if type(language) is str and len(language) <= 16 else LANGUAGE,
+        language if language in LANGUAGES else _as_language(language),
         version,
         opaque,
         flag,
@@ -215,20 +216,38 @@ def _decode_json_header(header: bytearray) -> RemotingFrame:
 
 def _opaque(members: object) -> int:
     """Return the number of a request whose header is refused."""
-    opaque = members.get("opaque") if type(members) is dict else 0
-    return opaque if type(opaque) is int and opaque in _I32_RANGE else 0
+    try:
+        opaque = as_integer(members.get("opaque")) if type(members) is dict else 0
+    except FastjsonError:
+        return 0
+    return opaque if opaque is not None and opaque in _I32_RANGE else 0
+
+
+def _as_integer(members: dict[str, Any], name: str) -> int:
+    """Return a number of the header that may be of another type. Raises ``HeaderIllegal``."""
+    try:
+        number = as_integer(members.get(name))
+    except FastjsonError as error:
+        raise HeaderIllegal(f"a remoting header whose {name} {error}", _opaque(members)) from None
+    if number is None and name == "code":
+        raise HeaderIllegal("a remoting header whose code is missing", _opaque(members))
+    return number or 0
+
+
+def _as_language(value: object) -> str:
+    """Return the name of a language that is a number, or in lower case; ``LANGUAGE`` for an unknown one."""
+    try:
+        return as_word(value, LANGUAGES) or LANGUAGE
+    except FastjsonError:
+        return LANGUAGE
 
 
 def _as_text(name: str, value: object, opaque: int) -> str:
     """Return a field's value as the text that Java's clients would have sent; some clients send numbers."""
-    if value is None:
-        return ""
-    if type(value) is bool:
-        return "true" if value else "false"
-    if type(value) is int or type(value) is float:
-        return str(value)
-    shown = ascii(name[:40])
-    raise HeaderIllegal(f"a remoting header whose field {shown} is {_brief(value)}; it must be a string", opaque)
+    try:
+        return as_text(value) or ""
+    except RecursionError:
+        raise HeaderIllegal(f"a remoting header whose field {name[:40]!a} is nested too deep", opaque) from None
 
 
 def _check_encodable(fields: dict[str, str], opaque: int) -> None:
@@ -237,12 +256,6 @@ def _check_encodable(fields: dict[str, str], opaque: int) -> None:
         "".join((*fields, *fields.values())).encode()
     except UnicodeEncodeError:
         raise HeaderIllegal("a remoting header with a surrogate that is not a character", opaque) from None
-
-
-def _brief(value: object) -> str:
-    if type(value) is int:
-        return str(value) if value in _I32_RANGE else "out of range"
-    return f"of type {type(value).__name__}"
 
 
 def _decode_binary_header(header: bytearray) -> RemotingFrame:

@@ -72,6 +72,7 @@ def test_a_message_comes_when_its_time_has_come_and_not_before(
         send(connection, "timed", {name: str(value)}, body)
     records = receive(connection, "timed", 3)
     assert [record.body for record in records] == [b"a", b"b", b"c"]
+    assert records[0].property_map()["TIMER_DELIVER_MS"] == str(now_ms - 500)
     assert records[1].store_timestamp >= now_ms + 1000
     assert now_ms + 2_500 <= records[2].store_timestamp
     running.stop()

@@ -9,7 +9,7 @@ import pytest
 from flintmq.protocol.remoting import codes, fastjson
 from flintmq.protocol.remoting.command import RemotingFrame
 from flintmq.protocol.storage.delivery import retry_topic
-from tests.remoting_consumer import RemotingConsumer, subscription
+from tests.remoting_consumer import RemotingConsumer, records_of, subscription
 from tests.remoting_tools import RemotingBroker, RemotingSocket, json_blob
 
 
@@ -98,9 +98,9 @@ def test_clients_with_different_subscriptions_each_get_what_they_asked_for(gatew
         (b"", "is not JSON"),
         (b"\xff", "is not UTF-8"),
         (b"[1]", "must be a JSON object"),
-        (b'{"clientID":7}', "clientID must be a string, got 7"),
+        (b"{}", "clientID must be a string, got nothing"),
         (b'{"clientID":""}', "1 to 255 printable characters"),
-        (b'{"clientID":"c","producerDataSet":{}}', "producerDataSet must be a list"),
+        (b'{"clientID":"c","producerDataSet":7}', "producerDataSet must be a list"),
         (b'{"clientID":"c","producerDataSet":[1]}', "producerDataSet[0] must be a JSON object"),
         (b'{"clientID":"c","producerDataSet":[{"groupName":"a b"}]}', "characters that are not allowed"),
         (b'{"clientID":"c","consumerDataSet":[{}]}', "groupName must be a string, got nothing"),
@@ -242,3 +242,49 @@ def test_push_consumers_are_told_to_pop(remote: RemotingSocket, topic: str) -> N
     assert set_mode("PUSH", 0) == codes.INVALID_PARAMETER
     assert set_mode("POP", 0, f"%RETRY%{group}") == codes.NO_PERMISSION
     assert set_mode("POP", 0, "no-such-topic") == codes.TOPIC_NOT_EXIST
+
+
+def test_a_topic_of_any_name_leaves_the_rest_of_a_heartbeat_in_force(remote: RemotingSocket, topic: str) -> None:
+    consumer = RemotingConsumer(remote, f"g-{topic}", "c1")
+    remote.produce(topic, b"m", e=0)
+    for name in ("a topic", f"%RETRY%g-{topic}+{topic}", f"%RETRY%g-{topic}_{topic}", "ä", ""):
+        assert consumer.beat(topic, name).code == codes.SUCCESS, name
+        assert consumer.pull(topic).code == codes.SUCCESS
+        assert consumer.pull(name).code == codes.TOPIC_NOT_EXIST
+
+
+def test_tags_of_10_kib_select(remote: RemotingSocket, topic: str) -> None:
+    consumer, tag = RemotingConsumer(remote, f"g-{topic}", "c1"), "x" * 10_240
+    remote.produce(topic, b"m", {"TAGS": tag}, e=0)
+    for tags in (tag, " || ".join([tag, *map(str, range(500))])):
+        assert consumer.beat(subscription(topic, tags)).code == codes.SUCCESS
+        assert len(records_of(consumer.pull(topic))) == 1
+
+
+@pytest.mark.parametrize(("expression", "kind"), [("x" * 16_385, "TAG"), ("a", "REGEX")])
+def test_a_subscription_that_no_pull_can_select_with_is_refused_with_its_topic_and_the_others_are_served(
+    remote: RemotingSocket, topic: str, expression: str, kind: str
+) -> None:
+    consumer = RemotingConsumer(remote, f"g-{topic}", "c1")
+    remote.produce(topic, b"m", e=0)
+    for answer in (
+        consumer.beat(topic, subscription("other", expression, kind)),
+        remote.call(
+            codes.CHECK_CLIENT_CONFIG, {}, json_blob({"subscriptionData": subscription("other", expression, kind)})
+        ),
+    ):
+        assert answer.code == codes.SUBSCRIPTION_PARSE_FAILED
+        assert "topic other" in answer.remark
+    assert consumer.listed() == ["c1"]
+    assert consumer.pull(topic).code == codes.SUCCESS
+    assert remote.call(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": consumer.group}).code == codes.SUCCESS
+
+
+def test_a_units_query_has_the_subscription_of_the_live_clients(remote: RemotingSocket, topic: str) -> None:
+    consumer = RemotingConsumer(remote, f"g-{topic}", "c1")
+    remote.produce(topic, b"m", e=0)
+    wanted = {"topic": topic, "queueId": 0, "index": 0, "count": 1, "consumerGroup": consumer.group}
+    assert json_of(remote.call(codes.QUERY_CONSUME_QUEUE, wanted))["filterData"].endswith("is not online!")
+    consumer.beat(subscription(topic, "a || b", version=5))
+    found = json_of(remote.call(codes.QUERY_CONSUME_QUEUE, wanted))["subscriptionData"]
+    assert (found["topic"], found["subString"], found["subVersion"]) == (topic, "a || b", 5)

@@ -72,8 +72,8 @@ UNTRUSTED: dict[str, tuple[bytes, int, str]] = {
     "an unknown type of header": (struct.pack(">II", 4, 9 << 24), 0, "type 9"),
     "no JSON": (framed(b"hello"), 0, "not JSON"),
     "a cut binary header": (framed(b"\x00\x0a", BINARY_HEADER), 0, "cut or not UTF-8"),
-    "a header without a code": (framed(b'{"opaque":77}'), 77, "code is"),
-    "a field that is an array": (framed(b'{"code":10,"opaque":77,"extFields":{"topic":[]}}'), 77, "'topic'"),
+    "a header without a code": (framed(b'{"opaque":77}'), 77, "code is missing"),
+    "fields that are an array": (framed(b'{"code":10,"opaque":77,"extFields":[]}'), 77, "extFields"),
     "an HTTP request": (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 0, "HTTP"),
     "a TLS greeting": (bytes.fromhex("160301020001000001fc0303"), 0, "TLS"),
 }
@@ -414,7 +414,7 @@ def test_a_body_of_too_many_values_is_refused(gateway: RemotingBroker) -> None:
 
 
 def test_requests_keep_their_order_when_a_long_body_is_decoded_beside_them(gateway: RemotingBroker) -> None:
-    tags = " || ".join(f"tag-{number}" for number in range(9_000))
+    tags = " || ".join(f"tag-{number}" for number in range(1_000))
     subscription = {"topic": "orders", "subString": tags, "expressionType": "TAG", "tagsSet": tags.split(" || ")}
     row = {"groupName": "many-tags", "subscriptionDataSet": [subscription]}
     body = json.dumps({"clientID": "many-tags", "consumerDataSet": [row]}).encode()

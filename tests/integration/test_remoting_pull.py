@@ -276,3 +276,9 @@ def test_after_a_restart_pulls_wait_for_a_heartbeat_and_offsets_are_kept(broker:
         assert consumer.committed(topic).fields == {"offset": "1"}
         consumer.beat(topic)
         assert [record.body for record in records_of(consumer.pull(topic, offset=1))] == [b"m1"]
+
+
+def test_a_pull_returns_as_many_messages_as_rocketmqs_at_most(consumer: RemotingConsumer, topic: str) -> None:
+    fill(consumer.remote, topic, 33)
+    answer = consumer.pull(topic, maxMsgNums=50)
+    assert (len(records_of(answer)), answer.fields["nextBeginOffset"]) == (32, "32")

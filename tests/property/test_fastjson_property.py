@@ -88,9 +88,12 @@ def test_nesting_is_bounded(depth: int) -> None:
         decode(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", "{", "[1", '{"a"}', '{"a":1,}', "[1,]", "{1:}", "word", "{}x", '"\\x"', "[1 2]"]
-)
+def test_a_comma_at_the_end_is_taken_as_java_takes_it() -> None:
+    assert decode('{"a":1,}') == {"a": 1}
+    assert decode("[1,]") == [1]
+
+
+@pytest.mark.parametrize("text", ["", " ", "{", "[1", '{"a"}', "{1:}", "word", "{}x", '"\\x"', "[1 2]"])
 def test_a_cut_or_wrong_text_is_refused(text: str) -> None:
     with pytest.raises(FastjsonError):
         decode(text)

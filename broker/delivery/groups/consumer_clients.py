@@ -35,8 +35,8 @@ NOTIFY_S = 0.05
 """Delay of the notification in a larger group; it covers all clients that join or leave in the meantime."""
 NAMED_MAX = 5
 """Maximum number of clients that an error names."""
-CLUSTERING = "CLUSTERING"
-BROADCASTING = "BROADCASTING"
+MESSAGE_MODELS = BROADCASTING, CLUSTERING = "BROADCASTING", "CLUSTERING"
+"""RocketMQ's names, by number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from ....protocol.errors import InvalidParameter, NoPermission
 from ....protocol.names import check_client_group
 from ....protocol.remoting import fastjson
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ...delivery.groups.consumer_clients import BROADCASTING
+from ...delivery.groups.consumer_clients import BROADCASTING, CLUSTERING, MESSAGE_MODELS
 from ...delivery.pop.waits import ALL_QUEUES
 from ...handlers.readable import check_readable
 from ..audit import audit_change
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..request import RemotingRequest
 
 AVERAGE, CIRCLE = "AVG", "AVG_BY_CIRCLE"
-PULL, POP = "PULL", "POP"
+MODES = PULL, POP = "PULL", "POP"
 
 
 def query_assignment(
@@ -45,7 +45,7 @@ def query_assignment(
     config = store.topics.get(topic)
     queues = [(topic, queue_id) for queue_id in range(config.read_queues if config is not None else 0)]
     group, mode = groups.clients.sharing(name), PULL
-    if body.text("messageModel", "") != BROADCASTING:
+    if body.word("messageModel", MESSAGE_MODELS, CLUSTERING) != BROADCASTING:
         # Java compares text by its UTF-16 code units, and the clients that divide by themselves must agree.
         ids = sorted(group.clients if group is not None else (), key=lambda each: each.encode("utf-16-be"))
         share = store.groups.pop_share(name, topic)
@@ -89,12 +89,12 @@ def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator,
     broker divide the queues, when they ask next."""
     body = json_body(request)
     topic, name = body.text("topic"), check_client_group(body.text("consumerGroup"))
-    mode, share = body.text("mode"), body.integer("popShareQueueNum", 0, low=-(2**31), high=2**31 - 1)
+    mode, share = body.word("mode", MODES, ""), body.integer("popShareQueueNum", 0, low=-(2**31), high=2**31 - 1)
     check(request, Need((ADMIN,), GROUP, name), Need((CONSUME,), TOPIC, topic))
     if topic.startswith(RETRY_TOPIC_PREFIX):
         raise NoPermission(f"topic {topic} is a retry topic: it is always pulled")
-    if mode not in (PULL, POP):
-        raise InvalidParameter(f"mode must be {PULL} or {POP}, got {mode[:40]!r}")
+    if not mode:
+        raise InvalidParameter(f"mode must be {PULL} or {POP}")
     check_readable(store.topics, topic)
     groups.ensure_group(name)
     before, after = store.groups.pop_share(name, topic), share if mode == POP else None

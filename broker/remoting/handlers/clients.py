@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ....protocol.auth.permissions import CONSUME, GROUP, PUBLISH, TOPIC, Need
-from ....protocol.errors import InvalidParameter, NoPermission
-from ....protocol.names import check_client_group, check_name
+from ....protocol.errors import FilterIllegal, InvalidParameter, NoPermission
+from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
 from ....protocol.storage.delivery import retry_topic
-from ...delivery.groups.consumer_clients import EXPIRY_S, ClientIdentity, ClientRole, ClientSubscription
+from ...delivery.groups.consumer_clients import (
+    CLUSTERING,
+    EXPIRY_S,
+    MESSAGE_MODELS,
+    ClientIdentity,
+    ClientRole,
+    ClientSubscription,
+)
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX, SUBSCRIPTIONS_MAX
 from ...store import TopicConfig
 from ..client import RemotingClient
 from ..json_fields import json_body
 from ..rules import INNER_PRODUCER_GROUP, check
-from ..subscription import check_subscription
+from ..subscription import check_subscription, tags_and_filter
 
 if TYPE_CHECKING:
     from ...delivery.groups.coordinator import GroupCoordinator
@@ -28,8 +35,19 @@ if TYPE_CHECKING:
 GROUPS_MAX = 100
 """Maximum number of producer groups, and of consumer groups, that a heartbeat names."""
 CLIENT_ID_CHARS_MAX = 255
+FAULTS_MAX = 10
+"""Maximum number of subscriptions that the answer to a heartbeat names."""
 WORD_CHARS_MAX = 64
-"""Longest word for how a client consumes."""
+"""Longest name of a kind of expressions."""
+CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+BEGINNINGS = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
 
 
 def heart_beat(
@@ -37,7 +55,9 @@ def heart_beat(
 ) -> None:
     """Register a client in the groups that it names; it expires after two minutes without a heartbeat.
 
-    All of the body is checked before a group changes. Topics for the retries of its consumer groups are created.
+    All of the body is checked before a group changes. Topics for the retries of its consumer groups are created. As
+    with RocketMQ, a topic of any name is taken: a pull is told that it does not exist. A subscription that no pull can
+    select with is taken, too, so that the others are served; the answer is an error that names it, as that of a pull.
     """
     body = json_body(request)
     client_id = _client_id(body.text("clientID"))
@@ -47,10 +67,11 @@ def heart_beat(
     identity = ClientIdentity(
         client_id, peer, received.language, received.version, body.integer("heartbeatFingerprint", 0)
     )
+    faults: list[str] = []
     producers = [check_client_group(row.text("groupName")) for row in body.objects("producerDataSet", GROUPS_MAX)]
     consumers = {}
     for row in body.objects("consumerDataSet", GROUPS_MAX):
-        consumers[check_client_group(row.text("groupName"))] = _role(row, without)
+        consumers[check_client_group(row.text("groupName"))] = _role(row, without, faults)
     for name, role in consumers.items():
         topics = [Need((CONSUME,), TOPIC, topic) for topic in role.subscriptions or ()]
         check(request, Need((CONSUME,), GROUP, name), *topics)
@@ -73,8 +94,9 @@ def heart_beat(
         "IS_SUPPORT_HEART_BEAT_V2": "true",
         "IS_SUB_CHANGE": "true" if unknown or not identity.fingerprint else "false",
     }
-    remark = None if refused is None else refused.message
-    writer.with_topics(retry_topics, request.later(lambda: request.reply(fields, remark=remark)))
+    code = codes.SUBSCRIPTION_PARSE_FAILED if faults else codes.SUCCESS
+    remark = "; ".join(faults + ([] if refused is None else [refused.message])) or None
+    writer.with_topics(retry_topics, request.later(lambda: request.reply(fields, code=code, remark=remark)))
 
 
 def _producer_groups(request: RemotingRequest, names: list[str]) -> tuple[list[str], NoPermission | None]:
@@ -101,13 +123,20 @@ def _client_id(text: str) -> str:
     return text
 
 
-def _role(row: JsonFields, without: bool) -> ClientRole:
-    """Return how a client consumes in a group. ``without``: the heartbeat leaves out its subscriptions."""
+def _role(row: JsonFields, without: bool, faults: list[str]) -> ClientRole:
+    """Return how a client consumes in a group; append to ``faults`` which subscriptions cannot be served.
+
+    ``without``: the heartbeat leaves out its subscriptions.
+    """
     subscriptions: dict[str, ClientSubscription] = {}
     chars = 0
     for each in row.objects("subscriptionDataSet", SUBSCRIPTIONS_MAX):
         found = _subscription(each)
-        subscriptions[check_name("topic", found.topic)] = found
+        subscriptions[found.topic] = found
+        try:
+            tags_and_filter(found)
+        except FilterIllegal as error:
+            faults += [error.message] if len(faults) < FAULTS_MAX else []
         chars += len(found.topic) + len(found.expression)
     if chars > SUBSCRIPTION_CHARS_MAX:
         raise InvalidParameter(
@@ -115,9 +144,9 @@ def _role(row: JsonFields, without: bool) -> ClientRole:
             f"{chars:,}"
         )
     return ClientRole(
-        row.text("consumeType", "", WORD_CHARS_MAX),
-        row.text("messageModel", "CLUSTERING", WORD_CHARS_MAX),
-        row.text("consumeFromWhere", "", WORD_CHARS_MAX),
+        row.word("consumeType", CONSUME_TYPES, ""),
+        row.word("messageModel", MESSAGE_MODELS, CLUSTERING),
+        row.word("consumeFromWhere", BEGINNINGS, ""),
         None if without else subscriptions,
     )
 

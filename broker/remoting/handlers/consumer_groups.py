@@ -20,7 +20,7 @@ from ...handlers.offsets import sees_progress
 from ...store import WouldBlock
 from ..client import RemotingClient
 from ..rules import sees
-from ..subscription import SQL92, TAG, tags_and_filter
+from ..subscription import SQL92, TAG, split_tags
 from .locks import queue_row
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ def connection_row(client_id: str, remote: ClientHandle) -> dict[str, Any]:
 
 def subscription_row(subscription: ClientSubscription) -> dict[str, Any]:
     """Return a subscription as RocketMQ's ``SubscriptionData``."""
-    tags: list[str] = []
-    if subscription.expression_type == TAG:
-        tags = [tag for tag in tags_and_filter(subscription)[0].split(" || ") if tag]
+    tags = split_tags(subscription.expression) if subscription.expression_type == TAG else []
     return {
         "classFilterMode": False,
         "codeSet": [tags_code(tag) for tag in tags],

@@ -71,7 +71,7 @@ def _params(
     request: RemotingRequest, gateway: RemotingGateway, now_ms: int, send: SendFields, properties: dict[str, str]
 ) -> ProduceRequest:
     """Return the header of one message as FlintMQ's PRODUCE has it; what PRODUCE lacks is put into the request."""
-    deliver_ms = settle_delay(properties, now_ms)
+    deliver_ms, request.passed_times = settle_delay(properties, now_ms)
     key = properties.get(PROPERTY_UNIQ_KEY)
     if key is None:
         key = properties[PROPERTY_UNIQ_KEY] = gateway.unique_keys.next_key()

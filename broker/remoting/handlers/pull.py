@@ -29,6 +29,8 @@ FLAG_SUBSCRIPTION = 4
 FLAG_CLASS_FILTER = 8
 BYTES_MAX_DEFAULT = 256 * 1024
 """RocketMQ's ``maxTransferBytesOnMessageInMemory``."""
+COUNT_MAX = 32
+"""RocketMQ's ``maxTransferCountOnMessageInMemory``."""
 WAIT_MS_MAX = 30_000
 _I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
 _I64_MIN = -(2**63)
@@ -65,7 +67,7 @@ def pull_message(request: RemotingRequest, gateway: RemotingGateway, outlet: Out
         topic=topic,
         queue=queue,
         offset=max(offset, 0),
-        max_count=max(ext.integer("maxMsgNums", 32, low=_I32_MIN, high=_I32_MAX), 1),
+        max_count=min(max(ext.integer("maxMsgNums", COUNT_MAX, low=_I32_MIN, high=_I32_MAX), 1), COUNT_MAX),
         max_bytes=max(ext.integer("maxMsgBytes", BYTES_MAX_DEFAULT, low=_I32_MIN, high=_I32_MAX), 1),
         wait_ms=min(ext.integer("suspendTimeoutMillis", 0), WAIT_MS_MAX) if flags & FLAG_SUSPEND else 0,
         tags=tags,

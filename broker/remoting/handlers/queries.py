@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ....protocol.auth.permissions import GROUP
 from ....protocol.errors import InvalidParameter
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
@@ -11,10 +12,13 @@ from ...handlers.query import shown_to
 from ...handlers.readable import check_has_messages
 from ...store import KeySearch, QueryResult, WouldBlock
 from ...store.read.queries import LATEST_MS, QUERY_PAGE_MAX
+from ..rules import sees
+from .consumer_groups import subscription_row
 from .routes import reply_json
 
 if TYPE_CHECKING:
     from ...store import MessageStore
+    from ..gateway import RemotingGateway
     from ..request import RemotingRequest
 
 UNIQUE_KEY_COUNT_MAX = 32
@@ -88,12 +92,28 @@ def query_message(request: RemotingRequest, store: MessageStore) -> None:
     request.after_dispatch(lambda: request.read(lambda hot: store.query(search, hot=hot), done))
 
 
-def query_consume_queue(request: RemotingRequest, store: MessageStore) -> None:
-    """Return units of a queue: where the log has each message, its size, and the code of its tag."""
+def _subscription_of(request: RemotingRequest, gateway: RemotingGateway, group: str, topic: str) -> dict[str, Any]:
+    """Return what a group's live clients want of a topic, for the answer to QUERY_CONSUME_QUEUE."""
+    if not group:
+        return {}
+    clients = gateway.consumers.groups.get(group) if sees(request, GROUP, group) else None
+    found = clients.subscriptions.get(topic) if clients is not None else None
+    if found is None:
+        return {"filterData": f"{group}@{topic} is not online!"}
+    # The compiled filter of an SQL92 condition, which has no equal here.
+    return {"filterData": "null", "subscriptionData": subscription_row(found)}
+
+
+def query_consume_queue(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+    """Return units of a queue: where the log has each message, its size, and the code of its tag.
+
+    With them comes the subscription of the live clients of ``consumerGroup``, if the request names one.
+    """
     ext = request.ext
     topic, queue_id = ext.text("topic"), ext.integer("queueId", high=2**31 - 1)
     index, count = ext.integer("index", low=-(2**63)), min(ext.integer("count", high=2**31 - 1), UNITS_MAX)
     check_has_messages(store.topics, topic)
+    wanted = _subscription_of(request, gateway, ext.text("consumerGroup", ""), topic)
 
     def read(hot: bool) -> dict[str, Any]:
         if hot and count > UNITS_HOT_MAX:
@@ -109,6 +129,6 @@ def query_consume_queue(request: RemotingRequest, store: MessageStore) -> None:
                 {"eval": False, "physicOffset": physical, "physicSize": size, "tagsCode": tags_code}
                 for physical, size, tags_code in UNIT.unpack_all(blob)
             ]
-        return {"maxQueueIndex": high, "minQueueIndex": low, "queueData": rows}
+        return {"maxQueueIndex": high, "minQueueIndex": low, "queueData": rows, **wanted}
 
     request.after_dispatch(lambda: request.read(read, lambda found: reply_json(request, found)))

@@ -87,6 +87,12 @@ def get_kv_config(request: RemotingRequest) -> None:
     request.reply(code=codes.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {namespace} Key: {key}")
 
 
+def delete_kv_config(request: RemotingRequest) -> None:
+    """Confirm the deletion of a setting of a name server, which is not there."""
+    request.ext.text("namespace"), request.ext.text("key")
+    request.reply()
+
+
 def get_kvlist_by_namespace(request: RemotingRequest) -> None:
     """Answer that a name server's table of settings does not have the namespace: this one is always empty."""
     namespace = request.ext.text("namespace")

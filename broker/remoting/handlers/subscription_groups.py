@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import ADMIN, GROUP, TOPIC, Need
@@ -12,7 +11,7 @@ from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...handlers.group_admin import GroupParts, remove_group
 from ...handlers.offsets import sees_progress
 from ..audit import audit_change
-from ..bodies import json_object, json_objects
+from ..json_fields import json_body
 from ..rules import check, sees
 from .routes import reply_json
 
@@ -23,12 +22,15 @@ if TYPE_CHECKING:
     from ...requests.counters import Counters
     from ...store import MessageStore
     from ..gateway import RemotingGateway
+    from ..json_fields import JsonFields
     from ..request import RemotingRequest
 
 GROUPS_AT_ONCE_MAX = 1_000
 RETRY_TIMES_LARGEST = 10_000
 QUEUES_LARGEST = 1_024
 MINUTES_LARGEST = 1_000_000
+RETRY_POLICIES = ("EXPONENTIAL", "CUSTOMIZED")
+CUSTOMIZED = RETRY_POLICIES[1]
 _I32_MAX = 2**31 - 1
 _SWITCHES = (
     "consumeEnable",
@@ -52,43 +54,32 @@ def update_and_create_subscriptiongroup(
     request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Create a group or change its settings; respond once the table is on disk."""
-    _put(request, groups, store, [_decode_group(request, json_object(request))])
+    _put(request, groups, store, [_decode_group(request, json_body(request))])
 
 
 def update_and_create_subscriptiongroup_list(
     request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Create groups or change their settings, all or none; respond once the table is on disk."""
-    rows = [_decode_group(request, row) for row in json_objects(request, "groupConfigList", GROUPS_AT_ONCE_MAX)]
+    rows = [_decode_group(request, row) for row in json_body(request).objects("groupConfigList", GROUPS_AT_ONCE_MAX)]
     if len({row["groupName"] for row in rows}) < len(rows):
         raise InvalidParameter("groupConfigList names a group twice; nothing was changed")
     _put(request, groups, store, rows)
 
 
-def _decode_group(request: RemotingRequest, row: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_group(request: RemotingRequest, row: JsonFields) -> dict[str, Any]:
     """Return the settings that a row has, checked; others that RocketMQ may have are left out."""
-    name = row.get("groupName")
-    if not isinstance(name, str):
-        raise InvalidParameter(f"groupName must be a string, got {str(name)[:40]!r}")
-    check_client_group(name)
+    name = check_client_group(row.text("groupName"))
     check(request, Need((ADMIN,), GROUP, name))
     kept: dict[str, Any] = {"groupName": name}
-    for switch in _SWITCHES:
-        value = row.get(switch)
-        if value is not None and type(value) is not bool:
-            raise InvalidParameter(f"group {name}: {switch} must be true or false, got {str(value)[:40]}")
-        kept |= {switch: value} if value is not None else {}
-    for number, (low, high) in _NUMBERS.items():
-        value = row.get(number)
-        if value is not None and (type(value) is not int or not low <= value <= high):
-            raise InvalidParameter(f"group {name}: {number} must be from {low} to {high}, got {str(value)[:40]}")
-        kept |= {number: value} if value is not None else {}
-    policy = row.get("groupRetryPolicy")
-    if policy is not None and (not isinstance(policy, Mapping) or policy.get("type", "CUSTOMIZED") != "CUSTOMIZED"):
+    kept |= {switch: row.flag(switch) for switch in _SWITCHES if row.has(switch)}
+    kept |= {number: row.integer(number, 0, *bounds) for number, bounds in _NUMBERS.items() if row.has(number)}
+    policy = row.object("groupRetryPolicy")
+    if policy is not None and policy.word("type", RETRY_POLICIES, CUSTOMIZED) != CUSTOMIZED:
         raise InvalidParameter(
             f"group {name}: groupRetryPolicy must be CUSTOMIZED: messages are redelivered by the delay levels"
         )
-    if row.get("attributes"):
+    if row.texts("attributes"):
         raise InvalidParameter(f"group {name}: groups have no attributes that can be set; leave attributes empty")
     return kept
 

@@ -12,7 +12,8 @@ from ....protocol.commands.common import QUEUES_MAX
 from ....protocol.errors import InvalidParameter, TopicNotExist
 from ....protocol.remoting.fastjson import ObjectMap, encode
 from ...handlers.topics import AS_IT_IS, TopicParts, change_topic, remove_topic
-from ..bodies import json_objects, message_queue
+from ..bodies import message_queue
+from ..json_fields import JsonFields, json_body
 from ..rules import check, sees
 from ..topic_rows import pop_retry_topics
 from .routes import reply_json
@@ -46,14 +47,14 @@ def update_and_create_topic(
         "topicSysFlag": ext.integer("topicSysFlag", 0),
         "attributes": _split_attributes(ext.text("attributes", "")),
     }
-    _change_all(request, TopicParts(store, topic_changes, holds), [_decode_topic(row)])
+    _change_all(request, TopicParts(store, topic_changes, holds), [_decode_topic(JsonFields(row, "the request"))])
 
 
 def update_and_create_topic_list(
     request: RemotingRequest, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
 ) -> None:
     """Create or change topics, one after the other; respond once all are on disk, or with the first one's error."""
-    rows = json_objects(request, "topicConfigList", TOPICS_AT_ONCE_MAX)
+    rows = json_body(request).objects("topicConfigList", TOPICS_AT_ONCE_MAX)
     changes = [_decode_topic(row) for row in rows]
     for params, _ in changes:
         check(request, Need((ADMIN,), TOPIC, params.topic))
@@ -79,43 +80,27 @@ def _split_attributes(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (pair.partition("=") for pair in text.split(",") if pair)}
 
 
-def _decode_topic(row: Mapping[str, Any]) -> _Change:
+def _decode_topic(row: JsonFields) -> _Change:
     """Return the change that a row asks for, with RocketMQ's other fields. Raises ``InvalidParameter``."""
-    name = row.get("topicName")
-    if not isinstance(name, str):
-        raise InvalidParameter(f"topicName must be a string, got {str(name)[:40]!r}")
+    name = row.text("topicName")
     read, write = (
-        _integer(row, name, "readQueueNums", 1, QUEUES_MAX),
-        _integer(row, name, "writeQueueNums", 1, QUEUES_MAX),
+        row.integer("readQueueNums", low=1, high=QUEUES_MAX),
+        row.integer("writeQueueNums", low=1, high=QUEUES_MAX),
     )
-    perm = _integer(row, name, "perm", 0, PERM_MAX)
-    filter_type = row.get("topicFilterType") or FILTER_TYPES[0]
-    if filter_type not in FILTER_TYPES:
-        raise InvalidParameter(f"topic {name}: topicFilterType must be {' or '.join(FILTER_TYPES)}")
+    perm = row.integer("perm", low=0, high=PERM_MAX)
     extra = {
-        "topicFilterType": filter_type,
-        "topicSysFlag": _integer(row, name, "topicSysFlag", 0, 3, 0),
-        "attributes": _changed_attributes(name, row.get("attributes")),
+        "topicFilterType": row.word("topicFilterType", FILTER_TYPES, FILTER_TYPES[0]),
+        "topicSysFlag": row.integer("topicSysFlag", 0, 0, 3),
+        "attributes": _changed_attributes(name, row.texts("attributes")),
     }
-    return (UpdateAndCreateTopicRequest(name, read, write, perm, bool(row.get("order", False)), AS_IT_IS, -1), extra)
+    return (UpdateAndCreateTopicRequest(name, read, write, perm, row.flag("order"), AS_IT_IS, -1), extra)
 
 
-def _integer(row: Mapping[str, Any], topic: str, name: str, low: int, high: int, default: int | None = None) -> int:
-    value = row.get(name, default)
-    if type(value) is not int or not low <= value <= high:
-        raise InvalidParameter(f"topic {topic}: {name} must be an integer from {low} to {high}, got {str(value)[:40]}")
-    return value
-
-
-def _changed_attributes(topic: str, given: object) -> dict[str, str | None]:
+def _changed_attributes(topic: str, given: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return new values by name, None for those to remove.
 
     RocketMQ's own attributes besides ``message.type`` choose stores that FlintMQ does not have.
     """
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise InvalidParameter(f"topic {topic}: attributes must be an object")
     changes: dict[str, str | None] = {}
     for signed, value in given.items():
         sign, name = (signed[0], signed[1:]) if signed[:1] in ("+", "-") else ("+", signed)
