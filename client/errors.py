@@ -83,7 +83,7 @@ class ClientFailed(FlintError):
         self.__cause__ = cause
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ClientFailed, (str(self), self.cause)
+        return type(self), (str(self), self.cause)
 
 
 class CorruptMessage(CorruptRecord):
@@ -125,7 +125,7 @@ class DeliveryFailed(FlintError):
         self.receipts = receipts
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DeliveryFailed, (self.errors, self.receipts)
+        return type(self), (self.errors, self.receipts)
 
     @property
     def failed(self) -> list[int]:

@@ -42,4 +42,4 @@ class RowsNotSent(FlintError):
         self.acknowledged = acknowledged
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RowsNotSent, (self.errors, self.acknowledged)
+        return type(self), (self.errors, self.acknowledged)

@@ -30,7 +30,7 @@ class CorruptLog(CorruptRecord):
         self.help = help_
 
     def __reduce__(self) -> tuple[object, ...]:
-        return CorruptLog, (self.path, self.position, self.physical_offset, self.reason, self.help)
+        return type(self), (self.path, self.position, self.physical_offset, self.reason, self.help)
 
 
 class AmbiguousBoundary(CorruptLog):
