@@ -151,7 +151,10 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
             await self._halves.end_transaction(self._group, transaction.receipt, outcome, timeout)
         except FlintError as error:
             failure = not_ended(self._decisions, message_id, outcome, error)
-            raise failure from (error.__cause__ if failure is error else error)
+            try:
+                raise failure from (error.__cause__ if failure is error else error)
+            finally:
+                del failure  # its traceback has this frame: with the name, both would be in a cycle
         self._decisions.confirmed(message_id)
 
     # ---- checks
