@@ -240,6 +240,10 @@ class RemotingRequest(Request):
             fields, remark = pull_fields(error.offset, 0, error.offset), "OFFSET_RESET"
         self.responses.send(self._head(code, fields, 0, remark))
 
+    def command_name(self) -> str:
+        """Return the code of RocketMQ's request, for the log."""
+        return f"request {self.frame.code}"
+
     def audit_refused(self, error: BrokerError) -> None:
         """Record that a request of an administrator was refused."""
         audit_refused(self, error)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from ...protocol.commands import PRODUCE, RecordsAnswer
+from ...protocol.commands import COMMANDS, PRODUCE, RecordsAnswer
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, TopicNotExist
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, encode_head
@@ -207,12 +207,18 @@ class Request:
             self._waits.clear()
         self.audit_refused(error)
         responses.count_error(error)
-        log.debug("request %d refused: %s: %s", frame.code, error.name, error.message[:200])
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s refused: %s: %s", self.command_name(), error.name, error.message[:200])
         responses.completed(frame)
         if frame.kind == REQUEST:
             self.respond_error(error)
         else:
             self.broker.counters.one_way_errors += 1
+
+    def command_name(self) -> str:
+        """Return the name of the request's command, for the log; its code if it is unknown."""
+        command = COMMANDS.get(self.frame.code)
+        return command.name if command else str(self.frame.code)
 
     def respond_error(self, error: BrokerError) -> None:
         """Send the response that carries an error, to a PRODUCE in the order of its responses."""
