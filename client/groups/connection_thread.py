@@ -51,7 +51,7 @@ class ConnectionThread(ABC):
         """Requests that were sent and not answered, by request id."""
         self._silence: SilenceLimit | None = None
         """Set while there are such requests."""
-        self._look_seconds = inf
+        self._silence_seconds = inf
         self._heard_at = 0.0
         self._backoff = Backoff()
         self._doom: FlintError | None = None
@@ -205,11 +205,11 @@ class ConnectionThread(ABC):
         if self._left:
             return
         if not self._requests:
-            self._silence, self._look_seconds = None, inf
+            self._silence, self._silence_seconds = None, inf
         elif self._silence is None:
             self._silence = SilenceLimit(self._seconds, time.monotonic())
-            self._look_seconds = share_seconds(self._seconds)
-        seconds = min(seconds, self._look_seconds)
+            self._silence_seconds = share_seconds(self._seconds)
+        seconds = min(seconds, self._silence_seconds)
         self._waiter.wait(connection, min(seconds, CONGESTED_SECONDS) if connection.congested else seconds)
         answers = connection.receive(0)
         if answers:
@@ -217,7 +217,7 @@ class ConnectionThread(ABC):
             for answer in answers:
                 self._take(answer)
         elif self._silence is not None:
-            self._look_seconds = self._silence.check(connection, time.monotonic())
+            self._silence_seconds = self._silence.check(connection, time.monotonic())
         for asked in connection.take_asked():
             try:
                 self._asked(asked, connection)
