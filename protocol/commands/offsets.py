@@ -43,7 +43,9 @@ class TimeOffsetAnswer:
     """The queue offset at a store time."""
 
     offset: int = integer("queue offset; the queue's max offset if nothing was stored at the time or later")
-    left_ms: int = integer("ms after which the time has come by the broker's clock; 0: it has, and the offset stays", 0)
+    left_ms: int = integer(
+        "ms after which the time has come by the broker's clock; 0: it has, and the offset stays", 0, default=0
+    )
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -53,7 +54,8 @@ class MemoryTopic:
         if operation.command is SEARCH_OFFSET_BY_TIMESTAMP:
             records = self.queues[fields["queue"]]
             before = sum(record.store_timestamp < fields["timestamp_ms"] for record in records)
-            return Answer(1, 0, {"offset": self.first_offset + before}, b"")
+            left_ms = max(0, fields["timestamp_ms"] - time.time_ns() // 1_000_000)
+            return Answer(1, 0, {"offset": self.first_offset + before, "left_ms": left_ms}, b"")
         assert operation.command is PULL
         offset = fields["offset"] - self.first_offset
         found = self.queues[fields["queue"]][offset : offset + fields.get("max_count", 32)]
@@ -178,11 +180,11 @@ class TestPositions:
 
     def test_a_future_time_is_not_resolved_to_offsets_yet(self, topic: MemoryTopic) -> None:
         span = topic.span("earliest", datetime.now(UTC) + timedelta(hours=1))
-        assert span.ends is None
         assert span.until_ms is not None
+        assert span.until_left_ms > 3_000_000
 
     def test_ends_at_returns_the_offsets_of_a_time(self, topic: MemoryTopic) -> None:
-        assert topic.run(ends_at("t", START_MS + 10_000)) == {0: 11, 1: 9}
+        assert topic.run(ends_at("t", START_MS + 10_000)) == ({0: 11, 1: 9}, 0)
 
     def test_every_position_in_an_empty_topic_reads_nothing(self) -> None:
         topic = MemoryTopic([])

@@ -24,7 +24,7 @@ QUEUE_ID_MAX = 2**31 - 1
 
 def _offsets_by(row: dict[str, Any], what: str) -> dict[int, int]:
     return {
-        integer_of(key, 0, QUEUE_ID_MAX, what): integer_of(offset, -1, I64_MAX, f"the offset of {what} {key[:20]}")
+        integer_of(key, -1, QUEUE_ID_MAX, what): integer_of(offset, -1, I64_MAX, f"the offset of {what} {key[:20]}")
         for key, offset in row.items()
     }
 
