@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
 from ... import __version__
 from ...protocol.errors import ConfigurationError, FlintError
+from ...protocol.standard_output import OutputFailed, standard_output
 from ..tools.commands import COMMANDS
 from ..tools.replica_commands import replica
 from .banner import Banner
@@ -81,6 +82,11 @@ class _Program(click.Group):
         """List the commands with their whole first sentence, which click would cut to fit into one line."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in sorted(self.commands)])
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run one command line."""
+        with standard_output("flintmq-broker"):
+            return super().main(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -288,7 +294,11 @@ async def _serve(settings: Settings, banner: Banner) -> int:
         if cut is not None:
             cut.cancel()
     if not signals.first.is_set():
-        _ready(settings, banner, lifecycle, report)
+        try:
+            _ready(settings, banner, lifecycle, report)
+        except OutputFailed:
+            await lifecycle.stop()
+            raise
         manager.ready(format_address(*lifecycle.address))
         while await _has_ended(lifecycle, stopping):
             await lifecycle.stop()
@@ -403,9 +413,13 @@ def warm() -> None:
     # In a separate process, whose end frees the compiler's memory; and a broken cache cannot crash this one.
     with subprocess.Popen([sys.executable, "-c", _WARM], stdout=subprocess.PIPE, text=True) as child:  # noqa: S603 - our own text
         assert child.stdout is not None
-        for line in child.stdout:
-            name, seconds = line.split()
-            click.echo(f"kernels: {name} {float(seconds):.1f} s")
+        try:
+            for line in child.stdout:
+                name, seconds = line.split()
+                click.echo(f"kernels: {name} {float(seconds):.1f} s")
+        except OutputFailed:
+            child.kill()
+            raise
     if child.returncode != 0:
         click.echo("flintmq-broker: cannot compile the kernels; see the reason above", err=True)
         sys.exit(EXIT_REFUSED)

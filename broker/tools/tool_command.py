@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +15,6 @@ EXIT_REFUSED = 2
 """The tool could not do its work: an invalid argument, a store in use, an error of the disk."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C, as 128 + SIGINT."""
-EXIT_CLOSED_PIPE = 141
-"""The reader of the output is gone, as 128 + SIGPIPE."""
 
 
 def tool_command(work: Callable[..., int]) -> Callable[..., None]:
@@ -29,12 +26,6 @@ def tool_command(work: Callable[..., int]) -> Callable[..., None]:
 
         try:
             code = work(**arguments)
-            # Here, so that a closed pipe is noticed before Python exits.
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader closed the pipe. Buffered output must not fail again when Python exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = EXIT_CLOSED_PIPE
         except KeyboardInterrupt:
             click.echo("flintmq-broker: interrupted", err=True)
             code = EXIT_INTERRUPTED

@@ -23,8 +23,6 @@ EXIT_NOT_FOUND = 4
 """The topic, queue, group, message or user does not exist."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C, as 128 + SIGINT."""
-EXIT_CLOSED_PIPE = 141
-"""The reader of the output is gone, as 128 + SIGPIPE."""
 
 NEXT_STEPS = {
     "TOPIC_NOT_EXIST": "flintmq topic list shows the topics; flintmq topic create creates one",

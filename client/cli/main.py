@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -12,8 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from ...protocol.standard_output import standard_output
 from .command import CONTEXT_SETTINGS, CliCommand, CliGroup, common_options, refuse_command, take_common_options
-from .failures import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code
+from .failures import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code
 from .settings import BrokerChoice
 from .words import ALIASES, HELP, VERSION, other_words
 
@@ -144,7 +144,6 @@ class Root(CliGroup):
         try:
             result = super().main(args, "flintmq", **extra)
             code = result if type(result) is int else EXIT_OK
-            sys.stdout.flush()
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.ctx.get_help() if error.ctx is not None else "")
             code = EXIT_OK
@@ -152,8 +151,6 @@ class Root(CliGroup):
             code = _usage_error(error)
         except click.Abort:
             code = EXIT_INTERRUPTED
-        except BrokenPipeError:
-            code = _closed_pipe()
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -161,15 +158,11 @@ class Root(CliGroup):
         from ...protocol.errors import FlintError
 
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            return _closed_pipe()
+            return super().invoke(ctx)
         except FlintError as error:
             for number, line in enumerate(describe(error)):
                 click.echo(f"  {line}" if number else f"flintmq: {line}", err=True)
             return exit_code(error)
-        return result
 
 
 def _usage_error(error: click.ClickException) -> int:
@@ -183,14 +176,6 @@ def _usage_error(error: click.ClickException) -> int:
     click.echo(f"  try: {path} --help", err=True)
     command = ctx.command if ctx is not None else None
     return command.usage_exit_code if isinstance(command, CliCommand) else EXIT_USAGE
-
-
-def _closed_pipe() -> int:
-    """Redirect the output to the null device, so that flushing it at exit does not fail too; return the exit code."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return EXIT_CLOSED_PIPE
 
 
 @click.group(cls=Root, context_settings=CONTEXT_SETTINGS, params=common_options())
@@ -213,15 +198,11 @@ def root(ctx: click.Context, /, **options: Any) -> None:
 
 def main() -> NoReturn:
     """Run the console script. Its output is UTF-8 in every locale."""
-    nowhere = None
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # the calling process has closed it
-            nowhere = nowhere or open(os.devnull, "r+", encoding="utf-8")  # noqa: PTH123, SIM115 - for as long as we run
-            setattr(sys, name, nowhere)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    root.main()
+    with standard_output("flintmq"):
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        root.main()
 
 
 if __name__ == "__main__":

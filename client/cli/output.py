@@ -122,11 +122,11 @@ class Output:
 
     def console(self) -> Console:
         """Return a rich console on standard output that does not interpret markup in texts."""
-        from .console import StrictConsole
+        from rich.console import Console
 
         terminal = self._stream.isatty()
         width = None if terminal or os.environ.get("COLUMNS") else WIDTH_WITHOUT_TERMINAL
-        return StrictConsole(
+        return Console(
             file=self._stream,
             highlight=False,
             markup=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -14,14 +15,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from flintmq.client.cli.failures import (
-    EXIT_CLOSED_PIPE,
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_NOT_FOUND,
-    EXIT_UNREACHED,
-    EXIT_USAGE,
-)
+from flintmq.client.cli.failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_UNREACHED, EXIT_USAGE
+from flintmq.protocol.standard_output import EXIT_CLOSED_PIPE, EXIT_OUTPUT
 from tests.cli_tools import PROGRAM, Cli, Terminal
 from tests.conftest import BrokerFactory, RunningBroker
 
@@ -142,6 +137,26 @@ class TestPipes:
         os.close(writes)
         _, err = process.communicate()
         assert (process.returncode, err) == (EXIT_CLOSED_PIPE, b"")
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            "pull {topic}",
+            "export {topic}",
+            "status -o table",
+            "top -n 1 -o json",
+            "check",
+            "cheat",
+            "--help",
+            "--version",
+        ],
+    )
+    def test_output_that_cannot_be_written_is_said_in_a_line(self, cli: Cli, filled: str, arguments: str) -> None:
+        with Path("/dev/full").open("wb") as full:
+            process = cli.start(*arguments.format(topic=filled).split(), stdout=full)
+        _, err = process.communicate()
+        assert err.decode() == f"flintmq: cannot write the output: {os.strerror(errno.ENOSPC)}\n"
+        assert process.returncode == EXIT_OUTPUT
 
     @pytest.mark.parametrize(("stream", "arguments"), [("0", "send {topic}"), ("1", "status")])
     def test_a_stream_that_is_closed_is_no_crash(self, cli: Cli, topic: str, stream: str, arguments: str) -> None:

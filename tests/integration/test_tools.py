@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.protocol.standard_output import EXIT_CLOSED_PIPE, EXIT_OUTPUT
 from flintmq.protocol.storage.layout import RECORD_HEAD_BYTES
 from flintmq.testing.started_broker import broker_environment
 from tests.conftest import BrokerFactory, ConnectionFactory
@@ -102,6 +104,38 @@ def test_ctrl_c_ends_a_tool_with_130(blocked_dump: subprocess.Popen[str]) -> Non
     _, errors = blocked_dump.communicate(timeout=TIMEOUT_S)
     assert blocked_dump.returncode == 130
     assert errors == "flintmq-broker: interrupted\n"
+
+
+OUTPUTS = [
+    "--help",
+    "example settings",
+    "dump {store}",
+    "verify {store}",
+    "serve --store {store}-served --listen 127.0.0.1:0 --set store.commitlog_file_bytes=4194304",
+]
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS)
+def test_output_that_cannot_be_written_is_said_in_a_line(store: Path, arguments: str) -> None:
+    line = command(*arguments.format(store=store).split())
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+    said = [line for line in ended.stderr.splitlines() if line.startswith(("flintmq-broker", "Traceback", "Exception"))]
+    assert said == [f"flintmq-broker: cannot write the output: {os.strerror(errno.ENOSPC)}"]
+    assert ended.returncode == EXIT_OUTPUT
+    assert not store.with_name("store-served").joinpath("abort").exists(), "the broker has closed its store"
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS)
+def test_a_reader_that_is_gone_ends_a_command_in_silence(store: Path, arguments: str) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    line = command(*arguments.format(store=store).split())
+    ended = subprocess.run(line, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+    os.close(writes)
+    assert "Traceback" not in ended.stderr
+    assert "flintmq-broker:" not in ended.stderr
+    assert ended.returncode == EXIT_CLOSED_PIPE
 
 
 def test_nonsense_is_refused_with_2(store: Path, tmp_path: Path) -> None:
