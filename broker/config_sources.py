@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.text_files import decode_text
 from .config import CONTRADICTION, FIELDS, Settings, valid_values, value_of
 
 ENVIRONMENT_PREFIX = "FLINTMQ_"
@@ -81,10 +82,10 @@ def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Setti
 
 def _in_file(path: Path) -> Iterator[_Given]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(decode_text(path.read_bytes()))
     except OSError as error:
         raise ConfigurationError(f"cannot read the settings file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"the settings file {path} is not valid TOML: {error}") from None
     for section, values in content.items():
         if not isinstance(values, dict) or (not values and section not in Settings.model_fields):

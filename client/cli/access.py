@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.text_files import first_line
 
 if TYPE_CHECKING:
     from ..core.rpc.access import AccessOptions
@@ -74,10 +75,9 @@ def given_password(file: str | None) -> str:
     if not file:
         return os.environ.get(PASSWORD_VARIABLE, "")
     try:
-        text = sys.stdin.readline() if file == STDIN else Path(file).read_text(encoding="utf-8").partition("\n")[0]
-    except (OSError, UnicodeDecodeError) as error:
+        password = first_line(sys.stdin.buffer.readline() if file == STDIN else Path(file).read_bytes())
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read the password from {file!r}: {error}") from None
-    password = text.rstrip("\r\n")
     if not password:
         raise ConfigurationError(f"the first line of {file!r} is empty; expected the password")
     return password

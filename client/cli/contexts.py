@@ -17,6 +17,7 @@ from typing import Any
 
 from ...protocol.display import MODES
 from ...protocol.errors import ConfigurationError
+from ...protocol.text_files import decode_text
 from ..core.rpc.address import parse_addresses
 from .failures import nearest
 
@@ -106,10 +107,10 @@ class Contexts:
         file."""
         path = contexts_path()
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            table = tomllib.loads(decode_text(path.read_bytes()))
         except FileNotFoundError:
             return cls(path)
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigurationError(f"cannot read {path}: {error}; fix the file or move it away") from error
         contexts = cls(path)
         rows = table.get("contexts", {})

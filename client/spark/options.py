@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.fields import I64_MAX
+from ...protocol.text_files import first_line
 from ..core.consume.tags import TagFilter, parse_tags
 from ..core.rpc.access import access_of
 from ..core.times import to_millis
@@ -198,8 +199,8 @@ def with_access(brokers: Iterable[BrokerAddress], values: Mapping[str, Any]) -> 
 
 def _first_line(file: str) -> str:
     try:
-        password = Path(file).read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
-    except (OSError, UnicodeDecodeError) as error:
+        password = first_line(Path(file).read_bytes())
+    except (OSError, ValueError) as error:
         raise InvalidOption(f"option 'passwordFile' is {file!r}: it cannot be read: {error}") from None
     if not password:
         raise InvalidOption(f"option 'passwordFile' is {file!r}: its first line is empty")

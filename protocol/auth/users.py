@@ -26,6 +26,7 @@ from typing import Any
 
 from ..checked_json import ChecksumMismatch, encode_checked, take_checksum
 from ..errors import ConfigurationError, UserExistsAlready, UserNotExist
+from ..text_files import decode_text
 from .access_keys import KEYS_MAX, AccessKey, parse_access_keys
 from .permissions import ADMIN, Grant, Permissions
 from .scram import ITERATIONS_MAX, ITERATIONS_MIN, KEY_BYTES, SALT_BYTES_MAX, Verifier
@@ -210,7 +211,7 @@ def parse_users(content: bytes, where: str) -> Users:
     """Return the users from the content of the file ``where``. Raises ``DamagedUsers``, ``ChangedUsers``, or another
     ``ConfigurationError`` that names the user at fault."""
     try:
-        table = json.loads(content.decode("utf-8"))
+        table = json.loads(decode_text(content))
     except (RecursionError, ValueError) as error:
         raise DamagedUsers(f"{where} is not JSON: {error}" if content.strip() else f"{where} is empty") from None
     try:

@@ -170,7 +170,7 @@ class TestOffset:
         ]
         assert set(exported.rows[0]) == described("offset export")
         file = tmp_path / "offsets.jsonl"
-        file.write_text(exported.out)
+        file.write_text(exported.out, encoding="utf-8-sig")
         cli.run("offset", "reset", group, filled, "--to", "latest")
         dry = cli.run("offset", "import", str(file), "--dry-run")
         assert (dry.code, dry.err) == (0, "could be committed: 2 offsets of 1 group\n")
@@ -185,15 +185,18 @@ class TestOffset:
             ('{"group": "g", "topic": "t", "queue": 0}', "'offset'"),
             ('{"group": "g", "topic": "t", "queue": 0, "offset": "1"}', "queue and offset integers"),
             ("[]", "line 2 of"),
+            ("[" * 100_000, "line 2 of"),
+            (b'{"group": "\xff", "topic": "{topic}", "queue": 0, "offset": 1}', "can't decode byte 0xff"),
             ('{"group": "g", "topic": "{topic}", "queue": 1, "offset": 9}', "offset 9 cannot be committed for queue 1"),
             ('{"group": "g", "topic": "{topic}", "queue": 7, "offset": 0}', "has the queues 0 to 1, not 7"),
         ],
     )
     def test_an_invalid_line_is_named_and_nothing_is_imported(
-        self, cli: Cli, shared_broker: RunningBroker, filled: str, line: str, said: str
+        self, cli: Cli, shared_broker: RunningBroker, filled: str, line: str | bytes, said: str
     ) -> None:
-        good = json.dumps({"group": f"{filled}-g", "topic": filled, "queue": 0, "offset": 2})
-        done = cli.run("offset", "import", stdin=f"{good}\n{line.replace('{topic}', filled)}\n")
+        good = json.dumps({"group": f"{filled}-g", "topic": filled, "queue": 0, "offset": 2}).encode()
+        line = (line.encode() if isinstance(line, str) else line).replace(b"{topic}", filled.encode())
+        done = cli.run("offset", "import", stdin=b"%b\n%b\n" % (good, line))
         assert done.code == EXIT_USAGE
         assert said in done.err
         with Consumer(shared_broker.address) as consumer:

@@ -82,6 +82,21 @@ class TestSend:
         assert cli.run("send", topic, "-K", "=", "-k", "common", "--queue", "0", stdin="o-1=a=b\nplain\n=x\n").code == 0
         assert cli.run("pull", topic, "--format", "%k|%v\\n").lines == ["common o-1|a=b", "common|plain", "common|x"]
 
+    @pytest.mark.parametrize(
+        ("key", "why"), [(b"\xff", "the key \\xff is not UTF-8"), (b"a b", "the key 'a b' has a space")]
+    )
+    def test_a_line_with_a_wrong_key_is_named_and_ends_the_command(
+        self, cli: Cli, topic: str, key: bytes, why: str
+    ) -> None:
+        lines = b"\xef\xbb\xbfk1=1\nk2=2\n%b=3\nk4=4\n" % key
+        done = cli.run("send", topic, "-K", "=", "--queue", "0", stdin=lines)
+        assert done.code == EXIT_USAGE
+        assert f"line 3: {why}" in done.err
+        assert "the broker acknowledged 2 lines of standard input; the rest was not sent" in done.err
+        assert cli.run("pull", topic, "--format", "%k|%v\\n").lines == ["k1|1", "k2|2"]
+        assert cli.spawn("send", topic, "-K", "=", "k3=3", os.fsdecode(key) + "=4").code == EXIT_USAGE
+        assert len(cli.run("pull", topic).lines) == 2, "nothing of a wrong command line is sent"
+
     def test_a_sharding_key_keeps_messages_together(self, cli: Cli, topic: str) -> None:
         cli.run("topic", "create", topic, "--queues", "8")
         for body in "abcdef":

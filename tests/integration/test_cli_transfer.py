@@ -194,6 +194,8 @@ class TestExportAndImport:
             ("{", "line 2 is not a message: not JSON"),
             ("[]", "line 2 is not a message: expected a JSON object, got list"),
             ("[" * 100_000, "line 2 is not a message: not JSON"),
+            (b'{"body": "\xff"}', "line 2 is not a message: not JSON: 'utf-8' codec can't decode byte 0xff"),
+            ('{"body": "\\ud800"}', "line 2 is not a message"),
             ('{"keys": []}', 'needs either "body" (a string) or "body_base64"'),
             ('{"body": "x", "body_base64": "eA=="}', "needs either"),
             ('{"body_base64": "?"}', "body_base64 is not base64"),
@@ -207,10 +209,11 @@ class TestExportAndImport:
         ],
     )
     def test_a_line_that_is_no_message_is_named_and_ends_the_import(
-        self, cli: Cli, shared_broker: RunningBroker, topic: str, line: str, why: str
+        self, cli: Cli, shared_broker: RunningBroker, topic: str, line: str | bytes, why: str
     ) -> None:
         cli.run("topic", "create", topic, "--queues", "1")
-        done = cli.run("import", topic, stdin=f'{{"body": "first"}}\n{line}\n{{"body": "never"}}\n')
+        line = line.encode() if isinstance(line, str) else line
+        done = cli.run("import", topic, stdin=b'\xef\xbb\xbf{"body": "first"}\n%b\n{"body": "never"}\n' % line)
         assert (done.code, done.out) == (EXIT_USAGE, "")
         assert why in done.err
         assert "imported 1 message (5 B)" in done.err

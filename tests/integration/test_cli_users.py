@@ -74,6 +74,32 @@ class TestFile:
         assert cli.run("user", "add", "c").code == 0
         assert names(store) == ["a", "b", "c"]
 
+    def test_files_may_begin_with_a_byte_order_mark(self, cli: Cli, store: Path, tmp_path: Path) -> None:
+        set_user(store, "there")
+        for path in (store / USERS_FILE, backup_of(store)):
+            path.write_text(path.read_text(), encoding="utf-8-sig")
+        secret = tmp_path / "secret"
+        secret.write_text("of-old-clients\r\n", encoding="utf-8-sig")
+        added = cli.run("user", "key", "add", "there", "--secret-file", str(secret))
+        assert (added.code, added.lines[1:]) == (0, ["of-old-clients"]), added.err
+        contexts = tmp_path / "home" / "flintmq" / "contexts.toml"
+        contexts.parent.mkdir(parents=True)
+        contexts.write_text('[contexts.prod]\nbroker = "localhost:1"\n', encoding="utf-8-sig")
+        assert [row["name"] for row in cli.run("context", "list", "-o", "json").rows] == ["prod"]
+
+    @pytest.mark.parametrize(
+        ("content", "why"),
+        [(b"\xe9t\xe9\n", "line 1 is not UTF-8"), ("été\n".encode("utf-16"), "it is UTF-16; save it as UTF-8")],
+    )
+    def test_a_password_in_another_encoding_is_refused(
+        self, cli: Cli, store: Path, tmp_path: Path, content: bytes, why: str
+    ) -> None:
+        (tmp_path / "secret").write_bytes(content)
+        for file, stdin in ((str(tmp_path / "secret"), None), ("-", content)):
+            done = cli.run("user", "add", "x", "--password-file", file, stdin=stdin)
+            assert (done.code, done.out) == (2, "")
+            assert f"cannot read the password from {file!r}: {why}" in done.err
+
     def test_a_password_is_asked_for_twice_on_a_terminal(self, cli: Cli, store: Path) -> None:
         terminal = Terminal(cli, ["user", "add", "billing"], 100)
         terminal.read_until("new password for billing")

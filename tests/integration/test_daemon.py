@@ -78,6 +78,22 @@ def test_a_variable_that_cannot_be_used_is_refused_by_its_name(tmp_path: Path) -
     assert_refused(serve("--store", str(tmp_path), environment=environment), 2, "FLINTMQ_STORE__INDEX_SLOTS", "'few'")
 
 
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"\xef\xbb\xbf[store]\nindex_slots = 3\n", ["store.index_slots", "from 500"]),
+        (b"[store]\npath = '\xe9t\xe9'\n", ["line 2 is not UTF-8"]),
+        ("[store]\n".encode("utf-16"), ["it is UTF-16; save it as UTF-8"]),
+    ],
+)
+def test_a_settings_file_is_utf_8_with_or_without_a_byte_order_mark(
+    tmp_path: Path, content: bytes, parts: list[str]
+) -> None:
+    (tmp_path / "broker.toml").write_bytes(content)
+    refused = serve("--config", str(tmp_path / "broker.toml"))
+    assert_refused(refused, 2, str(tmp_path / "broker.toml"), *parts)
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "*:0", ":0", "192.0.2.1:0"])
 def test_listening_beyond_loopback_is_refused_before_the_store_is_touched(tmp_path: Path, listen: str) -> None:
     store = tmp_path / "store"

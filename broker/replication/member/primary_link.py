@@ -26,6 +26,7 @@ from ....protocol.commands import (
 from ....protocol.errors import SUCCESS, AuthenticationFailed, FlintError, RemoteProtocolError, error_from_answer
 from ....protocol.fields import decode_fields, encode_fields
 from ....protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_head
+from ....protocol.text_files import first_line
 from ..core.messages import Hello, Message, PositionReport, Refusal
 from .wire import encode_epochs, piece_of, request_of, welcome_of
 
@@ -227,4 +228,4 @@ class PrimaryLink(asyncio.BufferedProtocol):
 
 
 def _password(path: str) -> str:
-    return prepare(Path(path).read_text(encoding="utf-8").rstrip("\n"))
+    return prepare(first_line(Path(path).read_bytes()))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....protocol.text_files import first_line
 from ..core.configuration import Proposal, ProposalOutcome, RegistryState
 from .config_json import decode_config, encode_config
 from .errors import EndpointError, MalformedRegistry, NotARegistry, OutcomeUnknown, RegistryError, RegistryRefused
@@ -68,7 +69,7 @@ class EtcdSettings:
             return None
         if self.password_file is None:
             raise ValueError("a user of etcd needs a password file")
-        return Login(self.user, Path(self.password_file).read_text(encoding="utf-8").rstrip("\n"))
+        return Login(self.user, first_line(Path(self.password_file).read_bytes()))
 
     def prefix(self) -> str:
         """Return the prefix of the set's keys."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....protocol.checked_json import CHECKSUM_KEY, encode_checked, take_checksum
 from ....protocol.fields import I64_MAX
+from ....protocol.text_files import decode_text
 from ..errors import CorruptFile
 from .file_system import make_durable_folder, replace_file
 
@@ -128,7 +129,7 @@ class ConfigFile:
             if os.path.lexists(path):
                 raise ValueError("it is not a file")
             raise FileNotFoundError(path)
-        text = path.read_text(encoding="utf-8")
+        text = decode_text(path.read_bytes())
         if not text.strip():
             raise ValueError("it is empty")
         table = _parse_json(text)

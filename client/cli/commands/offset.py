@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -95,9 +95,9 @@ def export(settings: BrokerChoice, group: str, topic: str) -> None:
 
 @offset.command("import")
 @pass_settings
-@click.argument("file", type=click.File("r", encoding="utf-8", errors="replace"), default="-")
+@click.argument("file", type=click.File("rb"), default="-")
 @click.option("-n", "--dry-run", is_flag=True, help="Check the lines, but commit nothing.")
-def import_(settings: BrokerChoice, file: TextIO, dry_run: bool) -> None:
+def import_(settings: BrokerChoice, file: BinaryIO, dry_run: bool) -> None:
     """Commit the offsets that export printed. Every line is checked before any offset is committed."""
     wanted = _parse(file)
     with settings.consumer() as consumer:
@@ -116,7 +116,7 @@ def import_(settings: BrokerChoice, file: TextIO, dry_run: bool) -> None:
     note(settings, f"{done}: {plural(count, 'offset')} of {groups}")
 
 
-def _parse(file: TextIO) -> dict[tuple[str, str], dict[int, int]]:
+def _parse(file: BinaryIO) -> dict[tuple[str, str], dict[int, int]]:
     """Return the offsets by group and topic, then by queue. Raises ``ConfigurationError`` naming the invalid line."""
     wanted: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     name = escape(str(getattr(file, "name", STDIN)))
@@ -127,7 +127,7 @@ def _parse(file: TextIO) -> dict[tuple[str, str], dict[int, int]]:
         try:
             row = json.loads(line)
             group, topic, queue, at = (row[name] for name in ("group", "topic", "queue", "offset"))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(
                 f"{where} is not an exported offset: {escape(str(error))}; nothing was committed"
             ) from None

@@ -6,6 +6,7 @@ import os
 import select
 import sys
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 import click
 
 from ....protocol.display import show_bytes
-from ...errors import DeliveryFailed
+from ....protocol.errors import FlintError
+from ....protocol.escaping import escape_bytes
+from ...errors import DeliveryFailed, InvalidMessage
+from ...message import join_keys
 from ...operator.names import shown_name
 from ...operator.units import plural, show_rate, show_seconds
 from ..command import command, is_interactive, note
@@ -53,18 +57,29 @@ class SendRun:
 
     topic: str
     options: MessageOptions
+    streamed: bool = False
+    """Whether the messages are the lines of standard input, of which those before a wrong one are sent."""
     messages: int = 0
     body_bytes: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def send(self, producer: Producer, bodies: list[bytes]) -> Sequence[Receipt]:
-        """Send the messages and wait for their acknowledgement. Raises ``DeliveryFailed``."""
+        """Send the messages and wait for their acknowledgement. Raises ``DeliveryFailed``, and ``InvalidMessage`` for
+        a key that a message cannot have."""
         common, separator, delay = self.options["keys"], self.options["key_separator"], self.options["delay"]
         keys: list[Any] | None = [list(common)] * len(bodies) if common else None
+        wrong: InvalidMessage | None = None
         if separator:
-            pairs = [_split(body, separator.encode()) for body in bodies]
+            pairs: list[tuple[str, bytes]] = []
+            try:
+                pairs.extend(_split(body, separator.encode()) for body in bodies)
+            except InvalidMessage as error:
+                place = f"{'line' if self.streamed else 'message'} {self.messages + len(pairs) + 1}"
+                wrong = InvalidMessage(f"{place}: {error}")
+                if not pairs or not self.streamed:
+                    raise wrong from None
             bodies = [body for _, body in pairs]
-            keys = [[*common, *([key.decode("utf-8", "replace")] if key else [])] or None for key, _ in pairs]
+            keys = [[*common, *([key] if key else [])] or None for key, _ in pairs]
         try:
             receipts = producer.send_bulk(
                 self.topic,
@@ -83,6 +98,8 @@ class SendRun:
             self._acknowledged(sent)
             raise
         self._acknowledged(bodies)
+        if wrong is not None:
+            raise wrong
         return receipts
 
     def _acknowledged(self, bodies: list[bytes]) -> None:
@@ -98,10 +115,19 @@ class SendRun:
         return f"sent {count} ({show_bytes(self.body_bytes)}) to {topic} in {show_seconds(seconds)}{rate}"
 
 
-def _split(line: bytes, separator: bytes) -> tuple[bytes, bytes]:
-    """Return the key and the body of a line; the key is empty if the line has no separator."""
+def _split(line: bytes, separator: bytes) -> tuple[str, bytes]:
+    """Return the key and the body of a line; the key is empty if the line has no separator.
+
+    Raises ``InvalidMessage`` if a message cannot have the key.
+    """
     key, found, body = line.partition(separator)
-    return (key, body) if found else (b"", line)
+    if not found or not key:
+        return "", body if found else line
+    try:
+        text = key.removeprefix(BOM_UTF8).decode()
+    except UnicodeDecodeError:
+        raise InvalidMessage(f"the key {escape_bytes(key)} is not UTF-8") from None
+    return join_keys(text), body
 
 
 @command("send")
@@ -148,6 +174,7 @@ def send(
             return _send_all(settings, run, producer, blobs, show=receipts is not False)
         if sys.stdin.isatty() and is_interactive():
             note(settings, "one message per line; Ctrl-D ends")
+        run.streamed = True
         return _send_lines(settings, run, producer, show=bool(receipts))
 
 
@@ -173,6 +200,10 @@ def _send_lines(settings: BrokerChoice, run: SendRun, producer: Producer, *, sho
         count = plural(run.messages, "line")
         click.echo(f"  next: the broker acknowledged {count} of standard input; the rest was not sent", err=True)
         code = EXIT_ERROR
+    except FlintError as error:
+        count = plural(run.messages, "line")
+        error.add_note(f"the broker acknowledged {count} of standard input; the rest was not sent")
+        raise
     note(settings, run.summary())
     return code
 
