@@ -85,7 +85,7 @@ class TestFile:
         contexts = tmp_path / "home" / "flintmq" / "contexts.toml"
         contexts.parent.mkdir(parents=True)
         contexts.write_text('[contexts.prod]\nbroker = "localhost:1"\n', encoding="utf-8-sig")
-        assert [row["name"] for row in cli.run("context", "list", "-o", "json").rows] == ["prod"]
+        assert [row["context"] for row in cli.run("context", "list", "-o", "json").rows] == ["prod"]
 
     @pytest.mark.parametrize(
         ("content", "why"),
