@@ -12,6 +12,7 @@ from .errors import InvalidArgument, InvalidArgumentType, InvalidMessage, Invali
 
 DELAY_LEVEL_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """Seconds of RocketMQ's delay levels; the first element is level 1."""
+DELAY_MAX = timedelta(days=36_500)
 _MILLISECOND = timedelta(milliseconds=1)
 _SECOND_MS = 1_000
 
@@ -51,8 +52,8 @@ def _deliver_ms(deliver_at: Any) -> int:
 def _delay_ms(delay: Any) -> int:
     if not isinstance(delay, timedelta):
         raise InvalidMessageType(f"delay must be a timedelta, not {type(delay).__name__}")
-    if delay < timedelta(0):
-        raise InvalidMessage(f"delay is {delay}; it must not be negative")
+    if not timedelta(0) <= delay <= DELAY_MAX:
+        raise InvalidMessage(f"delay is {delay}; it must be from 0 to {DELAY_MAX}, and the broker may allow less")
     return -(-delay // _MILLISECOND)
 
 

@@ -49,6 +49,7 @@ _NOTED_OF_TRIES = frozenset({"DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "RECON
 """Properties in which clients record retries and dead letters. (Properties that brokers set are not user
 properties.)"""
 _TAG_OR = "||"
+_ANY = "*"
 _RECORD_OVERHEAD_BYTES = 512
 """More than a record has besides the body and the properties of its message: head, topic, unique key, delay."""
 _KEYS_OVERHEAD_BYTES = _RECORD_OVERHEAD_BYTES + 4 * (len(PROPERTY_KEYS) + 2)
@@ -66,7 +67,8 @@ class Message:
 
     ``body``: bytes, or a bytearray or memoryview, which is copied. ``keys``: the keys by which the message can be
     found; one ``str`` or several, none of them empty or containing a space. ``tags``: one tag, by which consumers
-    filter. ``properties``: names and values, all ``str`` and none empty; RocketMQ's own names are refused.
+    filter; not ``*``, with which they ask for all. ``properties``: names and values, all ``str`` and none empty;
+    RocketMQ's own names are refused.
     ``sharding_key``: messages with the same sharding key go to the same queue, in order.
 
     To delay delivery, pass at most one of ``delay_level`` (1 to 18: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min,
@@ -129,17 +131,26 @@ class Message:
         ``topic``: the destination, by default the stored message's topic. A dead letter's topic is the group's
         ``%DLQ%…``, so pass the original one. ``changed``: arguments of ``Message`` that replace what was stored. The
         properties that brokers and clients added on the way (id, attempts, delay and transaction) and the
-        application's ``flag`` are left out. Raises ``CorruptMessage`` if the stored message is damaged, and
-        ``InvalidMessage`` if another client stored something that FlintMQ's client does not send, such as an empty
-        property.
+        application's ``flag`` are left out. A stored tag is kept even if ``Message`` would refuse it. Raises
+        ``CorruptMessage`` if the stored message is damaged, and ``InvalidMessage`` if another client stored something
+        that FlintMQ's client does not send, such as an empty property.
         """
-        kept: dict[str, Any] = {"keys": stored.keys, "tags": stored.tags, "sharding_key": stored.sharding_key}
+        kept: dict[str, Any] = {"keys": stored.keys, "sharding_key": stored.sharding_key}
         if "body" not in changed:
             kept["body"] = stored.body
         if "properties" not in changed:
             pairs = stored.user_properties.items()
             kept["properties"] = {name: value for name, value in pairs if not _is_noted_by_broker(name)}
-        return cls(stored.topic if topic is None else topic, **(kept | changed))
+        message = cls(stored.topic if topic is None else topic, **(kept | changed))
+        return message if "tags" in changed else message._tagged(stored.tags)
+
+    def _tagged(self, tag: str | None) -> Message:
+        """Set a tag that another message has, without a check; return the message."""
+        if tag is not None:
+            self._tags = tag
+            wire = {PROPERTY_KEYS: self._keys} if self._wire is None else self._wire
+            self._wire = {**wire, PROPERTY_TAGS: tag}
+        return self
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -288,13 +299,12 @@ def _rebuild(
         topic,
         body,
         keys=keys,
-        tags=tags,
         properties=properties,
         sharding_key=sharding_key,
         delay_level=delay_level,
         deliver_at=deliver_at,
         delay=delay,
-    )
+    )._tagged(tags)
 
 
 def check_topic(topic: Any) -> None:
@@ -336,12 +346,13 @@ def join_keys(keys: Iterable[str]) -> str:
 
 def check_tag(tag: Any) -> str:
     """Return ``tag`` if a message can have it and a consumer can filter by it; else raise ``InvalidMessage``."""
-    if type(tag) is not str or not tag or not tag.isprintable() or tag[0] == " " or tag[-1] == " " or _TAG_OR in tag:
+    is_plain = type(tag) is str and tag and tag.isprintable() and tag[0] != " " and tag[-1] != " "
+    if not is_plain or tag == _ANY or _TAG_OR in tag:
         check_text("the tag", tag)
-        if _TAG_OR in tag or tag.strip() != tag:
+        if tag == _ANY or _TAG_OR in tag or tag.strip() != tag:
             raise InvalidMessage(
                 f"no consumer could filter by the tag {tag!r}: a message has one tag, without '||' and without spaces "
-                "around it"
+                "around it, and not '*', which asks for all"
             )
     return str(tag)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from ..core.consume.tags import TagFilter, check_filter, parse_tags
+from ..core.rpc.timeouts import check_timeout
+from ..core.texts import check_unicode
 from ..errors import InvalidArgument, InvalidArgumentType
 
 if TYPE_CHECKING:
@@ -70,9 +71,11 @@ def read_rules(given: ArrowOptions) -> ReadRules:
     key, condition = options.get("key"), check_filter(options.get("filter"))
     if key is not None and (not isinstance(key, str) or not key):
         raise InvalidArgumentType(f"key is {key!r}; it must be a str that is not empty")
+    if key is not None:
+        check_unicode("key", key)
     if key is not None and condition:
         raise InvalidArgument("key and filter exclude each other: the index does not filter. Filter the result")
     timeout = options.get("timeout")
-    if timeout is not None and not 0 < timeout < math.inf:
-        raise InvalidArgument(f"timeout is {timeout!r}; it must be a positive number of seconds, or None")
+    if timeout is not None:
+        check_timeout("timeout", timeout)
     return ReadRules(parse_tags(options.get("tags")), condition, key, rows, on_loss, timeout)

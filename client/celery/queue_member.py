@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 from collections.abc import Callable
 
 from flintmq.client import ClientClosed, Delivery, FlintError, GroupConsumer, ListenerTimeout
+from flintmq.client.core.rpc.timeouts import SECONDS_MAX
 
 from .window import Window
 
@@ -86,6 +86,6 @@ class QueueMember:
 
     def _leave(self) -> None:
         try:
-            self._consumer.close(math.inf)
+            self._consumer.close(SECONDS_MAX)
         except FlintError as error:
             _log.warning("group %s was not left in order: %s", self._consumer.group, error)

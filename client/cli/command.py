@@ -12,6 +12,7 @@ from ...protocol.display import MODES
 from ...protocol.errors import FlintError, GroupNotExist, TopicNotExist
 from ...protocol.escaping import escape
 from .failures import EXIT_ERROR, EXIT_USAGE, nearest
+from .params import RealType
 from .settings import TIMEOUT_SECONDS, BrokerChoice
 from .words import SUBCOMMAND_ALIASES, advice
 
@@ -31,7 +32,7 @@ def common_options() -> list[click.Parameter]:
         click.Option(["--context"], metavar="NAME", help="Use the broker of this context (flintmq context)."),
         click.Option(
             ["--timeout"],
-            type=click.FloatRange(min=0, min_open=True),
+            type=RealType(min=0, min_open=True),
             metavar="SECONDS",
             help=f"How long to wait for a response.  [default: {TIMEOUT_SECONDS:g}]",
         ),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ...protocol.fields import I64_MAX
+from ..core.rpc.timeouts import SECONDS_MAX
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -52,6 +56,17 @@ class NumberType(click.IntRange):
     """A whole number in a range, shown as ``N`` in help texts."""
 
     name = "n"
+
+
+class RealType(click.FloatRange):
+    """A number in a range; neither an infinity nor NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number in the range {self._describe_range()}", param, ctx)
+        return number
 
 
 POSITION_EXAMPLES = {
@@ -124,7 +139,10 @@ class SizeType(_Checked):
         found = _SIZE.fullmatch(text.strip())
         if found is None or found[2] not in _SIZE_UNITS:
             raise ValueError(f"{text!r} is not a size; use bytes, or a unit: 64k, 1.5MB, 1Gi")
-        return int(float(found[1]) * _SIZE_UNITS[found[2]])
+        size = float(found[1]) * _SIZE_UNITS[found[2]]
+        if size > I64_MAX:
+            raise ValueError(f"{text!r:.60} is more than {I64_MAX:,} bytes")
+        return int(size)
 
 
 class SpanType(_Checked):
@@ -137,7 +155,10 @@ class SpanType(_Checked):
         found = _SPAN.fullmatch(text.strip())
         if found is None:
             raise ValueError(f"{text!r} is not a duration; use seconds, or a unit: 10ms, 2min, 1h")
-        return float(found[1]) * _SPAN_UNITS[found[2] or ""]
+        seconds = float(found[1]) * _SPAN_UNITS[found[2] or ""]
+        if seconds > SECONDS_MAX:
+            raise ValueError(f"{text!r:.60} is longer than {SECONDS_MAX:,.0f} seconds")
+        return seconds
 
 
 class PropertyType(_Checked):

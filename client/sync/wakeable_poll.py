@@ -47,7 +47,8 @@ class Waiter:
     def wait(self, connection: Connection | None, seconds: float) -> None:
         """Wait until the connection's socket is readable, another thread wakes this one, or the time is over."""
         if self._poll is not None:
-            self._poll.poll(0 if seconds <= 0 else int(seconds * 1000) + 1)
+            # The caller waits again if the time is not over; a day is far below what poll() takes.
+            self._poll.poll(0 if seconds <= 0 else min(int(seconds * 1000) + 1, 86_400_000))
         else:  # Windows
             watched = [] if self._watched is None else [self._watched]
             select.select([self._reader.fileno(), *watched], [], [], max(seconds, 0.0))

@@ -17,7 +17,7 @@ from ..bench_runs import Advance, LatencyRun, Produce, Report, fill, run_pull, r
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
 from ..histogram import LatencyHistogram
-from ..params import COUNT, SIZE, TOPIC, NumberType
+from ..params import COUNT, SIZE, TOPIC, NumberType, RealType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
@@ -111,12 +111,7 @@ def query(settings: BrokerChoice, count: int, messages: int, size: int, topic: s
 @click.option("-n", "--count", type=COUNT, default=2000, show_default=True, help="Number of messages.")
 @click.option("--size", type=NumberType(8), default=100, show_default=True, help="Bytes per body.")
 @click.option(
-    "--rate",
-    type=click.FloatRange(min=0.1),
-    metavar="N",
-    default=500,
-    show_default=True,
-    help="Maximum messages per second.",
+    "--rate", type=RealType(min=0.1), metavar="N", default=500, show_default=True, help="Maximum messages per second."
 )
 @click.option(
     "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."

@@ -17,7 +17,7 @@ from ...operator.names import shown_name
 from ...operator.units import show_count, show_seconds
 from ..command import CliCommand, pass_settings
 from ..failures import describe
-from ..params import GROUP, SIZE, SPAN, TOPIC, NumberType
+from ..params import GROUP, SIZE, SPAN, TOPIC, NumberType, RealType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _share(value: float | None) -> str:
 LIMITS: tuple[tuple[str, click.ParamType, object, object, str], ...] = (  # type: ignore[type-arg] # as in params.py
     ("reput", SIZE, "16Mi", "256Mi", "Bytes of the log that are not in the queues yet."),
     ("index", SIZE, "16Mi", "256Mi", "Bytes of the log that are not in the index yet."),
-    ("disk", click.FloatRange(0, 100), 15, 5, "Percent of the disk that is free."),
+    ("disk", RealType(0, 100), 15, 5, "Percent of the disk that is free."),
     ("flush", SPAN, "100ms", "1s", "99th percentile of flush times."),
     ("lag", NumberType(0), None, None, "Lag of a group in messages.  [default: no limit]"),
 )

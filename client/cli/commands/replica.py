@@ -13,6 +13,7 @@ from ....protocol.errors import ConfigurationError, RequestTimeout
 from ...operator.units import show_seconds
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, number
+from ..params import RealType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _required(admin: Admin) -> ReplicaSetStatus:
 @click.argument("member")
 @click.option(
     "--within",
-    type=click.FloatRange(0.1, 600),
+    type=RealType(0.1, 600),
     default=10.0,
     show_default=True,
     metavar="SECONDS",

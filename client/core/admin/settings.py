@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
 from ....protocol import commands
 from ....protocol.errors import RemoteProtocolError
-from ..rpc.operation import Operation, operation, unpack_body, unpack_rows
+from ..rpc.operation import Operation, operation, pack_body, unpack_body, unpack_rows
 from ..rpc.session import Answer
 
 Value = int | str | bool
@@ -59,7 +57,7 @@ def change_settings(
     def decode(answer: Answer) -> list[ChangedSetting]:
         return [ChangedSetting(*row) for row in unpack_rows(answer, "settings")]
 
-    body = msgpack.packb(dict(changes))
+    body = pack_body(dict(changes))
     return operation(commands.UPDATE_BROKER_CONFIG, decode, body, timeout=timeout, count=len(changes))
 
 

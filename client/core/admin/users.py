@@ -6,14 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
 from ....protocol import commands
 from ....protocol.auth.access_keys import AccessKey, make_access_key
 from ....protocol.auth.permissions import Grant, Permissions
 from ....protocol.auth.scram import make_verifier
 from ....protocol.auth.users import verifier_row
-from ..rpc.operation import Operation, nothing, operation, unpack_rows
+from ..rpc.operation import Operation, nothing, operation, pack_body, unpack_rows
 from ..rpc.session import Answer
 
 
@@ -57,7 +55,7 @@ def create_user(
 ) -> Operation[None]:
     """Add a user with these ``grants``. Raises ``UserExistsAlready``."""
     body = {"scram": verifier_row(make_verifier(password)), "grants": _rows(grants)}
-    return operation(commands.AUTH_CREATE_USER, nothing, msgpack.packb(body), timeout=timeout, user=user)
+    return operation(commands.AUTH_CREATE_USER, nothing, pack_body(body), timeout=timeout, user=user)
 
 
 def change_user(
@@ -81,7 +79,7 @@ def change_user(
         body["revoke"] = None
     elif revoked := _rows(revoke):
         body["revoke"] = revoked
-    return operation(commands.AUTH_UPDATE_USER, nothing, msgpack.packb(body), timeout=timeout, user=user)
+    return operation(commands.AUTH_UPDATE_USER, nothing, pack_body(body), timeout=timeout, user=user)
 
 
 def add_access_key(user: str, *, key: str = "", secret: str = "", timeout: float | None = None) -> Operation[AccessKey]:
@@ -92,7 +90,7 @@ def add_access_key(user: str, *, key: str = "", secret: str = "", timeout: float
     ``ConfigurationError`` for invalid values. The secret passes the connection as it is, so use TLS.
     """
     made = make_access_key(key, secret)
-    body = msgpack.packb({"access_key": made.as_json()})
+    body = pack_body({"access_key": made.as_json()})
     return operation(commands.AUTH_UPDATE_USER, lambda answer: made, body, timeout=timeout, user=user)
 
 
@@ -101,7 +99,7 @@ def remove_access_key(user: str, key: str, *, timeout: float | None = None) -> O
 
     Raises ``UserNotExist``, and ``InvalidParameter`` if the user does not have it.
     """
-    body = msgpack.packb({"remove_access_key": key})
+    body = pack_body({"remove_access_key": key})
     return operation(commands.AUTH_UPDATE_USER, nothing, body, timeout=timeout, user=user)
 
 

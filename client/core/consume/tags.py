@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ....protocol.commands import FILTER_CHARS_MAX
 from ...errors import InvalidArgument, InvalidArgumentType
+from ..texts import check_unicode
 
 TAG_SEPARATOR = "||"
 EXPRESSION_CHARS_MAX = 4096
@@ -38,6 +39,7 @@ def parse_tags(tags: str | Iterable[str] | None) -> TagFilter:
     for part in parts:
         if not isinstance(part, str):
             raise InvalidArgumentType(f"tags must be a str or several, not {type(part).__name__}")
+        check_unicode("the tag", part)
     wanted = frozenset(part.strip() for part in parts if part.strip())
     if "*" in wanted:
         return EVERYTHING
@@ -61,4 +63,4 @@ def check_filter(condition: str | None) -> str:
         raise InvalidArgumentType(f"filter must be a str, a condition on properties, not {type(condition).__name__}")
     if len(condition) > FILTER_CHARS_MAX:
         raise InvalidArgument(f"filter has {len(condition):,} characters; at most {FILTER_CHARS_MAX:,} are allowed")
-    return condition
+    return check_unicode("filter", condition)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import msgpack
-
 from ....protocol import commands
 from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
 from ...errors import InvalidArgument, InvalidArgumentType
-from ..rpc.operation import Operation, operation, unpack_body
+from ..rpc.operation import Operation, operation, pack_body, unpack_body
 from ..rpc.session import Answer
 from ..times import from_millis
 from .grouping import Flush, check_flush
@@ -111,7 +109,7 @@ def commit_prepared(
     return operation(
         commands.COMMIT_PREPARED,
         decode,
-        msgpack.packb(list(attempts.items())),
+        pack_body(list(attempts.items())),
         hold_seconds=sum(attempts.values()) / COPIED_A_SECOND_MIN,
         timeout=timeout,
         series=series,

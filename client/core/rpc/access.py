@@ -15,6 +15,7 @@ from ....protocol.commands import READ_FROM_ANY
 from ....protocol.errors import AuthenticationFailed
 from ...application_code import ends_program
 from ...errors import InvalidArgument, InvalidArgumentType
+from ..texts import check_unicode
 
 if TYPE_CHECKING:
     import ssl
@@ -216,6 +217,7 @@ def access_of(
         raise InvalidArgumentType(f"client_name must be a str, not {type(client_name).__name__}")
     if client_name and len(client_name) > CLIENT_NAME_CHARS_MAX:
         raise InvalidArgument(f"client_name has {len(client_name)} characters; at most {CLIENT_NAME_CHARS_MAX} fit")
+    check_unicode("client_name", client_name or "")
     user, password = _checked_user(user, password)
     tls, tls_certificate, tls_key = _checked_tls(tls, tls_certificate, tls_key)
     access = ClientAccess(user, password, tls, tls_certificate, tls_key, client_name or "")

@@ -27,6 +27,7 @@ from ....protocol.errors import (
 from ....protocol.fields import I64_MAX, decode_fields, encode_fields
 from ....protocol.pull_frame import PullFields, PullHead
 from ...errors import InvalidArgument
+from ..texts import check_unicode
 from .session import Answer
 from .timeouts import CONNECT_SECONDS_MIN
 
@@ -99,9 +100,13 @@ def _shared_fields(*others: Any) -> tuple[dict[str, Any], PullHead]:
 def _checked(command: Command, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a request, without those that have their default. Raises ``InvalidArgument``."""
     try:
-        return encode_fields(decode_fields(command.request, arguments))
+        fields = encode_fields(decode_fields(command.request, arguments))
     except InvalidParameter as error:
         raise InvalidArgument(str(error).removeprefix(f"{command.request.__name__}.")) from None
+    for name, value in fields.items():
+        if type(value) is str:
+            check_unicode(name, value)
+    return fields
 
 
 def operation(
@@ -119,6 +124,16 @@ def operation(
 
 def nothing(answer: Answer) -> None:
     """Decode a response that has no result."""
+
+
+def pack_body(value: Any) -> bytes:
+    """Return the msgpack body of a request. Raises ``InvalidArgument`` for a text that is not valid Unicode."""
+    try:
+        packed: bytes = msgpack.packb(value)
+    except UnicodeEncodeError as error:
+        check_unicode("the text", error.object)
+        raise
+    return packed
 
 
 def unpack_body(answer: Answer) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from ...errors import InvalidArgument, InvalidArgumentType
@@ -26,10 +27,24 @@ def silence_seconds_max(role: str) -> float:
     return min(SET_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX) if role else SILENCE_SECONDS_MAX
 
 
-def check_timeout(what: str, timeout: Any) -> float:
-    """Return ``timeout`` in seconds; raises if it is not valid."""
+SECONDS_MAX = 1e9
+"""Maximum length of a timeout, more than 31 years: the system's own waits fail for far longer ones."""
+
+
+def check_timeout(what: str, timeout: Any, *, unlimited: bool = False) -> float:
+    """Return ``timeout`` in seconds; raises if it is not valid. ``unlimited``: infinity is."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise InvalidArgumentType(f"{what} must be a number of seconds, not {type(timeout).__name__}")
     if not timeout > 0:
         raise InvalidArgument(f"{what} is {timeout}; it must be more than 0 seconds")
+    if timeout > SECONDS_MAX and not (unlimited and timeout == inf):
+        more = ", or math.inf for no limit" if unlimited else ""
+        raise InvalidArgument(f"{what} is too long; it must be at most {SECONDS_MAX:,.0f} seconds{more}")
     return float(timeout)
+
+
+def wait_seconds(timeout: Any) -> float:
+    """Return a ``timeout`` that may be 0, which means not to wait; raises if it is not valid."""
+    if type(timeout) in (int, float) and timeout == 0:
+        return 0.0
+    return check_timeout("timeout", timeout)

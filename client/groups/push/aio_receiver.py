@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import Self
 
 from ...core import hooks
+from ...core.rpc.timeouts import wait_seconds
 from ...errors import ClientClosed, ListenerTimeout
 from ...sync.pool import Dialer
 from .delivery import Delivery
 from .member_engine import MemberEngine
-from .receiver_shell import ReceiverShell, wait_seconds
+from .receiver_shell import ReceiverShell
 from .task_member import TaskMember
 
 

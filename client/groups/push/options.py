@@ -189,8 +189,8 @@ def check_options(group: Any, topics: Any, batch: Any, options: Mapping[str, Any
     def whole(name: str, low: int, high: int) -> int:
         return check_whole(name, given[name], low, high)
 
-    def seconds(name: str) -> float:
-        return check_timeout(name, given[name])
+    def seconds(name: str, *, unlimited: bool = False) -> float:
+        return check_timeout(name, given[name], unlimited=unlimited)
 
     return Options(
         group=_check_name("group", group),
@@ -209,7 +209,7 @@ def check_options(group: Any, topics: Any, batch: Any, options: Mapping[str, Any
         auto_commit=bool(given["auto_commit"]),
         commit_seconds=seconds("commit_interval"),
         session_seconds=session_seconds,
-        listener_seconds=seconds("listener_timeout"),
+        listener_seconds=seconds("listener_timeout", unlimited=True),
         retry_times_max=-1 if retries is None else whole("retry_times_max", 0, 2**31 - 1),
         delay_level=whole("delay_level", 0, DELAY_LEVEL_MAX),
         suspend_seconds=seconds("suspend"),

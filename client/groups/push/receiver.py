@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from ...core import hooks
+from ...core.rpc.timeouts import wait_seconds
 from ...errors import ClientClosed, ListenerTimeout
 from ...sync.pool import Dialer
 from .delivery import Delivery
 from .member_engine import MemberEngine
-from .receiver_shell import ReceiverShell, wait_seconds
+from .receiver_shell import ReceiverShell
 from .thread_member import ThreadMember
 
 _WAIT_SECONDS_MAX = 1.0

@@ -10,7 +10,7 @@ from ....protocol.errors import FlintError
 from ...core.client_guard import Guard
 from ...core.hooks import Hooks
 from ...core.rpc.access import AccessOptions
-from ...core.rpc.timeouts import check_timeout
+from ...core.rpc.timeouts import wait_seconds
 from ...errors import InvalidArgument, ListenerTimeout
 from ...sync.pool import Dialer
 from .deliveries import Deliveries
@@ -83,10 +83,3 @@ class ReceiverShell(MemberShell):
             f"group {self.group} had {count} open {'delivery' if count == 1 else 'deliveries'} {seconds:g} s after "
             "close(); their messages go to other consumers of the group"
         )
-
-
-def wait_seconds(timeout: Any) -> float:
-    """Return a ``timeout`` that may be 0, which means not to wait; raises if it is not valid."""
-    if type(timeout) in (int, float) and timeout == 0:
-        return 0.0
-    return check_timeout("timeout", timeout)

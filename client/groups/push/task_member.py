@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ....protocol.errors import FlintError
 from ...aio.runtime import ClientRuntime
-from ...core.rpc.timeouts import check_timeout
+from ...core.rpc.timeouts import check_timeout, wait_seconds
 from ...errors import InvalidArgument
 from ...sync.pool import Dialer
 from .member_engine import MemberEngine
@@ -64,7 +64,7 @@ class TaskMember(MemberShell):
         not affect the consumer.
         """
         assert self._end is not None, "start() comes first"
-        await asyncio.wait([self._end], timeout=timeout)
+        await asyncio.wait([self._end], timeout=None if timeout is None else wait_seconds(timeout))
         self._engine.check()
         return self._end.done()
 

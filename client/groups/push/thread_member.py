@@ -8,7 +8,7 @@ from typing import Self
 
 from ....protocol.errors import FlintError
 from ...core.client_guard import Guard
-from ...core.rpc.timeouts import check_timeout
+from ...core.rpc.timeouts import check_timeout, wait_seconds
 from ...errors import InvalidArgument
 from ...sync.pool import Dialer
 from .member_engine import MemberEngine
@@ -70,7 +70,7 @@ class ThreadMember(MemberShell):
 
         Raises ``ClientFailed``, with the reason as its cause, if the consumer cannot continue.
         """
-        ended = self._ended.wait(timeout)
+        ended = self._ended.wait(None if timeout is None else wait_seconds(timeout))
         self._engine.check()
         return ended
 
