@@ -45,6 +45,9 @@ class CheckTransactionStateAnswer:
     """The outcome as the producer knows it; the broker then commits or rolls back."""
 
     outcome: str = text("`commit`, `rollback` or `unknown` (check again later)", 8, 1)
+    running: bool = boolean(
+        "with `unknown`: this producer has the transaction open, so the check does not count", False
+    )
 
 
 @dataclass(slots=True)

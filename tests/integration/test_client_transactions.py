@@ -34,6 +34,7 @@ from flintmq.client.core.produce.delivery import Outbox
 from tests.conftest import BrokerFactory, Brokers, RunningBroker
 
 NEVER_MS = 3_600_000
+PARKING = {"transactions.timeout_ms": 150, "transactions.check_interval_ms": 150, "transactions.check_times_max": 3}
 ASKING = {"transactions.timeout_ms": 20, "transactions.check_interval_ms": 20, "transactions.check_times_max": 10_000}
 
 
@@ -43,6 +44,19 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     brokers = Brokers(tmp_path_factory.mktemp("quiet"))
     yield brokers.start(settings={"transactions.timeout_ms": NEVER_MS})
     brokers.stop_all()
+
+
+@pytest.fixture(scope="module")
+def parking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker that parks a transaction soon."""
+    brokers = Brokers(tmp_path_factory.mktemp("parking"))
+    yield brokers.start(settings=PARKING)
+    brokers.stop_all()
+
+
+def is_parked(running: RunningBroker, message_id: str) -> bool:
+    with Admin(running.address) as admin:
+        return any(row.id == message_id for row in admin.transactions(parked=True).rows)
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +231,20 @@ class TestSync:
             assert bodies(asking, topic) == [b"paid"]
         assert checked.asked == []
 
+    def test_a_block_may_outlast_all_checks(self, parking: RunningBroker, topic: str) -> None:
+        producer = flintmq.client.TransactionProducer(parking.address, topic, no_check)
+        with producer, producer.transaction(Message(topic, b"paid")) as transaction:
+            while producer.health().checked < 6:
+                assert not is_parked(parking, transaction.message_id)
+        assert bodies(parking, topic) == [b"paid"]
+
+    def test_a_transaction_that_nobody_decides_is_parked(self, parking: RunningBroker, topic: str) -> None:
+        with flintmq.client.TransactionProducer(parking.address, topic, Checked(Outcome.UNKNOWN)) as producer:
+            message_id = producer.send_half(Message(topic, b"forgotten")).message_id
+            gc.collect()
+            while not is_parked(parking, message_id):
+                pass
+
     @pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.ROLLBACK])
     def test_the_check_decides_a_forgotten_transaction(
         self, asking: RunningBroker, topic: str, outcome: Outcome
@@ -305,6 +333,13 @@ class TestAio:
                 await transaction.commit()
             assert producer.health().open == 0
         assert await asyncio.to_thread(bodies, quiet, topic) == [b"paid"]
+
+    async def test_a_block_may_outlast_all_checks(self, parking: RunningBroker, topic: str) -> None:
+        producer = aio.TransactionProducer(parking.address, topic, no_check)
+        async with producer, producer.transaction(Message(topic, b"paid")) as transaction:
+            while producer.health().checked < 6:
+                assert not await asyncio.to_thread(is_parked, parking, transaction.message_id)
+        assert await asyncio.to_thread(bodies, parking, topic) == [b"paid"]
 
     async def test_a_block_that_is_cancelled_rolls_back(self, quiet: RunningBroker, topic: str) -> None:
         async with aio.TransactionProducer(quiet.address, "g", no_check) as producer:

@@ -65,8 +65,9 @@ class ProducerGroups:
         if present is not None and present.remote is remote:
             self._remove(group, member)
 
-    def one_of(self, group: str, topic: str) -> ClientHandle | None:
-        """Return a live producer of the group that may publish to ``topic``, in rotation, or None."""
+    def one_of(self, group: str, topic: str, preferred: ClientHandle | None = None) -> ClientHandle | None:
+        """Return a live producer of the group that may publish to ``topic``: ``preferred`` if it is one, else the next
+        in rotation, or None."""
         # Producers that expired are removed when one is needed, so no timer is necessary.
         now = self._clock()
         for member, producer in list(self._groups.get(group, {}).items()):
@@ -78,6 +79,8 @@ class ProducerGroups:
         ]
         if not members:
             return None
+        if preferred in members:
+            return preferred
         # One counter for all groups: it only has to vary from call to call.
         self._turn += 1
         return members[self._turn % len(members)]

@@ -2,7 +2,8 @@
 
 The first check is ``transactions.timeout_ms`` after the half message was stored, the next ones follow every
 ``transactions.check_interval_ms``. As in RocketMQ, each check appends the half message again with the number of checks,
-even if no producer is alive to be asked; after ``transactions.check_times_max`` checks the message is parked. So the
+even if no producer is alive to be asked; after ``transactions.check_times_max`` checks the message is parked, unless a
+producer answers that it has the transaction open. So the
 half messages of open transactions are always near the end of the log, and a forgotten transaction delays retention
 only for a while.
 """
@@ -123,7 +124,7 @@ class TransactionalMessageCheckService:
         """Park the transaction after its last check. Otherwise return the half message, to be appended again; None if
         it has to be read from disk first."""
         half = transaction.half
-        if half.check_times >= self._times_max:
+        if half.check_times >= self._times_max and transaction.runs_in is None:
             self._park(transaction)
             return None
         try:
@@ -161,7 +162,11 @@ class TransactionalMessageCheckService:
         if not checked or self._stopped:
             return
         ends = self._transactions.ends
-        records = [checked_again(record, transaction.half.check_times + 1) for transaction, record in checked]
+        # As long as the producer has it open, only this check counts.
+        records = [
+            checked_again(record, 1 if transaction.runs_in is not None else transaction.half.check_times + 1)
+            for transaction, record in checked
+        ]
         # If the broker is killed between the copies and the notes on the originals, the next start finds both, and the
         # newer one replaces the older (``OpenTransactions.add_half``).
         notes = ends.notes_for([transaction.half.queue_offset for transaction, _ in checked])
@@ -183,8 +188,10 @@ class TransactionalMessageCheckService:
     # ---- asking
 
     def _ask(self, transaction: OpenTransaction, half: Half, message: Record) -> None:
-        """Ask one producer of the group, and another one if its connection is lost before it responds."""
-        producer = self._producers.one_of(half.group, half.topic)
+        """Ask a producer of the group, the one that had the transaction open if it lives; and another one if its
+        connection is lost before it responds."""
+        producer = self._producers.one_of(half.group, half.topic, transaction.runs_in)
+        transaction.runs_in = None
         if producer is None:
             self.unasked += 1
             log.info(
@@ -204,18 +211,21 @@ class TransactionalMessageCheckService:
             if self._is_over(transaction):
                 return
             if frame is not None:
-                self._answered(transaction, half, frame)
+                if self._answered(transaction, half, frame):
+                    transaction.runs_in = producer
             elif producer.lost:
                 self._ask(transaction, half, message)
             # Otherwise too many requests to this producer are pending; the next check asks again.
 
         producer.ask(CHECK_TRANSACTION_STATE, request, message.encode(), answered)
 
-    def _answered(self, transaction: OpenTransaction, half: Half, frame: Frame) -> None:
+    def _answered(self, transaction: OpenTransaction, half: Half, frame: Frame) -> bool:
+        """End the transaction as the producer decided; return whether the producer has it open."""
         try:
             if frame.code != SUCCESS:
                 raise InvalidParameter(str(frame.fields.get("message", f"result {frame.code}"))[:500])
-            outcome = decode_fields(CheckTransactionStateAnswer, frame.fields).outcome
+            answer = decode_fields(CheckTransactionStateAnswer, frame.fields)
+            outcome = answer.outcome
             if outcome not in (COMMIT, ROLLBACK, "unknown"):
                 raise InvalidParameter(f"outcome must be commit, rollback or unknown, got {outcome!r}")
         except InvalidParameter as error:
@@ -225,9 +235,11 @@ class TransactionalMessageCheckService:
                 half.transaction_id,
                 error.message,
             )
-            return
+            return False
         if outcome != "unknown":
             self._transactions.finish_transaction(transaction, outcome, lambda error: self._finished(half, error))
+            return False
+        return answer.running
 
     def _finished(self, half: Half, error: BrokerError | None) -> None:
         if error is not None and not isinstance(error, TransactionEnded):  # the producer may have ended it meanwhile

@@ -12,6 +12,7 @@ from ....protocol.errors import TransactionEnded, TransactionGroupWrong, Transac
 if TYPE_CHECKING:
     from ....protocol.errors import BrokerError
     from ....protocol.storage.record import Record
+    from ..client_handle import ClientHandle
     from ..writer import Done
     from .records import Half
 
@@ -69,13 +70,15 @@ class Ending:
 
 class OpenTransaction:
     """An open transaction. ``half``: the newest copy of its half message, since each check appends it again;
-    ``ending``: set while its end is being written."""
+    ``ending``: set while its end is being written; ``runs_in``: the producer that had it open at the last check, if it
+    said so."""
 
-    __slots__ = ("ending", "half")
+    __slots__ = ("ending", "half", "runs_in")
 
     def __init__(self, half: Half) -> None:
         self.half = half
         self.ending: Ending | None = None
+        self.runs_in: ClientHandle | None = None
 
     def check_request(self, group: str, half_queue_offset: int, half_physical_offset: int) -> None:
         """Raise if the caller's group or offsets do not match; offsets of -1 are not compared.

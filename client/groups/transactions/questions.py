@@ -40,7 +40,7 @@ class Questions:
         if known is not None:
             with self._lock:
                 self.checked_count += 1
-            self.registration.answer(question, known)
+            self.registration.answer(question, known, running=known is Outcome.UNKNOWN)
             return
         with self._lock:
             waiting = self._waiting.get(question.transaction_id)

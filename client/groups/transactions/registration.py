@@ -56,7 +56,7 @@ class Registration(ConnectionThread):
         """Set while the broker knows the producer."""
         self._session_seconds = session_seconds
         self._ask = ask
-        self._answers: deque[tuple[Question, Outcome | BrokerError]] = deque()
+        self._answers: deque[tuple[Question, Outcome | BrokerError, bool]] = deque()
         self._beat_at = 0.0
         self._leave_by = inf
         self._has_left = False
@@ -77,9 +77,10 @@ class Registration(ConnectionThread):
         """True if the thread is running or has not been started yet."""
         return self.failure is None and (self._thread is None or self.running)
 
-    def answer(self, question: Question, outcome: Outcome | BrokerError) -> None:
-        """Answer a check with the outcome, or with the error that prevented it."""
-        self._answers.append((question, outcome))
+    def answer(self, question: Question, outcome: Outcome | BrokerError, *, running: bool = False) -> None:
+        """Answer a check with the outcome, or with the error that prevented it. ``running``: the transaction is open in
+        this producer."""
+        self._answers.append((question, outcome, running))
         self._waiter.wake()
 
     def fail_checks(self, error: BaseException) -> None:
@@ -162,11 +163,11 @@ class Registration(ConnectionThread):
 
     def _send_answers(self, connection: Connection) -> None:
         while self._answers:
-            question, outcome = self._answers.popleft()
+            question, outcome, running = self._answers.popleft()
             if question.connection is not connection:
                 continue  # the broker will ask again, or another producer
             if isinstance(outcome, Outcome):
-                fields = encode_fields(CheckTransactionStateAnswer(outcome=outcome.value))
+                fields = encode_fields(CheckTransactionStateAnswer(outcome.value, running))
                 connection.reply(question.asked, SUCCESS, fields)
             else:
                 connection.reply(question.asked, outcome.code, outcome.fields())
