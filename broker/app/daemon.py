@@ -28,6 +28,7 @@ from click.shell_completion import CompletionItem
 
 from ... import __version__
 from ...protocol.errors import ConfigurationError, FlintError
+from ...protocol.escaping import escape
 from ...protocol.standard_output import OutputFailed, standard_output
 from ..tools.commands import COMMANDS
 from ..tools.replica_commands import replica
@@ -224,7 +225,7 @@ _REMEDIES = {
 
 
 def _give_up(error: FlintError, code: int) -> NoReturn:
-    click.echo(f"flintmq-broker: {error}", err=True)
+    click.echo(f"flintmq-broker: {escape(str(error))}", err=True)
     sys.exit(code)
 
 
@@ -242,7 +243,7 @@ def _run(settings: Settings, banner: Banner) -> int:
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
     except (FlintError, OSError) as error:
-        click.echo(f"flintmq-broker: {error}", err=True)
+        click.echo(f"flintmq-broker: {escape(str(error))}", err=True)
         return EXIT_REFUSED
 
 

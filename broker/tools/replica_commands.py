@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...protocol.escaping import escape
 from .tool_command import tool_command
 
 if TYPE_CHECKING:
@@ -96,14 +97,14 @@ def force(yes: bool, config: Path | None, assignments: tuple[str, ...]) -> int:
     member = settings.replication.member
     found = asyncio.run(read_set(settings)).state.config
     assert found is not None
-    lost = sorted(found.in_sync - {member})
+    in_sync = escape(", ".join(sorted(found.in_sync)))
+    lost = escape(", ".join(sorted(found.in_sync - {member})))
     click.echo(
-        f"The members in sync are {', '.join(sorted(found.in_sync))}. If {member} leads, every acknowledged message "
-        "that it lacks is lost."
+        f"The members in sync are {in_sync}. If {member} leads, every acknowledged message that it lacks is lost."
     )
     if lost:
         click.echo(
-            f"{', '.join(lost)}: bytes that a member has beyond {member} go to flintmq/diverged/ in its store; a "
+            f"{lost}: bytes that a member has beyond {member} go to flintmq/diverged/ in its store; a "
             "member that knows that they were acknowledged stops, and follows again only with an empty store."
         )
     if not yes:

@@ -193,9 +193,9 @@ def command(name: str | None = None, **attrs: Any) -> Callable[[Callable[..., An
 
 
 def note(settings: BrokerChoice, text: str) -> None:
-    """Print a line for the user on standard error, unless ``--quiet`` is set."""
+    """Escape and print a line for the user on standard error, unless ``--quiet`` is set."""
     if not settings.quiet:
-        click.echo(text, err=True)
+        click.echo(escape(text), err=True)
 
 
 def is_interactive() -> bool:
@@ -212,6 +212,6 @@ def confirm(question: str, does: str = "deletes", done: str = "deleted") -> None
         raise click.UsageError(
             f"cannot ask for confirmation without a terminal; --yes {does} without asking", click.get_current_context()
         )
-    if not click.confirm(question, err=True):
+    if not click.confirm(escape(question), err=True):
         click.echo(f"nothing was {done}", err=True)
         raise click.exceptions.Exit(EXIT_ERROR)

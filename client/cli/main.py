@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from ...protocol.escaping import escape
 from ...protocol.standard_output import standard_output
 from .command import CONTEXT_SETTINGS, CliCommand, CliGroup, common_options, refuse_command, take_common_options
 from .failures import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code
@@ -168,7 +169,7 @@ class Root(CliGroup):
 def _usage_error(error: click.ClickException) -> int:
     """Print the error in the command line and the command that shows its help; return the exit code."""
     ctx = getattr(error, "ctx", None)
-    message = error.format_message().rstrip(".")
+    message = escape(error.format_message().rstrip("."))
     click.echo(f"flintmq: {message[:1].lower()}{message[1:]}", err=True)
     if not isinstance(error, click.UsageError):
         return EXIT_USAGE

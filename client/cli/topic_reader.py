@@ -121,8 +121,9 @@ def show_messages(
     except KeyboardInterrupt:
         seconds = time.monotonic() - began
         settings.output.flush()
-        new_line = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows
-        note(settings, f"{new_line}{plural(shown, 'message')} in {show_seconds(seconds)}, {show_rate(shown / seconds)}")
+        if sys.stderr.isatty():
+            note(settings, "")  # after the ^C that the terminal shows
+        note(settings, f"{plural(shown, 'message')} in {show_seconds(seconds)}, {show_rate(shown / seconds)}")
         return EXIT_INTERRUPTED
     if nothing and not shown:
         note(settings, nothing)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.client import Admin, Consumer, GroupConsumer, Message, Producer, StoredMessage
+from flintmq.client import Admin, Consumer, GroupConsumer, Message, MessageIllegal, Producer, StoredMessage
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from flintmq.client.operator.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
@@ -369,3 +369,38 @@ def test_an_interrupted_resend_sends_at_most_one_batch_twice_and_loses_none(
     assert times.keys() == set(keys)
     assert min(times.values()) == 2, "once as it was sent at first, once again"
     assert sum(times.values()) <= 2 * count + BATCH_COUNT
+
+
+@pytest.mark.parametrize("to_group", [False, True])
+def test_a_dead_letter_without_room_for_another_property_is_sent_again(
+    cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection, to_group: bool
+) -> None:
+    group = f"{topic}-g"
+
+    def with_property(chars: int) -> Message:
+        return Message(topic, b"full", properties={"p": "x" * chars})
+
+    with Producer(shared_broker.address) as producer:
+        low, high = 1, 40_000
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                producer.send(with_property(middle), queue=0)
+                low = middle
+            except MessageIllegal:
+                high = middle
+    bury(shared_broker, connection, group, [Message(topic, b"before"), with_property(low), Message(topic, b"after")])
+    old = len(stored(shared_broker, topic))
+    done = cli.run("dlq", "resend", group, *(["--to-group"] if to_group else []))
+    if to_group:
+        assert (done.code, waiting(cli, group)) == (EXIT_ERROR, (2, 3))
+        assert "leave no room for RETRY_TOPIC" in done.err
+        assert cli.run("dlq", "purge", group, "--before", "2", "--yes").code == EXIT_OK
+        assert cli.run("dlq", "resend", group, "--to-group").code == EXIT_OK
+        assert bodies(shared_broker, f"%RETRY%{group}")[-2:] == [b"before", b"after"]
+        return
+    assert (done.code, waiting(cli, group)) == (EXIT_OK, (0, 3)), done.err
+    again = stored(shared_broker, topic)[old:]
+    assert [message.body for message in again] == [b"before", b"full", b"after"]
+    noted = [message.properties.get(PROPERTY_DLQ_ORIGIN_MESSAGE_ID) for message in again]
+    assert [note is None for note in noted] == [False, True, False]

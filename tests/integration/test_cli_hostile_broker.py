@@ -20,6 +20,7 @@ from flintmq.protocol.errors import ERRORS_BY_CODE
 from flintmq.protocol.frames import RESPONSE, Frame, FrameParser, encode_frame
 from flintmq.protocol.storage.record import Record, encode_host, encode_properties
 from tests.cli_tools import Cli, Done
+from tests.conftest import RunningBroker
 
 EVIL = "e\x1b]0;owned\x07\x1b[2J\r\x08\x9b31m\u202evil\u2028\x00"
 """Sets a terminal's title, clears it, goes back on the line, colours, and turns text round."""
@@ -266,3 +267,24 @@ def test_answers_that_cannot_be_read_are_errors_in_text(
 ) -> None:
     broker = hostile(lambda command, fields: (0, {"count": 1, EVIL: EVIL, "group": EVIL}, body))
     assert all(text.strip() for text in run_all(broker, tmp_path, "table"))
+
+
+TYPED = EVIL.replace("\x00", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["query", "key", "t", TYPED],
+        ["tx", "commit", TYPED],
+        ["topic", TYPED],
+        ["topic", "list", f"--{TYPED}"],
+        ["pull", "t", "--filter", TYPED],
+    ],
+)
+def test_what_a_script_passes_on_is_text(shared_broker: RunningBroker, tmp_path: Path, arguments: list[str]) -> None:
+    with Cli(tmp_path, shared_broker.address) as cli:
+        cli.run("topic", "create", "t", "--queues", "1")
+        done = cli.run(*arguments)
+    check_harmless(arguments, done)
+    assert "\\x1b" in done.err
