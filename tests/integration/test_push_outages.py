@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from flintmq.client import Consumer, Message, Producer, PushConsumer, StoredMessage
+import pytest
+
+from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer, StoredMessage
 from tests.conftest import BrokerFactory
 from tests.group_tools import WAIT_SECONDS, until
 
@@ -25,6 +27,29 @@ def test_offsets_lost_by_a_killed_broker_are_committed_again_without_new_message
             broker("--listen", running.address, store=running.store, settings=NEVER_PERSISTED)
             until(lambda: reader.committed("g", "orders").get(0) == 10, "the commit after the broker was killed")
     assert len(seen) == 10
+
+
+@pytest.mark.parametrize("member", [None, "m-1"])
+def test_a_broadcasting_member_misses_nothing_that_was_sent_before_it_came_back(
+    broker: BrokerFactory, member: str | None
+) -> None:
+    running = broker()
+    with Admin(running.address) as admin:
+        admin.create_topic("orders", queues=1)
+    seen: list[bytes] = []
+    with PushConsumer(
+        running.address, "g", "orders", lambda message: seen.append(message.body), mode="broadcasting", member=member
+    ):
+        with Producer(running.address) as producer:
+            producer.send(Message("orders", b"first"))
+        until(lambda: seen == [b"first"], "the first message")
+        running.kill()
+        elsewhere = broker(store=running.store)
+        with Producer(elsewhere.address) as producer:
+            producer.send_bulk("orders", [b"second", b"third"])
+        elsewhere.kill()
+        broker("--listen", running.address, store=running.store)
+        until(lambda: seen == [b"first", b"second", b"third"], "the messages of the time without the member")
 
 
 def test_close_lets_a_listener_finish_although_the_broker_is_away(broker: BrokerFactory) -> None:

@@ -88,12 +88,13 @@ class Claims:
 
     # ---- the assignment
 
-    def assign(self, rows: Iterable[Row], *, rejoined: bool, forgetful: bool = True) -> None:
+    def assign(self, rows: Iterable[Row], *, rejoined: bool, forgetful: bool = True, alone: bool = False) -> None:
         """Apply the assignment of a heartbeat's response.
 
         ``rejoined``: the member joined again and named the queues it holds; a queue in which no other member has made
         progress meanwhile continues unchanged. ``forgetful``: the broker has restarted and may have forgotten commits.
-        If it has not restarted and still knows less than it did, the group's offsets were reset.
+        If it has not restarted and still knows less than it did, the group's offsets were reset. ``alone``: no other
+        member reads for this one, so a queue that the broker would have begin later continues too.
         """
         present = {(topic, queue): (next_offset, granted) for topic, queue, next_offset, granted in rows}
         for key, claim in list(self._by_key.items()):
@@ -106,9 +107,9 @@ class Claims:
             if claim.granted == granted and not claim.lost:
                 continue  # if it was revoked and is assigned again, ``_begin`` continues it
             known = 0 if forgetful else claim.committed
-            if rejoined and not claim.lost and known <= next_offset <= claim.commit_offset:
+            if rejoined and not claim.lost and known <= next_offset and (alone or next_offset <= claim.commit_offset):
                 claim.granted = granted
-                claim.committed = next_offset
+                claim.committed = min(next_offset, claim.commit_offset)
                 continue
             self.taken += 1
             self.lose(claim)

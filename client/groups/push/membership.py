@@ -100,7 +100,8 @@ class Membership:
         self.beat_at = 0.0 if at_once else now + answer.interval_seconds
         self.epoch = self.last_epoch = answer.epoch
         self.retry_times_max = answer.retry_times_max
-        self._claims.assign(answer.rows, rejoined=not epoch, forgetful=answer.run != self._run)
+        forgetful = answer.run != self._run
+        self._claims.assign(answer.rows, rejoined=not epoch, forgetful=forgetful, alone=self._options.broadcasting)
         self._run = answer.run
         self._note_missing(answer.missing)
         if self.leaving:
