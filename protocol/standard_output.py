@@ -85,7 +85,7 @@ def _exit_code(program: str, cause: BaseException | None) -> int:
     if isinstance(cause, OSError) and cause.errno == errno.EPIPE:
         return EXIT_CLOSED_PIPE
     reason = cause.strerror if isinstance(cause, OSError) else cause
-    with contextlib.suppress(OSError):  # nobody can be told
+    with contextlib.suppress(OSError):  # standard error may be on the same full disk
         sys.stderr.write(f"{program}: cannot write the output: {reason}\n")
         sys.stderr.flush()
     return EXIT_OUTPUT

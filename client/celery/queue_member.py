@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable
 
 from flintmq.client import ClientClosed, Delivery, FlintError, GroupConsumer, ListenerTimeout
-from flintmq.client.core.rpc.timeouts import SECONDS_MAX
 
 from .window import Window
 
 _log = logging.getLogger("flintmq.celery")
+CLOSE_SECONDS = 1e9
+"""How long tasks may run on after the end: as long as a client can wait."""
 LEAVE_SECONDS_MAX = 15.0
 """Maximum time that a channel waits at its end until its readers have left their groups."""
 
@@ -86,6 +87,6 @@ class QueueMember:
 
     def _leave(self) -> None:
         try:
-            self._consumer.close(SECONDS_MAX)
+            self._consumer.close(CLOSE_SECONDS)
         except FlintError as error:
             _log.warning("group %s was not left in order: %s", self._consumer.group, error)

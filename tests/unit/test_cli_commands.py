@@ -16,6 +16,7 @@ from flintmq.client.cli.commands.cheat import EXAMPLES
 from flintmq.client.cli.formats import DIRECTIVES
 from flintmq.client.cli.main import COMMANDS, root
 from flintmq.client.cli.words import is_mistyped
+from flintmq.protocol import standard_output
 from tests.cli_tools import Cli
 
 README = (Path(__file__).parents[2] / "client" / "cli" / "README.md").read_text(encoding="utf-8")
@@ -198,4 +199,5 @@ class TestReadme:
 
     def test_every_exit_code_is_described(self) -> None:
         described = {int(code) for code in re.findall(r"^\| (\d+) \| ", README, re.MULTILINE)}
-        assert described == {value for name, value in vars(failures).items() if name.startswith("EXIT_")}
+        codes = vars(failures) | vars(standard_output)
+        assert described == {value for name, value in codes.items() if name.startswith("EXIT_")}

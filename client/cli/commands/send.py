@@ -58,7 +58,7 @@ class SendRun:
     topic: str
     options: MessageOptions
     streamed: bool = False
-    """Whether the messages are the lines of standard input, of which those before a wrong one are sent."""
+    """True if the messages are the lines of standard input, of which those before a wrong one are sent."""
     messages: int = 0
     body_bytes: int = 0
     started: float = field(default_factory=time.monotonic)
