@@ -21,6 +21,7 @@ from ....protocol.storage.delivery import (
 from ..old_retries import is_alone, pop_retry_topics
 from .consumer_clients import ConsumerClients
 from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
+from .subscription_memory import SubscriptionMemory
 
 if TYPE_CHECKING:
     from ....protocol.commands import HeartBeatRequest
@@ -61,6 +62,7 @@ class GroupCoordinator:
         *,
         groups_max: int = sys.maxsize,
         offsets_max: int = sys.maxsize,
+        subscription_bytes_max: int = sys.maxsize,
     ) -> None:
         self.groups_max = groups_max
         self.offsets_max = offsets_max
@@ -69,7 +71,10 @@ class GroupCoordinator:
         self._clock = clock
         self._call_later = call_later
         self.groups: dict[str, ConsumerGroup] = {}
-        self.clients = ConsumerClients(clock, call_later, self.members_of, lambda: self.groups_max)
+        self.subscription_memory = SubscriptionMemory(subscription_bytes_max)
+        self.clients = ConsumerClients(
+            clock, call_later, self.members_of, lambda: self.groups_max, self.subscription_memory
+        )
         self.pulled: dict[tuple[str, str, int], int] = {}
         """By group, topic and queue: offset after the last message that a member got. Only for clustering groups."""
         self.rebalances = 0
@@ -148,9 +153,12 @@ class GroupCoordinator:
             request.member, remote, 0, session_seconds, wanted, request.orderly, now, now + session_seconds, now
         )
         before = group.members.get(request.member)
+        more = member.kept_bytes - (before.kept_bytes if before is not None else 0)
+        self.subscription_memory.check(f"{request.member} in group {request.group}", more)
         if before is not None:
             before.cancel_lost()
         self._connect(group, member, remote)
+        self.subscription_memory.bytes += more
         self.groups[request.group] = group
         self._store.groups.ensure(request.group)
         group.join(member, held)
@@ -171,7 +179,7 @@ class GroupCoordinator:
 
     def _connect(self, group: ConsumerGroup, member: Member, remote: ClientHandle) -> None:
         # Register first: this can be refused, and the member must then keep its old connection.
-        cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote))
+        cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote), member.kept_bytes)
         member.cancel_lost()
         member.remote, member.cancel_lost = remote, cancel_lost
 
@@ -189,7 +197,9 @@ class GroupCoordinator:
         self._rebalance_soon(group)
 
     def _drop_member(self, group: ConsumerGroup, member_name: str) -> None:
-        group.members[member_name].cancel_lost()
+        member = group.members[member_name]
+        member.cancel_lost()
+        self.subscription_memory.bytes -= member.kept_bytes
         group.leave(member_name)
         if not group.members:
             # A later group of this name must not reuse an epoch that a former member may still send.
@@ -249,7 +259,8 @@ class GroupCoordinator:
         new = group.name not in self._known_before and self._store.ended_clean
         group.grant(new or self._clock() >= self._settling_until)
         for member in group.to_tell():
-            if member is not asking:
+            # One that does not read learns of it from the response to its next heartbeat.
+            if member is not asking and member.remote.may_be_sent():
                 member.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, group.epoch))
 
     def _sweep_soon(self) -> None:

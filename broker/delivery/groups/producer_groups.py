@@ -67,7 +67,10 @@ class ProducerGroups:
 
     def one_of(self, group: str, topic: str, preferred: ClientHandle | None = None) -> ClientHandle | None:
         """Return a live producer of the group that may publish to ``topic``: ``preferred`` if it is one, else the next
-        in rotation, or None."""
+        in rotation, or None.
+
+        It is one that reads what it is sent, if there is one.
+        """
         # Producers that expired are removed when one is needed, so no timer is necessary.
         now = self._clock()
         for member, producer in list(self._groups.get(group, {}).items()):
@@ -77,6 +80,7 @@ class ProducerGroups:
         members = [
             each.remote for each in self._groups.get(group, {}).values() if each.remote.may_publish(topic, group)
         ]
+        members = [member for member in members if member.may_be_sent()] or members
         if not members:
             return None
         if preferred in members:

@@ -57,9 +57,13 @@ _QUEUE_MAX = 2**31 - 1
 
 def pop_message(request: RemotingRequest, outlet: Outlet, pops: PopService) -> None:
     """Answer a pop with messages, at once or when some arrive."""
-    params = _params(request, outlet, pops)
-    outlet.groups.ensure_group(params.group)
-    Pop(request, outlet, pops, params, lambda popped, full: _respond(request, params, popped, full=full)).start()
+    wanted = _params(request, outlet, pops)
+    outlet.groups.ensure_group(wanted.group)
+
+    def done(params: PopParams, popped: Popped, full: bool) -> None:
+        _respond(request, params, popped, full=full)
+
+    Pop(request, outlet, pops, wanted, done).start()
 
 
 def _params(request: RemotingRequest, outlet: Outlet, pops: PopService) -> PopParams:
