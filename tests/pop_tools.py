@@ -88,7 +88,8 @@ def settle(
 ) -> RemotingFrame:
     """Acknowledge a message as a client does, or send another request about it."""
     mark = message.handle.split(" ")[4]
-    real_topic = f"%RETRY%{group}_{message.topic}" if mark == "1" else message.topic
+    separator = {"1": "_", "2": "+"}.get(mark)
+    real_topic = message.topic if separator is None else f"%RETRY%{group}{separator}{message.topic}"
     return remote.call(
         code,
         {
