@@ -11,7 +11,7 @@ from .brokers import BROKER, CLUSTER, Target, process, until
 from .java import FOLDER, Unavailable, compile_java, java_command
 from .outcomes import Outcome, Report
 
-SUITE = "commands of mqadmin 5.3.3"
+SUITE = "commands of mqadmin 5.5.0"
 MAIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
 COMMAND_SECONDS_MAX = 60.0
 START_SECONDS_MAX = 30.0
@@ -69,6 +69,7 @@ WITH_CLIENTS = (
 WITHOUT_CLIENTS = (
     ("cloneGroupOffset -s {group} -d {copy} -t {topic} -o true", "clone group offset success"),
     ("deleteSubGroup -b {address} -g {group}", "delete subscription group .* success"),
+    ("deleteSubGroup -c {cluster} -g {copy}", r"delete subscription group .* in cluster \[{cluster}\] success"),
     ("deleteTopic -c {cluster} -t {topic}", "delete topic .* success"),
 )
 

@@ -56,6 +56,7 @@ public final class BrokerDriver {
         String address = "127.0.0.1:" + names.getNettyServerConfig().getListenPort();
 
         BrokerConfig config = new BrokerConfig();
+        MixAll.properties2Object(properties, config);
         config.setNamesrvAddr(address);
         config.setBrokerName("broker");
         config.setBrokerId(MixAll.MASTER_ID);

@@ -50,10 +50,10 @@ Key = tuple[str, str]
 """A topic and a key."""
 
 
-def class_path(folder: Path = FOLDER) -> str:
+def class_path(folder: Path = FOLDER, release: str = "") -> str:
     """Return the class path of RocketMQ's jars and the compiled drivers, or skip the test if they are not available.
 
-    ``folder``: has the drivers, and the ``pom.xml`` that names the jars.
+    ``folder``: has the drivers, and the ``pom.xml`` that names the jars; ``release``: of RocketMQ, in place of its own.
 
     Maven keeps the jars in its own cache; the user's cache keeps the class path and the drivers.
     """
@@ -66,7 +66,8 @@ def class_path(folder: Path = FOLDER) -> str:
         pytest.skip(f"the JDK on PATH is older than {JDK_MIN} ({said.strip() or 'javac does not know --version'})")
     pom = folder / "pom.xml"
     sources = [pom, *sorted(folder.glob("*.java"))]
-    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    parts = [*(source.read_bytes() for source in sources), *([release.encode()] if release else [])]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flintmq"
     made = cache / f"rocketmq-{digest}"
     cache.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def class_path(folder: Path = FOLDER) -> str:
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 making = Path(scratch) / "made"
                 making.mkdir()
-                _fetch_jars(making, pom)
+                _fetch_jars(making, pom, release)
                 _compile(making, sources[1:])
                 making.rename(made)
     return f"{_jars(made)}{os.pathsep}{made}"
@@ -88,9 +89,10 @@ def _jars(folder: Path) -> str:
     return path.read_text().strip() if path.exists() else "missing"
 
 
-def _fetch_jars(folder: Path, pom: Path) -> None:
+def _fetch_jars(folder: Path, pom: Path, release: str) -> None:
     command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:build-classpath"]
     command += [f"-Dmdep.outputFile={folder / 'class-path'}", "-Daether.connector.connectTimeout=10000"]
+    command += [f"-Drocketmq.version={release}"] if release else []
     environment = {"MAVEN_OPTS": " ".join(SOON_DONE), **os.environ}
     try:
         fetched = subprocess.run(
