@@ -37,6 +37,10 @@ class FakeRemote:
         """Return whether the user may publish to the topic."""
         return self.allowed is None or topic in self.allowed
 
+    def may_be_sent(self) -> bool:
+        """Return True."""
+        return True
+
     def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
         """Note a callback for the connection's end."""
         self._when_lost.append(call)

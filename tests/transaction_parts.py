@@ -105,6 +105,10 @@ class Producer:
         """Return True."""
         return True
 
+    def may_be_sent(self) -> bool:
+        """Return True."""
+        return True
+
     def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
         """Note a callback for the connection's end."""
         self._when_lost.append(call)

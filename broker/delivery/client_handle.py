@@ -31,6 +31,9 @@ class ClientHandle(Protocol):
         """Return whether its user may publish to the topic, as a producer of ``group`` if one is given, and so may see
         messages on their way there."""
 
+    def may_be_sent(self) -> bool:
+        """Return whether the client reads what it is sent; nobody must fill memory with more for one that does not."""
+
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
         """Send a one-way request; do nothing if the connection is lost."""
 

@@ -36,10 +36,6 @@ class RemotingClient(ConnectedClient):
         self.language, self.version = language, version
         self.client = f"RocketMQ {language} {version} {client_id}"
 
-    def may_be_sent(self) -> bool:
-        """Return whether the client reads what it is sent; other clients must not fill memory with more for it."""
-        return not (self.lost or self._responses.paused)
-
     def send_one_way(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
         """Send a request that gets no answer."""
         if not self.lost:

@@ -81,6 +81,10 @@ class ConnectedClient:
             access.allows(PUBLISH, TOPIC, topic) and (not group or access.allows(PUBLISH, GROUP, group))
         )
 
+    def may_be_sent(self) -> bool:
+        """Return whether the client reads what it is sent; nobody must fill memory with more for one that does not."""
+        return not self.lost and self._responses.takes_more()
+
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
         """Send a one-way frame to the client."""
         if not self.lost:

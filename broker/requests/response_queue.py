@@ -118,6 +118,10 @@ class ResponseQueue:
         """Return the number of bytes that were written and that the client has not read."""
         return 0 if self.closed else self.transport.get_write_buffer_size()
 
+    def takes_more(self) -> bool:
+        """Return whether the client reads what it is sent, so that the broker may send it more of its own accord."""
+        return not (self.closed or self.paused) and self._broker.send_memory.may_read(self)
+
     def completed(self, frame: Frame) -> None:
         """Record the latency of a request that was answered, or of a one-way request that is complete."""
         latencies = self._broker.counters.latencies.get(frame.code)

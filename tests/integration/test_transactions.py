@@ -41,6 +41,7 @@ from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import Record, decode_record, encode_host, encode_properties
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.metrics_tools import Scrape
 from tests.store_tools import SERVED, dispatch, make_topic, open_store
 from tests.transaction_tools import (
     GROUP,
@@ -411,6 +412,26 @@ class TestChecks:
         assert messages(connection, "t") == []
         assert end(connection, half).fields["outcome"] == "parked"
         assert ": 3 checks got no decision" in running.log
+
+    @pytest.mark.parametrize("who", ["itself", "another"])
+    def test_a_producer_that_does_not_read_is_asked_no_more(
+        self, broker: BrokerFactory, connect: ConnectionFactory, who: str
+    ) -> None:
+        settings = {"transactions.timeout_ms": 20, "transactions.check_interval_ms": NEVER_MS}
+        running = broker(settings={**settings, "limits.write_buffer_bytes_max": 64 * 1024})
+        connection = connect(running)
+        producer = CheckedProducer(connect(running), "asleep")
+        for place in range(60):
+            send_half(connection, "t", b"x" * 256 * 1024, place)
+        wait_until(lambda: all(row["checks"] == 1 for row in listed(connection)), connection)
+        # What the system's buffers took was sent; the rest waits in the log until a producer reads.
+        sent = int(Scrape(running)("flintmq_transaction_checks_total", result="asked"))
+        assert 0 < sent < 60
+        if who == "another":
+            producer = CheckedProducer(connect(running), "awake")
+        for _ in range(60 if who == "itself" else 60 - sent):
+            producer.answer(producer.wait_for_check(), "rollback")
+        wait_until(lambda: len(listed(connection)) == (0 if who == "itself" else sent), connection)
 
     def test_an_invalid_answer_affects_no_other_client(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
         running = broker(settings=SOON)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.broker.delivery.transactions.checks import READS_AGAIN_S
 from flintmq.broker.delivery.transactions.records import Half
 from flintmq.broker.delivery.transactions.startup_scan import History
 from flintmq.broker.store import WouldBlock
@@ -237,6 +238,7 @@ class TestChecks:
                 (asked,) = [producer for producer in producers if producer.asked]
                 producers.remove(asked)
                 asked.go()
+                await made.clock.advance(READS_AGAIN_S)
                 assert len(producers) == left
             (last,) = producers
             last.answer("commit")

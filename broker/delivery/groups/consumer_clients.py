@@ -282,8 +282,9 @@ class ConsumerClients:
     def _notify_now(self, group: ClientGroup) -> None:
         self._to_notify.discard(group.name)
         for client in list(group.clients.values()):
-            # Epoch 0: RocketMQ's clients know none.
-            client.identity.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, 0))
+            # One that does not read shares the queues again by itself, every 20 s. Epoch 0: these clients know none.
+            if client.identity.remote.may_be_sent():
+                client.identity.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, 0))
 
     def _sweep_soon(self) -> None:
         if not self._sweep_due:

@@ -248,7 +248,8 @@ class GroupCoordinator:
         new = group.name not in self._known_before and self._store.ended_clean
         group.grant(new or self._clock() >= self._settling_until)
         for member in group.to_tell():
-            if member is not asking:
+            # One that does not read learns of it from the response to its next heartbeat.
+            if member is not asking and member.remote.may_be_sent():
                 member.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, group.epoch))
 
     def _sweep_soon(self) -> None:

@@ -66,7 +66,10 @@ class ProducerGroups:
             self._remove(group, member)
 
     def one_of(self, group: str, topic: str) -> ClientHandle | None:
-        """Return a live producer of the group that may publish to ``topic``, in rotation, or None."""
+        """Return a live producer of the group that may publish to ``topic``, in rotation, or None.
+
+        It is one that reads what it is sent, if there is one.
+        """
         # Producers that expired are removed when one is needed, so no timer is necessary.
         now = self._clock()
         for member, producer in list(self._groups.get(group, {}).items()):
@@ -76,6 +79,7 @@ class ProducerGroups:
         members = [
             each.remote for each in self._groups.get(group, {}).values() if each.remote.may_publish(topic, group)
         ]
+        members = [member for member in members if member.may_be_sent()] or members
         if not members:
             return None
         # One counter for all groups: it only has to vary from call to call.

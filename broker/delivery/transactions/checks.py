@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ....protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
@@ -35,6 +36,10 @@ CHECKED_A_STEP_MAX = 32
 """Maximum number of half messages that one step appends again."""
 BODIES_A_STEP_MAX = 1024 * 1024
 """Bytes of bodies after which a step ends."""
+READS_AGAIN_S = 0.02
+"""Interval at which the broker looks whether producers that did not read take more checks."""
+GROUPS_A_STEP_MAX = 32
+"""Maximum number of producer groups that one such look covers."""
 
 Due = tuple[float, OpenTransaction]
 
@@ -71,6 +76,10 @@ class TransactionalMessageCheckService:
         self._first: deque[Due] = deque()
         self._again: deque[Due] = deque()
         self._timer: LoopTimer | None = None
+        # Without the messages, which are read again. Entries leave with the transaction's next check at the latest.
+        self._to_ask: dict[tuple[str, str], deque[tuple[float, OpenTransaction, Half]]] = {}
+        """By producer group and topic: checks that no producer takes yet, each with the time until which it waits."""
+        self._ask_timer: LoopTimer | None = None
         self._stopped = False
 
     def opened(self, transaction: OpenTransaction) -> None:
@@ -81,8 +90,9 @@ class TransactionalMessageCheckService:
     def stop(self) -> None:
         """Stop checking."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._ask_timer):
+            if timer is not None:
+                timer.cancel()
 
     def _arm(self) -> None:
         due_times = [checks[0][0] for checks in (self._first, self._again) if checks]
@@ -183,7 +193,10 @@ class TransactionalMessageCheckService:
     # ---- asking
 
     def _ask(self, transaction: OpenTransaction, half: Half, message: Record) -> None:
-        """Ask one producer of the group, and another one if its connection is lost before it responds."""
+        """Ask one producer of the group, and another one if its connection is lost before it responds.
+
+        If none of them reads what it is sent, the check waits until one does.
+        """
         producer = self._producers.one_of(half.group, half.topic)
         if producer is None:
             self.unasked += 1
@@ -194,6 +207,9 @@ class TransactionalMessageCheckService:
                 half.check_times,
                 self._times_max,
             )
+            return
+        if not producer.may_be_sent():
+            self._ask_later(transaction, half)
             return
         self.asked += 1
         request = CheckTransactionStateRequest(
@@ -206,10 +222,57 @@ class TransactionalMessageCheckService:
             if frame is not None:
                 self._answered(transaction, half, frame)
             elif producer.lost:
-                self._ask(transaction, half, message)
+                self._ask_later(transaction, half)
             # Otherwise too many requests to this producer are pending; the next check asks again.
 
         producer.ask(CHECK_TRANSACTION_STATE, request, message.encode(), answered)
+
+    def _ask_later(self, transaction: OpenTransaction, half: Half) -> None:
+        waiting = self._to_ask.setdefault((half.group, half.topic), deque())
+        waiting.append((self._clock() + self._interval_s, transaction, half))
+        self._arm_asking()
+
+    def _arm_asking(self) -> None:
+        if self._ask_timer is None and self._to_ask and not self._stopped:
+            self._ask_timer = self._call_at(self._clock() + READS_AGAIN_S, self._ask_those_that_read)
+
+    def _ask_those_that_read(self) -> None:
+        """Send the checks that wait to the producers that take more now."""
+        self._ask_timer = None
+        now, count, size = self._clock(), 0, 0
+        for key in list(islice(self._to_ask, GROUPS_A_STEP_MAX)):
+            waiting = self._to_ask[key]
+            while waiting and count < CHECKED_A_STEP_MAX and size < BODIES_A_STEP_MAX:
+                until, transaction, half = waiting[0]
+                wanted = until > now and transaction.half is half and not self._is_over(transaction)
+                if wanted and (producer := self._producers.one_of(*key)) is not None and not producer.may_be_sent():
+                    break
+                waiting.popleft()
+                if wanted:
+                    count += 1
+                    size += self._read_and_ask(transaction, half)
+            del self._to_ask[key]
+            if waiting:
+                self._to_ask[key] = waiting  # behind those of other groups
+        self._arm_asking()
+
+    def _read_and_ask(self, transaction: OpenTransaction, half: Half) -> int:
+        """Ask about a transaction whose half message has to be read again; return the size of its body."""
+        try:
+            record = self._transactions.history.read_half(half, hot=True)
+        except WouldBlock:
+            self._transactions.run_in_task(self._ask_cold(transaction, half), _log_failure)
+            return 0
+        except BrokerError as error:
+            log.error("%s", error.message)
+            return 0
+        self._ask(transaction, half, shown_as_real(half, record))
+        return len(record.body)
+
+    async def _ask_cold(self, transaction: OpenTransaction, half: Half) -> None:
+        record = await self._transactions.in_reader(lambda: self._transactions.history.read_half(half, hot=False))
+        if transaction.half is half and not self._is_over(transaction):
+            self._ask(transaction, half, shown_as_real(half, record))
 
     def _answered(self, transaction: OpenTransaction, half: Half, frame: Frame) -> None:
         try:

@@ -82,6 +82,8 @@ def _ask(
     request: RemotingRequest, client: RemotingClient, client_id: str, code: int, fields: Mapping[str, str], body: bytes
 ) -> None:
     """Send the request to the client, and pass its answer on; give up after ``TIMEOUT_S``."""
+    if not client.may_be_sent():
+        raise ClientSilent(f"consumer <{client_id}> does not read what it is sent; try again later")
     # Before the client is asked, which would do its work for nothing.
     request.deferred.check_may_wait()
     answers: list[tuple[int, str, bytes]] = []
