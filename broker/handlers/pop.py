@@ -147,8 +147,11 @@ def first_offset(store: MessageStore, key: QueueKey, *, from_first: bool, hot: b
 
 
 class Pop:
-    """One pop from its request to its answer. ``done`` gets the result, with no messages if the time is over, and
-    whether the consumer could not wait because too many requests do."""
+    """One pop from its request to its answer. ``done`` gets what was asked for, without tags and filter; the result,
+    with no messages if the time is over; and whether the consumer could not wait because too many requests do.
+
+    ``done`` must not keep the parameters itself: their texts would stay in memory while the pop waits.
+    """
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class Pop:
         outlet: Outlet,
         pops: PopService,
         params: PopParams,
-        done: Callable[[Popped, bool], None],
+        done: Callable[[PopParams, Popped, bool], None],
     ) -> None:
         self._request = request
         self._outlet = outlet
@@ -194,6 +197,9 @@ class Pop:
         request.release_frame()
         if tags is not None or records is not None:
             self._share = request.deferred.share(self._outlet.selections.share(tags, records))
+        if params.tags or params.filter:
+            # From here on the pop refers only to the shared selection, whose memory is counted.
+            self._params = params._replace(tags="", filter="")
         if self._last_time:
             request.after_dispatch(self._begin)  # a pop that does not wait must see everything acknowledged
         else:
@@ -379,10 +385,10 @@ class Pop:
             traffic.messages += popped.count
             traffic.bytes += popped.bytes
             # The group may have begun with a queue.
-            self._request.after_saved(lambda: self._done(popped, False))
+            self._request.after_saved(lambda: self._done(params, popped, False))
         elif self._last_time:
             popped.pop_ms = self._pops.now_ms()
-            self._done(popped, False)
+            self._done(params, popped, False)
         else:
             self._hold()
 
@@ -391,7 +397,7 @@ class Pop:
         deadline = min(self._deadline, self._begins_at)
         if not hold(self._request, self._outlet.dispatch, self._pops.waits, params, deadline, self._woken):
             self._popped.pop_ms = self._pops.now_ms()
-            self._done(self._popped, True)
+            self._done(params, self._popped, True)
 
     def _woken(self, reason: WaitEnd) -> None:
         begins = reason is WaitEnd.EXPIRED and self._begins_at < self._deadline

@@ -66,7 +66,7 @@ def pop_message(request: Request, outlet: Outlet, pops: PopService) -> None:
         start=params.start,
         start_ms=params.start_ms,
     )
-    Pop(request, outlet, pops, wanted, lambda popped, full: _respond(request, wanted, popped)).start()
+    Pop(request, outlet, pops, wanted, lambda params, popped, full: _respond(request, params, popped)).start()
 
 
 def _respond(request: Request, params: PopParams, popped: Popped) -> None:

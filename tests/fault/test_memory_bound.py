@@ -19,15 +19,19 @@ from flintmq.protocol.commands import (
     COMMIT_PREPARED,
     CONSUMER_OFFSET_STRUCT,
     HEART_BEAT,
+    POP_MESSAGE,
     PRODUCE,
     PULL,
     UPDATE_CONSUMER_OFFSET,
     Command,
 )
 from flintmq.protocol.errors import SUCCESS, InvalidParameter, LimitReached, MessageIllegal, SystemBusy
+from flintmq.protocol.remoting import codes
 from tests.conftest import Answer, RawConnection, RunningBroker
 from tests.fault.test_stalled_disk import HANGING_DISK, HOUR_MS
 from tests.overload_tools import anonymous_bytes, soon
+from tests.pop_tools import ask
+from tests.remoting_tools import RemotingBroker
 from tests.tls_tools import Authority
 
 Factory: TypeAlias = Callable[..., RunningBroker]
@@ -232,6 +236,23 @@ def test_held_pulls_take_the_documented_memory_with_tags_and_fields_of_any_lengt
     assert anonymous_bytes(running.process.pid) - before < 48 * MIB
     witness.produce("orders", b"y", queue=0).raise_for_error()
     assert greedy[1].receive().raise_for_error().fields["count"] == 1
+
+
+def test_waiting_pops_do_not_keep_their_filters(broker: Factory, connect: Connect) -> None:
+    gateway = RemotingBroker(broker)
+    native = connect(gateway.running)
+    native.produce("orders", b"x", queue=0).raise_for_error()
+    condition = f"a = '{chr(0x1F600) * 4_000}'"  # 16 KB in memory
+    before = anonymous_bytes(gateway.running.process.pid)
+    pops = {"group": "bills", "topic": "orders", "queue": -1, "max_count": 1, "lease_ms": 1000, "wait_ms": 600_000}
+    with gateway.connect() as remote, gateway.connect() as witness:
+        for _ in range(2_000):
+            native.send(POP_MESSAGE, {**pops, "filter": condition})
+            ask(remote, "orders", "bills", pollTime=300_000, expType="SQL92", exp=condition)
+        names = {"consumerGroup": "bills", "topic": "orders"}
+        soon(lambda: witness.call(codes.POLLING_INFO, names).fields["pollingNum"] == "4000")
+        # 3.2 KiB each, and what the frames took while they were read; with the filters 64 MiB more.
+        assert anonymous_bytes(gateway.running.process.pid) - before < 40 * MIB
 
 
 def held_pulls(peer: RawConnection) -> int:

@@ -57,9 +57,9 @@ _QUEUE_MAX = 2**31 - 1
 
 def pop_message(request: RemotingRequest, outlet: Outlet, pops: PopService) -> None:
     """Answer a pop with messages, at once or when some arrive."""
-    params = _params(request, outlet, pops)
-    outlet.groups.ensure_group(params.group)
-    Pop(request, outlet, pops, params, lambda popped, full: _respond(request, params, popped, full=full)).start()
+    wanted = _params(request, outlet, pops)
+    outlet.groups.ensure_group(wanted.group)
+    Pop(request, outlet, pops, wanted, lambda params, popped, full: _respond(request, params, popped, full=full)).start()
 
 
 def _params(request: RemotingRequest, outlet: Outlet, pops: PopService) -> PopParams:
