@@ -59,7 +59,11 @@ def pop_message(request: RemotingRequest, outlet: Outlet, pops: PopService) -> N
     """Answer a pop with messages, at once or when some arrive."""
     wanted = _params(request, outlet, pops)
     outlet.groups.ensure_group(wanted.group)
-    Pop(request, outlet, pops, wanted, lambda params, popped, full: _respond(request, params, popped, full=full)).start()
+
+    def done(params: PopParams, popped: Popped, full: bool) -> None:
+        _respond(request, params, popped, full=full)
+
+    Pop(request, outlet, pops, wanted, done).start()
 
 
 def _params(request: RemotingRequest, outlet: Outlet, pops: PopService) -> PopParams:
