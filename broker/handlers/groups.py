@@ -17,10 +17,9 @@ from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
 from ..delivery.groups.group import BROADCASTING, CLUSTERING, MemberSubscription
 from ..filters import compile_filter
 from .msgpack_body import ArrayBody
-from .pull import parse_tags
+from .pull import PARSED_AT_ONCE_CHARS, parse_tags
 
 if TYPE_CHECKING:
-    from ...protocol.frames import Frame
     from ..delivery.groups.assignment import Queue
     from ..delivery.groups.coordinator import GroupCoordinator
     from ..delivery.groups.group import ConsumerGroup, Member
@@ -34,6 +33,9 @@ SUBSCRIPTION_CHARS_MAX = 128 * 1024
 """Maximum size of all subscriptions of a member, because the broker keeps them as long as the member lives."""
 TAGS_CHARS_MAX = 4_096
 """Maximum length of a subscription's tags, the same as in a PULL."""
+AT_ONCE_BYTES_MAX = 4 * 1024
+"""Longest body of a heartbeat that is decoded on the event loop. If a member joins, its filters are parsed too, and it
+is ``PARSED_AT_ONCE_CHARS``."""
 OWNED_MAX = 65_536
 """Maximum number of queues that a member may hold."""
 MISSING_SHOWN_MAX = 100
@@ -59,16 +61,26 @@ def heart_beat(
         raise InvalidParameter(f"mode must be {CLUSTERING} or {BROADCASTING}, not {params.mode!r}")
     if params.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
-    subscriptions, owned = _decode_body(request.frame)
-    if request.peer.access is not None:
-        for topic in subscriptions:
-            request.peer.access.check(Need((CONSUME,), TOPIC, topic))
-    group, member = groups.heart_beat(request.peer, params, subscriptions, owned)
-    _Assignment(request, store, groups, params, group, member, interval_ms).answer()
+
+    def decoded(found: tuple[dict[str, MemberSubscription], list[Queue]]) -> None:
+        subscriptions, owned = found
+        if request.peer.access is not None:
+            for topic in subscriptions:
+                request.peer.access.check(Need((CONSUME,), TOPIC, topic))
+        group, member = groups.heart_beat(request.peer, params, subscriptions, owned)
+        _Assignment(request, store, groups, params, group, member, interval_ms).answer()
+
+    # Only a member that joins tells the broker what it subscribes to.
+    joins = not params.epoch
+    if len(request.frame.body) <= (PARSED_AT_ONCE_CHARS if joins else AT_ONCE_BYTES_MAX):
+        decoded(_decode_body(request.frame.body, joins=joins))
+    else:
+        blob = memoryview(bytes(request.frame.body))
+        request.read_in_order(lambda: _decode_body(blob, joins=joins), decoded)
 
 
-def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queue]]:
-    body = ArrayBody(frame.body, "msgpack [[[topic, tags, filter], …], [[topic, queue], …]]")
+def _decode_body(blob: memoryview, *, joins: bool) -> tuple[dict[str, MemberSubscription], list[Queue]]:
+    body = ArrayBody(blob, "msgpack [[[topic, tags, filter], …], [[topic, queue], …]]")
     body.row(2)
     if (count := body.array()) > SUBSCRIPTIONS_MAX:
         raise InvalidParameter(f"a member may have at most {SUBSCRIPTIONS_MAX} subscriptions, got {count}")
@@ -101,10 +113,10 @@ def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queu
             raise InvalidParameter(
                 f"the tags of topic {topic} have {len(tags)} characters; the maximum is {TAGS_CHARS_MAX}"
             )
-        if tags:
+        if tags and joins:
             # Only its pulls use them, but a mistake is to be reported to a member that joins.
             parse_tags(tags)
-        if expression:
+        if expression and joins:
             compile_filter(expression)
         found[topic] = MemberSubscription(topic, tags, expression)
     return found, held

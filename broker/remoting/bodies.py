@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,17 +47,12 @@ def decoded(handler: Callable[[RemotingRequest], None], bytes_max: int) -> Calla
             handler(request)
             return
 
-        def finished(work: asyncio.Future[Any]) -> None:
-            work.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
-            request.proceed(lambda: handle(work.result()))
-
         def handle(value: Any) -> None:
             request.json = value
             handler(request)
 
         blob = bytes(body)
-        request.suspend()
-        request.in_reader(lambda: _decoded(blob, code)).add_done_callback(finished)
+        request.read_in_order(lambda: _decoded(blob, code), handle)
 
     return decode_and_handle
 

@@ -283,6 +283,19 @@ class Request:
         """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
         self.source.proceed(self.frame, lambda: self.attempt(call))
 
+    def read_in_order(self, read: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Call ``read`` in a reader thread, and ``done`` with its result; an error of either becomes the response.
+
+        ``read`` must not use the frame, whose buffer may go with the connection.
+        """
+
+        def finished(work: asyncio.Future[T]) -> None:
+            work.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
+            self.proceed(lambda: done(work.result()))
+
+        self.suspend()
+        self.in_reader(read).add_done_callback(finished)
+
     def handle_again(self) -> None:
         """Handle the frame again, from the beginning."""
         self.source.handle(self.frame)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import select
+import signal
 from collections.abc import Iterator
 
+import msgpack
 import pytest
 
 from flintmq.client import Admin
+from flintmq.protocol.commands import GET_MAX_OFFSET, HEART_BEAT
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
 from tests.group_tools import RawMember
 
@@ -59,3 +63,30 @@ def test_every_queue_is_with_its_member_after_a_few_heartbeats(
     assert {queue: name for queue, name in held(members).items() if queue[0] == "wide"} == {
         (queue.topic, queue.queue): queue.member for queue in status.queues if queue.topic == "wide"
     }
+
+
+@pytest.mark.parametrize("what", ["filters", "queues"])
+def test_long_heartbeats_of_many_members_are_decoded_between_the_requests_of_others(
+    running: RunningBroker, connect: ConnectionFactory, what: str
+) -> None:
+    """All of them arrive in one turn of the broker's loop, and another request after them."""
+    members = [RawMember(connect(running), f"g-{number}", "m") for number in range(16)]
+    condition = " OR ".join(["aaaa = bbbb"] * 150)
+    if what == "filters":
+        body = msgpack.packb([[[f"t-{each}", "", f"{condition} OR a = {each}"] for each in range(30)], []])
+    else:
+        body = msgpack.packb([[], [["wide", 0]] * 12_000])
+        for member in members:
+            member.beat("wide").raise_for_error()
+    other = connect(running)
+    running.process.send_signal(signal.SIGSTOP)
+    for member in members:
+        fields = {"group": member.group, "member": member.name, "epoch": member.epoch}
+        member.connection.send(HEART_BEAT, fields, body)
+    asked = other.send(GET_MAX_OFFSET, {"topic": "wide", "queue": 0})
+    running.process.send_signal(signal.SIGCONT)
+    other.receive_for(asked).raise_for_error()
+    answered, _, _ = select.select([member.connection.sock for member in members], [], [], 0)
+    assert len(answered) < len(members) // 2
+    for member in members:
+        member.connection.receive().raise_for_error()

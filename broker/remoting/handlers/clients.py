@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....protocol.auth.permissions import CONSUME, GROUP, PUBLISH, TOPIC, Need
 from ....protocol.errors import FilterIllegal, InvalidParameter, NoPermission
@@ -19,6 +19,7 @@ from ...delivery.groups.consumer_clients import (
 )
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX, SUBSCRIPTIONS_MAX
 from ...store import TopicConfig
+from ..bodies import AT_ONCE_BYTES_MAX
 from ..client import RemotingClient
 from ..json_fields import json_body
 from ..rules import INNER_PRODUCER_GROUP, check
@@ -60,20 +61,51 @@ def heart_beat(
     select with is taken, too, so that the others are served; the answer is an error that names it, as that of a pull.
     """
     body = json_body(request)
-    client_id = _client_id(body.text("clientID"))
+
+    def read(heartbeat: _HeartBeat) -> None:
+        _register(request, groups, producer_groups, writer, heartbeat)
+
+    if len(request.received.body) <= AT_ONCE_BYTES_MAX:
+        read(_heart_beat_in(body))
+    else:
+        request.read_in_order(lambda: _heart_beat_in(body), read)
+
+
+class _HeartBeat(NamedTuple):
+    """What a heartbeat says. ``faults``: the subscriptions that no pull can select with."""
+
+    client_id: str
+    fingerprint: int
+    producers: list[str]
+    consumers: dict[str, ClientRole]
+    faults: list[str]
+
+
+def _heart_beat_in(body: JsonFields) -> _HeartBeat:
+    """Decode a heartbeat. Any thread."""
     without = body.flag("withoutSub")
-    peer, received = request.peer, request.received
-    assert isinstance(peer, RemotingClient)
-    identity = ClientIdentity(
-        client_id, peer, received.language, received.version, body.integer("heartbeatFingerprint", 0)
-    )
     faults: list[str] = []
+    consumers: dict[str, ClientRole] = {}
     producers = [check_client_group(row.text("groupName")) for row in body.objects("producerDataSet", GROUPS_MAX)]
-    consumers = {}
     for row in body.objects("consumerDataSet", GROUPS_MAX):
         consumers[check_client_group(row.text("groupName"))] = _role(row, without, faults)
+    client_id, fingerprint = _client_id(body.text("clientID")), body.integer("heartbeatFingerprint", 0)
+    return _HeartBeat(client_id, fingerprint, producers, consumers, faults)
+
+
+def _register(
+    request: RemotingRequest,
+    groups: GroupCoordinator,
+    producer_groups: ProducerGroups,
+    writer: RecordWriter,
+    heartbeat: _HeartBeat,
+) -> None:
+    client_id, fingerprint, producers, consumers, faults = heartbeat
+    peer, received = request.peer, request.received
+    assert isinstance(peer, RemotingClient)
+    identity = ClientIdentity(client_id, peer, received.language, received.version, fingerprint)
     for name, role in consumers.items():
-        topics = [Need((CONSUME,), TOPIC, topic) for topic in role.subscriptions or ()]
+        topics = [Need((CONSUME,), TOPIC, topic) for topic in role.subscriptions or ()] if peer.access else ()
         check(request, Need((CONSUME,), GROUP, name), *topics)
     producers, refused = _producer_groups(request, producers)
     if refused is not None and not producers and not consumers:
