@@ -192,6 +192,7 @@ class LimitsSection(Section):
     held_pulls_max: Integer = Field(default=100_000, ge=0, le=10_000_000)
     held_pulls_per_connection_max: Integer = Field(default=4096, ge=1, le=1_000_000)
     groups_max: Integer = Field(default=10_000, ge=1, le=10_000_000)
+    subscription_bytes_max: Integer = Field(default=32 * MIB, ge=4096, le=2**40)
     popped_messages_max: Integer = Field(default=200_000, ge=1, le=10_000_000)
     committed_offsets_max: Integer = Field(default=200_000, ge=1, le=100_000_000)
     half_frame_timeout_ms: Integer = Field(default=60_000, ge=10, le=DAY_MS)

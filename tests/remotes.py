@@ -41,7 +41,7 @@ class FakeRemote:
         """Return True."""
         return True
 
-    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
+    def when_lost(self, call: Callable[[], None], kept_bytes: int = 0) -> Callable[[], None]:
         """Note a callback for the connection's end."""
         self._when_lost.append(call)
         return lambda: self._when_lost.remove(call) if call in self._when_lost else None

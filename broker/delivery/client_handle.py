@@ -32,7 +32,7 @@ class ClientHandle(Protocol):
         messages on their way there."""
 
     def may_be_sent(self) -> bool:
-        """Return whether the client reads what it is sent; nobody must fill memory with more for one that does not."""
+        """Return whether the client reads what it is sent; for one that does not, more would only fill memory."""
 
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
         """Send a one-way request; do nothing if the connection is lost."""
@@ -40,8 +40,9 @@ class ClientHandle(Protocol):
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
         """Send a request; ``answered`` is called exactly once."""
 
-    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
+    def when_lost(self, call: Callable[[], None], kept_bytes: int = 0) -> Callable[[], None]:
         """Call ``call`` when the connection is lost, or at once if it already is. Return a function that cancels this.
 
-        Raises ``InvalidParameter`` if the connection already has too many such callbacks.
+        ``kept_bytes``: memory of what is kept for the client until then. Raises ``InvalidParameter`` if the connection
+        already has too many such callbacks, or if too much is kept for it.
         """

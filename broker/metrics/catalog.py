@@ -88,6 +88,9 @@ HELD_PULLS = _gauge("flintmq_held_pulls", "pulls that wait for messages")
 HELD_SELECTIONS = _gauge(
     "flintmq_held_selection_bytes", "memory of the tags and filters of pulls that wait or search for messages"
 )
+SUBSCRIPTION_BYTES = _gauge(
+    "flintmq_subscription_bytes", "memory of the subscriptions of all live members: `limits.subscription_bytes_max`"
+)
 REMOTING_CONNECTIONS = _gauge("flintmq_remoting_connections", "open connections of RocketMQ's clients")
 REMOTING_HELD_PULLS = _gauge("flintmq_remoting_held_pulls", "pulls of these connections that wait for messages")
 REMOTING_NAME_SERVERS = _gauge("flintmq_remoting_name_servers", "name servers of RocketMQ's in remoting.name_servers")

@@ -103,6 +103,7 @@ def _add_waiting(out: Exposition, broker: Broker) -> None:
     out.add_one(catalog.IN_FLIGHT, broker.in_flight.bytes)
     out.add_one(catalog.HELD_PULLS, len(broker.holds))
     out.add_one(catalog.HELD_SELECTIONS, broker.selections.bytes)
+    out.add_one(catalog.SUBSCRIPTION_BYTES, broker.groups.subscription_memory.bytes)
     remoting = broker.remoting_figures()
     out.add_one(catalog.REMOTING_CONNECTIONS, remoting.connections)
     out.add_one(catalog.REMOTING_HELD_PULLS, remoting.held_pulls)

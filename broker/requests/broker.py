@@ -189,7 +189,12 @@ class Broker:
         self.writer = RecordWriter(store, self.flush, self.topic_changes, loop, appended, sync=self.sync)
         self.delays = Delays(store, self.writer, loop, self.readers, appended, self.fatal, now_ms=store.clock.now_ms)
         self.groups = GroupCoordinator(
-            store, loop.time, loop.call_later, groups_max=limits.groups_max, offsets_max=limits.committed_offsets_max
+            store,
+            loop.time,
+            loop.call_later,
+            groups_max=limits.groups_max,
+            offsets_max=limits.committed_offsets_max,
+            subscription_bytes_max=limits.subscription_bytes_max,
         )
         self.group_changes = GroupChanges(store, loop, self.readers)
         self.producer_groups = ProducerGroups(loop.time, self.groups.clients.owners)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TELL_MAX = 100
 """Maximum number of callbacks for the loss of one connection. Most are group members, which take memory."""
+KEPT_BYTES_MAX = 4 * 1024 * 1024
+"""Maximum memory of the subscriptions of all group members of one connection."""
 ASKED_MAX = 1_024
 """Maximum number of unanswered requests to one client; a further request drops the oldest."""
 
@@ -31,8 +33,8 @@ class ConnectedClient:
 
     __slots__ = tuple(
         (
-            "_access_table _asked _last_request_id _responses _user _when_lost access address born_host client "
-            "exchange follower lost reads_any"
+            "_access_table _asked _kept_bytes _last_request_id _responses _user _when_lost access address born_host "
+            "client exchange follower lost reads_any"
         ).split()
     )
 
@@ -58,6 +60,7 @@ class ConnectedClient:
         self._asked: dict[int, Answered] = {}
         self._last_request_id = 0
         self._when_lost: dict[object, Callable[[], None]] = {}
+        self._kept_bytes = 0
 
     @property
     def user(self) -> User | None:
@@ -82,7 +85,7 @@ class ConnectedClient:
         )
 
     def may_be_sent(self) -> bool:
-        """Return whether the client reads what it is sent; nobody must fill memory with more for one that does not."""
+        """Return whether the client reads what it is sent; for one that does not, more would only fill memory."""
         return not self.lost and self._responses.takes_more()
 
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
@@ -114,8 +117,12 @@ class ConnectedClient:
         answered(frame)
         return True
 
-    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Call ``call`` once the connection is closed; return a function that cancels this."""
+    def when_lost(self, call: Callable[[], None], kept_bytes: int = 0) -> Callable[[], None]:
+        """Call ``call`` once the connection is closed; return a function that cancels this.
+
+        ``kept_bytes``: memory of what is kept for the client until then. Raises ``InvalidParameter`` if the connection
+        has too many callbacks, or if too much is kept for it.
+        """
         token = object()
         if self.lost:
             call()
@@ -124,9 +131,21 @@ class ConnectedClient:
                 f"one connection can carry at most {TELL_MAX} group members, consumers and producers together; open "
                 "another connection for more"
             )
+        elif kept_bytes and self._kept_bytes + kept_bytes > KEPT_BYTES_MAX:
+            raise InvalidParameter(
+                f"the subscriptions of the group members on one connection can take at most {KEPT_BYTES_MAX:,} bytes "
+                f"together; they take {self._kept_bytes:,}, and this member's {kept_bytes:,}. Subscribe to less, or "
+                "open another connection for more members"
+            )
         else:
             self._when_lost[token] = call
-        return lambda: _take_back(self._when_lost, token)
+            self._kept_bytes += kept_bytes
+
+        def cancel() -> None:
+            if self._when_lost.pop(token, None) is not None:
+                self._kept_bytes -= kept_bytes
+
+        return cancel
 
     def disconnected(self) -> None:
         """Call all callbacks that wait for a response or for the loss of the connection."""
@@ -135,7 +154,3 @@ class ConnectedClient:
             self._asked.pop(next(iter(self._asked)))(None)
         while self._when_lost:
             self._when_lost.pop(next(iter(self._when_lost)))()
-
-
-def _take_back(calls: dict[object, Callable[[], None]], token: object) -> None:
-    calls.pop(token, None)

@@ -13,8 +13,11 @@ import pytest
 from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT
 from flintmq.protocol.errors import InvalidParameter, LimitReached
+from flintmq.protocol.remoting import codes
 from tests.conftest import Answer, BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
-from tests.group_tools import joined
+from tests.group_tools import RawMember, joined
+from tests.metrics_tools import Scrape
+from tests.remoting_tools import RemotingBroker
 from tests.security_tools import SCRAM, authenticate, set_grants
 
 OF_A = [{"actions": ["consume", "query", "admin"], "group": "a"}, {"actions": ["consume", "query"], "topic": "orders"}]
@@ -188,3 +191,49 @@ class TestHowManyThereMayBe:
         for number in range(20):
             peer.pull("orders", 0, 0, group=f"g-{number}").raise_for_error()
         assert known(peer) == set()
+
+
+def subscribe(member: RawMember, chars: int) -> Answer:
+    """Let a member join with tags of so many characters."""
+    topics = [[f"t-{place}", "x" * 4_000, ""] for place in range(chars // 4_000)]
+    return member.connection.call(
+        commands.HEART_BEAT,
+        {"group": member.group, "member": member.name, **member.fields},
+        msgpack.packb([topics, []]),
+    )
+
+
+def test_the_subscriptions_of_all_members_are_bounded_together(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    gateway = RemotingBroker(broker, {"limits.subscription_bytes_max": 256 * 1024})
+    members = [RawMember(connect(gateway.running), f"g-{number}", "m") for number in range(3)]
+    for member in members[:2]:
+        subscribe(member, 100_000).raise_for_error()
+    with pytest.raises(LimitReached, match=r"limits\.subscription_bytes_max is 262144"):
+        subscribe(members[2], 100_000).raise_for_error()
+    with gateway.connect() as remote:
+        subscription = {"topic": "t", "subString": "x" * 100_000, "expressionType": "SQL92"}
+        row = {"groupName": "theirs", "subscriptionDataSet": [subscription]}
+        beat = json.dumps({"clientID": "c", "consumerDataSet": [row]}).encode()
+        refused = remote.call(codes.HEART_BEAT, {}, beat)
+        assert "limits.subscription_bytes_max" in refused.remark
+        subscribe(members[0], 100_000).raise_for_error()  # again: it takes the place of the first
+        members[0].leave()
+        assert remote.call(codes.HEART_BEAT, {}, beat).code == codes.SUCCESS
+        assert remote.call(codes.HEART_BEAT, {}, beat).code == codes.SUCCESS
+        assert subscribe(members[0], 100_000).code == LimitReached.code
+        leave = {"clientID": "c", "consumerGroup": "theirs"}
+        assert remote.call(codes.UNREGISTER_CLIENT, leave).code == codes.SUCCESS
+    members[1].leave()
+    assert Scrape(gateway.running)("flintmq_subscription_bytes") == 0
+
+
+def test_the_subscriptions_of_one_connection_are_bounded(broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    running = broker()
+    greedy = connect(running)
+    answers = [subscribe(RawMember(greedy, f"g-{number}", "m"), 120_000) for number in range(40)]
+    assert {answer.code for answer in answers[:30]} == {0}
+    with pytest.raises(InvalidParameter, match="subscriptions of the group members on one connection"):
+        answers[-1].raise_for_error()
+    subscribe(RawMember(connect(running), "another", "m"), 120_000).raise_for_error()

@@ -284,6 +284,6 @@ def test_a_producer_that_does_not_read_is_asked_no_more_until_it_does(
             assert answer.code == codes.SUCCESS, answer.remark
         native = connect(checking.running)
         wait_until(lambda: all(row["checks"] == 1 for row in listed(native)), native)
-        # What the system's buffers took was sent; the rest waits in the log until the producer reads.
+        # The part in the system's buffers was sent; the rest waits in the log until the producer reads.
         assert 0 < Scrape(checking.running)("flintmq_transaction_checks_total", result="asked") < 60
         assert len({_asked(asleep)[0]["msgId"] for _ in range(60)}) == 60

@@ -424,7 +424,7 @@ class TestChecks:
         for place in range(60):
             send_half(connection, "t", b"x" * 256 * 1024, place)
         wait_until(lambda: all(row["checks"] == 1 for row in listed(connection)), connection)
-        # What the system's buffers took was sent; the rest waits in the log until a producer reads.
+        # The part in the system's buffers was sent; the rest waits in the log until a producer reads.
         sent = int(Scrape(running)("flintmq_transaction_checks_total", result="asked"))
         assert 0 < sent < 60
         if who == "another":

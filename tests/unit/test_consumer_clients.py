@@ -17,6 +17,7 @@ from flintmq.broker.delivery.groups.consumer_clients import (
     ConsumerClients,
 )
 from flintmq.broker.delivery.groups.queue_locks import LOCK_S, UNUSED_S
+from flintmq.broker.delivery.groups.subscription_memory import SubscriptionMemory
 from flintmq.protocol.errors import GroupKind, LimitReached
 from tests.remotes import FakeRemote
 
@@ -63,7 +64,9 @@ def members() -> dict[str, Collection[str]]:
 
 @pytest.fixture
 def clients(clock: Timers, members: dict[str, Collection[str]]) -> ConsumerClients:
-    return ConsumerClients(clock, clock.call_later, lambda name: members.get(name, ()), lambda: 100)
+    return ConsumerClients(
+        clock, clock.call_later, lambda name: members.get(name, ()), lambda: 100, SubscriptionMemory(2**20)
+    )
 
 
 def beat(
@@ -122,7 +125,7 @@ def test_a_large_group_is_told_once_of_all_that_join_together(clients: ConsumerC
 
 
 def test_the_number_of_groups_is_bounded(clock: Timers) -> None:
-    clients = ConsumerClients(clock, clock.call_later, lambda name: (), lambda: 2)
+    clients = ConsumerClients(clock, clock.call_later, lambda name: (), lambda: 2, SubscriptionMemory(2**20))
     remote = FakeRemote()
     beat(clients, "a", remote, "g1")
     beat(clients, "a", remote, "g2")

@@ -261,6 +261,7 @@ BROKER_LIMITS = {
     "limits.held_pulls_max": "pulls that wait for messages",
     "limits.held_pulls_per_connection_max": "pulls of one connection that wait",
     "limits.groups_max": "consumer groups",
+    "limits.subscription_bytes_max": "memory of the subscriptions of all live group members, in bytes",
     "limits.committed_offsets_max": "offsets that groups, and members of broadcasting ones, have committed",
     "limits.half_frame_timeout_ms": "time from a frame's first byte to its last, in ms",
     "limits.idle_timeout_ms": "time on which nothing happens on a connection, in ms",

@@ -18,10 +18,12 @@ from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
 from ....protocol.errors import GroupKind, GroupRunning, LimitReached
 from .client_owners import ClientOwners
 from .queue_locks import QueueLocks
+from .subscription_memory import memory_of
 
 if TYPE_CHECKING:
     from ..client_handle import ClientHandle
     from .assignment import Queue
+    from .subscription_memory import SubscriptionMemory
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,8 @@ class ConsumerClient:
     joined_at: float
     heard_at: float
     cancel_lost: Callable[[], None] = field(default=lambda: None)
+    kept_bytes: int = 0
+    """Memory of its subscriptions."""
 
     @property
     def subscriptions(self) -> Mapping[str, ClientSubscription]:
@@ -140,7 +144,8 @@ class ConsumerClients:
     """The groups with live clients of RocketMQ.
 
     ``clock``: seconds, monotonic; ``call_later``: calls back after some seconds; ``members_of``: names of a group's
-    live members of FlintMQ's own kind; ``groups_max``: returns the maximum number of groups.
+    live members of FlintMQ's own kind; ``groups_max``: returns the maximum number of groups; ``subscription_memory``:
+    shared with those members.
     """
 
     def __init__(
@@ -149,11 +154,13 @@ class ConsumerClients:
         call_later: Callable[[float, Callable[[], None]], object],
         members_of: Callable[[str], Collection[str]],
         groups_max: Callable[[], int],
+        subscription_memory: SubscriptionMemory,
     ) -> None:
         self._clock = clock
         self._call_later = call_later
         self._members_of = members_of
         self._groups_max = groups_max
+        self._subscription_memory = subscription_memory
         self.popping_of: Callable[[str, str], int] = lambda name, topic: 0
         """Number of messages that consumers of a group have popped and not settled, and of consumers that wait; in a
         topic, if it is not empty."""
@@ -189,8 +196,15 @@ class ConsumerClients:
         )
         if role.subscriptions is None and before is not None:
             role = ClientRole(role.consume_type, role.message_model, role.consume_from, before.role.subscriptions)
-        # This can be refused, so it comes before any change of the tables.
-        client = self._connected(group, before, identity, role)
+        # Both can be refused, so they come before any change of the tables.
+        before_bytes = before.kept_bytes if before is not None else 0
+        kept_bytes = before_bytes
+        if before is None or role.subscriptions is not before.role.subscriptions:
+            kept_bytes = memory_of((each.topic, each.expression) for each in (role.subscriptions or {}).values())
+        more = kept_bytes - before_bytes
+        self._subscription_memory.check(f"client {identity.client_id} in group {name}", more)
+        client = self._connected(group, before, identity, role, kept_bytes)
+        self._subscription_memory.bytes += more
         if before is None:
             self.owners.add(identity.client_id, identity.remote.user_name)
         group.clients[identity.client_id] = client
@@ -204,20 +218,27 @@ class ConsumerClients:
         return unknown
 
     def _connected(
-        self, group: ClientGroup, before: ConsumerClient | None, identity: ClientIdentity, role: ClientRole
+        self,
+        group: ClientGroup,
+        before: ConsumerClient | None,
+        identity: ClientIdentity,
+        role: ClientRole,
+        kept_bytes: int,
     ) -> ConsumerClient:
         """Return the client after its heartbeat; from now on the loss of its connection removes it."""
         now = self._clock()
-        if before is not None and before.identity.remote is identity.remote:
+        same = before is not None and before.identity.remote is identity.remote
+        if before is not None and same and before.kept_bytes == kept_bytes:
             cancel = before.cancel_lost
         else:
             # Registered first, because that can be refused; then the client keeps its old connection.
             remote = identity.remote
-            cancel = remote.when_lost(lambda: self._lost(group.name, identity.client_id, remote))
+            cancel = remote.when_lost(lambda: self._lost(group.name, identity.client_id, remote), kept_bytes)
             if before is not None:
                 before.cancel_lost()
+            if before is not None and not same:
                 group.by_remote.pop(before.identity.remote, None)
-        return ConsumerClient(identity, role, now if before is None else before.joined_at, now, cancel)
+        return ConsumerClient(identity, role, now if before is None else before.joined_at, now, cancel, kept_bytes)
 
     def _changed(self, group: ClientGroup, client: ConsumerClient, *, joined: bool) -> None:
         members = self._members_of(group.name)
@@ -246,6 +267,7 @@ class ConsumerClients:
         if group is None or client is None:
             return
         client.cancel_lost()
+        self._subscription_memory.bytes -= client.kept_bytes
         self.owners.remove(client_id)
         # Another client may have introduced itself over the same connection since.
         if group.by_remote.get(client.identity.remote) == client_id:

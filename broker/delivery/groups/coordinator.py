@@ -20,6 +20,7 @@ from ....protocol.storage.delivery import (
 )
 from .consumer_clients import ConsumerClients
 from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
+from .subscription_memory import SubscriptionMemory
 
 if TYPE_CHECKING:
     from ....protocol.commands import HeartBeatRequest
@@ -60,6 +61,7 @@ class GroupCoordinator:
         *,
         groups_max: int = sys.maxsize,
         offsets_max: int = sys.maxsize,
+        subscription_bytes_max: int = sys.maxsize,
     ) -> None:
         self.groups_max = groups_max
         self.offsets_max = offsets_max
@@ -68,7 +70,10 @@ class GroupCoordinator:
         self._clock = clock
         self._call_later = call_later
         self.groups: dict[str, ConsumerGroup] = {}
-        self.clients = ConsumerClients(clock, call_later, self.members_of, lambda: self.groups_max)
+        self.subscription_memory = SubscriptionMemory(subscription_bytes_max)
+        self.clients = ConsumerClients(
+            clock, call_later, self.members_of, lambda: self.groups_max, self.subscription_memory
+        )
         self.pulled: dict[tuple[str, str, int], int] = {}
         """By group, topic and queue: offset after the last message that a member got. Only for clustering groups."""
         self.rebalances = 0
@@ -147,9 +152,12 @@ class GroupCoordinator:
             request.member, remote, 0, session_seconds, wanted, request.orderly, now, now + session_seconds, now
         )
         before = group.members.get(request.member)
+        more = member.kept_bytes - (before.kept_bytes if before is not None else 0)
+        self.subscription_memory.check(f"{request.member} in group {request.group}", more)
         if before is not None:
             before.cancel_lost()
         self._connect(group, member, remote)
+        self.subscription_memory.bytes += more
         self.groups[request.group] = group
         self._store.groups.ensure(request.group)
         group.join(member, held)
@@ -170,7 +178,7 @@ class GroupCoordinator:
 
     def _connect(self, group: ConsumerGroup, member: Member, remote: ClientHandle) -> None:
         # Register first: this can be refused, and the member must then keep its old connection.
-        cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote))
+        cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote), member.kept_bytes)
         member.cancel_lost()
         member.remote, member.cancel_lost = remote, cancel_lost
 
@@ -188,7 +196,9 @@ class GroupCoordinator:
         self._rebalance_soon(group)
 
     def _drop_member(self, group: ConsumerGroup, member_name: str) -> None:
-        group.members[member_name].cancel_lost()
+        member = group.members[member_name]
+        member.cancel_lost()
+        self.subscription_memory.bytes -= member.kept_bytes
         group.leave(member_name)
         if not group.members:
             # A later group of this name must not reuse an epoch that a former member may still send.

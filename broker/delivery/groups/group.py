@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.errors import EpochFenced, MemberNameTaken, MemberUnknown, SubscriptionIllegal
 from .assignment import assign
+from .subscription_memory import memory_of
 
 if TYPE_CHECKING:
     from ..client_handle import ClientHandle
@@ -63,8 +64,11 @@ class Member:
     """Cancels the callback for the loss of its connection."""
     topics: frozenset[str] = field(init=False)
     """Topics that it subscribes to, for ``assign``."""
+    kept_bytes: int = field(init=False)
+    """Memory of its subscriptions."""
 
     def __post_init__(self) -> None:
+        self.kept_bytes = memory_of((each.topic, each.tags, each.filter) for each in self.subscriptions.values())
         self.topics = frozenset(self.subscriptions)
 
 

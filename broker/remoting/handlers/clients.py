@@ -72,7 +72,7 @@ def heart_beat(
 
 
 class _HeartBeat(NamedTuple):
-    """What a heartbeat says. ``faults``: the subscriptions that no pull can select with."""
+    """The content of a heartbeat. ``faults``: the subscriptions that no pull can select with."""
 
     client_id: str
     fingerprint: int
