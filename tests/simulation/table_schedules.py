@@ -5,8 +5,7 @@ from __future__ import annotations
 from flintmq.broker.replication.core.rules import Rules
 
 from .member import Member
-from .rule_schedules import in_sync, joined, leads, must, replica_of
-from .schedules import WORLDS, whole_world
+from .schedules import WORLDS, in_sync, joined, leads, must, replica_of, whole_world
 from .tables import ACKNOWLEDGED, PROGRESS
 from .world import World
 

@@ -20,7 +20,7 @@ from flintmq.broker.replication.member.tables import TableCopy
 from flintmq.protocol.commands import TABLE_BYTES_MAX, Command, ReplicateTableRequest
 from flintmq.protocol.errors import ReplicationRefused
 
-from .disk import Rows, Violation
+from .disk import Rows
 from .network import Connection, Parcel
 
 if TYPE_CHECKING:
