@@ -65,14 +65,9 @@ class ProducerGroups:
         if present is not None and present.remote is remote:
             self._remove(group, member)
 
-<<<<<<< HEAD
     def one_of(self, group: str, topic: str, preferred: ClientHandle | None = None) -> ClientHandle | None:
         """Return a live producer of the group that may publish to ``topic``: ``preferred`` if it is one, else the next
         in rotation, or None.
-=======
-    def one_of(self, group: str, topic: str) -> ClientHandle | None:
-        """Return a live producer of the group that may publish to ``topic``, in rotation, or None.
->>>>>>> w-limits
 
         It is one that reads what it is sent, if there is one.
         """

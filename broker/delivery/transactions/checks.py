@@ -198,7 +198,6 @@ class TransactionalMessageCheckService:
     # ---- asking
 
     def _ask(self, transaction: OpenTransaction, half: Half, message: Record) -> None:
-<<<<<<< HEAD
         """Ask a producer of the group, the one that had the transaction open if it lives; and another one if its
         connection is lost before it responds.
 
@@ -206,13 +205,6 @@ class TransactionalMessageCheckService:
         """
         producer = self._producers.one_of(half.group, half.topic, transaction.runs_in)
         transaction.runs_in = None
-=======
-        """Ask one producer of the group, and another one if its connection is lost before it responds.
-
-        If none of them reads what it is sent, the check waits until one does.
-        """
-        producer = self._producers.one_of(half.group, half.topic)
->>>>>>> w-limits
         if producer is None:
             self.unasked += 1
             log.info(
@@ -290,12 +282,8 @@ class TransactionalMessageCheckService:
         if transaction.half is half and not self._is_over(transaction):
             self._ask(transaction, half, shown_as_real(half, record))
 
-<<<<<<< HEAD
     def _answered(self, transaction: OpenTransaction, half: Half, frame: Frame) -> bool:
         """End the transaction as the producer decided; return whether the producer has it open."""
-=======
-    def _answered(self, transaction: OpenTransaction, half: Half, frame: Frame) -> None:
->>>>>>> w-limits
         try:
             if frame.code != SUCCESS:
                 raise InvalidParameter(str(frame.fields.get("message", f"result {frame.code}"))[:500])
