@@ -88,7 +88,7 @@ def settle(
 ) -> RemotingFrame:
     """Acknowledge a message as a client does, or send another request about it."""
     mark = message.handle.split(" ")[4]
-    real_topic = f"%RETRY%{group}_{message.topic}" if mark == "1" else message.topic
+    real_topic = {"0": "", "1": f"%RETRY%{group}_", "2": f"%RETRY%{group}+"}[mark] + message.topic
     return remote.call(
         code,
         {
