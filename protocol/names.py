@@ -9,6 +9,9 @@ from .storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 
+_POP_RETRY = re.compile(r"%RETRY%[%|a-zA-Z0-9_-]+\+[%|a-zA-Z0-9_-]+\Z")
+"""A retry topic of a group that pops, the only name with a plus sign."""
+
 _FOREIGN = re.compile(r"[^%|a-zA-Z0-9_-]+")
 
 _LEADS_AWAY = re.compile("[/\0\ud800-\udfff]")
@@ -63,7 +66,7 @@ def name_fault(kind: str, name: str) -> str:
         return f"is empty; give it a name of 1 to {longest} characters"
     if len(name) > longest:
         return f"has {len(name)} characters; at most {longest} are allowed"
-    if not is_valid_name(name):
+    if not is_valid_name(name) and not (kind == "topic" and _POP_RETRY.match(name)):
         return f"has characters that are not allowed; {_use_instead(name)}"
     return ""
 

@@ -88,8 +88,7 @@ def settle(
 ) -> RemotingFrame:
     """Acknowledge a message as a client does, or send another request about it."""
     mark = message.handle.split(" ")[4]
-    separator = {"1": "_", "2": "+"}.get(mark)
-    real_topic = message.topic if separator is None else f"%RETRY%{group}{separator}{message.topic}"
+    real_topic = {"0": "", "1": f"%RETRY%{group}_", "2": f"%RETRY%{group}+"}[mark] + message.topic
     return remote.call(
         code,
         {

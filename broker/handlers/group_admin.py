@@ -27,8 +27,9 @@ from ...protocol.commands import (
 from ...protocol.errors import CommitIllegal, GroupNotExist, InvalidParameter, QueueNotExist, TopicNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
-from ...protocol.storage.delivery import pop_retry_topic, popped_from, retry_topic
+from ...protocol.storage.delivery import popped_from, retry_topic
 from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE
+from ..delivery.old_retries import is_alone, pop_retry_topics
 from ..delivery.pop.table import QueueKey
 from ..store import WouldBlock
 from .offsets import NOTHING_COMMITTED, next_stored_ms, sees_progress
@@ -92,7 +93,7 @@ def get_group_members(
     # On the loop and all at one moment; only the ends of the queues may have to be read from disk.
     progress = list(_progress(store, groups, name, queues))
     members = _members(request, groups, name)
-    retry_topics = {retry_topic(name), *(pop_retry_topic(name, topic) for topic in topics)}
+    retry_topics = {retry_topic(name)}.union(*(pop_retry_topics(store, name, topic) for topic in topics))
 
     def done(ends: _Ends) -> None:
         content = {
@@ -297,13 +298,14 @@ def remove_group(request: Request, parts: GroupParts, group_name: str, done: Cal
     live = len(group.members) if group is not None else len(shared.clients) if shared is not None else 0
     if live:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
         raise InvalidParameter(f"group {name} has {live} live members; stop them, then delete it")
-    # Before the deletion, after which nothing tells the group's topics.
+    # Before the deletion, after which nothing tells the group's topics. A topic that may hold retries of another group,
+    # too, stays.
     was_known = sorted(groups.known_topics().get(name, ()))
+    topics = [topic for topic in groups.retry_topics(name, was_known) if is_alone(parts.store, topic)]
     groups.delete_progress(name)
     pops.look_at(name)
     request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     counters.forget_group(name)
-    topics = groups.retry_topics(name, was_known)
     request.after_saved(lambda: _delete_topics(request, parts, topics, done))
 
 

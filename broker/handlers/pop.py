@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ...protocol.errors import BrokerFailure, NoPermission, OffsetOutOfRange, SystemBusy
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ...protocol.storage.layout import RECORD
+from ..delivery.old_retries import OldRetries, is_alone
 from ..delivery.pop.in_flight import Take
 from ..delivery.pop.table import QueueKey
 from ..delivery.pop.waits import ALL_QUEUES, WaitEnd
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..requests.outlet import Outlet
     from ..requests.request import Request
     from ..store import MessageStore
+    from ..store.read.record_filter import RecordFilter
 
 POP_COUNT_MAX = 32
 """Maximum number of messages of one pop."""
@@ -112,7 +114,7 @@ def check_may_pop(request: Request, outlet: Outlet, group: str, topic: str) -> N
 
 
 def queues_to_visit(store: MessageStore, params: PopParams) -> list[tuple[str, int]]:
-    """Return the queues that a pop looks at, in their order: those of the topic, and those of its retry topic.
+    """Return the queues that a pop looks at, in their order: those of the topic, and those of its retry topics.
 
     A random queue begins, so that all are served although each pop takes only what it wants.
     """
@@ -121,11 +123,15 @@ def queues_to_visit(store: MessageStore, params: PopParams) -> list[tuple[str, i
     count = config.read_queues if config is not None else 0
     shift = random.randrange(count) if count else 0  # noqa: S311 - a fair choice is enough
     own = [(topic, (shift + each) % count) for each in range(count)] if queue == ALL_QUEUES else [(topic, queue)]
-    retry = store.topics.get(pop_retry_topic(params.group, topic))
-    if retry is None or params.ordered or topic.startswith(RETRY_TOPIC_PREFIX):
+    found = [config for name in _retry_topics(params) if (config := store.topics.get(name)) is not None]
+    if not found or params.ordered or topic.startswith(RETRY_TOPIC_PREFIX):
         return own
-    retries = [(retry.name, each) for each in range(retry.read_queues)]
+    retries = [(config.name, each) for config in found for each in range(config.read_queues)]
     return retries + own if random.random() < RETRY_FIRST_SHARE else own + retries  # noqa: S311
+
+
+def _retry_topics(params: PopParams) -> tuple[str, str]:
+    return old_pop_retry_topic(params.group, params.topic), pop_retry_topic(params.group, params.topic)
 
 
 def first_offset(store: MessageStore, key: QueueKey, *, from_first: bool, hot: bool) -> int:
@@ -299,7 +305,9 @@ class Pop:
         # Messages that are delivered again were selected before.
         share = self._share if key.topic == self._params.topic else None
         tags = share.selection.tags if share is not None else None
-        records = share.selection.records if share is not None else None
+        records: RecordFilter | None = share.selection.records if share is not None else None
+        if key.topic == _retry_topics(self._params)[0]:
+            records = OldRetries(key.group, self._params.topic, alone=is_alone(self._store, key.topic))
         return PullSelection(room, max(size, 1), tags, records, not self._popped.count)
 
     def _pull(self, key: QueueKey, start: int, selection: PullSelection, hot: bool) -> PullResult | BrokerError:
@@ -329,7 +337,7 @@ class Pop:
             self._pass_unreadable(key, start, pulled, take)
             return
         assert isinstance(pulled, PullResult)
-        pop_ms = table.pop_ms(key, take.now_ms)
+        pop_ms = table.pop_ms(key, take.now_ms, self._alike(key))
         if popped.count and pop_ms > popped.pop_ms:
             self._targets.pop()  # its receipts need a later time than those of this answer
             popped.rest += pulled.max_offset - start
@@ -355,6 +363,11 @@ class Pop:
         elif end == start or (kept and end < pulled.max_offset and pulled.count < room):
             popped.rest += pulled.max_offset - end  # the next record is too large for this answer
             self._targets.pop()
+
+    def _alike(self, key: QueueKey) -> QueueKey | None:
+        """Return the queue of the retry topic's other name, which a receipt does not tell from this one."""
+        topic, names = self._params.topic, _retry_topics(self._params)
+        return key._replace(topic=names[key.topic == names[0]]) if key.topic != topic else None
 
     def _pass_unreadable(self, key: QueueKey, start: int, error: OffsetOutOfRange, take: Take) -> None:
         """Continue at the next message that can be read; retention or damage took those before it."""

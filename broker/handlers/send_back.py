@@ -95,7 +95,7 @@ def consumer_send_msg_back(
 
 def give_back_popped(request: Request, pops: PopService, params: SendMessageBackRequest) -> None:
     """Store popped messages again, those whose receipts are valid; respond once that is on disk."""
-    receipts = receipts_in(request, params.group, params.topic, params.count)
+    receipts = receipts_in(request, pops, params.group, params.topic, params.count)
     rule = ReturnRule(params.delay_level, params.retry_times_max, params.member)
 
     def answer(valid: bytes, retried: int, dead: int) -> None:

@@ -26,7 +26,7 @@ from ...protocol.commands import (
 from ...protocol.errors import InvalidParameter, NoPermission, TopicExistsAlready, TopicNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name, is_system_topic
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, group_of_retries
 from ..requests.audit import topic_values
 from ..requests.counters import Traffic
 from ..store import TopicConfig, WouldBlock
@@ -166,7 +166,7 @@ def _check_retention(params: UpdateAndCreateTopicRequest) -> None:
     """Raise if a retention rule would delete messages that a group still has to receive again."""
     has_rule = params.retention_hours > 0 or params.retention_bytes > 0
     if has_rule and params.topic.startswith(RETRY_TOPIC_PREFIX):
-        group = params.topic.removeprefix(RETRY_TOPIC_PREFIX)
+        group = group_of_retries(params.topic)
         raise InvalidParameter(
             f"topic {params.topic} holds messages that group {group} still has to receive again; it cannot have a "
             "retention of its own"

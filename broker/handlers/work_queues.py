@@ -17,7 +17,7 @@ from ...protocol.commands import (
 from ...protocol.errors import BrokerError, InvalidParameter, QueueNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ..delivery.pop.redelivery import ReturnRule
 from ..delivery.pop.table import QueueKey
 from .groups import STARTS
@@ -79,24 +79,31 @@ def _respond(request: Request, params: PopParams, popped: Popped) -> None:
     request.respond(PopMessageAnswer(len(records), retried, popped.pop_ms), b"".join([*sizes, *records]))
 
 
-def receipts_in(request: Request, group: str, topic: str, count: int) -> list[Receipt]:
+def receipts_in(request: Request, pops: PopService, group: str, topic: str, count: int) -> list[Receipt]:
     """Return the receipts in the body of a request. Raises ``InvalidParameter``."""
     body = request.frame.body
     if len(body) != count * RECEIPT_STRUCT.size:
         raise InvalidParameter(
             f"expected {count * RECEIPT_STRUCT.size} bytes of body for {count} receipts, got {len(body)}"
         )
-    names = (topic, pop_retry_topic(group, topic))
-    return [
-        (QueueKey(group, names[retry != 0], queue), offset, pop_ms)
-        for retry, queue, offset, pop_ms in RECEIPT_STRUCT.iter_unpack(body)
-    ]
+
+    retry_topic, old_retry_topic = pop_retry_topic(group, topic), old_pop_retry_topic(group, topic)
+
+    def receipt(retry: int, queue: int, offset: int, pop_ms: int) -> Receipt:
+        if retry:
+            # It does not tell the two names of a retry topic apart, but never fits messages of both.
+            old = QueueKey(group, old_retry_topic, queue)
+            is_old = pops.table.is_in_flight(old, offset, pop_ms)
+            return old if is_old else QueueKey(group, retry_topic, queue), offset, pop_ms
+        return QueueKey(group, topic, queue), offset, pop_ms
+
+    return [receipt(*each) for each in RECEIPT_STRUCT.iter_unpack(body)]
 
 
 def ack_message(request: Request, pops: PopService) -> None:
     """Settle messages as handled."""
     params = decode_fields(AckMessageRequest, request.frame.fields)
-    _answer(request, pops.settle_all(receipts_in(request, params.group, params.topic, params.count)))
+    _answer(request, pops.settle_all(receipts_in(request, pops, params.group, params.topic, params.count)))
 
 
 def _answer(request: Request, valid: Sequence[bool]) -> None:
@@ -106,7 +113,7 @@ def _answer(request: Request, valid: Sequence[bool]) -> None:
 def change_message_invisibletime(request: Request, pops: PopService) -> None:
     """Renew leases, or take back messages that no consumer has handled."""
     params = decode_fields(ChangeInvisibleTimeRequest, request.frame.fields)
-    receipts = receipts_in(request, params.group, params.topic, params.count)
+    receipts = receipts_in(request, pops, params.group, params.topic, params.count)
     if params.lease_ms:
         _answer(request, pops.renew_all(receipts, params.lease_ms))
         return

@@ -10,7 +10,8 @@ from ...protocol.storage.delivery import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
     dead_letter_topic,
-    pop_retry_topic,
+    group_of_retries,
+    old_pop_retry_topic,
 )
 from ..delivery.groups.group import EMPTY, STABLE, STATES
 from ..requests.broker import Broker
@@ -112,10 +113,10 @@ def _in_flight(broker: Broker, lags: Figures) -> Figures:
 
 def _delayed(broker: Broker, lags: Figures) -> dict[str, int]:
     found = dict.fromkeys(list(broker.groups.groups), 0)
-    owners = {pop_retry_topic(group, topic): group for group, topic in lags}
+    owners = {old_pop_retry_topic(group, topic): group for group, topic in lags}
     for topic, count in broker.delays.levels.topics.copy().items():
         if topic.startswith(RETRY_TOPIC_PREFIX):
-            group = owners.get(topic, topic.removeprefix(RETRY_TOPIC_PREFIX))
+            group = owners.get(topic, group_of_retries(topic))
             found[group] = found.get(group, 0) + count
     return found
 

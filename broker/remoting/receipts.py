@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import I64_MAX
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
+from ...protocol.storage.delivery import POP_RETRY_SEPARATOR, RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ..delivery.pop.table import QueueKey
 from ..handlers.pop import PoppedQueue
 
@@ -20,7 +20,8 @@ REVIVE_QUEUE = 0
 """``reviveQid`` of all others: FlintMQ has no revive topic, so its queue has no meaning."""
 PROPERTY_POP_CK = "POP_CK"
 OF_TOPIC = "0"
-OF_RETRY_TOPIC = "1"
+OF_OLD_RETRY_TOPIC = "1"
+OF_RETRY_TOPIC = "2"
 _HANDLE_PARTS = 8
 
 
@@ -50,16 +51,20 @@ def _number(name: str, text: str) -> int:
 
 def retry_mark(topic: str) -> str:
     """Return what a handle says about the kind of a topic."""
-    return OF_RETRY_TOPIC if topic.startswith(RETRY_TOPIC_PREFIX) else OF_TOPIC
+    if not topic.startswith(RETRY_TOPIC_PREFIX):
+        return OF_TOPIC
+    return OF_RETRY_TOPIC if POP_RETRY_SEPARATOR in topic else OF_OLD_RETRY_TOPIC
 
 
 def queue_of(group: str, topic: str, mark: str, queue: int) -> QueueKey:
     """Return the queue that a batch of acknowledgements names. Raises ``InvalidParameter``."""
     if mark == OF_RETRY_TOPIC:
-        return QueueKey(group, pop_retry_topic(group, topic), queue)
-    if mark != OF_TOPIC:
+        topic = pop_retry_topic(group, topic)
+    elif mark == OF_OLD_RETRY_TOPIC:
+        topic = old_pop_retry_topic(group, topic)
+    elif mark != OF_TOPIC:
         raise InvalidParameter(
-            f"an acknowledgement of a topic of kind {mark[:20]!r}; 0 (topic) and 1 (retry) are known"
+            f"an acknowledgement of a topic of kind {mark[:20]!r}; 0 (topic), 1 and 2 (retry) are known"
         )
     return QueueKey(group, topic, queue)
 

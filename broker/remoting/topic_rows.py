@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
+from ..delivery import old_retries
 from ..store import MessageStore, TopicConfig
 from .sends import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 
@@ -69,6 +69,6 @@ class TopicRows:
 
 
 def pop_retry_topics(store: MessageStore, topic: str) -> list[str]:
-    """Return the topics with messages of ``topic`` that a group still has to receive again by POP."""
-    names = [f"{RETRY_TOPIC_PREFIX}{group}{sign}{topic}" for group in store.groups.names() for sign in "_+"]
+    """Return the topics with messages of ``topic`` alone that a group still has to receive again by POP."""
+    names = (name for group in store.groups.names() for name in old_retries.pop_retry_topics(store, group, topic))
     return [name for name in names if store.topics.get(name) is not None]

@@ -153,7 +153,7 @@ class GroupMembersAnswer:
     is an array of maps `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`,
     `queues` an array of `[topic, queue, member, committed, pulled, min_offset, max_offset, known, next_stored_ms,
     leased]`, and `delayed` the number of messages that wait for their delivery to `%RETRY%group`, and to
-    `%RETRY%group_topic` of each topic. `next_stored_ms` is the store time of the next message to read (-1: there is
+    `%RETRY%group+topic` of each topic. `next_stored_ms` is the store time of the next message to read (-1: there is
     none): its age is the lag in time. `leased` is the number of messages that are popped and not settled."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)

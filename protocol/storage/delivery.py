@@ -107,16 +107,31 @@ def retry_topic(group: str) -> str:
     return RETRY_TOPIC_PREFIX + group
 
 
+POP_RETRY_SEPARATOR = "+"
+"""Separates group and topic in the name of a retry topic. No other name may contain it."""
+
+
 def pop_retry_topic(group: str, topic: str) -> str:
-    """Return the topic of the messages of ``topic`` whose time at a consumer of the group was over (RocketMQ's POP)."""
+    """Return the topic of the messages of ``topic`` whose time at a consumer of the group was over (RocketMQ's POP with
+    ``enableRetryTopicV2``)."""
+    return f"{RETRY_TOPIC_PREFIX}{group}{POP_RETRY_SEPARATOR}{topic}"
+
+
+def old_pop_retry_topic(group: str, topic: str) -> str:
+    """Return the name that such a topic had before, which may be that of another group and topic, too."""
     return f"{RETRY_TOPIC_PREFIX}{group}_{topic}"
 
 
 def popped_from(group: str, topic: str) -> str:
-    """Return the topic whose messages of the group are in ``topic`` as ``pop_retry_topic`` says; ``topic`` itself if it
-    is not such a topic of the group."""
-    own = pop_retry_topic(group, "")
-    return topic.removeprefix(own) if topic.startswith(own) else topic
+    """Return the topic whose messages the group pops from ``topic``, a retry topic of either name; ``topic`` itself if
+    it is not such a topic of the group."""
+    of = pop_retry_topic if POP_RETRY_SEPARATOR in topic else old_pop_retry_topic
+    return topic.removeprefix(of(group, "")) or topic
+
+
+def group_of_retries(topic: str) -> str:
+    """Return the group of a retry topic; all that follows the prefix if the name does not tell more."""
+    return topic.removeprefix(RETRY_TOPIC_PREFIX).partition(POP_RETRY_SEPARATOR)[0]
 
 
 def dead_letter_topic(group: str) -> str:

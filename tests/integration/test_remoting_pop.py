@@ -63,7 +63,7 @@ def test_a_message_whose_time_is_over_comes_again_as_one_of_its_topic(
     assert settle(remote, lost, group).code == codes.NO_MESSAGE, "the message has another delivery"
     assert settle(remote, again, group).code == codes.SUCCESS
     assert committed(remote, topic, group) == 1
-    assert committed(remote, f"%RETRY%{group}_{topic}", group) == 1
+    assert committed(remote, f"%RETRY%{group}+{topic}", group) == 1
     assert pop(remote, topic, group).code == codes.POLLING_TIMEOUT
     assert pop(remote, topic, group, pollTime=-1).code == codes.POLLING_TIMEOUT
 

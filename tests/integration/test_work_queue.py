@@ -227,9 +227,9 @@ def test_a_deleted_group_leaves_no_retries(shared_broker: RunningBroker, topic: 
         consumer.commit()
     with Admin(shared_broker.address) as admin:
         until(lambda: not admin.group(topic).kind, "the end of the consumer")
-        assert f"%RETRY%{topic}_{topic}" in admin.topics()
+        assert f"%RETRY%{topic}+{topic}" in admin.topics()
         admin.delete_group(topic)
-        assert f"%RETRY%{topic}_{topic}" not in admin.topics()
+        assert f"%RETRY%{topic}+{topic}" not in admin.topics()
 
 
 def test_a_forced_reset_makes_leases_void(shared_broker: RunningBroker, topic: str) -> None:
@@ -333,7 +333,7 @@ def test_a_bad_request_is_refused(shared_broker: RunningBroker, connect: Connect
         ({"topic": f"{topic}-missing"}, TopicNotExist),
         ({"queue": 9}, QueueNotExist),
         ({"start": "middle"}, InvalidParameter),
-        ({"topic": f"%RETRY%{topic}_{topic}"}, TopicNotExist),
+        ({"topic": f"%RETRY%{topic}+{topic}"}, TopicNotExist),
     ):
         assert peer.call(commands.POP_MESSAGE, fields | wrong).code == error.code, wrong
     for command in (commands.ACK_MESSAGE, commands.CHANGE_MESSAGE_INVISIBLETIME, commands.CONSUMER_SEND_MSG_BACK):
@@ -381,7 +381,7 @@ def test_messages_whose_leases_are_over_are_part_of_every_lag(
         assert sum(row.lag for row in admin.consume_stats(topic, uncommitted=True)) == 5
         assert [each["lag"] for each in cli.run("-o", "json", "group", "list", topic).rows] == [5]
         assert cli.run("check", "--group", topic, "--lag-critical", "1").code == 2
-        retries = f"%RETRY%{topic}_{topic}"
+        retries = f"%RETRY%{topic}+{topic}"
         assert Scrape(shared_broker)("flintmq_group_lag_messages", group=topic, topic=retries) == 5
 
 

@@ -15,9 +15,10 @@ from ....protocol.storage.delivery import (
     MEMBER_SEPARATOR,
     RETRY_TOPIC_PREFIX,
     dead_letter_topic,
-    pop_retry_topic,
+    popped_from,
     retry_topic,
 )
+from ..old_retries import is_alone, pop_retry_topics
 from .consumer_clients import ConsumerClients
 from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
 
@@ -286,8 +287,13 @@ class GroupCoordinator:
 
     def retry_topics(self, group: str, topics: Iterable[str]) -> list[str]:
         """Return the topics that exist with messages that the group gets again, popped from ``topics`` or not."""
-        names = (retry_topic(group), *(pop_retry_topic(group, topic) for topic in topics))
-        return [name for name in names if self._store.topics.get(name) is not None]
+        store = self._store
+        names = [retry_topic(group), *(name for topic in topics for name in pop_retry_topics(store, group, topic))]
+        return [name for name in names if store.topics.get(name) is not None]
+
+    def _may_be_of_others(self, group: str, topic: str) -> bool:
+        """Return whether the topic is an old retry topic of the group in which other groups may have messages, too."""
+        return popped_from(group, topic) != topic and not is_alone(self._store, topic)
 
     def known_topics(self) -> dict[str, set[str]]:
         """Return, for every group that has not been deleted, the topics that it has committed or its members want.
@@ -297,7 +303,7 @@ class GroupCoordinator:
         found: dict[str, set[str]] = {name: set() for name in self._store.groups.names()}
         for name, topic, _ in self._store.consumer_offsets.rows():
             group = self._owner(name)
-            if topic != dead_letter_topic(group):
+            if topic != dead_letter_topic(group) and not self._may_be_of_others(group, topic):
                 found.setdefault(group, set()).add(topic)
         for name, running in list(self.groups.items()):
             found.setdefault(name, set()).update(running.topics())
@@ -432,9 +438,12 @@ class GroupCoordinator:
                 wanted.setdefault((name, own), {})
         rows = list(self._store.consumer_offsets.rows())
         for name, topic in [*wanted, *((name, topic) for name, topic, _ in rows)]:
-            if self._store.topics.get(own := pop_retry_topic(name, topic)) is not None:
-                wanted.setdefault((name, own), {})
+            for own in pop_retry_topics(self._store, name, topic):
+                if self._store.topics.get(own) is not None:
+                    wanted.setdefault((name, own), {})
         for name, topic, offsets in rows:
+            if self._may_be_of_others(name, topic):
+                continue
             offsets = {**wanted.pop((name, topic), {}), **offsets}
             yield name, topic, offsets, self.begins_at_first(self._owner(name), topic)
         for (name, topic), begins in wanted.items():

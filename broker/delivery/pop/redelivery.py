@@ -1,7 +1,7 @@
 """Redelivery of popped messages whose time at a consumer is over, or that it gave back: the broker stores them again
 for the group, or makes them dead letters.
 
-As RocketMQ's ``PopReviveService.reviveRetry``: the new record is in ``%RETRY%group_topic``, with one more attempt.
+As RocketMQ's ``PopReviveService.reviveRetry``: the new record is in ``%RETRY%group+topic``, with one more attempt.
 Unlike RocketMQ's, a message whose attempts are used up becomes a dead letter even if no consumer counts them.
 """
 
@@ -26,6 +26,7 @@ from ....protocol.storage.delivery import (
     RETRY_TOPIC_PREFIX,
     SCHEDULE_TOPIC,
     pop_retry_topic,
+    popped_from,
 )
 from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import SysFlag
@@ -133,10 +134,9 @@ def stored_again(record: Record, key: QueueKey, pop_ms: int, *, counts: bool = T
         properties[PROPERTY_RETRY_TOPIC] = topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = offset_id(record.store_host, record.physical_offset)
         properties[PROPERTY_FIRST_POP_TIME] = str(pop_ms)
-        topic = _retry_topic(key)
     return replace(
         record,
-        topic=topic.encode(),
+        topic=_retry_topic(key).encode(),
         queue_id=0,
         properties=encode_properties(properties),
         # With the flag of a commit, the copy would pass for the transaction's own message.
@@ -297,14 +297,19 @@ class Redelivery:
 
 
 def _retry_topic(key: QueueKey) -> str:
-    return key.topic if key.topic.startswith(RETRY_TOPIC_PREFIX) else pop_retry_topic(key.group, key.topic)
+    """Return where the messages of a queue go for another delivery. Nothing new goes to a topic of an old name."""
+    topic = popped_from(key.group, key.topic)
+    return topic if topic.startswith(RETRY_TOPIC_PREFIX) else pop_retry_topic(key.group, topic)
 
 
 def _popped(record: Record, key: QueueKey, pop_ms: int) -> Record:
     """Return the record with the time of its first delivery, which marks a dead letter of a group that pops."""
+    properties = record.property_map()
     if key.topic.startswith(RETRY_TOPIC_PREFIX):
-        return record
-    properties = record.property_map() | {PROPERTY_FIRST_POP_TIME: str(pop_ms)}
+        # RocketMQ notes no topic.
+        properties.setdefault(PROPERTY_RETRY_TOPIC, popped_from(key.group, key.topic))
+    else:
+        properties[PROPERTY_FIRST_POP_TIME] = str(pop_ms)
     return replace(record, properties=encode_properties(properties))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX, pop_retry_topic
+from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ...background.loop_worker import LoopWorker
 from ...store import SettledAhead
 from . import journal
@@ -236,7 +236,8 @@ class PopService:
         """Return the number of messages of a group that are in flight, and of its consumers that wait for some; in
         ``topic`` and its retries, if given."""
         waiting = self.waits.count(group, topic) if topic else self.waits.count_of(group)
-        return waiting + self.table.in_flight_of(group, (topic, pop_retry_topic(group, topic)) if topic else ())
+        names = (topic, pop_retry_topic(group, topic), old_pop_retry_topic(group, topic)) if topic else ()
+        return waiting + self.table.in_flight_of(group, names)
 
     # ---- waking
 

@@ -118,6 +118,12 @@ class InFlightTable:
         state = self._queues.get(key)
         return len(state.open) if state is not None else 0
 
+    def is_in_flight(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
+        """Return whether the receipt is the one of a delivery."""
+        state = self._queues.get(key)
+        delivery = state.open.get(offset) if state is not None else None
+        return delivery is not None and delivery.pop_ms == pop_ms
+
     def look_at(self, group: str) -> None:
         """Notice that someone else set the group's committed offsets."""
         for key in [key for key in self._queues if key.group == group]:
@@ -176,14 +182,17 @@ class InFlightTable:
             return self._offsets.committed_of(*key), free, False
         return state.start(), self.room(key), state.blocked_until(take) is not None
 
-    def pop_ms(self, key: QueueKey, now_ms: int) -> int:
-        """Return the time that receipts of a take from the queue name: later than those of every earlier delivery.
+    def pop_ms(self, key: QueueKey, now_ms: int, other: QueueKey | None = None) -> int:
+        """Return the time that receipts of a take from the queue name: later than those of every earlier delivery, and
+        of those in flight in ``other``, a queue that its receipts do not tell from this one.
 
         ``look`` comes first, in the same turn of the loop.
         """
         state = self._queues.get(key)
         if state is not None and state.ordered and state.open:
             self._void(state)
+        if other is not None and (alike := self._queues.get(other)) is not None:
+            self._void(alike)
         return max(now_ms, self._pop_ms_min)
 
     def take(self, key: QueueKey, start: int, offsets: Iterable[int], end: int, take: Take, pop_ms: int) -> list[int]:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from ....protocol.storage.delivery import pop_retry_topic
+from ....protocol.storage.delivery import old_pop_retry_topic, pop_retry_topic
 
 ALL_QUEUES = -1
 
@@ -92,7 +92,7 @@ class Waits:
         if waiting is None:
             waiting = self._groups[key] = {}
             # A retried message is in a topic of its own, but is popped together with those of this one.
-            for name in (topic, pop_retry_topic(group, topic)):
+            for name in _watched(group, topic):
                 self.by_topic.setdefault(name, {})[key] = None
         waiting[wait] = None
         self._count += 1
@@ -110,7 +110,7 @@ class Waits:
         if waiting:
             return
         del self._groups[key]
-        for name in (wait.topic, pop_retry_topic(wait.group, wait.topic)):
+        for name in _watched(wait.group, wait.topic):
             del self.by_topic[name][key]
             if not self.by_topic[name]:
                 del self.by_topic[name]
@@ -152,3 +152,7 @@ class Waits:
         for waiting in list(self._groups.values()):
             for wait in list(waiting):
                 wait.end(reason)
+
+
+def _watched(group: str, topic: str) -> tuple[str, str, str]:
+    return topic, pop_retry_topic(group, topic), old_pop_retry_topic(group, topic)

@@ -10,7 +10,12 @@ from ....protocol.commands import LAYOUT_ROWS, ProduceRequest
 from ....protocol.errors import GroupNotExist, MessageIllegal
 from ....protocol.frames import REQUEST
 from ....protocol.names import check_name
-from ....protocol.storage.delivery import PROPERTY_TIMER_RECALLED, RETRY_TOPIC_PREFIX, dead_letter_topic
+from ....protocol.storage.delivery import (
+    PROPERTY_TIMER_RECALLED,
+    RETRY_TOPIC_PREFIX,
+    dead_letter_topic,
+    group_of_retries,
+)
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY
 from ...delivery.groups.retry import topics_for
@@ -105,7 +110,7 @@ def _send_retry(
 
     The broker does not look for earlier copies: each attempt of a message has the same key.
     """
-    store, group = intake.store, check_name("topic", send.topic).removeprefix(RETRY_TOPIC_PREFIX)
+    store, group = intake.store, group_of_retries(check_name("topic", send.topic))
     if not store.groups.has(group):
         raise GroupNotExist(
             f"subscription group not exist, {group}: no client of it has connected, and no command created it"
