@@ -30,6 +30,7 @@ class PopReceipt(NamedTuple):
 
     pop_ms: int
     revive_queue: int
+    mark: str
 
 
 def parse_receipt(text: str) -> PopReceipt:
@@ -39,7 +40,7 @@ def parse_receipt(text: str) -> PopReceipt:
         raise InvalidParameter(
             f"extraInfo has {len(parts)} parts, and a receipt handle has {_HANDLE_PARTS}; send the one of the message"
         )
-    return PopReceipt(_number("popTime", parts[1]), _number("reviveQid", parts[3]))
+    return PopReceipt(_number("popTime", parts[1]), _number("reviveQid", parts[3]), parts[4])
 
 
 def _number(name: str, text: str) -> int:

@@ -7,17 +7,18 @@ control characters. So what they see never stands for two names, and what they t
 from __future__ import annotations
 
 from ...protocol.names import is_system_topic, is_valid_name
-from ...protocol.storage.delivery import GROUP_TOPIC_PREFIXES
+from ...protocol.storage.delivery import GROUP_TOPIC_PREFIXES, POP_RETRY_SEPARATOR, RETRY_TOPIC_PREFIX
 from ..names import NameKind, decode_name, encode_name
 
 
 def shown_name(name: str) -> str:
     """Return the name to show for a real one: ``orders.v1`` for ``orders%2Ev1``, ``%DLQ%a@b`` for ``%DLQ%a%40b``."""
-    if "%" not in name:
+    prefix, parts = _split(name)
+    shown = [_shown_part(part) for part in parts]
+    # There the sign separates group and topic.
+    if prefix == RETRY_TOPIC_PREFIX and any(POP_RETRY_SEPARATOR in part for part in shown):
         return name
-    prefix, rest = _split(name)
-    decoded = decode_name(rest)
-    return prefix + decoded if _is_for_people(decoded) and not decoded.startswith(GROUP_TOPIC_PREFIXES) else name
+    return prefix + POP_RETRY_SEPARATOR.join(shown)
 
 
 def real_name(shown: str, kind: NameKind = "topic") -> str:
@@ -26,8 +27,9 @@ def real_name(shown: str, kind: NameKind = "topic") -> str:
     A name with white space or control characters is returned as it is: it must be a mistake, and the broker refuses it.
     Raises ``InvalidArgument`` if the name is too long once encoded.
     """
-    prefix, rest = _split(shown)
-    return prefix + encode_name(rest, kind) if _is_for_people(rest) else shown
+    prefix, parts = _split(shown)
+    real = [encode_name(part, kind) if _is_for_people(part) else part for part in parts]
+    return prefix + POP_RETRY_SEPARATOR.join(real)
 
 
 def is_called(name: str, text: str) -> bool:
@@ -50,7 +52,15 @@ def _is_for_people(name: str) -> bool:
     return bool(name) and name.isprintable() and " " not in name and not is_valid_name(name)
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Return the prefix of a group's own topic, which is never encoded, and the remaining name."""
+def _shown_part(name: str) -> str:
+    decoded = decode_name(name)
+    return decoded if _is_for_people(decoded) and not decoded.startswith(GROUP_TOPIC_PREFIXES) else name
+
+
+def _split(name: str) -> tuple[str, list[str]]:
+    """Return the prefix of a group's own topic, which is never encoded, and the names that follow it: two in the retry
+    topic of a group that pops."""
     prefix = next((prefix for prefix in GROUP_TOPIC_PREFIXES if name.startswith(prefix)), "")
-    return prefix, name[len(prefix) :]
+    rest = name[len(prefix) :]
+    both = prefix == RETRY_TOPIC_PREFIX and rest.count(POP_RETRY_SEPARATOR) == 1
+    return prefix, rest.split(POP_RETRY_SEPARATOR) if both else [rest]

@@ -69,6 +69,10 @@ def test_the_error_for_an_enormous_name_is_short() -> None:
         ("orders%2Ev1", "orders.v1"),
         ("%DLQ%celery%40host", "%DLQ%celery@host"),
         ("%RETRY%celery%40host_orders%2Ev1", "%RETRY%celery@host_orders.v1"),
+        ("%RETRY%celery%40host+orders%2Ev1", "%RETRY%celery@host+orders.v1"),
+        ("%RETRY%a%2Bb", "%RETRY%a%2Bb"),  # else it would look like the retries of a group and a topic
+        ("%RETRY%a%2Bb+orders%2Ev1", "%RETRY%a%2Bb+orders%2Ev1"),
+        ("%DLQ%a%2Bb", "%DLQ%a+b"),
         ("100%25", "100%25"),  # "100%" is a valid name of its own
         ("%25RETRY%25a%40b", "%25RETRY%25a%40b"),  # else it would look like a retry topic
         ("a%20b", "a%20b"),

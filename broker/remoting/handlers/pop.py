@@ -14,7 +14,7 @@ from ....protocol.commands.pops import RECEIPTS_MAX
 from ....protocol.errors import InvalidParameter, MessageIllegal, QueueNotExist, TopicNotExist
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
-from ....protocol.storage.delivery import PROPERTY_RECORD_CRC
+from ....protocol.storage.delivery import PROPERTY_RECORD_CRC, RETRY_TOPIC_PREFIX, pop_retry_topic
 from ....protocol.storage.record import decode_record, encode_properties
 from ...delivery.groups.consumer_clients import ClientSubscription
 from ...delivery.pop.in_flight import Take
@@ -26,6 +26,7 @@ from ...store import WouldBlock
 from .. import rules
 from ..json_fields import json_body
 from ..receipts import (
+    OF_RETRY_TOPIC,
     ORDERED_REVIVE_QUEUE,
     PROPERTY_POP_CK,
     REVIVE_QUEUE,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ...requests.outlet import Outlet
     from ...store import MessageStore
     from ..json_fields import JsonFields
+    from ..receipts import PopReceipt
     from ..request import RemotingRequest
 
 POLL_MS_MAX = 5 * 60_000
@@ -165,18 +167,21 @@ def _as_message_of(topic: str, handle: str, record: memoryview) -> bytes:
 
 def ack_message(request: RemotingRequest, pops: PopService, store: MessageStore) -> None:
     """Settle one message."""
-    key, offset = _popped(request, store)
-    receipt = parse_receipt(request.ext.text("extraInfo"))
+    key, offset, receipt = _popped(request, store)
     if pops.settle(key, offset, receipt.pop_ms):
         request.reply()
     else:
         _no_message(request, key, offset)
 
 
-def _popped(request: RemotingRequest, store: MessageStore) -> tuple[QueueKey, int]:
-    """Return queue and offset of the message that a request is about. Raises if the topic lacks the queue."""
+def _popped(request: RemotingRequest, store: MessageStore) -> tuple[QueueKey, int, PopReceipt]:
+    """Return queue, offset and receipt of the message that a request is about. Raises if the topic lacks the queue."""
     ext = request.ext
     key = QueueKey(ext.text("consumerGroup"), ext.text("topic"), ext.integer("queueId", low=-(2**31), high=_QUEUE_MAX))
+    receipt = parse_receipt(ext.text("extraInfo"))
+    # RocketMQ's older clients do not know this mark, and name the topic that they popped.
+    if receipt.mark == OF_RETRY_TOPIC and not key.topic.startswith(RETRY_TOPIC_PREFIX):
+        key = key._replace(topic=pop_retry_topic(key.group, key.topic))
     config = store.topics.get(key.topic)
     if config is None:
         raise TopicNotExist(f"topic[{key.topic}] not exist, apply first please!")
@@ -184,7 +189,7 @@ def _popped(request: RemotingRequest, store: MessageStore) -> tuple[QueueKey, in
         raise MessageIllegal(
             f"queueId[{key.queue}] is illegal, topic:[{key.topic}] topicConfig.readQueueNums:[{config.read_queues}]"
         )
-    return key, ext.integer("offset", low=-(2**63))
+    return key, ext.integer("offset", low=-(2**63)), receipt
 
 
 def _no_message(request: RemotingRequest, key: QueueKey, offset: int) -> None:
@@ -252,8 +257,7 @@ def _batch_ack(row: JsonFields) -> _BatchAck:
 
 def change_message_invisibletime(request: RemotingRequest, pops: PopService, store: MessageStore) -> None:
     """Give a message in flight another end of its time, sooner or later."""
-    key, offset = _popped(request, store)
-    receipt = parse_receipt(request.ext.text("extraInfo"))
+    key, offset, receipt = _popped(request, store)
     invisible_ms = request.ext.integer("invisibleTime", high=INVISIBLE_MS_MAX)
     renewed = pops.renew(key, offset, receipt.pop_ms, invisible_ms)
     if renewed is None:
