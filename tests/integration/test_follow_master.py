@@ -315,7 +315,7 @@ async def test_a_master_with_a_log_beyond_all_numbers_is_refused(store: MessageS
         (21, {"topicConfigTable": {"bad": {"topicName": "bad", "topicSysFlag": 2**70}}}),
         (43, {"offsetTable": {"bad@group": {"0": 10**20}}}),
         (43, {"offsetTable": {"bad@group": {"0": "100000000000000000000"}}}),
-        (43, {"offsetTable": {"bad@group": {"-1": 1}}}),
+        (43, {"offsetTable": {"bad@group": {"-2": 1}}}),
         (43, {"offsetTable": {"bad@group": {str(2**31): 1}}}),
         (45, {"offsetTable": {"3": 10**20}}),
         (201, {"subscriptionGroupTable": {"bad": {"groupName": "bad", "retryMaxTimes": "2147483648"}}}),

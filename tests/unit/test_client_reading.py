@@ -261,6 +261,17 @@ class TestFollowing:
         assert reading.turn() == []
         assert reading.finished
 
+    def test_what_is_stored_after_the_end_time_is_not_read_before_the_end_is_known(self) -> None:
+        ahead = 10**12  # the time has come for the broker, and not yet for the client
+        topic = MemoryTopic([(0, ahead), (0, ahead + 1)], queues=1)
+        reading = TopicReader("t", topic.span("earliest", moment(ahead + 1)), EVERYTHING)
+        ((queue, operation),) = reading.pulls()
+        reading.take_batch(queue, operation.result(topic.answer(operation)))
+        assert [message.body for message in reading.turn()] == [b"0"]
+        reading.end_at({0: 1})
+        assert reading.turn() == []
+        assert reading.finished
+
     def test_reading_waits_for_an_end_that_is_not_reached_yet(self, topic: MemoryTopic) -> None:
         reading = TopicReader("t", topic.span("latest", {0: 20, 1: 12}), EVERYTHING)
         ((queue, operation),) = reading.pulls()

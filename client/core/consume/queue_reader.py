@@ -70,6 +70,7 @@ class TopicReader:
         self._tags = tags
         self._condition = condition
         self._from_ms = span.from_ms
+        self._until_ms = span.until_ms
         self._queues: dict[int, QueueReader] = {}
         self._turns: list[QueueReader] = []
         ends = span.ends or {}
@@ -120,7 +121,8 @@ class TopicReader:
         queue.may_move = False
         queue.position = max(queue.position, batch.next_offset)
         queue.caught_up = queue.position >= batch.max_offset
-        if (queue.end is not None and batch.next_offset > queue.end) or self._from_ms is not None:
+        is_timed = self._from_ms is not None or self._until_ms is not None
+        if is_timed or (queue.end is not None and batch.next_offset > queue.end):
             messages = [message for message in batch.messages if self._is_within(message, queue.end)]
             if messages:
                 queue.messages.append(iter(messages))
@@ -130,7 +132,9 @@ class TopicReader:
     def _is_within(self, message: StoredMessage, end: int | None) -> bool:
         # Store times of a queue never decrease, and those of what the broker stores from a time on are not before it.
         since = self._from_ms is None or message.stored_ms >= self._from_ms
-        return since and (end is None or message.queue_offset < end)
+        # A message may arrive before this client learns that the time has come at which the reading ends.
+        until = self._until_ms is None or message.stored_ms < self._until_ms
+        return since and until and (end is None or message.queue_offset < end)
 
     def pull_refused(self, number: int, error: FlintError) -> bool:
         """Handle a refused pull. Returns whether reading can continue: if the start was not explicit and has
