@@ -43,6 +43,7 @@ HOW_TO = [
     Page("The console", "how-to/console.md", "client/console/README.md"),
     Page("RocketMQ's clients", "how-to/rocketmq.md", "docs/rocketmq.md"),
     Page("Migration from RocketMQ", "how-to/migration.md", "docs/migration.md"),
+    Page("Leaving FlintMQ", "how-to/leaving.md", "docs/leaving.md"),
     Page("Operations", "how-to/operations.md", "docs/operations.md"),
     Page("Backup and offline tools", "how-to/tools.md", "broker/tools/README.md"),
     Page("Size a disk", "how-to/disk-size.md", "docs/disk-size.md"),

@@ -27,7 +27,9 @@ from .java import Unavailable, fetch_class_path
 from .outcomes import Report, chosen
 
 PARTS = ("java", "go", "mqadmin", "grpc")
-TAG = "rocketmq-all-5.3.3"
+RELEASE = "5.3.3"
+TAG = f"rocketmq-all-{RELEASE}"
+"""Sources of the tests, which compile with the jars of their own release only."""
 
 
 def main() -> int:
@@ -56,7 +58,7 @@ def run_parts(options: argparse.Namespace, target: Target, work: Path, report: R
         with _or_absent(report, APACHE_TESTS):
             if options.sources is None:
                 raise Unavailable(f"pass --sources FOLDER: a checkout of Apache RocketMQ's tag {TAG}")
-            tests = ApacheTests(options.sources, fetch_class_path(work), work)
+            tests = ApacheTests(options.sources, fetch_class_path(work, release=RELEASE), work)
             with contextlib.ExitStack() as stack:
                 encrypted = target
                 if options.broker == "flintmq" and any(map(is_encrypted, chosen(tests.tests, options.only))):

@@ -26,11 +26,15 @@ def need_programs(*programs: str) -> None:
             raise Unavailable(f"`{program}` is not on PATH; install it")
 
 
-def fetch_class_path(work: Path, pom: Path = FOLDER / "pom.xml") -> str:
-    """Let Maven fetch the jars that ``pom`` names, and return their class path. Raises ``Unavailable``."""
+def fetch_class_path(work: Path, pom: Path = FOLDER / "pom.xml", release: str = "") -> str:
+    """Let Maven fetch the jars that ``pom`` names, and return their class path. Raises ``Unavailable``.
+
+    ``release``: of RocketMQ, in place of the one in ``pom``.
+    """
     need_programs("java", "javac", "mvn")
-    written = work / f"{pom.parent.name}-class-path"
+    written = work / f"{pom.parent.name}{release}-class-path"
     command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:build-classpath", f"-Dmdep.outputFile={written}"]
+    command += [f"-Drocketmq.version={release}"] if release else []
     fetched = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS_MAX, check=False)
     if fetched.returncode or not written.exists():
         said = [line for line in fetched.stdout.splitlines() if "[ERROR]" in line]

@@ -188,7 +188,7 @@ CPU_RATIO_MAX = 1.5
 
 CASE = Case(
     "remoting",
-    "RocketMQ's client for Java before FlintMQ and before RocketMQ 5.3.3, in turns",
+    "RocketMQ's client for Java before FlintMQ and before RocketMQ 5.5.0, in turns",
     (
         *(Measure(f"{key}_{name}", f"{title}: {name}", unit) for key, title, unit in ROWS for name in BROKERS),
         *(
