@@ -18,6 +18,9 @@ from .storage.layout import (
 OFFSET_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 """Name of a file of the CommitLog or of a ConsumeQueue: the position of its first byte in the whole."""
 
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+"""Permissions of what FlintMQ creates in a store or a backup: the messages are for the broker's user alone."""
+
 _OFFSETS = struct.Struct(">qq")
 
 

@@ -32,7 +32,7 @@ from ... import __version__
 from ...protocol.backup_folder import MANIFEST, PROGRESS, TABLES_PREFIX, refuse_backup
 from ...protocol.store_files import OFFSET_NAME
 from ..store.errors import CorruptFile, StoreLocked
-from ..store.files.file_system import Files, make_durable_folder
+from ..store.files.file_system import Files, make_durable_folder, open_file
 from ..store.files.table_journal import JOURNAL_SUFFIX
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.checkpoint import StoreCheckpoint
@@ -210,7 +210,8 @@ class _Backup:
         for path in self._table_files():
             name = str(path.relative_to(self._store))
             try:
-                content, mode = path.read_bytes(), path.stat().st_mode & 0o777
+                with open(open_file(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - a descriptor
+                    content, mode = file.read(), os.fstat(file.fileno()).st_mode & 0o777
             except FileNotFoundError:
                 continue
             target = folder / name
@@ -254,7 +255,7 @@ class _Backup:
         _allow_descriptors(len(names))
         fds = {}
         for name in names:
-            fds[name] = os.open(log_folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            fds[name] = open_file(log_folder / name, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, fds[name])
         # The open files must be a whole log: of one size, without a gap, from its beginning to its end.
         sizes = {os.fstat(fd).st_size for fd in fds.values()}
@@ -314,7 +315,7 @@ class _Backup:
             return False
         if not target.exists() or target.stat().st_size != known.bytes:
             return False
-        held = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+        held = open_file(target, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return all(
                 os.pread(fd, ENDS_BYTES, at) == os.pread(held, ENDS_BYTES, at)

@@ -18,7 +18,7 @@ from typing import Any
 from ...protocol.backup_folder import MANIFEST, PROGRESS, backup_kind
 from ...protocol.checked_json import encode_checked, take_checksum
 from ...protocol.errors import FlintError
-from ..store.files.file_system import Files, replace_file
+from ..store.files.file_system import Files, open_file, replace_file
 from ..store.files.json_table import SHAPE_ERRORS
 
 LOG_FOLDER = "commitlog"
@@ -105,7 +105,7 @@ def load_whole(folder: Path) -> Manifest:
 def write_new(files: Files, path: Path, content: bytes, mode: int) -> None:
     """Write a small file that is not there yet, with these permissions from its first byte on; its content is on disk
     when it returns."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         files.write(fd, content, 0)
         files.sync_data(fd)

@@ -22,7 +22,7 @@ from ..kernels.dispatch import Q_DELETED_BELOW
 from ..store.damage.quarantine import Quarantine
 from ..store.errors import CorruptFile, StoreLocked
 from ..store.files.abort_file import AbortFile
-from ..store.files.file_system import Files
+from ..store.files.file_system import Files, is_plain_file, open_file
 from ..store.files.layout_check import strange_places
 from ..store.files.mapped_file import MappedFile
 from ..store.files.store_lock import StoreLock
@@ -48,7 +48,7 @@ class ReadOnlyFiles(Files):
     def open(self, path: Path, *, create: bool = False) -> int:
         """Open a file for reading."""
         assert not create, f"{path} would be created by a tool that only reads"
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return open_file(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         """Map the file's first ``size`` bytes, private and writable."""
@@ -321,7 +321,7 @@ class OfflineStore:
         """Return the files of a folder with valid names, in order; each other entry is a finding."""
         own = []
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if pattern.match(path.name) and path.is_file():
+            if pattern.match(path.name) and is_plain_file(path):
                 own.append(path)
             else:
                 self.findings.add("foreign-file", path, f"no file of that name belongs in {folder}")
@@ -339,7 +339,7 @@ def _strays(folder: Path) -> list[Path]:
 def _names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
     if not folder.is_dir():
         return []
-    return [path.name for path in folder.iterdir() if pattern.match(path.name) and path.is_file()]
+    return [path.name for path in folder.iterdir() if pattern.match(path.name) and is_plain_file(path)]
 
 
 def _file_sizes(folder: Path, pattern: re.Pattern[str]) -> list[int]:

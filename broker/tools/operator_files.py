@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from pathlib import Path
 
@@ -39,11 +40,12 @@ def conf(dest: Path) -> int:
 
     files = {dest / name: read(name) for name in EXAMPLES.values()}
     for path in files:
-        if path.exists():
+        if os.path.lexists(path):  # also a link that leads nowhere
             raise ConfigurationError(f"{path} already exists: choose another folder, or move the file away")
     dest.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
-        path.write_bytes(content)
+        with path.open("xb") as file:
+            file.write(content)
         click.echo(escape(str(path)))
     return 0
 

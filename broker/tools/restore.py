@@ -16,7 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..store.files.file_system import Files, make_durable_folder
+from ...protocol.store_files import FILE_MODE
+from ..store.files.file_system import Files, make_durable_folder, open_file
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.checkpoint import StoreCheckpoint
 from .backup_manifest import LOG_FOLDER, BackedUp, BackupError, Manifest, load_whole, write_new
@@ -88,7 +89,7 @@ class _Restoring:
         for name in (LOG_FOLDER, "config", f"{OWN_FOLDER}/new"):
             make_durable_folder(files, store / name)
         self._write_checkpoint()
-        write_new(files, store / "abort", b"", 0o644)
+        write_new(files, store / "abort", b"", FILE_MODE)
         for each in manifest.tables:
             if each.path.removesuffix(".bak") in _OF_A_MEMBER:
                 self._count(each.bytes)
@@ -126,7 +127,7 @@ class _Restoring:
         files, source = self._files, self._folder / LOG_FOLDER / each.path
         target = self._store / LOG_FOLDER / each.path
         scratch = self._store / OWN_FOLDER / "new" / f"restored-{each.path}"
-        held = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        held = open_file(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             out = files.open(scratch, create=True)
             try:

@@ -84,6 +84,6 @@ def _replace(files: Files, target: Path, content: bytes) -> None:
     write_new(files, scratch, content, was.st_mode & 0o777)
     # Otherwise the file would be root's, and the broker's user could not change it.
     if os.geteuid() == 0:
-        os.chown(scratch, was.st_uid, was.st_gid)
+        os.chown(scratch, was.st_uid, was.st_gid, follow_symlinks=False)
     files.rename(scratch, target)
     files.sync_folder(target.parent)

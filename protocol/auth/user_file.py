@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ..backup_folder import refuse_backup
 from ..errors import ConfigurationError
+from ..store_files import FILE_MODE, FOLDER_MODE
 from .users import BACKUP_SUFFIX, USERS_FILE, Users, choose_users, encode_users
 
-FILE_MODE = 0o600
 STORE_FOLDERS = ("commitlog", "config")
 """Folders of which every store has at least one."""
 
@@ -84,7 +84,7 @@ class UserFile:
         folder = self.path.parent
         try:
             if not folder.is_dir():
-                folder.mkdir()
+                folder.mkdir(FOLDER_MODE)
                 self._give_to_owner(folder)
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
@@ -118,7 +118,7 @@ class UserFile:
         """Give a file that root created to the owner of the store, so that the broker can read it."""
         if os.geteuid() == 0:
             owner = self.store.stat()
-            os.chown(path, owner.st_uid, owner.st_gid)
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
     def _refusal(self, what: str, error: Exception) -> ConfigurationError:
         remedy = "; do it as the user that the broker runs as" if isinstance(error, PermissionError) else ""

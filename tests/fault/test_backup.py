@@ -254,6 +254,34 @@ def test_tables_keep_their_permissions(tmp_path: Path) -> None:
         assert (folder / "flintmq" / "secret.json").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("name", [f"commitlog/{FIRST}", "config/topics.json", "flintmq/more.json"])
+def test_a_store_with_a_link_is_not_backed_up(tmp_path: Path, name: str) -> None:
+    store, _ = filled(tmp_path / "store")
+    store.close()
+    path = store.path / name
+    secret = tmp_path / "secret"
+    secret.write_bytes(path.read_bytes() if path.exists() else b"{}")
+    path.unlink(missing_ok=True)
+    path.symlink_to(secret)
+    with pytest.raises(OSError, match="it is a link, where a file belongs"):
+        backup(store.path, tmp_path / "backup", quiet)
+    assert not (tmp_path / "backup" / MANIFEST).exists()
+
+
+def test_nothing_is_written_through_a_link_in_a_backup(tmp_path: Path) -> None:
+    store, _ = filled(tmp_path / "store")
+    backup(store.path, tmp_path / "backup", quiet)
+    append(store, "orders", 0, some(2, 700))
+    store.close()
+    copied, elsewhere = tmp_path / "backup" / "commitlog" / THIRD, tmp_path / "elsewhere"
+    before = copied.read_bytes()
+    copied.rename(elsewhere)
+    copied.symlink_to(elsewhere)
+    with pytest.raises(OSError, match="it is a link, where a file belongs"):
+        backup(store.path, tmp_path / "backup", quiet)
+    assert elsewhere.read_bytes() == before
+
+
 # Damage.
 
 

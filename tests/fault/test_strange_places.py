@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from flintmq.broker.store import CorruptFile, MessageStore
-from flintmq.broker.tools.commands import dump, repair, stat, verify
+from flintmq.broker.tools.commands import backup, dump, repair, stat, verify
 from tests.store_tools import SMALL, Sent, assert_holds, index_files, open_store, plain, put, queue_files, reopen
 from tests.tools_runs import findings
 
@@ -47,6 +47,20 @@ def link_to_itself(path: Path) -> None:
     path.symlink_to(path.name)
 
 
+def link_to_its_file(path: Path) -> None:
+    """Move the file out of the store and link it: only that it is a link tells it from before."""
+    outside = outside_of(path)
+    outside.write_bytes(path.read_bytes() if path.exists() else b"of somebody else")
+    remove(path)
+    path.symlink_to(outside)
+
+
+def outside_of(path: Path) -> Path:
+    """Return where ``link_to_its_file`` moves the file of a store."""
+    store = next(parent for parent in path.parents if parent.name == "store")
+    return store.with_name(f"outside-{path.name}")
+
+
 def pipe(path: Path) -> None:
     remove(path)
     os.mkfifo(path)
@@ -64,7 +78,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("change", [folder, link_to_nothing, link_to_itself, pipe])
+@pytest.mark.parametrize("change", [folder, link_to_nothing, link_to_itself, link_to_its_file, pipe])
 @pytest.mark.parametrize("derived", ["a queue", "the index"])
 def test_queues_and_index_that_are_no_files_are_rebuilt(
     store: tuple[Path, list[Sent]], change: Callable[[Path], None], derived: str
@@ -73,6 +87,7 @@ def test_queues_and_index_that_are_no_files_are_rebuilt(
     expected = queue_files(path), index_files(path)
     victim = path / UNIT_FILE if derived == "a queue" else sorted((path / "index").iterdir())[1]
     change(victim)
+    outside = [(path, path.read_bytes()) for path in path.parent.glob("outside-*")]
     assert victim in {each.path for each in findings(path)}
     opened, report = reopen(path)
     assert len(report.rebuilt) == 1
@@ -81,9 +96,10 @@ def test_queues_and_index_that_are_no_files_are_rebuilt(
     opened.close()
     assert (queue_files(path), index_files(path)) == expected
     assert findings(path) == []
+    assert [(path, path.read_bytes()) for path in path.parent.glob("outside-*")] == outside
 
 
-@pytest.mark.parametrize("change", [folder, link_to_nothing, link_to_itself, pipe])
+@pytest.mark.parametrize("change", [folder, link_to_nothing, link_to_itself, link_to_its_file, pipe])
 @pytest.mark.parametrize(
     "name",
     [
@@ -102,6 +118,37 @@ def test_a_place_that_cannot_be_rebuilt_is_refused_by_name(
     store: tuple[Path, list[Sent]], change: Callable[[Path], None], name: str
 ) -> None:
     assert_refused(store[0], name, change, "where a file belongs")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"commitlog/{FIRST}",
+        "checkpoint",
+        "abort",
+        "lock",
+        "config/topics.json",
+        "config/topics.json.tmp",
+        "config/topics.json.bak.tmp",
+        "config/topics.json.journal",
+        "config/consumerOffset.json.journal.tmp",
+        "flintmq/pop.json.journal",
+        "flintmq/replication.json.tmp",
+        "flintmq/quarantine/new.tmp",
+        "flintmq/timers/000000003600",
+    ],
+)
+def test_nothing_is_written_through_a_link(store: tuple[Path, list[Sent]], name: str) -> None:
+    path = store[0]
+    (path / name).parent.mkdir(exist_ok=True)
+    link_to_its_file(path / name)
+    before = outside_of(path / name).read_bytes()
+    with pytest.raises(CorruptFile, match=rf"{name}: it is a link, where a file belongs"):
+        open_store(path)
+    for command, more in ((verify, []), (repair, ["--apply"]), (backup, [str(path.with_name("backup"))])):
+        done = CliRunner().invoke(command, [str(path), *more])
+        assert done.exit_code in (0, 1, 2), done.output
+    assert outside_of(path / name).read_bytes() == before
 
 
 @pytest.mark.parametrize("change", [file, link_to_nothing, link_to_itself])

@@ -108,6 +108,21 @@ def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Pat
     assert not (folder / "broker.toml").exists()
 
 
+def test_they_are_not_written_through_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    for name in EXAMPLES.values():
+        (tmp_path / "etc" / name).symlink_to(tmp_path / "elsewhere")
+    done = CliRunner().invoke(main, ["conf", str(tmp_path / "etc")])
+    assert done.exit_code == 2
+    assert "already exists: choose another folder" in done.output
+    assert not (tmp_path / "elsewhere").exists()
+    (tmp_path / "folder").symlink_to(tmp_path / "elsewhere")
+    done = CliRunner().invoke(main, ["conf", str(tmp_path / "folder")])
+    assert done.exit_code == 2
+    assert str(tmp_path / "folder") in done.output
+    assert not (tmp_path / "elsewhere").exists()
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_printed(name: str) -> None:
     done = CliRunner().invoke(main, ["example", name])

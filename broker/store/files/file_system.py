@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ....protocol.store_files import FILE_MODE, FOLDER_MODE
 from . import system_calls
 
 READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
@@ -27,7 +28,7 @@ class Files:
 
     def open(self, path: Path, *, create: bool = False) -> int:
         """Return a descriptor for reading and writing; ``create`` creates the file if it does not exist."""
-        return os.open(path, READ_WRITE | (os.O_CREAT if create else 0), 0o644)
+        return open_file(path, READ_WRITE | (os.O_CREAT if create else 0))
 
     def close(self, fd: int) -> None:
         """Close a descriptor."""
@@ -119,7 +120,9 @@ class Files:
 
     def make_folder(self, path: Path) -> None:
         """Create a folder and its missing parents."""
-        path.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            self.make_folder(path.parent)
+        path.mkdir(FOLDER_MODE, exist_ok=True)
 
     def remove_folder(self, path: Path) -> None:
         """Remove an empty folder."""
@@ -144,6 +147,24 @@ class Files:
         """Return the bytes that an unprivileged user can still write on the file system of ``path``."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+
+def open_file(path: Path, flags: int, mode: int = FILE_MODE) -> int:
+    """Return a descriptor of a file of a store or a backup; a file that is created gets ``mode``.
+
+    Raises OSError; also for a link, which could lead to a file outside of the folder.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            error.strerror = f"it is a link, where a file belongs: put the file there ({error.strerror})"
+        raise
+
+
+def is_plain_file(path: Path) -> bool:
+    """Return whether a file that ``open_file`` opens is there: not a link."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _named(error: OSError, fd: int) -> OSError:

@@ -6,6 +6,7 @@ Finds a folder where a file belongs, or a link that is dangling because a disk i
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,17 +33,29 @@ _FILES = (
 def strange_places(store: Path) -> Iterator[tuple[Path, str]]:
     """Yield (path, problem) for each path that must be a file or a folder and is something else.
 
-    The files of ConsumeQueues and index are not checked: recovery can rebuild them.
+    A folder may be a link, to another disk; a file must not be one, because it could lead to any file of the machine,
+    which would then be overwritten. The files of ConsumeQueues and index are not checked: recovery can rebuild them.
     """
     log = store / "commitlog"
     folders = [store / name for name in _FOLDERS]
     files = [store / name for name in _FILES]
     if log.is_dir():
         files += sorted(path for path in log.iterdir() if OFFSET_NAME.match(path.name))
+    files += [path for path in _links_of_tables(store) if path not in files]
     for paths, is_right, wanted in ((folders, stat.S_ISDIR, "folder"), (files, stat.S_ISREG, "file")):
         for path in paths:
             if found := _instead(path, is_right):
                 yield path, f"it is {found}, where a {wanted} belongs"
+
+
+def _links_of_tables(store: Path) -> Iterator[Path]:
+    """Yield the links in the place of tables and of what belongs to one, such as a table that is being written; not
+    those in folders that a start empties."""
+    paths = sorted((store / "config").glob("*.json*"))
+    for folder, folders, names in os.walk(store / "flintmq"):
+        folders[:] = sorted(name for name in folders if name not in ("aside", "new"))
+        paths += [Path(folder, name) for name in sorted(names)]
+    yield from (path for path in paths if path.is_symlink())
 
 
 def _instead(path: Path, is_right: Callable[[int], bool]) -> str:
@@ -58,5 +71,5 @@ def _instead(path: Path, is_right: Callable[[int], bool]) -> str:
             raise
         return "a link that leads to itself"
     if is_right(mode):
-        return ""
+        return "a link" if stat.S_ISREG(mode) and path.is_symlink() else ""
     return "a folder" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "neither a file nor a folder"

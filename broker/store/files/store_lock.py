@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import StoreLocked
+from .file_system import is_plain_file
 
 if TYPE_CHECKING:
     from .file_system import Files
@@ -38,7 +39,7 @@ class StoreLock:
 
         Does nothing if the file does not exist: then no broker has the store open.
         """
-        if self._path.is_file():
+        if is_plain_file(self._path):
             self._lock(fcntl.LOCK_SH, create=False)
 
     def _lock(self, how: int, *, create: bool) -> None:

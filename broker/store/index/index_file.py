@@ -20,7 +20,7 @@ from ....protocol.storage.layout import (
 from ...kernels import index as kernel
 from ...kernels.dispatch import K_PHYSICAL_OFFSET, KEY_ROW
 from ..errors import SettingMismatch, WouldBlock
-from ..files.file_system import create_whole, move_aside
+from ..files.file_system import create_whole, is_plain_file, move_aside
 
 if TYPE_CHECKING:
     from ....protocol.storage.layout import IndexHeader
@@ -247,7 +247,7 @@ class IndexService:
             return ""
         expected = index_file_bytes(self.slots, self.entries)
         paths = sorted(path for path in self.folder.iterdir() if _NAME.match(path.name))
-        sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+        sizes = [path.stat().st_size if is_plain_file(path) else 0 for path in paths]
         wrong = [number for number, size in enumerate(sizes) if size != expected]
         if paths and recorded_sizes not in (None, (self.slots, self.entries)):
             raise self._mismatch(paths[0], recorded_sizes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from ....protocol.store_files import OFFSET_NAME, file_name
 from ..errors import CorruptFile, WouldBlock
-from ..files.file_system import Descriptor, zero
+from ..files.file_system import Descriptor, is_plain_file, zero
 
 if TYPE_CHECKING:
     from ..files.file_system import Files
@@ -84,7 +84,7 @@ class ConsumeQueue:
         wrong_size = None
         for number, start in enumerate(starts):
             path = self.folder / file_name(start)
-            if not path.is_file():
+            if not is_plain_file(path):
                 problem = problem or f"{path} is not a file"
                 continue
             fd = self._open(start)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.storage.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, CheckpointTimes
 from ....protocol.store_files import checkpoint_mark, encode_checkpoint
+from ..files.file_system import is_plain_file
 
 if TYPE_CHECKING:
     from ..files.file_system import Files
@@ -59,7 +60,7 @@ class StoreCheckpoint:
 
     def load(self) -> None:
         """Read the file if it exists; changes nothing."""
-        if not self.path.is_file():
+        if not is_plain_file(self.path):
             return
         blob = bytearray(CHECKPOINT_FILE_BYTES)
         fd = self._files.open(self.path)
