@@ -9,10 +9,8 @@ from typing import NamedTuple
 from flintmq.broker.replication.core.rules import Rules
 
 from . import core_mutants as core
-from . import mutants
-from . import rule_schedules as schedules
+from . import mutants, schedules
 from .core_mutants import CoreMutant
-from .schedules import SCHEDULES
 
 Schedule = Callable[[Rules], None]
 RANDOM: Schedule | None = None
@@ -28,36 +26,47 @@ class Half(NamedTuple):
     shown_by: Schedule | None
 
 
-def _rule(number: int, text: str, mutant: type[Rules]) -> Half:
-    return Half(number, text, mutant, SCHEDULES.get(mutant, RANDOM))
-
-
 HALVES: tuple[Half, ...] = (
-    _rule(1, "every required member has it", mutants.AcknowledgeAlone),
+    Half(1, "every required member has it", mutants.AcknowledgeAlone, RANDOM),
     Half(1, "the slowest one too", core.ALL_BUT_THE_SLOWEST, RANDOM),
-    _rule(1, "a member without a report has nothing", mutants.IgnoreSilentMembers),
-    _rule(1, "as flushed, not as written", mutants.ReportWhatIsWritten),
+    Half(1, "a member without a report has nothing", mutants.IgnoreSilentMembers, RANDOM),
+    Half(1, "as flushed, not as written", mutants.ReportWhatIsWritten, RANDOM),
     Half(
         1, "a report that cannot be true counts for nothing", core.BELIEVE_ANY_POSITION, schedules.report_what_cannot_be
     ),
-    _rule(2, "one that must go is required until that is done", mutants.ShrinkBeforeItIsDone),
-    _rule(2, "one that may have come is required at once", mutants.ForgetUnknownProposals),
+    Half(
+        2,
+        "one that must go is required until that is done",
+        mutants.ShrinkBeforeItIsDone,
+        schedules.remove_a_member_without_learning_of_it,
+    ),
+    Half(
+        2,
+        "one that may have come is required at once",
+        mutants.ForgetUnknownProposals,
+        schedules.add_a_member_without_learning_of_it,
+    ),
     Half(
         2,
         "so are those of each open proposal, not only of the newest",
         core.ONLY_THE_NEWEST_PROPOSAL,
-        schedules.add_a_member_and_ask_again,
+        schedules.add_a_member_without_learning_of_it,
     ),
-    _rule(3, "too few in sync: nothing is acknowledged", mutants.IgnoreTheMinimum),
+    Half(3, "too few in sync: nothing is acknowledged", mutants.IgnoreTheMinimum, RANDOM),
     Half(3, "none is taken out below the minimum", core.SHRINK_BELOW_THE_MINIMUM, RANDOM),
-    _rule(4, "a new connection ends earlier reports", mutants.KeepReportsOfOldDisks),
+    Half(4, "a new connection ends earlier reports", mutants.KeepReportsOfOldDisks, RANDOM),
     Half(4, "a second connection is refused", core.ACCEPT_TWO_CONNECTIONS, schedules.follow_twice),
-    _rule(5, "what is confirmed", mutants.ShowWhatIsNotConfirmed),
+    Half(5, "what is confirmed", mutants.ShowWhatIsNotConfirmed, RANDOM),
     Half(5, "and is on the own disk", core.SHOW_BEFORE_OWN_FLUSH, RANDOM),
-    _rule(6, "in sync", mutants.LeadFromOutside),
-    _rule(6, "complete", mutants.LeadWithAnEmptyDisk),
+    Half(6, "in sync", mutants.LeadFromOutside, RANDOM),
+    Half(6, "complete", mutants.LeadWithAnEmptyDisk, RANDOM),
     Half(6, "the lease is free", core.ELECT_WITHOUT_VACANCY, RANDOM),
-    _rule(6, "or it is its own from before a restart, as the last primary", mutants.TakeOwnLeasesForVacant),
+    Half(
+        6,
+        "or it is its own from before a restart, as the last primary",
+        mutants.TakeOwnLeasesForVacant,
+        schedules.hand_over_and_remember_the_own_lease,
+    ),
     Half(
         6,
         "the old primary is taken out, if it does not come back",
@@ -67,23 +76,32 @@ HALVES: tuple[Half, ...] = (
     Half(6, "but not if it does", core.GONE_WHILE_IT_STREAMS, schedules.come_back_after_a_takeover),
     Half(6, "and no other one", core.GONE_AT_ONCE, schedules.connect_again_soon),
     Half(6, "the right way round", core.GONE_WHEN_IT_IS_BACK, schedules.connect_again_soon),
-    _rule(7, "an epoch that its log has not seen", mutants.ResumeTheEpoch),
+    Half(7, "an epoch that its log has not seen", mutants.ResumeTheEpoch, RANDOM),
     Half(7, "with a complete log", core.BEGIN_AN_INCOMPLETE_EPOCH, RANDOM),
-    _rule(8, "the epoch is saved before a message", mutants.ServeBeforeTheEpochIsSaved),
-    _rule(8, "epochs without a byte are dropped", mutants.KeepAnEpochWithTheSameStart),
-    _rule(9, "it stops with its lease", mutants.IgnoreTheLease),
+    Half(8, "the epoch is saved before a message", mutants.ServeBeforeTheEpochIsSaved, RANDOM),
+    Half(
+        8, "epochs without a byte are dropped", mutants.KeepAnEpochWithTheSameStart, schedules.lead_from_the_same_offset
+    ),
+    Half(9, "it stops with its lease", mutants.IgnoreTheLease, RANDOM),
     Half(9, "a margin before the end", core.LEASE_ENDS_LATE, RANDOM),
     Half(9, "counted from before the request", core.LEASE_FROM_ITS_ANSWER, schedules.stop_while_the_lease_is_renewed),
     Half(9, "and does not begin without it", core.SERVE_WITHOUT_LEASE, schedules.begin_an_epoch_too_late),
-    _rule(9, "nor answers while another one is proposed", mutants.AnswerWhileHandingOver),
-    _rule(10, "a tail that is not common is cut", mutants.KeepTheTail),
+    Half(
+        9,
+        "nor answers while another one is proposed",
+        mutants.AnswerWhileHandingOver,
+        schedules.hand_over_without_learning_of_it,
+    ),
+    Half(10, "a tail that is not common is cut", mutants.KeepTheTail, RANDOM),
     Half(10, "where either log left the common epoch", core.CUT_AT_THEIR_END, RANDOM),
-    _rule(11, "the epochs after the cut", mutants.SaveEpochsBeforeTheCut),
+    Half(11, "the epochs after the cut", mutants.SaveEpochsBeforeTheCut, RANDOM),
     Half(12, "what it confirmed itself counts too", core.FORGET_OWN_CONFIRMED, schedules.stop_leading),
     Half(13, "what was confirmed", core.JOIN_BELOW_CONFIRMED, schedules.join_below_what_is_confirmed),
     Half(13, "and what the log had when the epoch began", core.JOIN_BELOW_THE_START, schedules.join_a_new_primary),
-    _rule(13, "at all", mutants.JoinTooEarly),
-    _rule(13, "complete: with the epoch's start", mutants.CompleteTooEarly),
+    Half(13, "at all", mutants.JoinTooEarly, schedules.join_below_what_is_confirmed),
+    Half(
+        13, "complete: with the epoch's start", mutants.CompleteTooEarly, schedules.replace_a_disk_under_a_new_primary
+    ),
     Half(
         13,
         "complete: with what was confirmed",

@@ -13,12 +13,14 @@ from tests.simulation.chaos import run_seed, run_seeds
 from tests.simulation.disk import Disk, Violation
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.registry import REGISTRY
-from tests.simulation.schedules import SCHEDULES, whole_world
+from tests.simulation.rule_table import HALVES, RANDOM
+from tests.simulation.schedules import whole_world
 from tests.simulation.world import World
 
 SEEDS = range(300)
 SEEDS_MAX = 10_000
 """A broken rule must be seen within this many seeds."""
+SHOWN_BY_SCHEDULES = {half.mutant for half in HALVES if half.shown_by is not RANDOM}
 
 
 def name_of(mutant: type[Rules]) -> str:
@@ -35,17 +37,10 @@ def test_a_set_keeps_its_promises_through_any_faults(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", [each for each in MUTANTS if each not in SCHEDULES], ids=name_of)
+@pytest.mark.parametrize("mutant", [each for each in MUTANTS if each not in SHOWN_BY_SCHEDULES], ids=name_of)
 def test_random_lives_show_a_broken_rule(mutant: type[Rules]) -> None:
     with pytest.raises(Violation):
         run_seeds(range(SEEDS_MAX), mutant())
-
-
-@pytest.mark.parametrize("mutant", SCHEDULES, ids=name_of)
-def test_a_schedule_needs_its_rule(mutant: type[Rules]) -> None:
-    SCHEDULES[mutant](Rules())
-    with pytest.raises(Violation):
-        SCHEDULES[mutant](mutant())
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
