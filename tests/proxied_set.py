@@ -7,40 +7,18 @@ through the others. The proxies add the role to HELLO's responses, and refuse re
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flintmq.protocol.commands import HELLO
 from flintmq.protocol.errors import BrokerError, NotPrimary
-from flintmq.protocol.frames import REQUEST, RESPONSE, Frame, FrameParser, encode_frame
+from flintmq.protocol.frames import REQUEST, RESPONSE, encode_frame
+from tests.tcp_proxy import Link, TcpProxy, encoded, frames_from
 
 if TYPE_CHECKING:
     from tests.conftest import RunningBroker
 
 
-class Link:
-    """One client's connection through a member."""
-
-    def __init__(self, client: socket.socket, broker: socket.socket) -> None:
-        self.client = client
-        self.broker = broker
-        self._sending = threading.Lock()
-
-    def send(self, blob: bytes) -> None:
-        """Send to the client; both directions' threads may."""
-        with self._sending:
-            self.client.sendall(blob)
-
-    def end(self) -> None:
-        """Close both connections."""
-        for sock in (self.client, self.broker):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-
-class Member:
+class Member(TcpProxy):
     """A member of the set. ``primary``: the address of the member that it takes for the primary; empty: none."""
 
     def __init__(self, running: RunningBroker) -> None:
@@ -51,12 +29,7 @@ class Member:
         """Number of requests that it refused because it does not lead."""
         self.greetings = 0
         """Number of its responses to HELLO."""
-        self._broker = (running.host, running.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._links: list[Link] = []
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        super().__init__(running)
 
     @property
     def leads(self) -> bool:
@@ -73,30 +46,8 @@ class Member:
                     link.send(encode_frame(RESPONSE, NotPrimary.code, 0, self._refusal().fields()))
                 link.end()
 
-    def close(self) -> None:
-        """Close every connection and end all threads."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._threads[0].join()
-        for link in self._links:
-            link.end()
-        for thread in self._threads:
-            thread.join()
-
     def _refusal(self) -> BrokerError:
         return NotPrimary("this member does not lead the set", primary=self.primary)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            link = Link(client, socket.create_connection(self._broker))
-            self._links.append(link)
-            for work in (self._carry_requests, self._carry_answers):
-                self._threads.append(threading.Thread(target=work, args=[link]))
-                self._threads[-1].start()
 
     def _carry_requests(self, link: Link) -> None:
         with contextlib.suppress(OSError):
@@ -110,7 +61,7 @@ class Member:
         link.end()
 
     def _carry_answers(self, link: Link) -> None:
-        with link.client, link.broker, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
             for number, frame in enumerate(frames_from(link.broker)):
                 if number == 0:
                     self.greetings += 1
@@ -119,22 +70,7 @@ class Member:
                         "primary": self.primary,
                     }
                 link.send(encoded(frame))
-
-
-def frames_from(sock: socket.socket) -> Iterator[Frame]:
-    """Yield the frames that arrive until the connection ends."""
-    parser = FrameParser()
-    while True:
-        while (frame := parser.next_frame()) is not None:
-            yield frame
-        if not (count := sock.recv_into(parser.writable())):
-            return
-        parser.received(count)
-
-
-def encoded(frame: Frame) -> bytes:
-    """Return the bytes of a frame."""
-    return encode_frame(frame.kind, frame.code, frame.request_id, frame.fields, bytes(frame.body))
+        link.end()
 
 
 class ProxiedSet:

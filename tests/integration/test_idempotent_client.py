@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flintmq.client import Message, Receipt
-from flintmq.protocol.frames import FrameParser, encode_frame
+from tests.tcp_proxy import Link, TcpProxy, encoded, frames_from
 
 if TYPE_CHECKING:
     from flintmq.client import Producer
@@ -24,7 +24,7 @@ ANSWERS_A_CONNECTION = 4
 """HELLO's among them."""
 
 
-class LosingProxy:
+class LosingProxy(TcpProxy):
     """A proxy in front of a broker.
 
     Each connection carries all requests to the broker, but only its first responses back: the next one is lost, and the
@@ -32,55 +32,24 @@ class LosingProxy:
     """
 
     def __init__(self, running: RunningBroker) -> None:
-        self._broker = (running.host, running.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
         self.lossless = False
         self.lost_answers = 0
+        super().__init__(running)
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            broker = socket.create_connection(self._broker)
-            for work in (self._carry_requests, self._carry_answers):
-                self._threads.append(threading.Thread(target=work, args=(client, broker)))
-                self._threads[-1].start()
-
-    @staticmethod
-    def _carry_requests(client: socket.socket, broker: socket.socket) -> None:
+    def _carry_requests(self, link: Link) -> None:
         with contextlib.suppress(OSError):
-            while data := client.recv(65_536):
-                broker.sendall(data)
-            broker.shutdown(socket.SHUT_WR)
+            while data := link.client.recv(65_536):
+                link.broker.sendall(data)
+            link.broker.shutdown(socket.SHUT_WR)
 
-    def _carry_answers(self, client: socket.socket, broker: socket.socket) -> None:
-        parser = FrameParser()
-        with client, broker, contextlib.suppress(OSError):
-            for number in itertools.count():
-                while (frame := parser.next_frame()) is None:
-                    count = broker.recv_into(parser.writable())
-                    if not count:
-                        return
-                    parser.received(count)
+    def _carry_answers(self, link: Link) -> None:
+        with contextlib.suppress(OSError):
+            for number, frame in enumerate(frames_from(link.broker)):
                 if number >= ANSWERS_A_CONNECTION and not self.lossless:
                     self.lost_answers += 1
-                    client.shutdown(socket.SHUT_RDWR)
-                    return
-                client.sendall(encode_frame(frame.kind, frame.code, frame.request_id, frame.fields, bytes(frame.body)))
+                    break
+                link.send(encoded(frame))
+        link.end()
 
 
 @pytest.fixture
