@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE
-from flintmq.protocol.remoting import codes
+from flintmq.protocol.remoting import codes, fastjson
 from flintmq.protocol.remoting.command import JSON_HEADER, RemotingFrame, decode_frame, encode_head
 from flintmq.protocol.storage.record import Record, decode_record
 from tests.conftest import BrokerFactory, RunningBroker
@@ -158,6 +158,12 @@ class RemotingSocket:
         }
         answer = self.call(codes.HEART_BEAT, {}, json_blob(body))
         assert answer.code == codes.SUCCESS, answer.remark
+
+
+def json_of(answer: RemotingFrame) -> Any:
+    """Return the body of a response without an error."""
+    assert answer.code == codes.SUCCESS, answer.remark
+    return fastjson.decode(bytes(answer.body))
 
 
 def decode_records(blob: bytes) -> list[Record]:

@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 
-from flintmq.protocol.remoting import codes, fastjson
+from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
 from flintmq.protocol.storage.delivery import retry_topic
 from tests.remoting_consumer import RemotingConsumer, records_of, subscription
-from tests.remoting_tools import RemotingBroker, RemotingSocket, json_blob
-
-
-def json_of(answer: RemotingFrame) -> Any:
-    assert answer.code == codes.SUCCESS, answer.remark
-    return fastjson.decode(bytes(answer.body))
+from tests.remoting_tools import RemotingBroker, RemotingSocket, json_blob, json_of
 
 
 def test_a_heartbeat_makes_its_client_listed_and_its_group_known(remote: RemotingSocket, topic: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from flintmq.client.sync.admin import Admin
 from flintmq.protocol.errors import GroupKind, GroupRunning, InvalidParameter
-from flintmq.protocol.remoting import codes, fastjson
+from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
 from tests.cli_tools import Cli
 from tests.client_drivers import Clients
@@ -20,12 +20,7 @@ from tests.group_tools import RawMember, Seen
 from tests.metrics_tools import Scrape
 from tests.pop_tools import bodies, pop
 from tests.remoting_consumer import COMMIT, HOLD, RemotingConsumer, records_of, subscription
-from tests.remoting_tools import RemotingBroker, RemotingSocket
-
-
-def json_of(answer: RemotingFrame) -> Any:
-    assert answer.code == codes.SUCCESS, answer.remark
-    return fastjson.decode(bytes(answer.body))
+from tests.remoting_tools import RemotingBroker, RemotingSocket, json_of
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from ..client import RemotingClient
 from ..rules import sees
 from ..subscription import SQL92, TAG, split_tags
 from .locks import queue_row
+from .progress import offset_wrapper
 
 if TYPE_CHECKING:
     from ...background.held_pulls import PullRequestHoldService
@@ -173,14 +174,8 @@ def _progress(
     for queue, next_offset in pulled.items():
         with contextlib.suppress(TopicNotExist, QueueNotExist):  # deleted in the meantime
             committed = store.consumer_offsets.committed_of(group, *queue) or 0
-            stored_ms = store.queue_reads.stored_ms(*queue, committed - 1, hot=hot) if committed else None
-            row = {
-                "brokerOffset": store.queue_reads.max_offset(*queue),
-                "consumerOffset": committed,
-                "lastTimestamp": stored_ms or 0,
-                "pullOffset": max(committed, next_offset),
-            }
-            rows.append((queue, row))
+            low, high = store.queue_reads.min_offset(*queue, hot=hot), store.queue_reads.max_offset(*queue)
+            rows.append((queue, offset_wrapper(store, queue, low, high, committed, next_offset, hot=hot)))
     return rows
 
 

@@ -16,6 +16,7 @@ from ..bodies import message_queue
 from .routes import reply_json
 
 if TYPE_CHECKING:
+    from ...delivery.groups.assignment import Queue
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...store import MessageStore
     from ..gateway import RemotingGateway
@@ -94,9 +95,26 @@ def _progress(store: MessageStore, broker_name: str, topic: str, committed: dict
         ends = store.queue_reads.topic_stats(topic, hot=False)
     except TopicNotExist:  # deleted meanwhile
         return table
-    for queue_id, _, high, _ in ends:
-        consumed = committed.get(queue_id, 0)
-        last_ms = store.queue_reads.stored_ms(topic, queue_id, consumed - 1, hot=False) if consumed else None
-        row = {"brokerOffset": high, "consumerOffset": consumed, "lastTimestamp": last_ms or 0, "pullOffset": consumed}
+    for queue_id, low, high, _ in ends:
+        row = offset_wrapper(store, (topic, queue_id), low, high, committed.get(queue_id, 0), hot=False)
         table.append((message_queue(broker_name, topic, queue_id), row))
     return table
+
+
+def offset_wrapper(
+    store: MessageStore, queue: Queue, low: int, high: int, committed: int, pulled: int = 0, *, hot: bool
+) -> dict[str, int]:
+    """Return RocketMQ's ``OffsetWrapper`` of a queue that has the offsets in ``[low, high)``. ``pulled``: the next
+    offset to pull.
+
+    RocketMQ's tools show the difference of the two ends as the lag. So that it counts what waits, progress is within
+    the queue: a group reads on at ``low`` if what it has not read before that is deleted.
+    """
+    last_ms = store.queue_reads.stored_ms(*queue, committed - 1, hot=hot) if committed else None
+    consumed = min(max(committed, low), high)
+    return {
+        "brokerOffset": high,
+        "consumerOffset": consumed,
+        "lastTimestamp": last_ms or 0,
+        "pullOffset": max(consumed, pulled),
+    }
