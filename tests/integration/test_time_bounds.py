@@ -3,19 +3,18 @@ times have whole milliseconds, and a time in the future is one by the broker's c
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from flintmq.client import Admin, Consumer, GroupConsumer, Message, Producer
 from flintmq.client.arrow import read_store
@@ -23,29 +22,10 @@ from flintmq.protocol import commands
 from tests.cli_tools import Cli
 from tests.client_drivers import SYNC, Clients
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
+from tests.console_tools import console_of
 from tests.group_tools import until
+from tests.time_tools import COUNT, MICROSECOND, Readers, Stored, check_bounds, numbers, shown, store
 from tests.tools_runs import tool
-
-COUNT = 6
-MICROSECOND = timedelta(microseconds=1)
-
-
-class Stored(NamedTuple):
-    """A topic whose messages, "0", "1" …, were stored at these times, all different."""
-
-    broker: RunningBroker
-    topic: str
-    at: list[datetime]
-
-
-def store(broker: RunningBroker, topic: str) -> Stored:
-    at = []
-    with Producer(broker.address) as producer, Consumer(broker.address) as consumer:
-        for number in range(COUNT):
-            at.append(producer.send(Message(topic, b"%d" % number, keys="k"), queue=0).stored_at)
-            until(lambda: datetime.now(UTC) > at[-1] + timedelta(milliseconds=2), "the next millisecond")
-        until(lambda: len(consumer.query(topic, "k")) == COUNT, "the index")
-    return Stored(broker, topic, at)
 
 
 @pytest.fixture
@@ -53,16 +33,8 @@ def stored(shared_broker: RunningBroker, topic: str) -> Stored:
     return store(shared_broker, topic)
 
 
-def numbers(bodies: list[bytes] | list[str]) -> list[int]:
-    return sorted(map(int, bodies))
-
-
 def of_arrow(stream: object) -> list[int]:
     return numbers(pa.table(stream).column("body").to_pylist())
-
-
-def shown(moment: datetime) -> str:
-    return "@" + moment.isoformat(timespec="microseconds")
 
 
 @pytest.mark.timeout(120)
@@ -74,12 +46,19 @@ def test_every_reader_has_each_message_on_its_side_of_a_time(
     found = store(running, "timed")
     topic, address = found.topic, running.address
 
+    copies = itertools.count()
+
     def dump(*options: str) -> list[int]:
         done = tool("dump", "--running", "--topic", topic, *options, running.store)
         assert done.code == 0, done.errors
         return numbers([json.loads(line)["body"] for line in done.output])
 
-    with Cli(tmp_path, address) as cli, SYNC.Consumer(address) as sync, aio_clients.Consumer(address) as aio:
+    with (
+        Cli(tmp_path, address) as cli,
+        SYNC.Consumer(address) as sync,
+        aio_clients.Consumer(address) as aio,
+        console_of(running) as console,
+    ):
 
         def exported(*options: str) -> list[int]:
             return numbers([row["body"] for row in cli.run("export", topic, *options).rows])
@@ -87,17 +66,37 @@ def test_every_reader_has_each_message_on_its_side_of_a_time(
         def printed(*command: str) -> list[int]:
             return numbers([row["body"] for row in cli.run(*command, "-o", "json").rows])
 
-        from_: dict[str, Callable[[datetime], list[int]]] = {
+        def copied(*options: str) -> list[int]:
+            target = f"copy-{next(copies)}"
+            assert cli.run("copy", topic, target, *options).code == 0
+            return numbers(message.body for message in sync.iter(target, until="latest"))
+
+        def reset(t: datetime) -> list[int]:
+            rows = cli.run(
+                "group", "reset", "g", topic, "--to", shown(t), "--queue", "0", "--dry-run", "-o", "json"
+            ).rows
+            return list(range(rows[0]["after"], COUNT))
+
+        def listed(t: datetime) -> list[int]:
+            page = console.get(f"/topics/{topic}", params={"from": shown(t)}).text
+            return sorted(map(int, set(re.findall(rf'href="/topics/{topic}/0/(\d+)"', page))))
+
+        def previewed(t: datetime) -> list[int]:
+            page = console.get("/groups/g/reset", params={"topic": topic, "to": shown(t)}).text
+            (offset,) = re.findall(r'name="offsets" value="0=(\d+) ', page)
+            return list(range(int(offset), COUNT))
+
+        from_: Readers = {
             "arrow": lambda t: of_arrow(sync.arrow(topic, from_=t)),
             "arrow by key": lambda t: of_arrow(sync.arrow(topic, from_=t, key="k")),
             "read_store": lambda t: of_arrow(read_store(running.store, topic, since=t)),
         }
-        end: dict[str, Callable[[datetime], list[int]]] = {
+        end: Readers = {
             "arrow": lambda t: of_arrow(sync.arrow(topic, until=t)),
             "arrow by key": lambda t: of_arrow(sync.arrow(topic, until=t, key="k")),
             "read_store": lambda t: of_arrow(read_store(running.store, topic, until=t)),
         }
-        inclusive: dict[str, Callable[[datetime], list[int]]] = {}
+        inclusive: Readers = {}
         for name, each in (("sync", sync), ("aio", aio)):
 
             def made(reader: Consumer, name: str) -> None:
@@ -125,10 +124,17 @@ def test_every_reader_has_each_message_on_its_side_of_a_time(
                 "tail": lambda t: printed("tail", topic, "--from", shown(t), "--until", "latest"),
                 "query": lambda t: printed("query", "key", topic, "k", "--since", shown(t)[1:]),
                 "dump": lambda t: dump("--since", shown(t)),
+                "copy": lambda t: copied("--from", shown(t)),
+                "copy by key": lambda t: copied("--from", shown(t), "--key", "k"),
+                "group reset": reset,
+                "console, list": listed,
+                "console, reset": previewed,
             }
             end = {
                 "export": lambda t: exported("--until", shown(t)),
                 "export by key": lambda t: exported("--until", shown(t), "--key", "k"),
+                "copy": lambda t: copied("--until", shown(t)),
+                "copy by key": lambda t: copied("--until", shown(t), "--key", "k"),
                 "tail": lambda t: printed("tail", topic, "--from", "earliest", "--until", shown(t)),
             }
             inclusive = {
@@ -136,19 +142,8 @@ def test_every_reader_has_each_message_on_its_side_of_a_time(
                 "query": lambda t: printed("query", "key", topic, "k", "--until", shown(t)[1:]),
             }
 
-        @settings(max_examples=6 if tool_runs else 30, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(number=st.integers(0, COUNT - 1), micros=st.sampled_from([-1001, -1000, -999, -1, 0, 1, 500, 999, 1000]))
-        def check(number: int, micros: int) -> None:
-            moment = found.at[number] + micros * MICROSECOND
-            later = [each for each, at in enumerate(found.at) if at >= moment]
-            before = [each for each, at in enumerate(found.at) if at < moment]
-            before_or_at = [each for each, at in enumerate(found.at) if at <= moment]
-            assert {name: read(moment) for name, read in from_.items()} == dict.fromkeys(from_, later)
-            assert {name: read(moment) for name, read in end.items()} == dict.fromkeys(end, before)
-            assert {name: read(moment) for name, read in inclusive.items()} == dict.fromkeys(inclusive, before_or_at)
-
         until(lambda: len(of_arrow(read_store(running.store, topic))) == COUNT)  # the files lag
-        check()
+        check_bounds(found, 6 if tool_runs else 30, from_=from_, end=end, inclusive=inclusive)
 
 
 def test_a_group_begins_between_two_milliseconds(stored: Stored, clients: Clients) -> None:

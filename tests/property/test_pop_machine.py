@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -266,3 +267,20 @@ class OrderedPops(Pops):
 TestPops = Pops.TestCase
 TestOrderedPops = OrderedPops.TestCase
 TestPops.settings = TestOrderedPops.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+def test_times_end_in_their_order_after_many_were_settled() -> None:
+    table = InFlightTable(Offsets(), in_flight_max=400, forgotten=lambda key: None)
+    key, random = KEYS[0], Random(3)
+    ends: dict[int, tuple[int, int]] = {}
+    for offset in range(301):
+        if offset == 300:  # what is settled is sorted out with the next message
+            for each in random.sample(range(300), 250):
+                assert table.settle(key, each, ends.pop(each)[1])
+        invisible_ms, pop_ms = random.randrange(1, 10_000), table.pop_ms(key, 1_000)
+        taken = table.take(key, offset, [offset], offset + 1, Take(1_000, invisible_ms), pop_ms)
+        assert taken == [offset]
+        ends[offset] = pop_ms + invisible_ms, pop_ms
+    for offset, (end, _) in sorted(ends.items(), key=lambda item: item[1]):
+        assert table.next_end_ms() == end
+        assert [each.offset for each in table.due(end, 1).expired] == [offset]

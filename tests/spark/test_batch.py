@@ -7,11 +7,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer
+from flintmq.client.arrow import read_store
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
+from tests.group_tools import until
+from tests.time_tools import check_bounds, numbers, store
 
 QUEUES = 3
 TAGS = ("eu", "us", None)
@@ -290,3 +294,33 @@ def test_the_arrow_schema_equals_the_one_that_spark_expects(spark: Any) -> None:
     assert isinstance(schema, StructType)
     assert columns_of(schema) == columns
     assert arrow_schema(columns) == to_arrow_schema(schema, timezone="UTC")
+
+
+def test_each_message_is_on_its_side_of_a_time(spark: Any, broker: BrokerFactory) -> None:
+    running = broker()
+    found = store(running, "timed")
+    until(lambda: pa.table(read_store(running.store, "timed")).num_rows == len(found.at), "the files")  # they lag
+
+    def of_broker(**options: Any) -> list[int]:
+        reader = spark.read.format("flintmq").options(bootstrap=running.address, subscribe="timed", **options)
+        return numbers(row.body for row in reader.load().select("body").collect())
+
+    def of_files(**options: Any) -> list[int]:
+        rows = spark.read.format("flintmq-store").options(subscribe="timed", **options).load(str(running.store))
+        return numbers(row.body for row in rows.select("body").collect())
+
+    check_bounds(
+        found,
+        4,
+        from_={
+            "source": lambda t: of_broker(startingTimestamp=t.isoformat()),
+            "source by key": lambda t: of_broker(startingTimestamp=t.isoformat(), key="k"),
+            "store": lambda t: of_files(startingTimestamp=t.isoformat()),
+        },
+        end={
+            "source": lambda t: of_broker(endingTimestamp=t.isoformat()),
+            "source by key": lambda t: of_broker(endingTimestamp=t.isoformat(), key="k"),
+            "store": lambda t: of_files(endingTimestamp=t.isoformat()),
+        },
+        inclusive={},
+    )
