@@ -11,16 +11,28 @@ import msgpack
 
 from flintmq.client import Message, Producer, StoredMessage
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HEART_BEAT, UNREGISTER_CLIENT, UPDATE_CONSUMER_OFFSET
+from flintmq.protocol.errors import ConnectionFailed, NotPrimary
 from tests.conftest import Answer, RawConnection
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
+"""Longer than anything takes that works, also beside other work: it is the time after which a test fails."""
+UNREACHABLE = (OSError, EOFError, ConnectionFailed, NotPrimary)
+"""What a broker or a console that starts, opens its store again, or is being replaced answers."""
 
 
 def until(holds: Callable[[], bool], what: str = "it", seconds: float = WAIT_SECONDS) -> None:
-    """Wait until a condition holds that only polling can show."""
+    """Wait until a condition holds that only polling can show. Where it asks a server that cannot be reached, it does
+    not hold yet."""
     deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:.0f} s"
+    while True:
+        error: BaseException | None = None
+        try:
+            if holds():
+                return
+        except UNREACHABLE as unreachable:
+            error = unreachable
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what} did not happen within {seconds:.0f} s") from error
         time.sleep(0.005)
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-SOON_S = 60.0
-_LOOK_EVERY_S = 0.02
+from tests.group_tools import until
 
 
 def soon(holds: Callable[[], bool]) -> None:
     """Return when ``holds`` does; fail if it does not within a minute."""
-    deadline = time.monotonic() + SOON_S
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(_LOOK_EVERY_S)
+    until(holds)
 
 
 def anonymous_bytes(pid: int) -> int:

@@ -23,15 +23,14 @@ from flintmq.protocol.commands import (
     Command,
     ReplicaStatusAnswer,
 )
-from flintmq.protocol.errors import NotPrimary
 from flintmq.protocol.fields import decode_fields
 from flintmq.testing import SMALL_FILES
 from tests.conftest import Answer, Brokers, RawConnection, RunningBroker
 from tests.etcd_server import EtcdServer
+from tests.group_tools import UNREACHABLE, WAIT_SECONDS
 from tests.processes import free_port
 from tests.security_tools import authenticate
 
-WAIT_S = 40.0
 LEASE_MS = 2_000
 
 
@@ -131,10 +130,10 @@ class ReplicaSet:
 
     def leader(self) -> str:
         """Wait until a running member leads and serves; return its id."""
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < end:
             for member in self.running:
-                with suppress(OSError, EOFError, NotPrimary):  # it opens its store again, or follows
+                with suppress(*UNREACHABLE):  # it opens its store again, or follows
                     self.call(member, GET_ALL_TOPIC_CONFIG)
                     return member
             time.sleep(0.05)
@@ -145,12 +144,14 @@ class ReplicaSet:
 
         ``under_load``: they need not have everything, because there is always more.
         """
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + WAIT_SECONDS
         status: dict[str, Any] = {}
         while time.monotonic() < end:
             leader = self.leader()
-            with suppress(OSError, EOFError, NotPrimary):
+            try:
                 status = self.status(leader)
+            except UNREACHABLE:  # it leads no longer
+                continue
             rows = status["rows"]
             synced = {each for each, row in rows.items() if row["in_sync"]}
             others = synced - {leader}

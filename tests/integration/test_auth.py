@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from flintmq.protocol.commands import AUTH, GET_ALL_TOPIC_CONFIG, HELLO
 from flintmq.protocol.errors import BrokerError, FrameIllegal, InvalidParameter, SystemBusy
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.group_tools import until
 from tests.security_tools import PASSWORD, SCRAM, authenticate, set_user
 
 
@@ -161,14 +162,6 @@ def own(changing: RunningBroker, connect: ConnectionFactory) -> Own:
     return Own(changing, name, len(changing.log))
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until ``holds`` returns True."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 class TestWrongOnes:
     def test_a_wrong_password_and_an_unknown_user_look_the_same(self, own: Own, connect: ConnectionFactory) -> None:
         seen = []
@@ -251,7 +244,7 @@ class TestClients:
         with clients.PushConsumer(
             guarded.address, "g", topic, lambda message: seen.append(message.body), start="first", **login
         ):
-            eventually(lambda: seen == [b"paid"])
+            until(lambda: seen == [b"paid"])
 
     def test_the_password_can_come_from_a_function(self, guarded: RunningBroker, clients: Clients) -> None:
         with clients.Admin(guarded.address, user="billing", password=lambda: PASSWORD) as admin:

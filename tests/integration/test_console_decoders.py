@@ -15,6 +15,7 @@ from flintmq.client import Message, Producer
 from flintmq.client.console import decoders
 from tests.conftest import BrokerFactory
 from tests.console_tools import console_of, faults_of
+from tests.group_tools import until
 
 MODULE = """
 import time
@@ -129,6 +130,4 @@ def test_a_slow_decoder_holds_up_no_page_for_long(client: TestClient, monkeypatc
     assert "4 decoders are still at work" in shown(client, "acme.order")
     assert time.monotonic() - began < 1.5
     monkeypatch.setattr(decoders, "DECODE_SECONDS", 10)
-    deadline = time.monotonic() + 10
-    while shown(client, "acme.order") != "order 1234":
-        assert time.monotonic() < deadline
+    until(lambda: shown(client, "acme.order") == "order 1234")

@@ -18,6 +18,7 @@ from flintmq.protocol.commands import GET_BROKER_CONFIG, GET_MIN_OFFSET, HELLO, 
 from flintmq.protocol.errors import SUCCESS, DelayIllegal, InvalidParameter, LimitReached, SystemBusy, TopicNotExist
 from tests.cli_tools import Cli
 from tests.conftest import Answer, RawConnection, RunningBroker
+from tests.group_tools import until
 
 Factory: TypeAlias = Callable[..., RunningBroker]
 Connect: TypeAlias = Callable[..., RawConnection]
@@ -166,7 +167,7 @@ def check_held_pulls(running: RunningBroker, peer: RawConnection, connect: Conne
         assert refused.fields["retry_after_ms"] == 100
         change(peer, {name: 1000}).raise_for_error()
         other.close()
-        wait_until(lambda: peer.runtime_info()["held_pulls"] == 0)
+        until(lambda: peer.runtime_info()["held_pulls"] == 0)
 
 
 def check_groups_max(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
@@ -214,13 +215,13 @@ def check_slow_reader(running: RunningBroker, peer: RawConnection, connect: Conn
     deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for _ in range(40):
         deaf.send(commands.PULL, {"topic": "hot", "queue": 1, "offset": 0})
-    wait_until(lambda: "client did not read" in running.log)
+    until(lambda: "client did not read" in running.log)
 
 
 def check_log_level(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
     change(peer, {"log.level": "debug"}).raise_for_error()
     peer.pull("nowhere")
-    wait_until(lambda: "PULL refused: TOPIC_NOT_EXIST" in running.log)
+    until(lambda: "PULL refused: TOPIC_NOT_EXIST" in running.log)
 
 
 def grow_until_a_file_goes(peer: RawConnection) -> None:
@@ -252,9 +253,9 @@ def check_refuse_percent(running: RunningBroker, peer: RawConnection, connect: C
         assert info["disk_room_bytes"] == 0 or not info["write_refusal"]
         return str(info["write_refusal"])
 
-    wait_until(lambda: "retention.disk_refuse_percent is 1" in refusal())
+    until(lambda: "retention.disk_refuse_percent is 1" in refusal())
     change(peer, {"retention.headroom_bytes": 0}).raise_for_error()
-    wait_until(lambda: not refusal())
+    until(lambda: not refusal())
 
 
 def check_forced(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
@@ -287,14 +288,7 @@ def check_in_flight(running: RunningBroker, peer: RawConnection, connect: Connec
     for _ in range(2):
         half = connect(running)
         half.send_bytes(FRAME_BYTES_MAX.to_bytes(4, "big") + b"\x00\x00\x00\x04" + bytes(FRAME_BYTES_MAX - 4096))
-    wait_until(lambda: peer.produce("hot", b"x").code == SystemBusy.code)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: peer.produce("hot", b"x").code == SystemBusy.code)
 
 
 CHECKS: dict[str, Callable[[RunningBroker, RawConnection, Connect], None]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
 
 import msgpack
 import pytest
@@ -17,7 +16,7 @@ from flintmq.protocol.errors import SUCCESS
 from flintmq.protocol.storage.record import decode_record
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
 from tests.dead_letter_tools import send_back
-from tests.group_tools import joined
+from tests.group_tools import joined, until
 from tests.metrics_tools import TIMEOUT_S, Scrape, metrics_port, page
 from tests.store_tools import split_answer
 
@@ -192,7 +191,7 @@ def test_a_group_shows_its_members_with_their_messages_and_failures(
     assert (info["groups"], info["group_members"]) == (running, 2 + members_of(before))
     fields = {"group": group, "topic": f"%DLQ%{group}", "count": 1}
     connection.call(commands.UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 2)).raise_for_error()
-    wait_for(lambda: Scrape(alone)("flintmq_group_delayed_messages", group=group) == 2)
+    until(lambda: Scrape(alone)("flintmq_group_delayed_messages", group=group) == 2)
     for member in members:
         member.leave()
     after = Scrape(alone)
@@ -206,13 +205,6 @@ def test_a_group_shows_its_members_with_their_messages_and_failures(
 def members_of(scrape: Scrape) -> float:
     """Return the number of members of all groups."""
     return sum(value for (name, _), value in scrape.samples.items() if name == "flintmq_group_members")
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    """Wait until ``holds()`` is true."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline
 
 
 def test_a_thousand_groups_are_shown(broker: BrokerFactory, connect: ConnectionFactory) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -60,10 +59,8 @@ def wait_for_reason(replicas: ReplicaSet, member: str, role: str, text: str) -> 
     """Wait until a member is in a role with a reason that has this text."""
 
     def says() -> bool:
-        with suppress(OSError, EOFError):  # it opens its store again
-            status = replicas.status(member)
-            return status["role"] == role and text in status["reason"]
-        return False
+        status = replicas.status(member)
+        return status["role"] == role and text in status["reason"]
 
     until(says, text)
 

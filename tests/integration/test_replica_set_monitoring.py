@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 from flintmq.client import Message, Producer
 from tests.conftest import Brokers
 from tests.etcd_server import etcd_cluster
+from tests.group_tools import until
 from tests.metrics_tools import Scrape, page
-from tests.replica_set import WAIT_S, ReplicaSet
+from tests.replica_set import ReplicaSet
 
 ROLES = ("follower", "elected", "primary", "stopped")
 
@@ -28,14 +28,12 @@ def replicas(tmp_path: Path) -> Iterator[ReplicaSet]:
 
 def wait_for_readiness(replicas: ReplicaSet, member: str, status: int, text: str) -> None:
     """Wait until ``/readyz`` of a member has a status and a text that begins like this."""
-    end = time.monotonic() + WAIT_S
-    found = (0, "")
-    while time.monotonic() < end:
+
+    def is_so() -> bool:
         found = page(replicas.running[member], "/readyz")
-        if found[0] == status and found[1].startswith(text):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"/readyz of {member} is {found}, not {status} {text!r}")
+        return found[0] == status and found[1].startswith(text)
+
+    until(is_so, f"/readyz of {member} with {status} {text!r}")
 
 
 def test_each_member_says_its_role_and_whether_it_could_take_over(replicas: ReplicaSet) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,7 @@ def log_of(store: Path, end: int) -> bytes:
 def wait_for_reason(replicas: ReplicaSet, member: str, text: str) -> None:
     """Wait until a member says why it does not follow."""
 
-    def says() -> bool:
-        with suppress(OSError, EOFError):  # it opens its store again
-            return text in replicas.status(member)["reason"]
-        return False
-
-    until(says, text)
+    until(lambda: text in replicas.status(member)["reason"], text)
 
 
 def wait_for_checkpoint(store: Path, offset: int) -> None:

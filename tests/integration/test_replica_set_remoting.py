@@ -13,7 +13,7 @@ from flintmq.protocol.commands import SWITCH_PRIMARY
 from flintmq.protocol.remoting import codes
 from tests.conftest import Brokers
 from tests.etcd_server import EtcdServer
-from tests.overload_tools import soon
+from tests.group_tools import until
 from tests.processes import free_port
 from tests.remoting_tools import RemotingSocket
 from tests.replica_set import ReplicaSet
@@ -72,7 +72,7 @@ def test_after_a_switch_the_new_primary_serves_what_the_old_one_stored(replicas:
     with replicas.connect(first) as client:
         assert client.produce("orders", b"before").code == codes.SUCCESS
     replicas.call(first, SWITCH_PRIMARY, {"member": target, "within_ms": 5_000})
-    soon(lambda: replicas.leader() == target)
+    until(lambda: replicas.leader() == target, "the switch")
     with replicas.connect(target) as client:
         assert [record.body for record in client.pull("orders")] == [b"before"]
         assert client.produce("orders", b"after").code == codes.SUCCESS
@@ -81,7 +81,7 @@ def test_after_a_switch_the_new_primary_serves_what_the_old_one_stored(replicas:
         with replicas.connect(first) as client:
             return client.produce("orders").code == codes.SERVICE_NOT_AVAILABLE
 
-    soon(refused)
+    until(refused, "the refusal of the old primary, which opens its store again")
 
 
 def test_what_was_recalled_at_one_primary_does_not_come_from_the_next(replicas: RemotingSet) -> None:

@@ -7,8 +7,7 @@ import shutil
 import signal
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from flintmq.client.core.rpc.access import AccessOptions
 from flintmq.protocol.commands import HELLO, PULL
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, Brokers, RawConnection, RunningBroker
+from tests.group_tools import until
 from tests.overload_tools import soon
 from tests.security_tools import PASSWORD, SCRAM, set_user
 from tests.tls_tools import Authority
@@ -46,14 +46,6 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory, authority: Authority) ->
     brokers = Brokers(tmp_path_factory.mktemp("encrypted"))
     yield brokers.start(settings=authority.issue().broker_settings)
     brokers.stop_all()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until ``holds()`` is true."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class TestClients:
@@ -84,7 +76,7 @@ class TestClients:
         with clients.PushConsumer(
             encrypted.address, "g", topic, lambda message: seen.append(message.body), start="first", **access
         ) as consumer:
-            eventually(lambda: seen == [b"x" * 100_000])
+            until(lambda: seen == [b"x" * 100_000])
             assert consumer.health().alive
 
     def test_calls_from_other_threads_end_when_it_is_closed(
@@ -157,7 +149,7 @@ class TestWhatDoesNotFit:
     ) -> None:
         running, why = unfit
         assert f"its certificate {why}" in self.refusal(clients, running.address, TlsFailed, tls=authority.path)
-        eventually(lambda: "TLS handshake failed" in running.log)
+        until(lambda: "TLS handshake failed" in running.log)
 
     def test_a_broker_without_tls(self, shared_broker: RunningBroker, authority: Authority, clients: Clients) -> None:
         said = self.refusal(clients, shared_broker.address, TlsFailed, tls=authority.path)
@@ -171,7 +163,7 @@ class TestWhatDoesNotFit:
             assert "the broker may require TLS (tls=True)" in str(raised.value)
             return "the client did not use TLS" in encrypted.log
 
-        eventually(is_said_after_another_try)
+        until(is_said_after_another_try)
 
     def test_an_absent_broker_gives_the_same_error_as_without_tls(self, authority: Authority, clients: Clients) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -235,7 +227,7 @@ class TestMutual:
                 admin.topics()
             return "the client sent no certificate" in strict.log
 
-        eventually(is_refused_and_logged)  # the broker logs failures at most once a second
+        until(is_refused_and_logged)  # the broker logs failures at most once a second
 
     def test_one_of_another_ca_does_not_help(
         self, strict: RunningBroker, authority: Authority, clients: Clients, tmp_path: Path
@@ -248,7 +240,7 @@ class TestMutual:
                 admin.topics()
             return "is not signed by security.tls_client_ca" in strict.log
 
-        eventually(is_refused_and_logged)  # the broker logs failures at most once a second
+        until(is_refused_and_logged)  # the broker logs failures at most once a second
 
     def test_a_certificate_that_was_replaced_is_taken(
         self, strict: RunningBroker, authority: Authority, tmp_path: Path
@@ -280,11 +272,11 @@ class TestNewCertificates:
         with Admin(running.address, tls=authority.path) as before:
             before.topics()
             shutil.copy(new.key, files.key)  # its certificate is still the old one
-            eventually(lambda: "keeping the previous certificate" in running.log)
+            until(lambda: "keeping the previous certificate" in running.log)
             with Admin(running.address, tls=authority.path) as meanwhile:
                 meanwhile.topics()
             shutil.copy(new.certificate, files.certificate)
-            eventually(lambda: "reloaded the certificate" in running.log)
+            until(lambda: "reloaded the certificate" in running.log)
             with Admin(running.address, tls=other.path) as after:
                 after.topics()
             before.topics()  # existing connections continue
@@ -292,14 +284,14 @@ class TestNewCertificates:
     def test_sighup_reads_them_again(self, broker: BrokerFactory, authority: Authority) -> None:
         running = broker(settings=authority.issue("hup").broker_settings)
         running.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "reloaded the certificate" in running.log)
+        until(lambda: "reloaded the certificate" in running.log)
         with Admin(running.address, tls=authority.path) as admin:
             admin.topics()
 
     def test_sighup_without_any_of_it_ends_nothing(self, broker: BrokerFactory) -> None:
         running = broker()
         running.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "SIGHUP" in running.log)
+        until(lambda: "SIGHUP" in running.log)
         with Admin(running.address) as admin:
             admin.topics()
 
@@ -337,7 +329,7 @@ class TestHandshakes:
         lazy.call(HELLO, {"protocol": 1}).raise_for_error()
         for _ in range(100):  # of a megabyte each
             lazy.send(PULL, {"topic": "orders", "queue": 0, "offset": 0, "max_count": 100})
-        eventually(lambda: "client did not read" in running.log)
+        until(lambda: "client did not read" in running.log)
         lazy.close()
 
     def test_old_versions_are_not_spoken(self, broker: BrokerFactory, authority: Authority) -> None:
@@ -351,4 +343,4 @@ class TestHandshakes:
             ),
         ):
             admin.topics()
-        eventually(lambda: "versions of TLS that are too old" in running.log)
+        until(lambda: "versions of TLS that are too old" in running.log)
