@@ -96,4 +96,4 @@ def console_process(running: RunningBroker, *arguments: str) -> Iterator[str]:
             yield process.stdout.readline().removeprefix("console: ").strip().rstrip("/")
         finally:
             process.terminate()
-            assert process.wait(15) == 0
+            assert process.wait(60) == 0

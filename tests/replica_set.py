@@ -119,7 +119,7 @@ class ReplicaSet:
         """Return a running member's response to one request. Raises ``OSError`` or ``EOFError`` while it opens its
         store again, or the error of the response or of the connection."""
         running = self.running[member]
-        sock = socket.create_connection((running.host, running.port), timeout=10)
+        sock = socket.create_connection((running.host, running.port), timeout=WAIT_SECONDS)
         if self.tls is not None:
             sock = self.tls.wrap_socket(sock, server_hostname=running.host)
         with closing(RawConnection(sock)) as connection:

@@ -41,7 +41,7 @@ def dev(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str, Path
         finally:
             if process.poll() is None:
                 process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 def test_ctrl_c_ends_the_broker_and_the_console(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_ctrl_c_ends_the_broker_and_the_console(tmp_path: Path) -> None:
             producer.send(Message("orders", b"hello"))
         assert "hello" in httpx2.get(f"{page}topics/orders").text
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "by itself" not in said
     assert store == tmp_path / "store"
@@ -62,7 +62,7 @@ def test_a_temporary_store_is_gone_at_the_end() -> None:
     with dev() as (process, _, _, store):
         assert store.is_dir()
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert not store.exists()
 
 
@@ -102,7 +102,7 @@ def test_without_the_console_it_runs_the_broker_alone(end: signal.Signals) -> No
         with Producer(address) as producer:
             producer.send(Message("orders", b"hello"))
         os.killpg(process.pid, end)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
         assert "by itself" not in said
     assert not Path(store).exists()

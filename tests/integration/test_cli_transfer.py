@@ -136,7 +136,7 @@ class TestCopy:
             while not any(queue.max_offset for queue in consumer.topic_stats(f"{topic}-copy")):
                 assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == EXIT_INTERRUPTED
+        assert process.wait(60) == EXIT_INTERRUPTED
         assert process.stderr is not None
         said = process.stderr.read().decode()
         (rest,) = re.findall(r"interrupted; --from (\S+) continues", said)
@@ -231,7 +231,7 @@ class TestExportAndImport:
         while not by_queue(shared_broker, topic):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == EXIT_INTERRUPTED
+        assert process.wait(60) == EXIT_INTERRUPTED
         assert process.stderr is not None
         said = process.stderr.read().decode()
         assert f"imported {len(by_queue(shared_broker, topic)[0]):,} messages" in said

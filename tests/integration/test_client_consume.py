@@ -137,7 +137,7 @@ class TestPull:
                 assert consumer.pull(topic, 0, 0).bodies() == [b"first"]
             assert not held.done()
             producer.send(Message(topic, b"second"), queue=0)
-            assert held.result(10).bodies() == [b"second"]
+            assert held.result(60).bodies() == [b"second"]
 
     def test_close_interrupts_waiting_calls(
         self, clients: Clients, producer: Producer, admin: Admin, shared_broker: RunningBroker, topic: str
@@ -154,7 +154,7 @@ class TestPull:
             consumer.close()
             for waiting in (held, followed):
                 with pytest.raises(ClientClosed):
-                    waiting.result(10)
+                    waiting.result(60)
             assert time.monotonic() - began < 5
         consumer.close()
         with pytest.raises(ClientClosed):

@@ -269,7 +269,7 @@ class TestSharding:
 class TestAsync:
     def test_futures_complete_by_themselves(self, producer: Producer, topic: str) -> None:
         futures = [producer.send_async(Message(topic, b"%d" % number)) for number in range(2000)]
-        done, missing = wait(futures, timeout=30)
+        done, missing = wait(futures, timeout=60)
         assert not missing
         assert len({(future.result().queue, future.result().queue_offset) for future in done}) == 2000
 
@@ -306,7 +306,7 @@ class TestAsync:
             with pytest.raises(MessageIllegal):
                 unseen.result()
             seen = producer.send_async(Message(topic, os.urandom(600_000)))
-            assert isinstance(seen.exception(timeout=10), MessageIllegal)
+            assert isinstance(seen.exception(timeout=60), MessageIllegal)
             producer.flush()
 
     @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # only the threaded client has callbacks
@@ -318,7 +318,7 @@ class TestAsync:
             followed.set()
 
         producer.send_async(Message(topic, b"first")).add_done_callback(follow_up)
-        assert followed.wait(10)
+        assert followed.wait(60)
         assert sorted(message.body for message in all_messages(consumer, topic)) == [b"first", b"second"]
 
     @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # only the threaded client has callbacks
@@ -331,8 +331,8 @@ class TestAsync:
 
         futures = [producer.send_async(Message(topic, b"%d" % number)) for number in range(100)]
         futures[50].add_done_callback(flush)
-        assert flushed.wait(10)
-        assert all(future.result(10) for future in futures)
+        assert flushed.wait(60)
+        assert all(future.result(60) for future in futures)
 
     def test_bytes_in_flight_are_bounded_and_callers_block(
         self, clients: Clients, shared_broker: RunningBroker, consumer: Consumer, topic: str

@@ -46,7 +46,7 @@ class Served:
 
     def __enter__(self) -> Served:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +56,7 @@ class Served:
 
     def connect(self) -> socket.socket:
         """Return a connection that says nothing."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
 
 def answer_of(connection: socket.socket) -> bytes:

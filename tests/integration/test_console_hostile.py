@@ -157,14 +157,14 @@ def test_only_who_began_a_resend_and_administrators_stop_it(
 
         def run(job: Any) -> None:
             began.set()
-            assert go.wait(30)
+            assert go.wait(60)
             job.is_over = True
 
         monkeypatch.setattr("flintmq.client.console.resend_job.ResendJob.run", run)
         stops: list[str] = []
         monkeypatch.setattr("flintmq.client.console.resend_job.ResendJob.stop", lambda job: stops.append(job.user))
         assert client.post("/dlq/billing/resend", data=form, headers=SAME_SITE).status_code == 303
-        assert began.wait(30)
+        assert began.wait(60)
         for user, may in (("nobody", False), ("other", False), ("billing", True), ("ops", True)):
             log_in(client, user, PASSWORD)
             stopped = client.post("/dlq/billing/stop", headers=FORM)

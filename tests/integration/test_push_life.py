@@ -31,12 +31,12 @@ class TestLife:
 
         def listener(message: StoredMessage) -> None:
             began.set()
-            go_on.wait(30)
+            go_on.wait(60)
 
         with clients.Producer(address) as producer, clients.Consumer(address) as plain:
             producer.send(Message(topic, b"x"), queue=0)
             consumer = clients.PushConsumer(address, topic, topic, listener, start="first").start()
-            began.wait(30)
+            began.wait(60)
             timer = threading.Timer(0.2, go_on.set)
             timer.start()
             consumer.close()
@@ -53,7 +53,7 @@ class TestLife:
         with Producer(address) as producer, Admin(address) as admin:
             producer.send(Message(topic, b"x"))
             consumer = PushConsumer(address, topic, topic, listener, start="first").start()
-            assert consumer.wait(30)
+            assert consumer.wait(60)
             assert not admin.group(topic).members
             assert sum(queue.lag for queue in admin.group(topic).queues) == 0
 
@@ -75,12 +75,12 @@ class TestLife:
 
         def listener(message: StoredMessage) -> None:
             began.set()
-            go_on.wait(30)
+            go_on.wait(60)
 
         with clients.Producer(address) as producer, clients.Admin(address) as admin:
             producer.send(Message(topic, b"x"), queue=0)
             consumer = clients.PushConsumer(address, topic, topic, listener, start="first").start()
-            began.wait(30)
+            began.wait(60)
             with pytest.raises(ListenerTimeout, match="redelivered to other members"):
                 consumer.close(timeout=0.1)
             assert not admin.group(topic).members

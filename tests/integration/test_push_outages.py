@@ -71,7 +71,7 @@ def test_a_message_that_fails_and_that_retention_took_is_tried_here_and_given_up
 
     def fail(message: StoredMessage) -> None:
         if message.body == b"gone":
-            gone.wait(30)
+            gone.wait(60)
             tries.append(message.reconsume_times)
             raise ValueError("no")
 

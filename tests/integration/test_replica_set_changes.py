@@ -140,7 +140,7 @@ def test_a_follower_that_is_stopped_in_order_does_not_stop_the_writes(tmp_path: 
     replicas.begin()
     replicas.wait_in_sync("a", "b", "c")
     leader = replicas.leader()
-    with Producer(replicas.bootstrap, delivery_timeout=10) as producer:
+    with Producer(replicas.bootstrap, delivery_timeout=50) as producer:
         producer.send(Message("t", b"before"))
         third = max({"a", "b", "c"} - {leader})
         assert replicas.running.pop(third).stop() == 0

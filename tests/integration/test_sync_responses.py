@@ -70,4 +70,4 @@ def test_a_client_that_closes_during_its_flush_disturbs_no_one(broker: Factory, 
     stored = staying.pull("orders", 0, sent - 1, wait_ms=10_000).fields["max_offset"]
     assert sent <= stored <= sent + 100
     running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(30) == 0
+    assert running.process.wait(60) == 0

@@ -18,7 +18,7 @@ FS_IOC_SHUTDOWN = 0x8004587D
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 _NO_LOG_FLUSH = (2).to_bytes(4, "little")
 COMMAND_S_MAX = 60.0
-_BUSY_S_MAX = 10.0
+_BUSY_S_MAX = 60.0
 """Longest time that a process may still hold a file of a file system that is being unmounted."""
 
 

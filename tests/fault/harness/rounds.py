@@ -50,7 +50,7 @@ ERRORS_NTH_MAX = {
 }
 """Number of calls of each operation that a short load makes at least."""
 EXIT_REFUSED, EXIT_FATAL = 1, 70
-SAID_WITHIN_S = 10.0
+SAID_WITHIN_S = 60.0
 """Time within which a start logs the damage that it found."""
 PROGRESS_MESSAGES = 30
 """A broker that has acknowledged so many more messages is working."""
