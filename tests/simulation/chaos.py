@@ -254,10 +254,13 @@ def run_seed(seed: int, rules: Rules | None = None) -> World:
         min_in_sync=random.choice((1, members // 2 + 1, members // 2 + 1)),
         quick_takeover=random.random() < 0.5,
         rules=rules,
+        tables=seed % 2 == 1,
     )
     for member in world.members.values():
         member.clock_rate = random.uniform(0.97, 1.03)
     world.load(random.choice((0.02, 0.1, 0.5)))
+    if world.tables:
+        world.load_tables(world.table_random.choice((0.05, 0.2, 1.0)))
     if random.random() < 0.8:
         world.run(60.0, world.is_whole)
     chaos = Chaos(world)

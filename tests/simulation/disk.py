@@ -24,6 +24,8 @@ class Record(NamedTuple):
 
 
 Step = Cut | Restart | SaveState
+Rows = dict[str, tuple[int, int]]
+"""Rows of a table: the newest change of each, (epoch, number)."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class Disk:
     begin: int = 0
     flushed: int = 0
     records: list[Record] = field(default_factory=list)
+    tables: dict[str, Rows] = field(default_factory=dict)
     generation: int = 0
     """Grows with each cut: a flush that began before says nothing about the log after it."""
 

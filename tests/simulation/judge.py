@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .disk import Record, Violation
+from .disk import Record, Rows, Violation
+from .tables import ACKNOWLEDGED
 
 if TYPE_CHECKING:
     from flintmq.broker.replication.core.configuration import SetConfig
@@ -24,6 +25,10 @@ class Judge:
         self._leaders: dict[int, tuple[str, int]] = {}
         self._latest: tuple[int, Member, int] | None = None
         self.acknowledged = 0
+        self._changed: Rows = {}
+        """The newest acknowledged change of each row of a table."""
+        self.changes = 0
+        """Number of acknowledged changes of tables."""
         self.leaderships = 0
 
     @property
@@ -39,6 +44,7 @@ class Judge:
         if member.disk.end < self.safe_end:
             self._fail(f"{member.name} leads with a log that ends at {member.disk.end}, below {self.safe_end}")
         self._compare(member, self.safe_end)
+        self._check_rows(member, self._changed)
         for other in self._world.members.values():
             if other is not member and other.may_answer:
                 self._fail_unless_quick(f"{other.name} may answer in epoch {other.leads}; {member.name} leads {epoch}")
@@ -57,6 +63,33 @@ class Judge:
             self.acknowledged += 1
             self._check_latest(member, offset)
         self._compare(member, offset)
+
+    def changed(self, member: Member, key: str, change: tuple[int, int]) -> None:
+        """Check a change of a table that a member acknowledges: a change is as safe as a message."""
+        members = self._world.members.values()
+        copies = sum(
+            each.replaced or each.disk.tables.get(ACKNOWLEDGED, {}).get(key, (0, 0)) >= change for each in members
+        )
+        if copies < self._world.registry.config.min_in_sync:
+            self._fail(f"{member.name} acknowledges the change {change} of {key}, which is on {copies} disks")
+        self._changed[key] = max(change, self._changed.get(key, change))
+        self.changes += 1
+        if self._latest is not None:
+            epoch, leader, life = self._latest
+            if epoch > member.leads and leader.life == life:
+                self._check_rows(leader, {key: change})
+
+    def table_replaced(self, member: Member, name: str) -> None:
+        """Check a member that takes over a table: it follows."""
+        if member.leads:
+            self._fail(f"{member.name} leads epoch {member.leads}, and takes over {name} of an earlier primary")
+
+    def _check_rows(self, member: Member, changes: Rows) -> None:
+        """Check that a member that leads has these changes, or later ones, in memory and on disk."""
+        for rows in (member.tables[ACKNOWLEDGED].rows, member.disk.tables.get(ACKNOWLEDGED, {})):
+            for key, change in changes.items():
+                if rows.get(key, (0, 0)) < change:
+                    self._fail(f"{member.name} leads with {rows.get(key)} of {key}, which had {change}")
 
     def answered(self, member: Member, epoch: int) -> None:
         """Check an answer that only the one leader may give: no member has begun to lead a later epoch."""

@@ -25,11 +25,14 @@ from flintmq.broker.replication.core.actions import (
 )
 from flintmq.broker.replication.core.configuration import RegistryState
 from flintmq.broker.replication.core.log_state import LogState
-from flintmq.broker.replication.core.messages import LogPiece, Welcome
-from flintmq.broker.replication.core.replica import Replica
+from flintmq.broker.replication.core.messages import Hello, LogPiece, Message, PositionReport, Welcome
+from flintmq.broker.replication.core.replica import Replica, Role
+from flintmq.broker.replication.member.accepted_links import AcceptedLinks
+from flintmq.broker.replication.member.table_sender import TableSender
 
 from .disk import Disk, Record, Step
 from .network import Connection, Parcel
+from .tables import ACKNOWLEDGED, PROGRESS, SYNCS, SimulatedHandle, SimulatedLoop, SimulatedPrimary, SimulatedTable
 
 if TYPE_CHECKING:
     from .world import World
@@ -55,6 +58,10 @@ class Member:
         self.clock_rate = 1.0
         self.replaced = False
         """True if the disk was replaced since the member last said its history."""
+        self.sender: TableSender | None = None
+        """Sender of this process's tables while it leads, in a world with tables."""
+        self._table_work: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        """What the disk does for the tables, each with its answer."""
         self._paused_until = 0.0
         self._delayed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._received: tuple[Record, ...] = ()
@@ -84,8 +91,20 @@ class Member:
         self._paused_until, self._delayed, self._flushing = 0.0, [], False
         disk.flushed = disk.end  # recovery puts the log on disk before anything else
         log = LogState(
-            disk.cluster_id, disk.epochs, disk.complete, disk.begin, disk.end, disk.end, disk.confirmed, disk.piece_end
+            disk.cluster_id,
+            disk.epochs,
+            disk.complete,
+            disk.begin,
+            disk.end,
+            disk.end,
+            disk.confirmed,
+            disk.piece_end,
+            has_tables=self._has_tables,
+            need_tables=lambda: self.sender.need() if self.sender is not None else None,
+            tables_behind_s=lambda member: self.sender.behind_s(member) if self.sender is not None else 0.0,
         )
+        self.links = AcceptedLinks(lambda begin, end: bytearray())
+        self._open_tables()
         self.replica = Replica(self.name, log, self.world.limits, self.world.rules)
         self._tick(self.life)
 
@@ -96,6 +115,7 @@ class Member:
         connections, self.connections = self.connections, {}
         self.replica, self.leads = None, 0
         self.life += 1
+        self._end_table_work()
         self.disk.generation += 1
         if self._step is not None and self.world.random.random() < 0.5:
             self.disk.do(self._step)  # the step had begun: the next start continues it
@@ -128,12 +148,12 @@ class Member:
                 return
             call(*arguments)
 
-    def _enter(self, life: int, call: Callable[..., None], *arguments: Any) -> None:
+    def enter(self, life: int, call: Callable[..., None], *arguments: Any) -> None:
         """Call a function of the process if it still is the one, after its pause."""
         if life != self.life or not self.runs:
             return
         if self.world.now < self._paused_until:
-            self._delayed.append((self._enter, (life, call, *arguments)))
+            self._delayed.append((self.enter, (life, call, *arguments)))
         else:
             call(*arguments)
 
@@ -141,11 +161,16 @@ class Member:
 
     def registry_state(self, life: int, state: RegistryState) -> None:
         """Take the registry's state from a watch."""
-        self._enter(life, lambda: self._input("registry_state", state))
+        self.enter(life, self._registry_state, state)
+
+    def _registry_state(self, state: RegistryState) -> None:
+        self._input("registry_state", state)
+        if self.sender is not None:
+            self.sender.saved()
 
     def received(self, life: int, number: int, parcel: Parcel) -> None:
         """Take what arrived on a connection."""
-        self._enter(life, self._receive, number, parcel)
+        self.enter(life, self._receive, number, parcel)
 
     def connected(self, life: int, number: int, connection: Connection) -> None:
         """Take an open connection."""
@@ -153,31 +178,127 @@ class Member:
             self.world.network.send(connection, self, Parcel(None))
             return
         self.connections[number] = connection
-        self._enter(life, lambda: self._input("connected", number))
+        self.primary.opened(number, connection)
+        self.enter(life, lambda: self._input("connected", number))
 
     def closed(self, life: int, number: int, refused: bool) -> None:
         """Take the end of a connection."""
-        self._enter(life, self._close, number, refused)
+        self.enter(life, self._close, number, refused)
 
     def _close(self, number: int, refused: bool) -> None:
         self.connections.pop(number, None)
-        self._input("closed", number, refused)
+        self.links.remove(number)
+        if not self.primary.take(number, Parcel(None)):
+            self._input("closed", number, refused)
 
     def _receive(self, number: int, parcel: Parcel) -> None:
         if parcel.message is None:
             self._close(number, False)
             return
         self._received = parcel.records
+        if self.primary.take(number, parcel):
+            return
+        link = self.links.get(number)
+        if isinstance(parcel.message, PositionReport) and link is not None and self.sender is not None:
+            self.sender.reported(link, parcel.tables)
         self._input("received", number, parcel.message)
+
+    # ---- what the connection to the primary calls ----
+
+    def primary_connected(self, number: int) -> None:
+        """Not called: the network says it."""
+
+    primary_alive = primary_connected
+
+    def primary_lost(self, number: int, refused: bool) -> None:
+        """Take the end of the connection."""
+        self._input("closed", number, refused)
+
+    def primary_said(self, number: int, message: Message, body: memoryview) -> None:
+        """Take a message."""
+        self._input("received", number, message)
+
+    # ---- connections ----
+
+    def accept(self, opener: str) -> int:
+        """Accept a connection; return its number."""
+        handle = SimulatedHandle(self)
+        handle.number = self.links.add(handle, opener)
+        return handle.number
+
+    def send(self, number: int, parcel: Parcel) -> None:
+        """Send on a connection, if it is still there."""
+        connection = self.connections.get(number)
+        if connection is not None:
+            self.world.network.send(connection, self, parcel)
+
+    def hang_up(self, number: int) -> None:
+        """Close a connection, if it is still there."""
+        self.send(number, Parcel(None))
+        self.connections.pop(number, None)
+
+    # ---- tables ----
+
+    def _open_tables(self) -> None:
+        """Read the tables from the disk, as each opening of the store does."""
+        self.sender = None
+        self.loop = SimulatedLoop(self)
+        self.tables = {name: SimulatedTable(name, self) for name in (ACKNOWLEDGED, PROGRESS)}
+        self.primary = SimulatedPrimary(self, list(self.tables.values()))
+
+    def _has_tables(self, member: str) -> bool:
+        return not self.world.tables or (self.sender is not None and self.sender.is_equipped(member))
+
+    def _followers_to_have_tables(self) -> frozenset[str] | None:
+        leadership = self.replica.primary if self.replica is not None else None
+        if leadership is None or self.replica is None or not leadership.may_acknowledge:
+            return None
+        return leadership.required(self.replica.proposals) - {self.name}
+
+    def work_on_tables(self, work: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        """Let the disk do something, and answer with what it returns."""
+        job = (work, answer)
+        self._table_work.append(job)
+        seconds = self.world.table_random.expovariate(1.0 / (SYNCS * self.disk_seconds))
+        self.world.after(seconds, self._table_work_done, job)
+
+    def _table_work_done(self, job: tuple[Callable[[], Any], Callable[[Any], None]]) -> None:
+        if job in self._table_work:
+            self._table_work.remove(job)
+            work, answer = job
+            self.enter(self.life, answer, work())
+
+    def _end_table_work(self) -> None:
+        """Let the disk do only a part of what it had begun."""
+        work, self._table_work = self._table_work, []
+        for each, _ in work:
+            if self.world.table_random.random() < 0.5:
+                each()
+
+    def change_table(self, name: str, key: str) -> None:
+        """Change a table, if clients may; acknowledge a change that is waited for."""
+        self.enter(self.life, self._change_table, name, key)
+
+    def _change_table(self, name: str, key: str) -> None:
+        if self.sender is None:
+            return
+        table, sender, change = self.tables[name], self.sender, self.world.new_change(self.leads)
+        table.change(key, change)
+
+        def saved(_: object) -> None:
+            if self.sender is sender and name == ACKNOWLEDGED:
+                sender.when_saved(lambda: self.world.judge.changed(self, key, change))
+
+        self.work_on_tables(table.save, saved)
 
     def _tick(self, life: int) -> None:
         if life == self.life and self.runs:
-            self._enter(life, lambda: self._input("tick"))
+            self.enter(life, lambda: self._input("tick"))
             self.world.after(self.world.limits.tick_s, self._tick, life)
 
     def produce(self) -> None:
         """Store a record, if clients may: the process believes that it leads."""
-        self._enter(self.life, self._produce)
+        self.enter(self.life, self._produce)
 
     def _produce(self) -> None:
         replica = self.replica
@@ -189,7 +310,7 @@ class Member:
 
     def read(self) -> None:
         """Answer a client that needs the one leader's answer, such as a pull with a lock."""
-        self._enter(self.life, self._read)
+        self.enter(self.life, self._read)
 
     def _read(self) -> None:
         if self.may_answer:
@@ -203,15 +324,15 @@ class Member:
 
     def switch(self, target: str) -> None:
         """Hand the leadership over, as an operator asks."""
-        self._enter(self.life, lambda: self._input("switch", target, within=5.0))
+        self.enter(self.life, lambda: self._input("switch", target, within=5.0))
 
     def change_members(self, members: frozenset[str]) -> None:
         """Change the set's members, as an operator asks."""
-        self._enter(self.life, lambda: self._input("change_members", members, timed=False))
+        self.enter(self.life, lambda: self._input("change_members", members, timed=False))
 
     def delete_oldest(self) -> None:
         """Delete confirmed records, as retention does."""
-        self._enter(self.life, self._delete_oldest)
+        self.enter(self.life, self._delete_oldest)
 
     def _delete_oldest(self) -> None:
         assert self.replica is not None
@@ -249,9 +370,13 @@ class Member:
             case Connect(number, member):
                 world.network.connect(self, number, member)
             case Close(number):
-                connection = self.connections.pop(number, None)
-                if connection is not None:
-                    world.network.send(connection, self, Parcel(None))
+                self.links.remove(number)
+                self.primary.close(number)
+                self.hang_up(number)
+            case SendMessage(number, Hello() as hello):
+                self.primary.greet(number, hello, 0)
+            case SendMessage(number, PositionReport() as report):
+                self.primary.report(number, report)
             case SendMessage(number, message):
                 connection = self.connections.get(number)
                 if connection is not None:
@@ -260,21 +385,29 @@ class Member:
                         opener = connection.opener
                         opener.member.replaced &= opener.life != opener.member.life
                     world.network.send(connection, self, Parcel(message, records))
+                link = self.links.get(number)
+                if isinstance(message, Welcome) and link is not None and self.sender is not None:
+                    link.welcomed = True
+                    self.sender.greet(number)
             case Append():
                 self.disk.append(*self._received)
                 self._flush()
+            case SaveState() if world.tables and self.replica is not None and self.replica.role is Role.ELECTED:
+                self.loop.create_task(self._save_after_tables(action))
             case Cut() | Restart() | SaveState():
-                self.disk.generation += not isinstance(action, SaveState)
-                self._step = action
-                slow = self.slow_step is not None and isinstance(action, self.slow_step[0])
-                seconds = self.slow_step[1] if slow and self.slow_step is not None else self._disk_delay()
-                world.after(seconds, self._step_done, life)
+                self._begin_step(action)
             case Lead(epoch):
                 self.leads = epoch
                 world.judge.leads(self, epoch)
+                if world.tables:
+                    tables = list(self.tables.values())
+                    self.sender = TableSender(tables, self.links, epoch, self._followers_to_have_tables, self.loop)
             case StepDown(epoch):
                 self.leads = 0
                 world.registry.release(self.name, epoch)
+                # The store is opened again.
+                self._end_table_work()
+                self._open_tables()
             case Confirm(offset):
                 world.judge.confirmed(self, offset)
                 if world.random.random() < 0.3:
@@ -283,10 +416,21 @@ class Member:
                 world.judge.stopped(self, reason)
 
     def _answer(self, life: int, name: str, *arguments: object) -> None:
-        self._enter(life, lambda: self._input(name, *arguments))
+        self.enter(life, lambda: self._input(name, *arguments))
 
     def _disk_delay(self) -> float:
         return self.world.random.expovariate(1.0 / self.disk_seconds)
+
+    async def _save_after_tables(self, step: SaveState) -> None:
+        await self.primary.finish_tables()
+        self._begin_step(step)
+
+    def _begin_step(self, step: Step) -> None:
+        self.disk.generation += not isinstance(step, SaveState)
+        self._step = step
+        slow = self.slow_step is not None and isinstance(step, self.slow_step[0])
+        seconds = self.slow_step[1] if slow and self.slow_step is not None else self._disk_delay()
+        self.world.after(seconds, self._step_done, self.life)
 
     def _step_done(self, life: int) -> None:
         if life == self.life and self._step is not None:

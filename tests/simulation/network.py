@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from flintmq.broker.replication.core.messages import Message
+from flintmq.protocol.commands import ReplicateTableRequest
 
 from .disk import Record
 
@@ -23,10 +24,13 @@ RESEND_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A message and the records that belong to it, or the end of the connection."""
+    """A message and the records that belong to it, a part of a table, or the end of the connection."""
 
-    message: Message | None
+    message: Message | ReplicateTableRequest | None
     records: tuple[Record, ...] = ()
+    tables: int = 0
+    """With a position: number of the last version of a table that is on disk with all before it."""
+    body: bytes = b""
 
 
 @dataclass(slots=True)
@@ -63,7 +67,6 @@ class Network:
         self._cut: set[tuple[str, str]] = set()
         self.slowness = 0.002
         """Mean time that a message takes, in seconds."""
-        self._accepted = 0
 
     def cut(self, one: str, other: str) -> None:
         """Let nothing of ``one`` reach ``other``."""
@@ -91,9 +94,9 @@ class Network:
             elif not accepter.runs:
                 self._world.after(self.delay(), opener.closed, life, number, True)
             else:
-                self._accepted -= 1
-                connection = Connection(End(opener, life, number), End(accepter, accepter.life, self._accepted))
-                accepter.connections[self._accepted] = connection
+                accepted = accepter.accept(opener.name)
+                connection = Connection(End(opener, life, number), End(accepter, accepter.life, accepted))
+                accepter.connections[accepted] = connection
                 self._world.after(self.delay(), opener.connected, life, number, connection)
 
         self._world.after(self.delay(), arrive)

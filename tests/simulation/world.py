@@ -18,6 +18,7 @@ from .judge import Judge
 from .member import Member
 from .network import Network
 from .registry import Registry
+from .tables import ACKNOWLEDGED, PROGRESS
 
 CLUSTER = "one"
 
@@ -33,9 +34,13 @@ class World:
         min_in_sync: int = 2,
         quick_takeover: bool = True,
         rules: Rules | None = None,
+        tables: bool = False,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
+        self.tables = tables
+        self.table_random = Random(f"tables {seed}")
+        self._changes = count(1)
         self.limits = Limits(
             tick_s=0.1, window_bytes=40, piece_bytes=16, join_gap_bytes=12, quick_takeover=quick_takeover
         )
@@ -85,6 +90,17 @@ class World:
                     member.read()
         self.after(self.random.expovariate(1.0 / interval), self.load, interval)
 
+    def new_change(self, epoch: int) -> tuple[int, int]:
+        """Return a change of a table that was never made before."""
+        return epoch, next(self._changes)
+
+    def load_tables(self, interval: float) -> None:
+        """Let clients change tables at every member that leads, for ever: progress most of the time."""
+        for member in self.members.values():
+            name = ACKNOWLEDGED if self.table_random.random() < 0.3 else PROGRESS
+            member.change_table(name, self.table_random.choice("xyz"))
+        self.after(self.table_random.expovariate(1.0 / interval), self.load_tables, interval)
+
     # ---- conditions ----
 
     def leader(self) -> Member | None:
@@ -112,13 +128,19 @@ class World:
 
     def check_progress(self, seconds: float) -> None:
         """Check that the set acknowledges messages again within ``seconds``, and becomes whole."""
-        end = self.judge.safe_end
-        if not self.run(seconds, lambda: self.judge.safe_end > end and self.is_whole()):
+        end, changes = self.judge.safe_end, self.judge.changes
+
+        def goes_on() -> bool:
+            changed = self.judge.changes > changes or not self.tables
+            return self.judge.safe_end > end and changed and self.is_whole()
+
+        if not self.run(seconds, goes_on):
             state = {
                 name: (member.leads, member.replica and member.replica.role.value, member.disk.end, member.disk.flushed)
                 for name, member in self.members.items()
             }
             raise Violation(
                 f"seed {self.seed}, after {self.now:.3f} s: no progress: acknowledged {end} to {self.judge.safe_end}, "
+                f"changes of tables {changes} to {self.judge.changes}, "
                 f"{self.registry.config}, {state}"
             )

@@ -74,7 +74,7 @@ class AcceptedLink:
     _unsent_bytes: int = 0
 
     def put(self, table: str, change: int, content: bytes, now: float) -> None:
-        """Note a new version of a table."""
+        """Note a new version of a table; ``change``: number of the oldest change that the other end may lack."""
         earlier = self._due.get(table)
         # In the place of the earlier one, so that a table which changes all the time has its turn, and no more.
         first, since = (earlier.first, earlier.since) if earlier is not None else (change, now)

@@ -40,8 +40,8 @@ class TableSender:
         self._loop = loop
         self._kick = asyncio.Event()
         self._seen: dict[str, object] = {}
-        self._read: dict[str, tuple[int, bytes]] = {}
-        """Number of the last change and content, by table."""
+        self._read: dict[str, bytes] = {}
+        """Content, by table."""
         self._rest_until: dict[str, float] = {}
         """Time before which a table is not sent again."""
         self._count = 0
@@ -62,8 +62,9 @@ class TableSender:
         """Send all tables to a follower that was just welcomed on the connection ``number``."""
         link = self._links.get(number)
         if link is not None:
-            for name, (change, content) in self._read.items():
-                link.put(name, change, content, self._loop.time())
+            for name, content in self._read.items():
+                # Not the number of the newest change: nobody knows which of the earlier ones its disk has.
+                link.put(name, 1, content, self._loop.time())
             self._send()
 
     def when_saved(self, call: Callable[[], None]) -> None:
@@ -164,12 +165,12 @@ class TableSender:
             content = await self._loop.run_in_executor(None, table.read)
             self._seen[table.name] = version
             # The version changes with each write, also of the same content.
-            if table.name in self._read and self._read[table.name][1] == content:
+            if self._read.get(table.name) == content:
                 continue
             self._count += 1
             now = self._loop.time()
             self._rest_until[table.name] = now + len(content) / BYTES_PER_S
-            self._read[table.name] = (self._count, content)
+            self._read[table.name] = content
             for link in self._links.welcomed():
                 link.put(table.name, self._count, content, now)
             self._send()
