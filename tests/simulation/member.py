@@ -116,6 +116,7 @@ class Member:
         self.replica, self.leads = None, 0
         self.life += 1
         self._end_table_work()
+        self.loop.close()
         self.disk.generation += 1
         if self._step is not None and self.world.random.random() < 0.5:
             self.disk.do(self._step)  # the step had begun: the next start continues it
@@ -242,7 +243,7 @@ class Member:
     def _open_tables(self) -> None:
         """Read the tables from the disk, as each opening of the store does."""
         self.sender = None
-        self.loop = SimulatedLoop(self)
+        self.loop = SimulatedLoop(self)  # type: ignore[abstract]  # the rest of a loop is not needed
         self.tables = {name: SimulatedTable(name, self) for name in (ACKNOWLEDGED, PROGRESS)}
         self.primary = SimulatedPrimary(self, list(self.tables.values()))
 
@@ -407,6 +408,7 @@ class Member:
                 world.registry.release(self.name, epoch)
                 # The store is opened again.
                 self._end_table_work()
+                self.loop.close()
                 self._open_tables()
             case Confirm(offset):
                 world.judge.confirmed(self, offset)

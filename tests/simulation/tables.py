@@ -1,7 +1,7 @@
 """The tables of a simulated member: the broker's own sender and writer of tables, on an event loop of simulated time.
 
-A table has rows, and the newest change of each: (epoch, number). Changes of a later epoch follow those of an earlier one,
-and within an epoch there is one primary, so the order of the pairs is the order of the changes.
+A table has rows, and the newest change of each: (epoch, number). Changes of a later epoch follow those of an earlier
+one, and within an epoch there is one primary, so the order of the pairs is the order of the changes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flintmq.broker.replication.member.followed_primary import FollowedPrimary
 from flintmq.broker.replication.member.primary_link import LinkAccess
 from flintmq.broker.replication.member.tables import TableCopy
 from flintmq.protocol.commands import TABLE_BYTES_MAX, Command, ReplicateTableRequest
+from flintmq.protocol.errors import ReplicationRefused
 
 from .disk import Rows, Violation
 from .network import Connection, Parcel
@@ -37,6 +38,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def __init__(self, member: Member) -> None:
         self._member = member
         self._life = member.life
+        self._coroutines: list[Coroutine[Any, Any, Any]] = []
 
     def time(self) -> float:
         """Return the member's time."""
@@ -46,19 +48,21 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Return that futures need not be traced."""
         return False
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """Call in this moment, after what is due already."""
         handle = asyncio.Handle(callback, args, self, context)
         self._member.world.after(0.0, self._enter, handle)
         return handle
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call after a time."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call at a time."""
@@ -75,7 +79,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
-        """Run a coroutine. It ends without a word if the process does."""
+        """Run a coroutine."""
+        self._coroutines.append(coro)
         task = asyncio.Task(coro, loop=self, **options)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
@@ -85,6 +90,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         future = self.create_future()
         self._member.work_on_tables(func, future.set_result)
         return future
+
+    def close(self) -> None:
+        """End what still runs, as the end of the process does."""
+        for coroutine in self._coroutines:
+            coroutine.close()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """No callback may fail."""
@@ -145,10 +155,11 @@ class SimulatedHandle:
         self._member = member
         self.number = 0
 
-    def welcome(self, answer: object, body: bytes) -> None:
+    def welcome(self, answer: Any, body: bytes) -> None:
         """Not called: the member sends the core's messages itself."""
 
-    refuse = welcome
+    def refuse(self, error: ReplicationRefused) -> None:
+        """Not called either."""
 
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
         """Send a part of a table."""
