@@ -1,4 +1,5 @@
-"""Errors in the core that no method of ``Rules`` can show: one changed place of its source each, applied in memory."""
+"""Errors in the core, and in the sender and the writer of tables, that no method of ``Rules`` can show: one changed place
+of the source each, applied in memory."""
 
 from __future__ import annotations
 
@@ -9,16 +10,17 @@ from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-CORE = "flintmq.broker.replication.core"
+REPLICATION = "flintmq.broker.replication"
 
 
 class CoreMutant(NamedTuple):
-    """One changed place: ``text`` of a module of the core, which must be there once, becomes ``replacement``."""
+    """One changed place: ``text`` of a module, which must be there once, becomes ``replacement``."""
 
     name: str
     module: str
     text: str
     replacement: str
+    package: str = "core"
 
 
 def _functions(module: ModuleType, namespace: dict[str, Any]) -> Iterator[tuple[str, FunctionType]]:
@@ -36,7 +38,7 @@ def _functions(module: ModuleType, namespace: dict[str, Any]) -> Iterator[tuple[
 @contextmanager
 def broken(mutant: CoreMutant) -> Iterator[None]:
     """Run the block with the mutant in the core."""
-    module = importlib.import_module(f"{CORE}.{mutant.module}")
+    module = importlib.import_module(f"{REPLICATION}.{mutant.package}.{mutant.module}")
     source = inspect.getsource(module)
     assert source.count(mutant.text) == 1, f"{mutant.name}: its text is there {source.count(mutant.text)} times"
     changed: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}

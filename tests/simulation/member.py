@@ -70,6 +70,8 @@ class Member:
         """Work that the disk has begun."""
         self.slow_step: tuple[type[Step], float] | None = None
         """A kind of step that takes the disk this many seconds."""
+        self.slow_tables = 0.0
+        """Seconds that the disk takes longer for a table."""
 
     @property
     def runs(self) -> bool:
@@ -116,7 +118,6 @@ class Member:
         self.replica, self.leads = None, 0
         self.life += 1
         self._end_table_work()
-        self.loop.close()
         self.disk.generation += 1
         if self._step is not None and self.world.random.random() < 0.5:
             self.disk.do(self._step)  # the step had begun: the next start continues it
@@ -251,16 +252,15 @@ class Member:
         return not self.world.tables or (self.sender is not None and self.sender.is_equipped(member))
 
     def _followers_to_have_tables(self) -> frozenset[str] | None:
-        leadership = self.replica.primary if self.replica is not None else None
-        if leadership is None or self.replica is None or not leadership.may_acknowledge:
+        if self.replica is None or self.replica.primary is None:
             return None
-        return leadership.required(self.replica.proposals) - {self.name}
+        return self.replica.primary.followers_to_have(self.replica.proposals)
 
     def work_on_tables(self, work: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         """Let the disk do something, and answer with what it returns."""
         job = (work, answer)
         self._table_work.append(job)
-        seconds = self.world.table_random.expovariate(1.0 / (SYNCS * self.disk_seconds))
+        seconds = self.world.table_random.expovariate(1.0 / (SYNCS * self.disk_seconds)) + self.slow_tables
         self.world.after(seconds, self._table_work_done, job)
 
     def _table_work_done(self, job: tuple[Callable[[], Any], Callable[[Any], None]]) -> None:
@@ -408,7 +408,6 @@ class Member:
                 world.registry.release(self.name, epoch)
                 # The store is opened again.
                 self._end_table_work()
-                self.loop.close()
                 self._open_tables()
             case Confirm(offset):
                 world.judge.confirmed(self, offset)

@@ -25,10 +25,16 @@ WORLDS = range(20)
 
 
 def whole_world(
-    seed: int, rules: Rules, *, quick_takeover: bool = True, load: bool = True, min_in_sync: int = 2
+    seed: int,
+    rules: Rules,
+    *,
+    quick_takeover: bool = True,
+    load: bool = True,
+    min_in_sync: int = 2,
+    tables: bool = False,
 ) -> tuple[World, Member, Member, Member]:
     """Return a world whose members ``a``, ``b`` and ``c`` are in sync under ``a``, and the members."""
-    world = World(seed, quick_takeover=quick_takeover, rules=rules, min_in_sync=min_in_sync)
+    world = World(seed, quick_takeover=quick_takeover, rules=rules, min_in_sync=min_in_sync, tables=tables)
     if load:
         world.load(0.05)
     assert world.run(30.0, lambda: world.registry.config.in_sync == set("abc"))

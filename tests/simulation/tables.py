@@ -38,7 +38,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def __init__(self, member: Member) -> None:
         self._member = member
         self._life = member.life
-        self._coroutines: list[Coroutine[Any, Any, Any]] = []
+        self._starts_task = False
 
     def time(self) -> float:
         """Return the member's time."""
@@ -53,7 +53,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         """Call in this moment, after what is due already."""
         handle = asyncio.Handle(callback, args, self, context)
-        self._member.world.after(0.0, self._enter, handle)
+        if self._starts_task:
+            self._starts_task = False
+            self._call(handle)
+        else:
+            self._member.world.after(0.0, self._enter, handle)
         return handle
 
     def call_later(  # type: ignore[override]
@@ -79,10 +83,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
-        """Run a coroutine."""
-        self._coroutines.append(coro)
+        """Run a coroutine; its first step at once, because no task is running."""
+        self._starts_task = True
         task = asyncio.Task(coro, loop=self, **options)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
+        task.add_done_callback(_check)
         return task
 
     def run_in_executor(self, executor: object, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
@@ -91,14 +96,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._member.work_on_tables(func, future.set_result)
         return future
 
-    def close(self) -> None:
-        """End what still runs, as the end of the process does."""
-        for coroutine in self._coroutines:
-            coroutine.close()
-
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """No callback may fail."""
-        raise Violation(context["message"]) from context.get("exception")
+        raise context["exception"]
 
     def _enter(self, handle: asyncio.Handle) -> None:
         self._member.enter(self._life, self._call, handle)
@@ -111,6 +111,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             handle._run()
         finally:
             events._set_running_loop(None)
+
+
+def _check(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.result()
 
 
 class SimulatedTable:

@@ -232,6 +232,11 @@ class Primary:
         """Return the members whose disks a confirmation waits for."""
         return self._rules.required(self.config, proposals)
 
+    def followers_to_have(self, proposals: list[Proposal]) -> frozenset[str] | None:
+        """Return the followers whose disks the confirmation of a change of the tables waits for; None if no change can
+        be confirmed."""
+        return self.required(proposals) - {self._member} if self.may_acknowledge else None
+
     def next_in_sync(self, config: SetConfig, now: float) -> frozenset[str]:
         """Return the members that should be in sync now in ``config``, which may have other members than this epoch."""
         lagging = [

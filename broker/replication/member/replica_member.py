@@ -456,9 +456,7 @@ class ReplicaMember:
 
     def _followers_to_have_tables(self) -> frozenset[str] | None:
         primary = self.replica.primary
-        if primary is None or not primary.may_acknowledge:
-            return None
-        return primary.required(self.replica.proposals) - {self.identity.member}
+        return primary.followers_to_have(self.replica.proposals) if primary is not None else None
 
     def _serve_if_confirmed(self) -> None:
         if 0 <= self._leads_at <= self._store.confirmed_offset and not self._preparing:
