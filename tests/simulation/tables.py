@@ -20,7 +20,7 @@ from flintmq.broker.replication.member.tables import TableCopy
 from flintmq.protocol.commands import TABLE_BYTES_MAX, Command, ReplicateTableRequest
 from flintmq.protocol.errors import ReplicationRefused
 
-from .disk import Rows, Violation
+from .disk import Rows
 from .network import Connection, Parcel
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ACKNOWLEDGED, PROGRESS = "topics", "offsets"
 """The tables: changes of the first are acknowledged, those of the second are not waited for."""
+FULL_LINE_BYTES = 1 << 30
 SYNCS = 4
 """A table costs the disk so many times what a flush does."""
 
@@ -171,8 +172,8 @@ class SimulatedHandle:
         self._member.send(self.number, Parcel(request, body=bytes(body)))
 
     def unsent_bytes(self) -> int:
-        """Return that everything is taken."""
-        return 0
+        """Return 0 as long as everything is taken."""
+        return FULL_LINE_BYTES if self._member.lines_are_full else 0
 
     def close(self) -> None:
         """Close the connection."""
