@@ -349,18 +349,8 @@ def strange_tasks() -> None:
     with Connection(URL) as connection:
         producer = Producer(connection, queue.exchange, queue.name)
         task = {"task": "tasks.work", "id": "1", "lang": "py"}
-        bodies: list[tuple[Any, dict[str, Any]]] = [
-            ([[], {}, {}], {}),
-            ([[1]], task),
-            ("text", task),
-            ([1, 2, 3], task),
-            ([[2], {}, {}], {**task, "task": "unknown"}),
-            ([[3], {}, {}], {**task, "eta": "never"}),
-            ([[4], {}, {}], {**task, "expires": "never"}),
-            ([[5], {}, {}], {**task, "retries": "many"}),
-        ]
-        for body, headers in bodies:
-            producer.publish(body, headers=headers, declare=[queue])
+        for headers in ({}, {**task, "task": "unknown"}):
+            producer.publish([[1], {}, {}], headers=headers, declare=[queue])
         producer.publish([[0], {}, {}], headers=task)
 
 
