@@ -286,39 +286,44 @@ def refusals() -> None:
         raise AssertionError(rest)
 
 
+def shapes_for(queue: str) -> list[bytes]:
+    """Return what no consumer of a queue can decode."""
+    sound = {"body": "[]", "content-type": "application/json", "content-encoding": "utf-8", "headers": {}}
+    properties = {"delivery_info": {"routing_key": queue}, "delivery_mode": 2}
+    changes: list[dict[str, Any]] = [
+        {"properties": None},
+        {"properties": {**properties, "delivery_info": "text"}},
+        {"properties": {**properties, "delivery_info": None}},
+        {"properties": {**properties, "delivery_info": {"routing_key": 1}}},
+        {"properties": {**properties, "body_encoding": "base64"}, "body": "x"},
+        {"properties": {**properties, "body_encoding": "unknown"}},
+        {"properties": {**properties, "body_encoding": []}},
+        {"properties": {**properties, "correlation_id": {}}},
+        {"headers": "text"},
+        {"headers": [1]},
+        {"headers": {"task": []}},
+        {"headers": {"id": {}}},
+        {"headers": {"compression": []}},
+        {"body": {"a": 1}},
+        {"content-type": 7},
+        {"content-encoding": []},
+    ]
+    return [
+        b"\xff",
+        b"[" * 5000 + b"]" * 5000,
+        json.dumps([]).encode(),
+        json.dumps({"__type__": "datetime", "__value__": 1}).encode(),
+        *(json.dumps({**sound, "properties": properties, **changed}).encode() for changed in changes),
+    ]
+
+
 def strange_shapes() -> None:
     """Whatever cannot be decoded is a dead letter, and the consumer continues."""
     queue = durable()
     with Connection(URL) as connection, FlintProducer(ADDRESS) as raw, Admin(ADDRESS) as admin:
         producer = Producer(connection, queue.exchange, queue.name)
         producer.publish(1, declare=[queue])
-        sound = {"body": "[]", "content-type": "application/json", "content-encoding": "utf-8", "headers": {}}
-        properties = {"delivery_info": {"routing_key": queue.name}, "delivery_mode": 2}
-        changes: list[dict[str, Any]] = [
-            {"properties": None},
-            {"properties": {**properties, "delivery_info": "text"}},
-            {"properties": {**properties, "delivery_info": None}},
-            {"properties": {**properties, "delivery_info": {"routing_key": 1}}},
-            {"properties": {**properties, "body_encoding": "base64"}, "body": "x"},
-            {"properties": {**properties, "body_encoding": "unknown"}},
-            {"properties": {**properties, "body_encoding": []}},
-            {"properties": {**properties, "correlation_id": {}}},
-            {"headers": "text"},
-            {"headers": [1]},
-            {"headers": {"task": []}},
-            {"headers": {"id": {}}},
-            {"headers": {"compression": []}},
-            {"body": {"a": 1}},
-            {"content-type": 7},
-            {"content-encoding": []},
-        ]
-        shapes = [
-            b"\xff",
-            b"[" * 5000 + b"]" * 5000,
-            json.dumps([]).encode(),
-            json.dumps({"__type__": "datetime", "__value__": 1}).encode(),
-            *(json.dumps({**sound, "properties": properties, **changed}).encode() for changed in changes),
-        ]
+        shapes = shapes_for(queue.name)
         for shape in shapes:
             raw.send(Message(encode_name(queue.name), shape))
         producer.publish(2)
@@ -333,6 +338,20 @@ def strange_shapes() -> None:
         while found is None or sum(stats.count for stats in admin.topic_stats("%DLQ%jobs%2Ev1")) <= len(shapes):
             found = channel.basic_get(queue.name, no_ack=True) or found
         assert found.decode() == 3
+
+
+def strange_tasks() -> None:
+    """Send a worker what it cannot decode, and messages that are no tasks; then a task."""
+    with FlintProducer(ADDRESS) as raw:
+        for shape in shapes_for("celery"):
+            raw.send(Message(encode_name("celery"), shape))
+    queue = Queue("celery", Exchange("celery"), routing_key="celery")
+    with Connection(URL) as connection:
+        producer = Producer(connection, queue.exchange, queue.name)
+        task = {"task": "tasks.work", "id": "1", "lang": "py"}
+        for headers in ({}, {**task, "task": "unknown"}):
+            producer.publish([[1], {}, {}], headers=headers, declare=[queue])
+        producer.publish([[0], {}, {}], headers=task)
 
 
 def passwords() -> None:

@@ -46,3 +46,14 @@ def test_a_failed_task_is_tried_again_or_is_a_dead_letter(broker: BrokerFactory,
         (found,) = consumer.query("celery", key=dead.keys[0])  # a task is found by its id
         assert found.tags == "tasks.refuse"
     assert app.runs() == wanted
+
+
+def test_a_worker_outlives_whatever_arrives(broker: BrokerFactory, celery_app: CeleryFactory) -> None:
+    running = broker()
+    app = celery_app(running)
+    worker = app.worker("one", "-c", "1").ready()
+    app.run("strange_tasks", script="kombu_programs.py")
+    until(lambda: "work 0" in app.runs(), "the task after the strange ones")
+    with Admin(running.address) as admin:
+        until(lambda: nothing_is_left(admin), "everything is settled")
+    worker.stop()

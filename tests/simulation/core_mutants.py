@@ -1,5 +1,5 @@
-"""Errors in the core, and in the sender and the writer of tables, that no method of ``Rules`` can show: one changed
-place of the source each, applied in memory."""
+"""Errors in the core, and in what sends and writes tables, that no method of ``Rules`` can show: one changed place of
+the source each, applied in memory."""
 
 from __future__ import annotations
 

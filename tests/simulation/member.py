@@ -70,6 +70,8 @@ class Member:
         """Work that the disk has begun."""
         self.slow_step: tuple[type[Step], float] | None = None
         """A kind of step that takes the disk this many seconds."""
+        self.lines_are_full = False
+        """True while followers take no tables."""
         self.slow_tables = 0.0
         """Seconds that the disk takes longer for a table."""
 

@@ -10,6 +10,8 @@ from flintmq.broker.replication.core.rules import Rules
 
 from . import core_mutants as core
 from . import mutants, schedules
+from . import table_mutants as tables
+from . import table_schedules as with_tables
 from .core_mutants import CoreMutant
 
 Schedule = Callable[[Rules], None]
@@ -124,6 +126,77 @@ HALVES: tuple[Half, ...] = (
         "a switch leaves another one that can lead",
         core.HAND_OVER_TO_ONE_ALONE,
         schedules.hand_over_to_a_disk_that_is_lost,
+    ),
+    Half(
+        0,
+        "tables: a follower joins with the tables with which the epoch began",
+        tables.FORGET_THE_FIRST_TABLES,
+        with_tables.join_with_the_first_tables,
+    ),
+    Half(
+        0,
+        "tables: and not before these were read",
+        tables.JOIN_BEFORE_TABLES_ARE_READ,
+        with_tables.join_with_the_first_tables,
+    ),
+    Half(
+        0,
+        "tables: and with each change that was confirmed since",
+        tables.JOIN_WITHOUT_A_CONFIRMED_CHANGE,
+        with_tables.join_with_what_was_confirmed_since,
+    ),
+    Half(0, "tables: at all", tables.JOIN_WITHOUT_TABLES, with_tables.join_with_the_first_tables),
+    Half(0, "tables: one with an old table leaves", tables.STAY_WITH_OLD_TABLES, with_tables.lag_with_a_table),
+    Half(0, "tables: and does not join", tables.JOIN_WITH_OLD_TABLES, with_tables.lag_with_a_table),
+    Half(
+        0,
+        "tables: a switch waits for the tables",
+        tables.SWITCH_WITHOUT_TABLES,
+        with_tables.hand_over_with_the_newest_tables,
+    ),
+    Half(
+        0,
+        "tables: as they are at the switch",
+        tables.SWITCH_WITH_OLD_TABLES,
+        with_tables.hand_over_with_the_newest_tables,
+    ),
+    Half(
+        0,
+        "tables: once these were read",
+        tables.SWITCH_BEFORE_TABLES_ARE_READ,
+        with_tables.hand_over_with_the_newest_tables,
+    ),
+    Half(0, "tables: a change is confirmed by enough members", tables.CONFIRM_BELOW_THE_MINIMUM, RANDOM),
+    Half(0, "tables: by all of them", tables.CONFIRM_BY_THE_FASTEST, RANDOM),
+    Half(0, "tables: which are connected", tables.CONFIRM_WITHOUT_A_CONNECTION, RANDOM),
+    Half(0, "tables: and have said so on this connection", tables.CONFIRM_AT_A_CONNECTION, RANDOM),
+    Half(0, "tables: of the tables of this connection", tables.COUNT_ON, with_tables.connect_again_with_old_tables),
+    Half(0, "tables: not when it is sent", tables.CONFIRM_WHAT_IS_SENT, with_tables.lag_with_a_table),
+    Half(
+        0,
+        "tables: nor while it waits for the line",
+        tables.CONFIRM_WHAT_WAITS,
+        with_tables.change_while_the_line_is_full,
+    ),
+    Half(
+        0,
+        "tables: nor when a newer one takes its place there",
+        tables.CONFIRM_WHAT_IS_REPLACED,
+        with_tables.change_while_the_line_is_full,
+    ),
+    Half(
+        0,
+        "tables: nor while the follower's disk writes it",
+        tables.REPORT_WHAT_IS_BEING_WRITTEN,
+        with_tables.lag_with_a_table,
+    ),
+    Half(0, "tables: nor while it waits for the disk", tables.REPORT_WHAT_WAITS, RANDOM),
+    Half(0, "tables: nor when a newer one takes its place there, too", tables.REPORT_WHAT_WAITED_BEFORE, RANDOM),
+    Half(
+        0,
+        "tables: nothing of an earlier primary is written once a member leads",
+        tables.LEAD_BEFORE_TABLES_ARE_WRITTEN,
+        with_tables.lead_while_a_table_is_written,
     ),
 )
 """Rule 12's first half, that it never cuts below what it has seen confirmed, has a test of its own in
