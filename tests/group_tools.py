@@ -17,7 +17,7 @@ from tests.conftest import Answer, RawConnection
 WAIT_SECONDS = 60.0
 """Longer than anything takes that works, also beside other work: it is the time after which a test fails."""
 UNREACHABLE = (OSError, EOFError, ConnectionFailed, NotPrimary)
-"""What a broker or a console that starts, opens its store again, or is being replaced answers."""
+"""Errors of a server that starts, opens its store again, or does not lead."""
 
 
 def until(holds: Callable[[], bool], what: str = "it", seconds: float = WAIT_SECONDS) -> None:

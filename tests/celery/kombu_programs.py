@@ -341,7 +341,7 @@ def strange_shapes() -> None:
 
 
 def strange_tasks() -> None:
-    """Send a worker what it cannot decode, and messages that are no tasks; then a task."""
+    """Send a worker what it cannot decode, a message without a task, and a task that it does not know; then a task."""
     with FlintProducer(ADDRESS) as raw:
         for shape in shapes_for("celery"):
             raw.send(Message(encode_name("celery"), shape))

@@ -61,7 +61,7 @@ class Member:
         self.sender: TableSender | None = None
         """Sender of this process's tables while it leads, in a world with tables."""
         self._table_work: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
-        """What the disk does for the tables, each with its answer."""
+        """Work of the disk on tables, each with its answer."""
         self._paused_until = 0.0
         self._delayed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._received: tuple[Record, ...] = ()

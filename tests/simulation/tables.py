@@ -49,7 +49,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Return that futures need not be traced."""
         return False
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(  # type: ignore[override]  # simpler types
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Call in this moment, after what is due already."""
@@ -61,13 +61,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._member.world.after(0.0, self._enter, handle)
         return handle
 
-    def call_later(  # type: ignore[override]
+    def call_later(  # type: ignore[override]  # simpler types
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call after a time."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override]  # simpler types
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call at a time."""
@@ -83,15 +83,19 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Return a future."""
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
+    def create_task(  # type: ignore[override]  # simpler types
+        self, coro: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
         """Run a coroutine; its first step at once, because no task is running."""
         self._starts_task = True
         task = asyncio.Task(coro, loop=self, **options)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own
         task.add_done_callback(_check)
         return task
 
-    def run_in_executor(self, executor: object, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override]  # simpler types
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         """Let the disk do it."""
         future = self.create_future()
         self._member.work_on_tables(func, future.set_result)
@@ -208,7 +212,7 @@ class SimulatedPrimary(FollowedPrimary):
 
     def opened(self, number: int, connection: Connection) -> None:
         """Use a connection that the network has opened."""
-        self._link = SimulatedLink(connection.opener.member, number)  # type: ignore[assignment]
+        self._link = SimulatedLink(connection.opener.member, number)  # type: ignore[assignment]  # not over TCP
 
     def take(self, number: int, parcel: Parcel) -> bool:
         """Take what arrived on a connection; return whether it is the current one."""

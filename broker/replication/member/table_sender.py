@@ -63,7 +63,7 @@ class TableSender:
         link = self._links.get(number)
         if link is not None:
             for name, content in self._read.items():
-                # Not the number of the newest change: nobody knows which of the earlier ones its disk has.
+                # The first change, not the newest one: its disk may lack any of them.
                 link.put(name, 1, content, self._loop.time())
             self._send()
 
