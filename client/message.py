@@ -28,7 +28,7 @@ from .delay import delay_of, delay_properties
 from .errors import InvalidMessage, InvalidMessageType
 
 if TYPE_CHECKING:
-    from .core.consume.stored import StoredMessage
+    from .core.consume.batch import StoredMessage
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Row: TypeAlias = tuple[Any, ...]

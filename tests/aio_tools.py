@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import uvloop
 
 from flintmq.client.aio import Consumer
-from flintmq.client.core.consume.stored import StoredMessage
+from flintmq.client.core.consume.batch import StoredMessage
 
 if TYPE_CHECKING:
     pass

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flintmq.client.arrow.archive.log_end import find_end
 from flintmq.client.arrow.archive.log_files import find_log
-from flintmq.client.arrow.archive.log_reader import PartitionReader
-from flintmq.client.arrow.archive.log_scanner import LogRange
+from flintmq.client.arrow.archive.log_reader import LogRange, PartitionReader
 from flintmq.client.arrow.archive.options import ArchiveOptions
-from flintmq.client.arrow.archive.plan import plan
+from flintmq.client.arrow.archive.plan import find_end, plan
 from flintmq.client.arrow.decoder import Decoder
 from flintmq.client.spark.columns import offered
 from flintmq.protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, RECORD_BYTES_MIN

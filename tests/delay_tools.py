@@ -16,7 +16,7 @@ from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings, TopicConfig, common_properties
 from flintmq.broker.store.files.file_system import Files
-from flintmq.broker.store.timers.timer_state import HOUR_SECONDS
+from flintmq.broker.store.timers import HOUR_SECONDS
 from flintmq.protocol.storage.record import Record, encode_properties
 from tests.store_tools import HOST, SMALL, Message, UnsyncedFiles, make_batch, make_topic, pull_all
 

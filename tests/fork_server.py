@@ -24,7 +24,7 @@ from flintmq.broker.app import (
     lifecycle,  # noqa: F401 - loaded for the forks
 )
 from flintmq.broker.net.connection import ClientConnection
-from flintmq.broker.requests.deferred_requests import DeferredRequests
+from flintmq.broker.requests.request import DeferredRequests
 
 MESSAGE_BYTES_MAX = 1 << 20
 DESCRIPTORS_MAX = 3

@@ -8,10 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flintmq.broker.delivery.scheduled.redelivery import Redeliverer
-from flintmq.broker.delivery.staged.commit_copier import CommitCopier
-from flintmq.broker.delivery.staged.notes import STAGED_CONFIG, TOPICS
-from flintmq.broker.delivery.staged.service import CommitResult, StagedTransactions
-from flintmq.broker.delivery.staged.startup_scan import table_at_start
+from flintmq.broker.delivery.staged import (
+    STAGED_CONFIG,
+    TOPICS,
+    CommitCopier,
+    CommitResult,
+    StagedTransactions,
+    table_at_start,
+)
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings
 from flintmq.broker.store.files.file_system import Files

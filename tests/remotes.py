@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flintmq.broker.delivery.client_handle import Answered
-from flintmq.broker.security.access import UserRights
+from flintmq.broker.security.users import UserRights
 from flintmq.protocol.commands import Command
 
 

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from flintmq.protocol.auth.access_keys import AccessKey
-from flintmq.protocol.auth.user_file import UserFile
-from flintmq.protocol.auth.users import with_access_key
+from flintmq.protocol.auth.scram import AccessKey
+from flintmq.protocol.auth.users import UserFile, with_access_key
 from flintmq.protocol.frames import ONE_WAY, REQUEST
 from flintmq.protocol.remoting.command import JSON_HEADER, VERSION, encode_head
 from flintmq.protocol.remoting.signature import signed

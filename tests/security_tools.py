@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flintmq.protocol.auth.scram import ITERATIONS_MIN, MECHANISM, ClientExchange, make_verifier
-from flintmq.protocol.auth.user_file import UserFile
-from flintmq.protocol.auth.users import User, Users
+from flintmq.protocol.auth.users import User, UserFile, Users
 from flintmq.protocol.commands import AUTH
 from tests.conftest import Brokers, RawConnection, RunningBroker
 

@@ -27,9 +27,8 @@ from flintmq.broker.store import (
 )
 from flintmq.broker.store.files.file_system import Files
 from flintmq.protocol.errors import SUCCESS, MessageNotFound
-from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import CHECKPOINT, CHECKPOINT_MARK, CHECKPOINT_MARK_AT
-from flintmq.protocol.storage.record import Record, decode_record, encode_host
+from flintmq.protocol.storage.record import Record, decode_record, encode_host, offset_id
 
 ROCKETMQ_ARCHIVE = Path(__file__).parent / "data" / "rocketmq-5.3.3.tgz"
 """A store that RocketMQ wrote, and a list of what was sent."""

@@ -27,14 +27,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from ... import __version__
+from ...protocol.display import escape
 from ...protocol.errors import ConfigurationError, FlintError
-from ...protocol.escaping import escape
 from ...protocol.standard_output import OutputFailed, standard_output
-from ..tools.commands import COMMANDS
-from ..tools.replica_commands import replica
-from .banner import Banner
-from .logs import set_up_logging
-from .notify import ServiceManager
+from ..tools.commands import COMMANDS, replica
+from .output import Banner, ServiceManager, set_up_logging
 
 if TYPE_CHECKING:
     from ..config import Settings

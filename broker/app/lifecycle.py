@@ -16,34 +16,33 @@ from ...protocol.errors import BrokerError, ConfigurationError
 from ...protocol.storage.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.storage.record import encode_host
 from ..addresses import format_address, is_loopback, parse_address, unmapped
-from ..background.checkpoint import CheckpointService
 from ..background.flush import GroupCommitService, flush_service
 from ..background.held_pulls import PullRequestHoldService
-from ..background.loop_scheduler import StepScheduler
-from ..background.loop_worker import LoopWorker
-from ..background.preallocation import AllocateMappedFileService
+from ..background.loop_work import LoopWorker, StepScheduler
 from ..background.reput import ReputMessageService
-from ..background.retention import CleanCommitLogService
-from ..background.service import Service
-from ..background.store_stats import StoreStatsService
+from ..background.services import (
+    AllocateMappedFileService,
+    CheckpointService,
+    CleanCommitLogService,
+    Service,
+    StoreStatsService,
+)
 from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
-from ..delivery.staged.commit_copier import commit_worker
-from ..delivery.staged.startup_scan import table_at_start
-from ..delivery.transactions.startup_scan import History
+from ..delivery.staged import commit_worker, table_at_start
+from ..delivery.transactions.table import History
 from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
-from ..metrics.hosts import Hosts
+from ..metrics.http import Hosts
 from ..net.server import Listener, Server, bind
 from ..requests.broker import Broker, BrokerProcess, BrokerSecurity, StoreServices
 from ..security.audit import AuditLog
-from ..security.authenticator import Authenticator
 from ..security.backoff import LoginBackoff
 from ..security.tls import TlsFiles
-from ..security.users import UserTable
+from ..security.users import Authenticator, UserTable
 from ..store import MessageStore, RecoveryReport
 
 if TYPE_CHECKING:
     from ..remoting.gateway import RemotingGateway
-    from ..replication.core.patience import Patience
+    from ..replication.core.primary import Patience
     from .set_membership import SetMembership
 
 log = logging.getLogger(__name__)
@@ -173,8 +172,8 @@ class Lifecycle:
         """Return the listener for RocketMQ's clients; none if ``remoting.listen`` is empty."""
         if not sockets:
             return []
+        from ..remoting.connection import remoting_listener
         from ..remoting.gateway import RemotingGateway
-        from ..remoting.listener import remoting_listener
 
         self._gateway = RemotingGateway(broker, self._advertised)
         return [remoting_listener(self._gateway, sockets)]

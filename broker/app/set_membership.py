@@ -7,15 +7,15 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import BrokerError, ConfigurationError
-from ..background.retention import CleanCommitLogService
+from ..background.services import CleanCommitLogService
 from ..config import Settings
-from ..replication.core.patience import Patience
+from ..replication.core.primary import Patience
+from ..replication.member.identity import identity_of, registry_of
 from ..replication.member.replica_member import ReplicaMember
-from ..replication.member.settings import identity_of, registry_of
 from ..replication.member.tables import tables_of
 from ..requests.broker import Broker
 from ..store import MessageStore, RecoveryReport
-from ..store.tables.replica_state import ReplicaRecord
+from ..store.tables.store_state import ReplicaRecord
 
 if TYPE_CHECKING:
     from .lifecycle import Lifecycle

@@ -5,7 +5,7 @@ them, and only one flush runs at a time. A failed fdatasync ends the process: th
 they were not written, so a second fdatasync would falsely report success.
 
 Every service has a Python thread. With sync flush, a flush of a single file runs in the compiled thread of
-``file_sync.py`` instead, which needs no GIL; the Python thread flushes whatever else there is (a new file, a stop) and
+``flush.py`` instead, which needs no GIL; the Python thread flushes whatever else there is (a new file, a stop) and
 writes the checkpoint's mark.
 """
 
@@ -13,22 +13,107 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import logging
+import os
+import threading
 import time
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ...protocol.errors import BrokerError, ServiceNotAvailable
+from ..kernels import sync_loop as kernel
 from ..latency import Latencies
 from ..store import Files, StoreFailed
-from .file_sync import FileSync
-from .service import Service
+from .services import Service
 
 if TYPE_CHECKING:
-    from ..store import MessageStore
-    from .loop_scheduler import CallAt
-    from .service import OnFatal, Post
+    from ..store import MappedFile, MessageStore
+    from .loop_work import CallAt, LoopTimer
+    from .services import OnFatal, Post
+
+
+# ---- The compiled thread that syncs a file at a time for the event loop, and tells the loop when it is done.
+
+OnSynced = Callable[[OSError | None], None]
+"""Called on the loop after a sync, with its error or None."""
+
+
+class FileSync:
+    """A thread that runs ``kernels.sync_loop``. All methods belong to the loop, except ``stop``.
+
+    The loop writes a descriptor into a shared array and wakes the thread through one event counter; the thread reports
+    through another one, which the loop polls with its sockets.
+    """
+
+    def __init__(self, loop: AbstractEventLoop, on_synced: OnSynced) -> None:
+        self._loop = loop
+        self._on_synced = on_synced
+        self._slots = np.zeros(kernel.S_LENGTH, np.int64)
+        self._values = memoryview(self._slots.data)
+        self._requests = os.eventfd(0, os.EFD_CLOEXEC)
+        self._results = os.eventfd(0, os.EFD_CLOEXEC)
+        self._file: MappedFile | None = None
+        """The file that is being synced; the reference keeps its descriptor open."""
+        self._ending = False
+        self._thread = threading.Thread(
+            target=kernel.serve,
+            args=(self._requests, self._results, self._slots),
+            name="flintmq-file-sync",
+            daemon=True,
+        )
+
+    @classmethod
+    def start(cls, loop: AbstractEventLoop, on_synced: OnSynced) -> FileSync | None:
+        """Start the thread; return None if the platform has no such thread."""
+        if not kernel.AVAILABLE:
+            return None
+        sync = cls(loop, on_synced)
+        sync._thread.start()
+        loop.add_reader(sync._results, sync._report)
+        return sync
+
+    @property
+    def busy(self) -> bool:
+        """True while a file is being synced, and until the loop knows the result."""
+        return self._file is not None
+
+    def request(self, file: MappedFile) -> None:
+        """Sync ``file``. Only while the thread is not busy."""
+        self._file = file
+        self._values[kernel.S_FD] = file.fd
+        # After the descriptor, which the thread reads as soon as it is woken.
+        os.eventfd_write(self._requests, 1)
+
+    def _report(self) -> None:
+        os.eventfd_read(self._results)
+        file, self._file = self._file, None
+        assert file is not None, "the thread reports only what was requested"
+        number = self._values[kernel.S_ERRNO]
+        self._on_synced(OSError(number, os.strerror(number), str(file.path)) if number else None)
+        if self._ending:
+            self._end()
+
+    def stop(self) -> None:
+        """End the thread after the sync that it is making, and wait for it. Any thread but the loop's own."""
+        if self._thread.is_alive():
+            # Only the loop may stop polling the counter, and a running sync has to be reported first.
+            self._loop.call_soon_threadsafe(self._end)
+            self._thread.join()
+            os.close(self._requests)
+            os.close(self._results)
+
+    def _end(self) -> None:
+        self._ending = True
+        # While a file is being synced, ``_report`` comes here again afterwards.
+        if self._file is None:
+            self._loop.remove_reader(self._results)
+            self._values[kernel.S_FD] = kernel.END
+            os.eventfd_write(self._requests, 1)
+
 
 PAGE_BYTES = 4096
 MARK_INTERVAL_S = 0.1
@@ -291,3 +376,81 @@ def flush_service(store: MessageStore, post: Post, on_fatal: OnFatal) -> FlushSe
     """Return the service for the store's flush policy."""
     kind = GroupCommitService if store.settings.flush_policy == "sync" else FlushRealTimeService
     return kind(store, post, on_fatal)
+
+
+# ---- Detection of disk stalls: flushes of the log that take too long are noticed while they run.
+#
+# The detection does not touch the flush itself. While a flush hangs, the broker refuses new messages, because
+# each would wait for it and occupy memory. As in RocketMQ, a producer that has waited too long gets
+# FLUSH_DISK_TIMEOUT: see ``Connection.sweep``.
+
+log = logging.getLogger(__name__)
+
+LOOKS = 5
+"""Number of checks within the time that counts as a stall, so that a stall is noticed soon."""
+
+
+class DiskStall:
+    """Watcher of the flush service. Runs on the event loop.
+
+    ``stall_s``: a flush that takes longer is a stall; ``on_change`` is called when a stall begins and when it ends.
+    ``clock``: monotonic, in seconds, the same as that of ``flush``; ``call_later``: that of the loop.
+    """
+
+    def __init__(
+        self,
+        flush: FlushService,
+        *,
+        stall_s: float,
+        clock: Callable[[], float],
+        call_later: CallAt,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._flush = flush
+        self._stall_s = stall_s
+        self._clock = clock
+        self._call_later = call_later
+        self._on_change = on_change
+        self._timer: LoopTimer | None = None
+        self._began = 0.0
+        """Start of the flush that has become a stall, or 0."""
+
+    def start(self) -> None:
+        """Start watching."""
+        self._timer = self._call_later(self._stall_s / LOOKS, self._look)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def seconds(self) -> float:
+        """Return how long the hanging flush has taken so far, or 0.0. Any thread."""
+        began = self._began
+        return self._clock() - began if began else 0.0
+
+    def refusal(self) -> str:
+        """Return why the broker refuses messages; empty if the disk keeps up. Any thread."""
+        seconds = self.seconds()
+        if not seconds:
+            return ""
+        return (
+            f"the disk has not finished a flush of the log for {seconds:.1f} s (flush.stall_ms is "
+            f"{self._stall_s * 1000:.0f}): the broker refuses messages until it has; check the disk of the store"
+        )
+
+    def flushed(self) -> None:
+        """End the stall, if there is one, after a flush."""
+        if self._began:
+            log.warning("the hanging flush finished after %.1f s: accepting messages again", self.seconds())
+            self._began = 0.0
+            self._on_change()
+
+    def _look(self) -> None:
+        # First, so that the watch continues, whatever the rest does.
+        self.start()
+        began = self._flush.began
+        if began and not self._began and self._clock() - began > self._stall_s:
+            self._began = began
+            log.error("%s; %d bytes of the log wait for it", self.refusal(), self._flush.backlog())
+            self._on_change()

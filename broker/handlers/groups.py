@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from ...protocol.auth.permissions import CONSUME, TOPIC, Need
-from ...protocol.commands import EmptyAnswer, HeartBeatAnswer, HeartBeatRequest, UnregisterClientRequest
-from ...protocol.errors import InvalidParameter, NoPermission, QueueNotExist, TopicNotExist
+from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
+from ...protocol.commands import (
+    CONSUMER_OFFSET_STRUCT,
+    DELETE_SUBSCRIPTIONGROUP,
+    INVOKE_BROKER_TO_RESET_OFFSET,
+    ConsumerOffsetsAnswer,
+    DeleteGroupRequest,
+    EmptyAnswer,
+    EmptyRequest,
+    GroupMembersAnswer,
+    GroupRequest,
+    GroupsAnswer,
+    HeartBeatAnswer,
+    HeartBeatRequest,
+    ResetOffsetRequest,
+    UnregisterClientRequest,
+)
+from ...protocol.errors import (
+    CommitIllegal,
+    GroupNotExist,
+    InvalidParameter,
+    NoPermission,
+    QueueNotExist,
+    TopicNotExist,
+)
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
-from ...protocol.storage.delivery import UNREADABLE_TOPICS
+from ...protocol.storage.delivery import UNREADABLE_TOPICS, popped_from, retry_topic
 from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
-from ..delivery.groups.group import BROADCASTING, CLUSTERING, MemberSubscription
+from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE, MemberSubscription
+from ..delivery.old_retries import is_alone, pop_retry_topics
+from ..delivery.pop.table import QueueKey
 from ..filters import compile_filter
+from ..store import WouldBlock
 from .msgpack_body import ArrayBody
-from .pull import PARSED_AT_ONCE_CHARS, parse_tags
+from .offsets import NOTHING_COMMITTED, next_stored_ms, sees_progress
+from .pull import PARSED_AT_ONCE_CHARS, check_readable, parse_tags
 
 if TYPE_CHECKING:
-    from ..delivery.groups.assignment import Queue
+    from ...protocol.frames import Frame
+    from ..background.held_pulls import PullRequestHoldService
+    from ..delivery.client_handle import ClientHandle
     from ..delivery.groups.coordinator import GroupCoordinator
-    from ..delivery.groups.group import ConsumerGroup, Member
+    from ..delivery.groups.group import ConsumerGroup, Member, Queue
     from ..delivery.groups.producer_groups import ProducerGroups
+    from ..delivery.pop.service import PopService
+    from ..delivery.scheduled.worker import Delays
+    from ..delivery.topic_changes import TopicChanges
+    from ..requests.counters import Counters
     from ..requests.request import Request
     from ..store import MessageStore
 
@@ -226,3 +261,378 @@ def unregister_client(request: Request, groups: GroupCoordinator, producer_group
     else:
         groups.remove_member(params.group, params.member, params.epoch)
     request.respond(EmptyAnswer())
+
+
+# ---- Administration of consumer groups: list them, show members and progress, reset offsets, delete a group.
+
+RESETS = ("first", "last", "time", "offset")
+
+HOT_QUEUES_MAX = 16
+"""Number of queues above which a reader thread finds the next messages of a group: each takes a record's head."""
+
+
+def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
+    """Return every group that has ever existed and was not deleted."""
+    decode_fields(EmptyRequest, request.frame.fields)
+    rows = []
+    for name, topics in sorted(groups.known_topics().items()):
+        partial = False
+        if request.peer.access is not None:
+            if not request.peer.access.sees(GROUP, name):
+                continue
+            partial = not all(sees_progress(request, name, topic) for topic in topics)
+            topics = {topic for topic in topics if request.peer.access.sees(TOPIC, topic)}
+        rows.append(
+            {
+                "group": name,
+                **_condition(groups, name),
+                "members": len(_members(request, groups, name)),
+                "topics": sorted(topics - {retry_topic(name)}),
+                "partial": partial,
+                "retry_times_max": store.groups.retry_times_max(name),
+            }
+        )
+    request.respond(GroupsAnswer(count=len(rows)), msgpack.packb(rows))
+
+
+def get_group_members(
+    request: Request, store: MessageStore, groups: GroupCoordinator, delays: Delays, pops: PopService
+) -> None:
+    """Return one group: its members, their queues, and the progress in each queue."""
+    params = decode_fields(GroupRequest, request.frame.fields)
+    name = _existing(groups, params.group)
+    topics = groups.known_topics()[name]
+    queues = _queues(request, store, name, topics.union(groups.retry_topics(name, topics)))
+    from_first = {topic for topic, _ in queues if groups.begins_at_first(name, topic)}
+    partial = not all(_sees(request, topic) for topic in topics)
+
+    # On the loop and all at one moment; only the ends of the queues may have to be read from disk.
+    progress = list(_progress(store, groups, name, queues))
+    members = _members(request, groups, name)
+    retry_topics = {retry_topic(name)}.union(*(pop_retry_topics(store, name, topic) for topic in topics))
+
+    def done(ends: _Ends) -> None:
+        content = {
+            "group": name,
+            **_condition(groups, name),
+            "waiting": sorted(groups.clients.waiting(name)),
+            "members": members,
+            "queues": [
+                [
+                    *queue,
+                    member,
+                    committed,
+                    groups.pulled.get((name, *queue), -1),
+                    *ends.bounds[queue],
+                    # True if the lag is known: by an offset, by the rule for later queues, or since the queue is empty.
+                    committed != NOTHING_COMMITTED
+                    or queue[0] in from_first
+                    or ends.bounds[queue][0] == ends.bounds[queue][1],
+                    ends.next_ms[queue, committed],
+                    pops.table.in_flight_in(QueueKey(name, *queue)),
+                ]
+                for queue, member, committed in progress
+                if queue in ends.bounds
+            ],
+            "delayed": sum(map(delays.pending_of, retry_topics)),
+            "partial": partial,
+        }
+        request.respond(GroupMembersAnswer(group=name), msgpack.packb(content))
+
+    request.after_dispatch(lambda: request.read(lambda hot: _queue_ends(store, queues, progress, hot), done))
+
+
+def _progress(
+    store: MessageStore, groups: GroupCoordinator, name: str, queues: list[Queue]
+) -> Iterator[tuple[Queue, str, int]]:
+    """Yield (queue, member, committed offset): once per queue, or in a broadcasting group once per member and queue."""
+    group: ConsumerGroup | None = groups.groups.get(name)
+    committed_of = store.consumer_offsets.committed_of
+    if group is None or group.clustering:
+        shared = groups.clients.sharing(name)
+        held = group.held if group is not None else shared.pulled_by if shared is not None else {}
+        for queue in queues:
+            yield queue, held.get(queue, ""), _or_none(committed_of(name, *queue))
+        return
+    for member in sorted(group.members):
+        for queue in queues:
+            if queue in group.members[member].granted:
+                committed, begins = groups.committed_of(name, member, *queue), group.members[member].begins
+                yield queue, member, _or_none(begins.get(queue) if committed is None else committed)
+
+
+def _or_none(committed: int | None) -> int:
+    return NOTHING_COMMITTED if committed is None else committed
+
+
+def _existing(groups: GroupCoordinator, name: str) -> str:
+    check_client_group(name)
+    if name not in groups.known_topics():
+        raise GroupNotExist(f"group {name} does not exist: no client has consumed or committed under that name")
+    return name
+
+
+def _queues(request: Request, store: MessageStore, group: str, topics: set[str]) -> list[Queue]:
+    """Return the queues of those of a group's topics that exist and that the user may see."""
+    queues = []
+    for topic in sorted(topics):
+        config = store.topics.get(topic)
+        if config is not None and _sees(request, popped_from(group, topic)):
+            queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
+    return queues
+
+
+@dataclass(slots=True)
+class _Ends:
+    """``bounds``: min and max offset of each queue that still exists; ``next_ms``: store time of the next message to
+    read, by queue and committed offset; -1: everything is read."""
+
+    bounds: dict[Queue, tuple[int, int]] = field(default_factory=dict)
+    next_ms: dict[tuple[Queue, int], int] = field(default_factory=dict)
+
+
+def _queue_ends(store: MessageStore, queues: list[Queue], progress: list[tuple[Queue, str, int]], hot: bool) -> _Ends:
+    if hot and len(queues) > HOT_QUEUES_MAX:
+        raise WouldBlock
+    ends, reads = _Ends(), store.queue_reads
+    for queue in queues:
+        with contextlib.suppress(TopicNotExist, QueueNotExist):  # deleted in the meantime
+            ends.bounds[queue] = reads.min_offset(*queue, hot=hot), reads.max_offset(*queue)
+    for queue, _, committed in progress:
+        low, high = ends.bounds.get(queue, (0, 0))
+        ends.next_ms[queue, committed] = next_stored_ms(reads, queue, max(committed, low), high, hot=hot)
+    return ends
+
+
+def _sees(request: Request, topic: str) -> bool:
+    return request.peer.access is None or request.peer.access.sees(TOPIC, topic)
+
+
+def _condition(groups: GroupCoordinator, name: str) -> dict[str, Any]:
+    """Return the kind of a group's live consumers, "" if it has none; and its mode, state and epoch."""
+    group, shared = groups.groups.get(name), groups.clients.sharing(name)
+    if group is not None:
+        return {"kind": "native", "mode": group.mode, "state": group.state, "epoch": group.epoch}
+    if shared is not None:
+        # Its clients share the queues among themselves: whether they have settled is not known.
+        mode = CLUSTERING if shared.clustering else BROADCASTING
+        return {"kind": "remoting", "mode": mode, "state": STABLE, "epoch": 0}
+    if groups.clients.popping_of(name, ""):
+        return {"kind": "work", "mode": CLUSTERING, "state": STABLE, "epoch": 0}
+    return {"kind": "", "mode": CLUSTERING, "state": EMPTY, "epoch": 0}
+
+
+def _members(request: Request, groups: GroupCoordinator, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a group's live members, or of the RocketMQ clients that share its queues, by name."""
+    group, shared = groups.groups.get(name), groups.clients.sharing(name)
+    rows = []
+    for member in group.members.values() if group is not None else ():
+        wanted = [(each.topic, each.tags, each.filter) for each in member.subscriptions.values()]
+        queues = len(member.granted)
+        times = (member.joined_at, member.heard_at)
+        rows.append(
+            _member(request, member.name, member.remote, times, wanted, queues)
+            | {"epoch": member.joined_epoch, "orderly": member.orderly}
+        )
+    for client_id, client in shared.clients.items() if shared is not None else ():
+        assert shared is not None
+        wanted = [
+            # RocketMQ has one text for both kinds of selection; the response has a column for each.
+            (each.topic, "", each.expression) if each.expression_type == "SQL92" else (each.topic, each.expression, "")
+            for each in client.subscriptions.values()
+        ]
+        queues = sum(reader == client_id for reader in shared.pulled_by.values())
+        times = (client.joined_at, client.heard_at)
+        rows.append(
+            _member(request, client_id, client.identity.remote, times, wanted, queues)
+            | {"epoch": 0, "orderly": groups.clients.locks.holds_any(name, client_id)}
+        )
+    return sorted(rows, key=lambda row: str(row["member"]))
+
+
+def _member(
+    request: Request,
+    name: str,
+    remote: ClientHandle,
+    times: tuple[float, float],
+    wanted: list[tuple[str, str, str]],
+    queues: int,
+) -> dict[str, Any]:
+    """Return what the rows of both kinds have. ``times``: when it joined, and when it was heard last."""
+    now = asyncio.get_running_loop().time()
+    return {
+        "member": name,
+        "client": remote.client,
+        "address": f"{remote.address[0]}:{remote.address[1]}",
+        "since_ms": int((now - times[0]) * 1000),
+        "heartbeat_ms": int((now - times[1]) * 1000),
+        "queues": queues,
+        "subscriptions": [list(row) for row in sorted(wanted) if _sees(request, row[0])],
+    }
+
+
+class GroupParts(NamedTuple):
+    """The parts of the broker that the deletion of a group needs."""
+
+    store: MessageStore
+    groups: GroupCoordinator
+    pops: PopService
+    counters: Counters
+    topic_changes: TopicChanges
+
+
+class ProgressParts(NamedTuple):
+    """The parts of the broker that a reset of a group's progress needs."""
+
+    store: MessageStore
+    groups: GroupCoordinator
+    pops: PopService
+    holds: PullRequestHoldService
+
+
+def delete_group(
+    request: Request,
+    store: MessageStore,
+    groups: GroupCoordinator,
+    pops: PopService,
+    counters: Counters,
+    topic_changes: TopicChanges,
+) -> None:
+    """Delete a group without members and its retry topics; its dead letters stay."""
+    params = decode_fields(DeleteGroupRequest, request.frame.fields)
+    parts = GroupParts(store, groups, pops, counters, topic_changes)
+    remove_group(request, parts, params.group, lambda: request.respond(EmptyAnswer()))
+
+
+def remove_group(request: Request, parts: GroupParts, group_name: str, done: Callable[[], None]) -> None:
+    """Delete a group without members and its retry topics; then call ``done``, or respond with the error."""
+    _, groups, pops, counters, _ = parts
+    name = _existing(groups, group_name)
+    group = groups.groups.get(name)
+    groups.check_idle(name, "stop them, then delete it")
+    shared = groups.clients.groups.get(name)
+    live = len(group.members) if group is not None else len(shared.clients) if shared is not None else 0
+    if live:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
+        raise InvalidParameter(f"group {name} has {live} live members; stop them, then delete it")
+    # Before the deletion, after which nothing tells the group's topics. A topic that may hold retries of another group,
+    # too, stays.
+    was_known = sorted(groups.known_topics().get(name, ()))
+    topics = [topic for topic in groups.retry_topics(name, was_known) if is_alone(parts.store, topic)]
+    groups.delete_progress(name)
+    pops.look_at(name)
+    request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
+    counters.forget_group(name)
+    request.after_saved(lambda: _delete_topics(request, parts, topics, done))
+
+
+def _delete_topics(request: Request, parts: GroupParts, names: list[str], done: Callable[[], None]) -> None:
+    """Delete topics that are not being changed, one after the other; then call ``done``."""
+    left = [name for name in names if name not in parts.topic_changes.pending]
+    if not left:
+        done()
+        return
+    parts.topic_changes.delete(
+        left[0], request.later(lambda: _delete_topics(request, parts, left[1:], done) if left[1:] else done())
+    )
+
+
+def reset_offset(
+    request: Request, store: MessageStore, groups: GroupCoordinator, pops: PopService, holds: PullRequestHoldService
+) -> None:
+    """Move a group's committed offsets to the beginning, the end, a time or given offsets."""
+    params = decode_fields(ResetOffsetRequest, request.frame.fields)
+
+    def answer(offsets: dict[int, int]) -> None:
+        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in offsets.items())
+        request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body)
+
+    parts = ProgressParts(store, groups, pops, holds)
+    reset_progress(request, parts, params, _given_offsets(request.frame, params), answer)
+
+
+def reset_progress(
+    request: Request,
+    parts: ProgressParts,
+    params: ResetOffsetRequest,
+    given: dict[int, int],
+    answer: Callable[[dict[int, int]], None],
+) -> None:
+    """Move a group's committed offsets; pass the new ones, by queue, to ``answer``. ``given``: for ``to`` = offset."""
+    store, groups, pops, holds = parts
+    check_client_group(params.group)
+    if params.to not in RESETS:
+        raise InvalidParameter(f"to must be first, last, time or offset, not {params.to!r}")
+    check_readable(store.topics, params.topic)
+    config = store.topics.get(params.topic)
+    queues = config.queues if config is not None else 0
+    if params.queue >= queues:
+        raise QueueNotExist(f"topic {params.topic} has no queue {params.queue}; it has {queues}", queues=queues)
+
+    # Only a progress that members share can be set; if they are alive, only by force.
+    running = groups.groups.get(params.group) or groups.clients.sharing(params.group)
+    if running is not None and not running.clustering:
+        raise InvalidParameter(
+            f"group {params.group} is broadcasting: each of its members keeps its own progress, so the group has none "
+            "to reset"
+        )
+    if not params.force:
+        groups.check_idle(
+            params.group, "stop them first, or reset with force: they continue from the new offsets", params.topic
+        )
+    wanted = list(given) if params.to == "offset" else [params.queue] if params.queue >= 0 else list(range(queues))
+    if not set(wanted) <= set(range(queues)):
+        raise QueueNotExist(f"topic {params.topic} has no queue {max(wanted)}; it has {queues}", queues=queues)
+
+    def done(offsets: dict[int, int]) -> None:
+        before = store.consumer_offsets.committed(params.group, params.topic)
+        groups.check_may_commit(params.group, ((params.topic, queue) for queue in offsets))
+        groups.ensure_group(params.group)
+        groups.reset_offsets(params.group, params.topic, offsets)
+        pops.look_at(params.group)
+        if groups.clients.sharing(params.group) is not None:
+            holds.wake_topic(params.topic)  # a held pull would tell its client much later
+        after = dict(sorted(offsets.items()))
+        request.audit(
+            INVOKE_BROKER_TO_RESET_OFFSET,
+            f"group {params.group}, topic {params.topic}",
+            {queue: before[queue] for queue in after if queue in before},
+            after,
+        )
+        request.after_saved(lambda: answer(after))
+
+    request.after_dispatch(
+        lambda: request.read(
+            lambda hot: {queue_id: _target(store, params, given, queue_id, hot) for queue_id in wanted}, done
+        )
+    )
+
+
+def _given_offsets(frame: Frame, params: ResetOffsetRequest) -> dict[int, int]:
+    body_bytes = frame.body_end - frame.body_at
+    if body_bytes != params.count * CONSUMER_OFFSET_STRUCT.size:
+        raise InvalidParameter(
+            f"expected {params.count * CONSUMER_OFFSET_STRUCT.size} bytes of body for {params.count} offsets, got "
+            f"{body_bytes}"
+        )
+    if (params.to == "offset") != (params.count > 0):
+        raise InvalidParameter("a reset with to = offset needs offsets in the body, and any other must have none")
+    return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
+
+
+def _target(store: MessageStore, params: ResetOffsetRequest, given: dict[int, int], queue_id: int, hot: bool) -> int:
+    topic = params.topic
+    max_offset = store.queue_reads.max_offset(topic, queue_id)
+    if params.to == "last":
+        return max_offset
+    if params.to == "time":
+        return store.queue_reads.offset_by_time(topic, queue_id, params.timestamp_ms, hot=hot)
+    if params.to == "first":
+        return store.queue_reads.min_offset(topic, queue_id, hot=hot)
+    if not 0 <= given[queue_id] <= max_offset:
+        raise CommitIllegal(
+            f"offset {given[queue_id]} of queue {queue_id} of {topic!r} must be in [0, {max_offset}]; nothing was "
+            "reset",
+            queue=queue_id,
+            max_offset=max_offset,
+        )
+    return given[queue_id]

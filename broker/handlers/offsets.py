@@ -27,7 +27,7 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, popped_from
 from ..store import WouldBlock
-from .readable import check_readable
+from .pull import check_readable
 
 if TYPE_CHECKING:
     from ..delivery.groups.coordinator import GroupCoordinator

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING
 
 from ...protocol.commands import PULL, PullRequest
 from ...protocol.fields import I64_MAX, encode_fields
-from ...protocol.fixed_width import LENGTHS_BYTES, REQUEST_START
 from ...protocol.frames import REQUEST, REQUEST_ID_MAX, Frame
 from ...protocol.produce_frame import (
     BEFORE_BORN,
     BEFORE_FIRST,
     HEAD_END,
+    LENGTHS_BYTES,
     PRODUCE_BEGIN,
+    PULL_BEGIN,
+    PULL_END,
+    REQUEST_START,
     ProduceHead,
+    PullHead,
     encode_produce_answer,
 )
-from ...protocol.pull_frame import PULL_BEGIN, PULL_END, PullHead
 from ..config import PRODUCE_MESSAGES_MAX
 from ..requests.request import Request
 from .pull import pull_again

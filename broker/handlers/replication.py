@@ -18,7 +18,7 @@ from ...protocol.commands import (
 from ...protocol.errors import ConfigurationError, InvalidParameter, ReplicationRefused
 from ...protocol.fields import decode_fields
 from ..addresses import parse_address
-from ..replication.member.wire import hello_of, position_of
+from ..replication.member.primary_link import hello_of, position_of
 
 if TYPE_CHECKING:
     from ...protocol.commands import Command

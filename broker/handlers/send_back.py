@@ -14,7 +14,7 @@ from ...protocol.names import check_name
 from ...protocol.storage.delivery import DELAY_LEVEL_MAX
 from ..delivery.groups.retry import send_back, topics_for
 from ..delivery.pop.redelivery import ReturnRule
-from .work_queues import give_back, receipts_in
+from .pop import give_back, receipts_in
 
 if TYPE_CHECKING:
     from ...protocol.auth.permissions import Permissions

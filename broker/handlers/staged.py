@@ -26,15 +26,14 @@ from ...protocol.fields import decode_fields
 from ...protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
 from ...protocol.storage.record import encode_properties
 from ..delivery.routing import delay_of
-from ..delivery.staged.notes import STAGED_CONFIG, TOPICS
+from ..delivery.staged import STAGED_CONFIG, TOPICS
 from ..store import ProduceBatch, common_properties
 from .acknowledgement import acknowledge
 from .msgpack_body import ArrayBody
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
-    from ..delivery.staged.service import StagedTransactions
-    from ..delivery.staged.table import Stage
+    from ..delivery.staged import Stage, StagedTransactions
     from ..delivery.writer import RecordWriter
     from ..requests.intake import Intake
     from ..requests.request import Request

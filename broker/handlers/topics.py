@@ -27,8 +27,8 @@ from ...protocol.errors import InvalidParameter, NoPermission, TopicExistsAlread
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name, is_system_topic
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, group_of_retries
-from ..requests.audit import topic_values
 from ..requests.counters import Traffic
+from ..requests.request import topic_values
 from ..store import TopicConfig, WouldBlock
 
 if TYPE_CHECKING:

@@ -21,21 +21,19 @@ from ...protocol.errors import NoPermission
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
-from ..delivery.transactions.frames import half_frame
-from ..delivery.transactions.records import TOPICS, Half
-from ..requests.audit import is_by_hand
+from ..delivery.transactions.records import TOPICS, Half, half_frame
+from ..requests.request import is_by_hand
 from ..store import ProduceBatch, WouldBlock
 from .acknowledgement import acknowledge
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
-    from ..delivery.transactions.frames import HalfRequest
+    from ..delivery.transactions.records import HalfRequest
     from ..delivery.transactions.service import TransactionalMessageService
-    from ..delivery.transactions.startup_scan import History
-    from ..delivery.transactions.table import OpenTransaction
+    from ..delivery.transactions.table import History, OpenTransaction
     from ..requests.intake import Intake
     from ..requests.request import Request
-    from ..security.access import UserRights
+    from ..security.users import UserRights
     from ..store import MessageStore
 
 Row = dict[str, Any]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
-from ...protocol.auth.access_keys import parse_access_key
 from ...protocol.auth.permissions import GRANTS_MAX, Permissions
-from ...protocol.auth.user_file import UserFile
+from ...protocol.auth.scram import MECHANISM, parse_access_key
 from ...protocol.auth.users import (
+    UserFile,
     Users,
     check_user_name,
     is_admin,
@@ -31,7 +31,10 @@ from ...protocol.auth.users import (
     without_user,
 )
 from ...protocol.commands import (
+    AUTH,
     USER_BODY_BYTES_MAX,
+    AuthAnswer,
+    AuthRequest,
     CreateUserRequest,
     DeleteUserRequest,
     EmptyAnswer,
@@ -39,16 +42,25 @@ from ...protocol.commands import (
     UpdateUserRequest,
     UsersAnswer,
 )
-from ...protocol.errors import BrokerError, ConfigurationError, InvalidParameter, ServiceNotAvailable
+from ...protocol.errors import (
+    AuthenticationFailed,
+    BrokerError,
+    ConfigurationError,
+    InvalidParameter,
+    ServiceNotAvailable,
+)
 from ...protocol.fields import decode_fields
+from ..addresses import format_address
 from ..requests.connected_client import ConnectedClient
+from ..security.audit import Author
 
 if TYPE_CHECKING:
-    from ...protocol.auth.access_keys import AccessKey
     from ...protocol.auth.permissions import Grant
+    from ...protocol.auth.scram import AccessKey, ServerExchange
     from ...protocol.frames import Frame
     from ..requests.request import Request
-    from ..security.authenticator import Authenticator
+    from ..security.audit import AuditLog
+    from ..security.users import Authenticator
 
 log = logging.getLogger(__name__)
 
@@ -207,3 +219,71 @@ def _map(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _grants(raw: Any, name: str) -> tuple[Grant, ...]:
     return _checked(lambda: Permissions.parse(raw, name)).grants
+
+
+# ---- AUTH: authenticate the client, in two steps.
+
+
+def auth(request: Request, authenticator: Authenticator | None, audit: AuditLog) -> None:
+    """Handle one step of the authentication; after the second one the connection may send other requests.
+
+    After a failure the broker responds, perhaps delayed, and closes the connection: another attempt needs another
+    connection.
+    """
+    if authenticator is None:
+        raise InvalidParameter(
+            "this broker does not use authentication: leave out user and password, or set security.auth at the broker"
+        )
+    params = decode_fields(AuthRequest, request.frame.fields)
+    if (user := request.peer.user) is not None:
+        raise InvalidParameter(
+            f"the connection is already authenticated as user {user.name!r}; open another one for another user"
+        )
+    # Taken away first, because an exchange allows a single proof.
+    exchange, request.peer.exchange = request.peer.exchange, None
+    if exchange is None:
+        _begin(request, authenticator, params)
+    else:
+        _finish(request, authenticator, audit, exchange, params.message)
+
+
+def _begin(request: Request, authenticator: Authenticator, params: AuthRequest) -> None:
+    if params.mechanism != MECHANISM:
+        request.refuse(AuthenticationFailed(f"unknown mechanism {params.mechanism!r}; use {MECHANISM}"))
+        return
+    try:
+        request.peer.exchange, answer = authenticator.begin(params.message)
+    except AuthenticationFailed as error:
+        request.refuse(error)
+        return
+    request.respond(AuthAnswer(message=answer))
+
+
+def _finish(
+    request: Request, authenticator: Authenticator, audit: AuditLog, exchange: ServerExchange, client_final: str
+) -> None:
+    host = request.peer.address[0]
+
+    def judge() -> None:
+        try:
+            user, answer = authenticator.finish(exchange, client_final, host)
+        except AuthenticationFailed as error:
+            audit.write(
+                AUTH.name,
+                f"user {exchange.name}",
+                author=Author(address=format_address(*request.peer.address), client=request.peer.client),
+                outcome=error.name,
+                reason=error.message,
+            )
+            request.refuse(error)
+            return
+        request.source.admit(user)
+        request.respond(AuthAnswer(message=answer, done=True))
+        authenticator.backoff.record_success(host)
+
+    # Right and wrong proofs wait alike, so that the time to the response does not tell them apart.
+    if authenticator.backoff.must_wait(host):
+        request.peer.when_lost(authenticator.backoff.wait(host, lambda: request.proceed(judge)))
+        request.suspend()
+    else:
+        judge()

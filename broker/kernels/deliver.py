@@ -14,7 +14,6 @@ import numpy as np
 
 from ...protocol.storage.arrays.crc32 import crc32_of
 from ...protocol.storage.arrays.jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
-from ...protocol.storage.arrays.octets import find_byte, is_name, same_bytes, text_array
 from ...protocol.storage.arrays.record_parts import (
     DONE,
     PARTS,
@@ -24,7 +23,18 @@ from ...protocol.storage.arrays.record_parts import (
     R_SIZE,
     locate_parts,
 )
-from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
+from ...protocol.storage.arrays.words import (
+    copy_bytes,
+    find_byte,
+    is_name,
+    load_be32,
+    load_be64,
+    same_bytes,
+    store_be16,
+    store_be32,
+    store_be64,
+    text_array,
+)
 from ...protocol.storage.delivery import (
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
@@ -46,8 +56,7 @@ from ...protocol.storage.layout import (
     TOPIC_LENGTH_BYTES_V2,
     SysFlag,
 )
-from ...protocol.storage.record import PROPERTY_UNIQ_KEY
-from ...protocol.storage.record_crc import PROPERTIES_WITH_CRC_MAX
+from ...protocol.storage.record import PROPERTIES_WITH_CRC_MAX, PROPERTY_UNIQ_KEY
 from .dispatch import _queue_hash
 from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
 from .record_crc import record_crc_sound, store_record_crc

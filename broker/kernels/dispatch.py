@@ -12,7 +12,6 @@ import numpy as np
 
 from ...protocol.storage.arrays.crc32 import crc32_of
 from ...protocol.storage.arrays.jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
-from ...protocol.storage.arrays.octets import same_bytes
 
 # ``as``: the callers of these kernels take the results and slots of ``record_parts`` from here too.
 from ...protocol.storage.arrays.record_parts import BAD_LENGTH as BAD_LENGTH
@@ -41,7 +40,7 @@ from ...protocol.storage.arrays.record_parts import (
     locate_parts,
 )
 from ...protocol.storage.arrays.record_parts import VALUES as VALUES
-from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32, store_be64
+from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, same_bytes, store_be32, store_be64
 from ...protocol.storage.layout import RECORD, UNIT, UNIT_BYTES, SysFlag
 from ...protocol.storage.record import KEY_SEPARATOR
 from .record_crc import record_crc_sound

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...protocol.storage.arrays.jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
-from ...protocol.storage.arrays.octets import HIGH_BITS, find_byte, same_bytes
 from ...protocol.storage.arrays.record_parts import (
     DONE,
     PARTS,
@@ -24,7 +23,17 @@ from ...protocol.storage.arrays.record_parts import (
     find_properties,
     locate_parts,
 )
-from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, load_le64, store_be32, store_be64
+from ...protocol.storage.arrays.words import (
+    HIGH_BITS,
+    copy_bytes,
+    find_byte,
+    load_be32,
+    load_be64,
+    load_le64,
+    same_bytes,
+    store_be32,
+    store_be64,
+)
 from ...protocol.storage.layout import (
     MAGIC_BLANK,
     MAGIC_V1,

@@ -10,8 +10,7 @@ import numpy as np
 
 from ...protocol.storage.arrays.crc32 import crc32_of
 from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, inlined, kernel, results
-from ...protocol.storage.arrays.octets import text_array
-from ...protocol.storage.arrays.words import copy_bytes, store_be16, store_be32, store_be64
+from ...protocol.storage.arrays.words import copy_bytes, store_be16, store_be32, store_be64, text_array
 from ...protocol.storage.layout import BLANK_BYTES_MIN, HOST_V6_BYTES, MAGIC_V1, RECORD, SysFlag
 from ...protocol.storage.record import PROPERTY_KEYS
 from .msgpack_reader import read_str

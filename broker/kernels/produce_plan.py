@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...protocol.storage.arrays.jit import bytes_array, i64, inlined, kernel, results
-from ...protocol.storage.arrays.octets import text_array
-from ...protocol.storage.arrays.words import load_be16, load_be32
+from ...protocol.storage.arrays.words import load_be16, load_be32, text_array
 from ...protocol.storage.layout import (
     HOST_BYTES,
     PRODUCED_PROPERTIES_BYTES_MAX,

@@ -10,12 +10,7 @@ import numpy as np
 from ...protocol.storage.arrays.crc32 import FRESH, crc32_behind, crc32_on, crc32_words
 from ...protocol.storage.arrays.jit import inlined
 from ...protocol.storage.arrays.words import load_be64, store_be64
-from ...protocol.storage.record_crc import (
-    PROPERTIES_WITH_CRC_MAX,
-    RECORD_CRC_BYTES,
-    RECORD_CRC_DIGITS,
-    RECORD_CRC_PREFIX,
-)
+from ...protocol.storage.record import PROPERTIES_WITH_CRC_MAX, RECORD_CRC_BYTES, RECORD_CRC_DIGITS, RECORD_CRC_PREFIX
 
 _NAME = int.from_bytes(RECORD_CRC_PREFIX[:8], "big")
 _NAME_BYTES = 8

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, inlined, kernel, results
-from ...protocol.storage.arrays.octets import find_byte, is_name, same_bytes, text_array
 from ...protocol.storage.arrays.record_parts import (
     DONE,
     PARTS,
@@ -22,7 +21,7 @@ from ...protocol.storage.arrays.record_parts import (
     R_TOPIC_END,
     locate_parts,
 )
-from ...protocol.storage.arrays.words import load_be32, load_be64
+from ...protocol.storage.arrays.words import find_byte, is_name, load_be32, load_be64, same_bytes, text_array
 from ...protocol.storage.delivery import (
     HALF_TOPIC,
     PREPARED_TOPIC,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...protocol.storage.arrays.jit import bytes_array, i64, inlined, kernel
-from ...protocol.storage.arrays.octets import HIGH_BITS, ONES
-from ...protocol.storage.arrays.words import load_le32, load_le64
+from ...protocol.storage.arrays.words import HIGH_BITS, ONES, load_le32, load_le64
 
 TEXT_OK = 0
 TEXT_NOT_UTF8 = 1

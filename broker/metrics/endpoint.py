@@ -14,14 +14,12 @@ from concurrent.futures import Executor
 from http import HTTPStatus
 
 from ...protocol.errors import ConfigurationError
-from ..background.service import Service
+from ..background.services import Service
 from ..config import METRICS_OFF
 from ..net.server import bind
 from ..requests.broker import Broker
-from .collector import metrics_text
-from .exposition import CONTENT_TYPE
-from .hosts import Hosts
-from .http import HttpServer, Page
+from .collector import CONTENT_TYPE, metrics_text
+from .http import Hosts, HttpServer, Page
 
 log = logging.getLogger(__name__)
 

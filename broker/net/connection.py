@@ -24,9 +24,10 @@ from ...protocol.errors import (
     UnknownCommand,
 )
 from ...protocol.frames import REQUEST, RESPONSE, Frame
-from ...protocol.remoting.command import opaque_of
+from ...protocol.remoting.codes import SYSTEM_ERROR
+from ...protocol.remoting.command import encode_head, opaque_of
 from ..addresses import unmapped
-from ..budgets.receive_buffers import SharingParser
+from ..budgets import SharingParser
 from ..handlers.registry import (
     HANDLERS,
     HANDLERS_BEFORE_AUTH,
@@ -39,14 +40,23 @@ from ..handlers.registry import (
 )
 from ..handlers.repeated_headers import RepeatedHeaders
 from ..requests.broker import Broker
-from ..requests.connected_client import ConnectedClient
-from ..requests.deferred_requests import DeferredRequests
-from ..requests.request import KeptHeaders, Request
-from ..requests.response_queue import ResponseQueue, encode_error
-from ..security.authenticator import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
-from ..security.authenticator import not_authenticated
-from ..security.users import User
-from .rocketmq_hint import OF_ROCKETMQ, encode_for_rocketmq
+from ..requests.connected_client import ConnectedClient, ResponseQueue, encode_error
+from ..requests.request import DeferredRequests, KeptHeaders, Request
+from ..security.users import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
+from ..security.users import User, not_authenticated
+
+# ---- The answer to a RocketMQ client that connects to FlintMQ's own port, in its protocol.
+
+OF_ROCKETMQ = (
+    "this port speaks FlintMQ's protocol, and the request is one of RocketMQ's: give RocketMQ's clients the address of "
+    "remoting.listen"
+)
+
+
+def encode_for_rocketmq(error: BrokerError, opaque: int) -> bytes:
+    """Return an encoded error response that RocketMQ's clients understand. ``opaque``: number of their request."""
+    return encode_head(RESPONSE, SYSTEM_ERROR, opaque, None, 0, remark=error.message)
+
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import ClassVar
 
 from ...protocol.errors import (
     AuthenticationFailed,
@@ -15,6 +17,7 @@ from ...protocol.errors import (
     RemoteProtocolError,
 )
 from ...protocol.frames import RESPONSE, Frame
+from ...protocol.remoting.codes import client_name
 from ...protocol.remoting.command import (
     LENGTHS,
     HeaderIllegal,
@@ -25,23 +28,19 @@ from ...protocol.remoting.command import (
     is_flintmq,
 )
 from ...protocol.remoting.signature import ACCESS_KEY
-from ...protocol.remoting.versions import client_name
-from ..budgets.receive_buffers import ReceiveBudget, SharingParser
+from ..budgets import ReceiveBudget, SharingParser
 from ..net.connection import ClientConnection
+from ..net.server import Listener
 from ..requests.broker import Broker
+from ..requests.connected_client import encode_error as encode_native_error
 from ..requests.request import KeptHeaders
-from ..requests.response_queue import encode_error as encode_native_error
 from ..security.users import User
-from .client import RemotingClient
-from .registry import ROUTE_CODES, handlers_for
+from .gateway import RemotingClient, RemotingGateway
+from .registry import ROUTE_CODES, handlers_for, unsupported
 from .repeated_sends import RepeatedSends
 from .request import RemotingRequest
 from .results import code_of, remark_of
 from .signatures import SignatureCheck
-from .unsupported import unsupported
-
-if TYPE_CHECKING:
-    from .gateway import RemotingGateway
 
 log = logging.getLogger(__name__)
 
@@ -224,3 +223,12 @@ class RemotingConnection(ClientConnection):
 def encode_refusal(error: BrokerError, opaque: int, header_type: int = 0) -> bytes:
     """Return an encoded response that carries an error."""
     return encode_head(RESPONSE, code_of(error), opaque, None, 0, remark=remark_of(error), header_type=header_type)
+
+
+# ---- The listener of the gateway: what the server needs to accept RocketMQ's clients.
+
+
+def remoting_listener(gateway: RemotingGateway, sockets: list[socket.socket]) -> Listener:
+    """Return the listener of a gateway for ``sockets``."""
+    connect = partial(RemotingConnection, gateway=gateway)
+    return Listener(sockets, "remoting.listen", connect, encode_refusal)

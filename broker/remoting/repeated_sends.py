@@ -11,11 +11,9 @@ import re
 
 from ...protocol.commands import ProduceRequest, PullRequest
 from ...protocol.frames import REQUEST
-from ...protocol.remoting.command import JSON_HEADER, LENGTHS, encode_send_answer
-from ...protocol.remoting.send_header import plain_properties, send_pattern
+from ...protocol.remoting.command import JSON_HEADER, LENGTHS, encode_send_answer, plain_properties, send_pattern
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ...protocol.storage.ids import offset_ids
-from ...protocol.storage.record import PROPERTY_UNIQ_KEY
+from ...protocol.storage.record import PROPERTY_UNIQ_KEY, offset_ids
 from ..requests.broker import Broker
 from ..requests.intake import Intake
 from ..requests.request import FrameSource, Request

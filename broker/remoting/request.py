@@ -25,13 +25,13 @@ from ...protocol.remoting.command import (
     encode_json,
     encode_send_answer,
 )
-from ...protocol.storage.ids import offset_ids
+from ...protocol.storage.record import offset_ids
+from ..requests.connected_client import Bytes
 from ..requests.request import RESPONSE_HEAD_BYTES_MAX, Request
-from ..requests.response_queue import Bytes
 from ..store import LAYOUT_BATCH, ProduceBatch, PullResult, TopicConfig
-from .audit import ADMINISTRATIVE, NAMING_FIELDS, audit_refused
-from .ext_fields import ExtFields
+from .json_fields import ExtFields
 from .results import code_of, remark_of
+from .rules import ADMINISTRATIVE, NAMING_FIELDS, audit_refused
 from .sends import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES, PROPERTY_REGION, PROPERTY_TRACE
 
 if TYPE_CHECKING:

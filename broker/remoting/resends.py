@@ -14,8 +14,7 @@ from ...protocol.errors import MessageNotFound
 from ...protocol.storage.record import Record
 from ..config import Settings
 from ..delivery.deduplication import StoredBefore
-from ..handlers.duplicate_produce import Duplicate
-from ..handlers.produce import append_frame
+from ..handlers.produce import Duplicate, append_frame
 from ..requests.intake import Intake
 from ..store import Places
 from .request import RemotingRequest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from typing import NamedTuple
 
 from ...protocol.errors import DelayIllegal
@@ -15,14 +16,15 @@ from ...protocol.storage.delivery import (
     PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_TIMER_DELIVER_MS,
 )
-from ...protocol.storage.ids import UNIQUE_PREFIX_DIGITS
 from ...protocol.storage.record import (
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
     PROPERTY_DELAY,
     PROPERTY_POP_CHECK_POINT,
+    UNIQUE_PREFIX_DIGITS,
+    unique_key,
 )
-from .ext_fields import ExtFields
+from .json_fields import ExtFields
 
 DEFAULT_TOPIC = "TBW102"
 """Topic whose route means that producers may create topics."""
@@ -173,3 +175,25 @@ def settle_half(properties: dict[str, str], group: str, reconsume_times: int) ->
     properties[PROPERTY_HALF] = "true"
     properties.setdefault(PROPERTY_PRODUCER_GROUP, group)
     return True
+
+
+# ---- Keys of messages whose clients give them none.
+
+
+class UniqueKeys:
+    """Numbered keys of one run of the broker. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        # Random, because keys of earlier runs are in the log.
+        self.prefix = secrets.token_hex(UNIQUE_PREFIX_DIGITS // 2).upper()
+        self._count = 0
+
+    def take(self, count: int) -> int:
+        """Return the first of ``count`` numbers that no other message gets."""
+        first = self._count
+        self._count += count
+        return first
+
+    def next_key(self) -> str:
+        """Return a key that no other message has."""
+        return unique_key(self.prefix, self.take(1))

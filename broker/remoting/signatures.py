@@ -11,8 +11,7 @@ from ...protocol.remoting.command import RemotingFrame
 from ...protocol.remoting.signature import ACCESS_KEY, is_signed
 from ..addresses import format_address
 from ..security.audit import Author
-from ..security.authenticator import NAME_CHARS_LOGGED, Authenticator
-from ..security.users import User
+from ..security.users import NAME_CHARS_LOGGED, Authenticator, User
 from .request import RemotingRequest
 
 if TYPE_CHECKING:

@@ -11,26 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...protocol.frames import FRAME_LENGTH_BYTES
-from ..background.cold_reads import ColdReads
-from ..background.disk_stall import DiskStall
-from ..background.selections import Selections
-from ..budgets.in_flight import InFlightBudget
-from ..budgets.receive_buffers import ReceiveBudget
-from ..budgets.send_budget import SendBudget
+from ..background.flush import DiskStall
+from ..background.held_pulls import Selections
+from ..background.loop_work import ColdReads
+from ..budgets import InFlightBudget, ReceiveBudget, SendBudget
 from ..config import PRODUCER_RUNS_MAX
 from ..delivery.deduplication import ProducerSequences
-from ..delivery.groups.coordinator import GroupCoordinator
-from ..delivery.groups.group_changes import GroupChanges
-from ..delivery.groups.offset_moved import OffsetMover
+from ..delivery.groups.coordinator import GroupChanges, GroupCoordinator, OffsetMover
 from ..delivery.groups.producer_groups import ProducerGroups
 from ..delivery.pop.service import PopService
 from ..delivery.scheduled.worker import Delays
-from ..delivery.staged.service import StagedTransactions
+from ..delivery.staged import StagedTransactions
 from ..delivery.topic_changes import TopicChanges
 from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
-from ..security.access import AccessTable
+from ..security.users import AccessTable
 from .counters import Counters
 from .dispatch import DispatchScheduler
 from .intake import Intake
@@ -39,14 +35,13 @@ from .outlet import Outlet
 if TYPE_CHECKING:
     from ..background.flush import FlushService
     from ..background.held_pulls import PullRequestHoldService
-    from ..background.preallocation import AllocateMappedFileService
     from ..background.reput import ReputMessageService
-    from ..background.store_stats import StoreStatsService
+    from ..background.services import AllocateMappedFileService, StoreStatsService
     from ..config import Settings
     from ..replication.member.replica_member import ReplicaMember
     from ..security.audit import AuditLog
-    from ..security.authenticator import Authenticator
     from ..security.tls import TlsFiles
+    from ..security.users import Authenticator
     from ..store import MessageStore
     from .connected_client import ConnectedClient
 

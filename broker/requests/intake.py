@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..background.disk_stall import DiskStall
-    from ..background.flush import FlushService
-    from ..budgets.in_flight import InFlightBudget
+    from ..background.flush import DiskStall, FlushService
+    from ..budgets import InFlightBudget
     from ..delivery.deduplication import ProducerSequences
     from ..delivery.scheduled.worker import Delays
-    from ..delivery.staged.service import StagedTransactions
+    from ..delivery.staged import StagedTransactions
     from ..delivery.topic_changes import TopicChanges
     from ..delivery.transactions.service import TransactionalMessageService
     from ..delivery.writer import RecordWriter

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import asyncio
 
-    from ..background.cold_reads import ColdReads
-    from ..background.held_pulls import PullRequestHoldService
-    from ..background.selections import Selections
-    from ..budgets.send_budget import SendBudget
-    from ..delivery.groups.coordinator import GroupCoordinator
-    from ..delivery.groups.offset_moved import OffsetMover
+    from ..background.held_pulls import PullRequestHoldService, Selections
+    from ..background.loop_work import ColdReads
+    from ..budgets import SendBudget
+    from ..delivery.groups.coordinator import GroupCoordinator, OffsetMover
     from ..store import MessageStore
     from .counters import Counters
     from .dispatch import DispatchScheduler

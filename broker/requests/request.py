@@ -4,30 +4,189 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from ...protocol import commands
 from ...protocol.commands import COMMANDS, PRODUCE, RecordsAnswer
-from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, TopicNotExist
+from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, SystemBusy, TopicNotExist
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, encode_head
 from ...protocol.names import is_system_topic
-from ...protocol.produce_frame import encode_produce_answer
-from ...protocol.pull_frame import encode_records_head
+from ...protocol.produce_frame import encode_produce_answer, encode_records_head
+from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
+from ..addresses import format_address
+from ..background.held_pulls import HELD_PULL_BYTES, Share, Shares
+from ..config import BUSY_RETRY_AFTER_MS
+from ..security.audit import Author
 from ..store import ProduceBatch, TopicConfig, WouldBlock
-from .audit import audit, audit_refused
-from .deferred_requests import COLD_READS_MAX
-from .response_queue import encode_error
+from .connected_client import encode_error
 
 if TYPE_CHECKING:
     from ...protocol.commands import Command, ProduceRequest, PullRequest
     from ...protocol.frames import Frame, FrameParser
+    from ..background.held_pulls import HeldPull, Selection
+    from ..delivery.pop.service import Wait
+    from ..security.audit import AuditLog
     from ..security.users import User
     from ..store import PullResult
     from .broker import Broker
-    from .connected_client import ConnectedClient
-    from .deferred_requests import DeferredRequests
-    from .response_queue import Bytes, ResponseQueue
+    from .connected_client import Bytes, ConnectedClient, ResponseQueue
+
+
+# ---- Deferred requests of one connection: they wait for the dispatch, the disk, messages, or the client to
+# read.
+
+COLD_READS_MAX = 2
+"""Maximum number of concurrent cold reads of one connection, so that other connections get a thread soon."""
+SELECTED_FREE_BYTES = 64 * 1024
+"""Selections of a connection's pulls count as additional waiting pulls only above this size."""
+HOLDS_MANY = 64
+"""Pulls of a connection that holds at least this many are woken after those of other connections."""
+
+
+class DeferredRequests:
+    """The waiting requests of one connection. None of them delays the frames that follow.
+
+    ``on_progress`` is called after each request that was answered after a wait: an ending connection may then close.
+    """
+
+    __slots__ = tuple(
+        "_broker _responses cold_reads held_pulls on_progress selected steps undispatched waiting".split()
+    )
+
+    def __init__(self, broker: Broker, responses: ResponseQueue, on_progress: Callable[[], None]) -> None:
+        self._broker = broker
+        self._responses = responses
+        self.on_progress = on_progress
+        self.held_pulls: set[HeldPull | Wait] = set()
+        """Held pulls, which are cancelled when the connection closes."""
+        self.selected = Shares()
+        """Tags and filters of the pulls that wait or search for messages."""
+        self.waiting: deque[Callable[[], None]] = deque()
+        """Requests that wait for the client to read, or for one of its cold reads to finish."""
+        self.cold_reads = 0
+        self.undispatched = 0
+        """Number of requests that wait for the dispatch, or for other work that always completes."""
+        self.steps = 0
+        """Number of requests that wait for their turn."""
+
+    def is_idle(self) -> bool:
+        """Return whether no request waits, except held pulls."""
+        return not (self.cold_reads or self.undispatched or self.waiting or self.steps)
+
+    def run_waiting(self) -> None:
+        """Continue requests that waited for the client to read, or for one of its cold reads to finish."""
+        while self.waiting and not self._responses.paused and self.cold_reads < COLD_READS_MAX:
+            self.waiting.popleft()()
+
+    def holds_many(self) -> bool:
+        """Return whether many pulls of this connection are held."""
+        return len(self.held_pulls) >= HOLDS_MANY
+
+    def cancel_held(self) -> None:
+        """Cancel the held pulls without a response, because the connection closes."""
+        for pull in self.held_pulls:
+            pull.cancel()
+        self.held_pulls.clear()
+
+    def share(self, selection: Selection) -> Share:
+        """Return this connection's share of a selection; it counts until it is garbage-collected."""
+        return Share(selection, self.selected)
+
+    def check_may_wait(self) -> None:
+        """Raise ``SystemBusy`` if too many pulls of this connection, or of all connections, wait."""
+        broker = self._broker
+        limits = broker.limits
+        # They are of different kinds, but each keeps a request in memory.
+        waiting = len(self.held_pulls) + len(self.waiting) + self.undispatched + self.steps
+        waiting += max(self.selected.bytes - SELECTED_FREE_BYTES, 0) // HELD_PULL_BYTES
+        if waiting >= limits.held_pulls_per_connection_max:
+            raise self._busy("limits.held_pulls_per_connection_max", limits.held_pulls_per_connection_max)
+        held = len(broker.holds) + len(broker.pops.waits) + len(broker.pops.watches)
+        if held + broker.selections.bytes // HELD_PULL_BYTES >= limits.held_pulls_max:
+            raise self._busy("limits.held_pulls_max", limits.held_pulls_max)
+
+    def _busy(self, limit: str, value: int) -> SystemBusy:
+        return SystemBusy(
+            f"too many reads are waiting: {limit} is {value}, and reads with long tags or filters count as several; "
+            "try again later, or without wait_ms",
+            retry_after_ms=BUSY_RETRY_AFTER_MS,
+        )
+
+
+# ---- Audit log entries of requests: changes, and refused requests of all audited commands.
+
+_AUDITED = {
+    command.code: command
+    for command in (
+        commands.UPDATE_AND_CREATE_TOPIC,
+        commands.DELETE_TOPIC_IN_BROKER,
+        commands.DELETE_SUBSCRIPTIONGROUP,
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        commands.UPDATE_BROKER_CONFIG,
+        commands.GET_BROKER_CONFIG,
+        commands.END_TRANSACTION,
+        commands.ABORT_PREPARED,
+        commands.UPDATE_CONSUMER_OFFSET,
+        commands.AUTH_CREATE_USER,
+        commands.AUTH_UPDATE_USER,
+        commands.AUTH_DELETE_USER,
+        commands.AUTH_LIST_USER,
+        commands.SWITCH_PRIMARY,
+        commands.CHANGE_MEMBERS,
+        commands.CLOSE_CONNECTION,
+    )
+}
+
+
+_OFTEN_BY_PROGRAMS = (commands.END_TRANSACTION, commands.UPDATE_CONSUMER_OFFSET)
+
+
+def audit(log: AuditLog, peer: ConnectedClient, command: Command, target: str, **others: Any) -> None:
+    """Write an entry about a request of ``peer``. ``others``: see ``AuditLog.write``."""
+    log.write(command.name, target, author=author(peer), **others)
+
+
+def audit_refused(log: AuditLog, peer: ConnectedClient, frame: Frame, error: BrokerError) -> None:
+    """Record a failed request if its command is audited."""
+    command = _AUDITED.get(frame.code)
+    if command is None or (command in _OFTEN_BY_PROGRAMS and not is_by_hand(frame)):
+        return
+    fields = frame.fields
+    kinds = ("group", "topic", "transaction_id", "drop", "user", "member", "connection")
+    names = [f"{kind} {fields[kind]}" for kind in kinds if fields.get(kind)]
+    audit(log, peer, command, ", ".join(names) or "the broker", outcome=error.name, reason=error.message)
+
+
+def is_by_hand(frame: Frame) -> bool:
+    """Return whether an operator ends a transaction, or purges or resends dead letters; programs do the same all the
+    time with what is their own, and that is not audited."""
+    topic = frame.fields.get("topic")
+    return frame.fields.get("parked") is True or (type(topic) is str and topic.startswith(DEAD_LETTER_TOPIC_PREFIX))
+
+
+def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
+    """Return a topic's values for ``before`` or ``after``."""
+    if config is None:
+        return None
+    attributes = config.extra.get("attributes")
+    return {
+        **({"attributes": attributes} if attributes else {}),
+        "read_queues": config.read_queues,
+        "write_queues": config.write_queues,
+        "perm": config.perm,
+        "order": config.order,
+        "retention_hours": config.retention_hours,
+        "retention_bytes": config.retention_bytes,
+    }
+
+
+def author(peer: ConnectedClient) -> Author:
+    """Return the client for the audit log."""
+    return Author(peer.user_name, format_address(*peer.address), peer.client)
+
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -471,5 +630,5 @@ class Request:
         if not self.peer.lost:
             self._attempt_late(lambda: done(future.result()))
             self.deferred.run_waiting()
-        # Only now, when the result is counted: see ``background/cold_reads.py``.
+        # Only now, when the result is counted: see ``background/loop_work.py``.
         self.broker.cold_reads.release()

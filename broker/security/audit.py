@@ -11,13 +11,16 @@ import logging
 import logging.handlers
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .users import User
 
 LOGGER = "flintmq.audit"
 DONE = "done"
@@ -157,3 +160,43 @@ def _handler(path: Path) -> logging.Handler:
         ) from None
     handler.setFormatter(logging.Formatter("%(message)s"))
     return handler
+
+
+# ---- Changes of the users file for the audit log: users added and removed, passwords and grants changed.
+
+
+@dataclass(frozen=True, slots=True)
+class UserChange:
+    """One change. ``action``: USER_ADDED, USER_REMOVED, USER_PASSWORD, USER_GRANTS or USER_ACCESS_KEYS.
+
+    ``before``, ``after``: grants, or the names of access keys.
+    """
+
+    action: str
+    name: str
+    before: tuple[dict[str, Any], ...] | None = None
+    after: tuple[dict[str, Any], ...] | None = None
+
+
+def user_changes(before: Iterable[User], after: Iterable[User]) -> Iterator[UserChange]:
+    """Yield the changes from ``before`` to ``after``, by name. Of a password they say only that it changed."""
+    old, new = ({user.name: user for user in users} for users in (before, after))
+    for name in sorted(old.keys() | new.keys()):
+        was, is_now = old.get(name), new.get(name)
+        if was is None:
+            assert is_now is not None
+            yield UserChange("USER_ADDED", name, None, is_now.permissions)
+        elif is_now is None:
+            yield UserChange("USER_REMOVED", name, was.permissions, None)
+        else:
+            if was.verifier != is_now.verifier:
+                yield UserChange("USER_PASSWORD", name)
+            if was.permissions != is_now.permissions:
+                yield UserChange("USER_GRANTS", name, was.permissions, is_now.permissions)
+            if was.access_keys != is_now.access_keys:
+                yield UserChange("USER_ACCESS_KEYS", name, _key_names(was), _key_names(is_now))
+
+
+def _key_names(user: User) -> tuple[dict[str, Any], ...]:
+    """Return the access keys of a user for the audit log, without the secrets."""
+    return tuple({"key": each.key, "created_ms": each.created_ms} for each in user.access_keys)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import SystemBusy
-from ...protocol.hosts import network_of
+from ...protocol.names import network_of
 
 if TYPE_CHECKING:
-    from ..background.loop_scheduler import LoopTimer
+    from ..background.loop_work import LoopTimer
 
 PAUSE_S = 0.1
 """Pause after the first failure; each further failure doubles it."""

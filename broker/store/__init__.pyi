@@ -1,5 +1,7 @@
-from .dispatch.producer_runs import Places as Places
-from .dispatch.producer_runs import StoredRun as StoredRun
+from ..kernels.produce_plan import LAYOUT_BATCH as LAYOUT_BATCH
+from ..kernels.produce_plan import LAYOUT_BODY as LAYOUT_BODY
+from .dispatch import Places as Places
+from .dispatch import StoredRun as StoredRun
 from .errors import CorruptFile as CorruptFile
 from .errors import CorruptLog as CorruptLog
 from .errors import DamagedRecord as DamagedRecord
@@ -11,11 +13,9 @@ from .errors import StoreFailed as StoreFailed
 from .errors import StoreLocked as StoreLocked
 from .errors import WouldBlock as WouldBlock
 from .files.file_system import Files as Files
+from .files.file_system import descriptors_max as descriptors_max
+from .files.file_system import store_descriptors as store_descriptors
 from .files.mapped_file import MappedFile as MappedFile
-from .files.open_files import descriptors_max as descriptors_max
-from .files.open_files import store_descriptors as store_descriptors
-from .log.produce_batch import LAYOUT_BATCH as LAYOUT_BATCH
-from .log.produce_batch import LAYOUT_BODY as LAYOUT_BODY
 from .log.produce_batch import Appended as Appended
 from .log.produce_batch import ProduceBatch as ProduceBatch
 from .log.produce_batch import RepeatedBatch as RepeatedBatch
@@ -27,9 +27,9 @@ from .read.pulls import PullResult as PullResult
 from .read.pulls import PullSelection as PullSelection
 from .read.queries import KeySearch as KeySearch
 from .read.queries import QueryResult as QueryResult
-from .recovery.recovery_report import RecoveryReport as RecoveryReport
+from .recovery.recovery import RecoveryReport as RecoveryReport
 from .settings import StoreSettings as StoreSettings
-from .tables.pop_journal import PopEntry as PopEntry
+from .tables.pop_state import PopEntry as PopEntry
 from .tables.pop_state import SettledAhead as SettledAhead
-from .tables.staged_state import StagedSnapshot as StagedSnapshot
+from .tables.store_state import StagedSnapshot as StagedSnapshot
 from .tables.topic_table import TopicConfig as TopicConfig

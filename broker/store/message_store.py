@@ -13,48 +13,35 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...protocol.backup_folder import refuse_backup
 from ...protocol.errors import BrokerError, ServiceNotAvailable
 from ...protocol.storage.record import Record
-from .damage.quarantine import Quarantine
-from .dispatch.derived_sync import DerivedFiles
-from .dispatch.dispatcher import Dispatcher
-from .dispatch.producer_runs import ProducerRuns
+from ...protocol.store_files import refuse_backup
+from .damage import Quarantine
+from .dispatch import DerivedFiles, Dispatcher, ProducerRuns
 from .errors import CorruptFile, StoreFailed
-from .files.abort_file import AbortFile
 from .files.file_system import Files, make_durable_folder, remove_content
-from .files.layout_check import strange_places
-from .files.store_lock import StoreLock
-from .index.index_file import IndexService
+from .files.store_lock import AbortFile, StoreLock, strange_places
+from .index import IndexService
 from .log.commitlog import CommitLog
 from .log.log_copy import LogCopy
 from .log.produce_batch import Appended, FrameBody, ProduceBatch, RepeatedBatch
-from .queue.append_offsets import AppendOffsets
-from .queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
-from .read.log_reads import LogReads
+from .queues import SCHEDULE_TOPIC, AppendOffsets, ConsumeQueueTable
 from .read.pages import Pages
 from .read.pulls import Pulls
 from .read.queries import KeySearch, Queries, QueryResult
-from .read.queue_reads import QueueReads
+from .read.queue_reads import LogReads, QueueReads
 from .read.record_copies import Place, RecordCopier, WaitingRecords
-from .recovery.loaded_store import LoadedStore
+from .recovery.log_cut import ReplicaFiles
 from .recovery.log_recovery import Progress
-from .recovery.recovery import Recovery
-from .recovery.recovery_report import RecoveryReport
-from .recovery.replica_files import ReplicaFiles
-from .retention.expiry import Expiry
-from .retention.topic_retention import TopicRetention
+from .recovery.recovery import LoadedStore, Recovery, RecoveryReport
+from .retention import Expiry, TopicRetention
 from .settings import ENTRIES, LOG_SIZE, QUEUE_SIZE, SLOTS, StoreSettings
 from .tables.checkpoint import StoreCheckpoint
 from .tables.clock import SteadyClock, StoreClock
-from .tables.followed_master import FollowedMaster
-from .tables.group_table import SubscriptionGroupTable
 from .tables.offset_tables import ConsumerOffsetTable, DelayOffsetTable
-from .tables.pop_journal import PopJournal
-from .tables.pop_state import PopState
-from .tables.staged_state import StagedState
-from .tables.store_state import DeletedTopic, StoreState
-from .tables.topic_table import TopicConfig, TopicTable
+from .tables.pop_state import PopJournal, PopState
+from .tables.store_state import DeletedTopic, FollowedMaster, StagedState, StoreState
+from .tables.topic_table import SubscriptionGroupTable, TopicConfig, TopicTable
 
 REPUT_CHUNK_BYTES = 1024 * 1024
 """CommitLog bytes that one dispatch step covers."""

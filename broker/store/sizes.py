@@ -10,7 +10,7 @@ from ...protocol.storage.layout import INDEX_ENTRY_BYTES
 
 if TYPE_CHECKING:
     from .message_store import MessageStore
-    from .queue.consume_queue import ConsumeQueue
+    from .queues import ConsumeQueue
 
 
 @dataclass(frozen=True, slots=True)

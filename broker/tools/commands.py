@@ -5,23 +5,193 @@ Only what ``--help`` needs is imported here; each command imports its work when 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...protocol.display import JSON, MODES, PLAIN, TABLE, show_bytes, to_json
-from ...protocol.escaping import escape
+from ...protocol.display import JSON, MODES, PLAIN, TABLE, escape, show_bytes, to_json
 from ...protocol.times import first_millis, last_millis
-from .migration_commands import follow_rocketmq, promote
-from .operator_files import conf, example
-from .output import progress_bar
-from .tool_command import tool_command
+from .output import progress_bar, tool_command
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from ..store import MessageStore
+
+
+# ---- The commands ``follow-rocketmq`` and ``promote`` of ``flintmq-broker``: a live migration from Apache
+# RocketMQ.
+
+
+def _store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of ``serve`` that say which store it is."""
+    for option in (
+        click.option(
+            "--set",
+            "assignments",
+            metavar="SECTION.NAME=VALUE",
+            multiple=True,
+            help="Any setting of broker.toml, as for `serve`.",
+        ),
+        click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings."),
+        click.option(
+            "--store",
+            metavar="DIR",
+            type=click.Path(file_okay=False),
+            help="The store's folder.  [default: ./flintmq-store]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("follow-rocketmq")
+@click.argument("master", metavar="MASTERHOST:PORT")
+@_store_options
+@tool_command
+def follow_rocketmq(master: str, store: str | None, config: Path | None, assignments: tuple[str, ...]) -> int:
+    """Copy log and tables of a running RocketMQ master, and follow it until SIGTERM or Ctrl-C.
+
+    The store becomes a slave of RocketMQ 5.3's classic HA, byte for byte; no clients are served. `promote` ends it.
+    """
+    import asyncio
+
+    from ...protocol.errors import ConfigurationError
+    from ..addresses import parse_address
+    from ..migration.follower import opened_follower
+
+    try:
+        host, port = parse_address(master)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{master!r} is not the address of a RocketMQ master, HOST:PORT with its listenPort: {error}"
+        ) from None
+    opened = _store(store, config, assignments)
+    with progress_bar() as progress, opened_follower(opened, progress):
+        asyncio.run(_follow(opened, host, port))
+    click.echo(f"stopped    {escape(str(opened.path))} ends at {opened.write_offset:,}")
+    return 0
+
+
+async def _follow(store: MessageStore, host: str, port: int) -> None:
+    import asyncio
+    import signal
+
+    from ..migration.follower import MasterFollower
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await MasterFollower(store, host, port, lambda line: click.echo(escape(line))).run(stop)
+
+
+@click.command()
+@_store_options
+@click.option("--force", is_flag=True, help="Do not ask the master, whether or not it has more messages.")
+@tool_command
+def promote(store: str | None, config: Path | None, assignments: tuple[str, ...], force: bool) -> int:
+    """End `follow-rocketmq`: make the store FlintMQ's own, so that `serve` may start on it.
+
+    Takes the tables of the master once more if it still runs, and refuses if it has, or still takes, other messages.
+    """
+    import asyncio
+
+    from ..migration.follower import opened_follower, take_last_tables
+    from ..migration.ha_connection import FollowsNothing
+
+    opened = _store(store, config, assignments)
+    address = opened.followed_master.address()
+    if not address:
+        raise FollowsNothing(f"{opened.path} follows no RocketMQ master: there is nothing to promote")
+    with progress_bar() as progress, opened_follower(opened, progress):
+        reached = not force and asyncio.run(take_last_tables(opened))
+        # Last: until then `serve` refuses the store, and this command can be run again.
+        opened.followed_master.remove()
+    where = escape(str(opened.path))
+    if not reached:
+        asked = "was not asked" if force else "cannot be reached"
+        click.echo(f"note       {address} {asked}: the offsets are those that were taken last")
+    click.echo(
+        f"promoted   {where}: the log ends at {opened.write_offset:,}; {len(opened.topics):,} topics and "
+        f"{len(opened.groups):,} groups"
+    )
+    click.echo(f"next       stop {address} for good, then flintmq-broker serve --store {where}, with the same settings")
+    return 0
+
+
+def _store(path: str | None, config: Path | None, assignments: tuple[str, ...]) -> MessageStore:
+    from dataclasses import replace
+
+    from ..config_sources import load_settings
+    from ..store import MessageStore
+
+    flags = {} if path is None else {"store.path": path}
+    settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags)
+    # A master's records have no checksum over the whole record, unless it was told to add them.
+    return MessageStore(
+        Path(settings.store.path).expanduser(), replace(settings.store_settings(), record_checksum=False)
+    )
+
+
+# ---- The commands ``flintmq-broker conf`` and ``example``, for the files of the package ``flintmq.conf``.
+
+EXAMPLES = {
+    "alerts": "alerts.yml",
+    "compose": "compose.yaml",
+    "grafana": "grafana-dashboard.json",
+    "prometheus": "prometheus.yml",
+    "settings": "broker.toml",
+    "systemd": "flintmq-broker.service",
+}
+"""The file of each example."""
+
+
+def read(name: str) -> bytes:
+    """Return the content of a file of ``flintmq.conf``."""
+    return (resources.files("flintmq.conf") / name).read_bytes()
+
+
+@click.command()
+@click.argument("dest", type=click.Path(path_type=Path))
+@tool_command
+def conf(dest: Path) -> int:
+    """Write the files for operators into the folder DEST.
+
+    These are broker.toml with every setting and its default, a systemd unit, a scrape configuration and alert
+    rules for Prometheus, a dashboard for Grafana, and a compose file. An existing file is not overwritten.
+    """
+    from ...protocol.errors import ConfigurationError
+
+    files = {dest / name: read(name) for name in EXAMPLES.values()}
+    for path in files:
+        if os.path.lexists(path):  # also a link that leads nowhere
+            raise ConfigurationError(f"{path} already exists: choose another folder, or move the file away")
+    dest.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        with path.open("xb") as file:
+            file.write(content)
+        click.echo(escape(str(path)))
+    return 0
+
+
+@click.command()
+@click.argument("name", metavar="NAME", type=click.Choice(list(EXAMPLES)))
+@tool_command
+def example(name: str) -> int:
+    """Print the example NAME: alerts, compose, grafana, prometheus, settings or systemd.
+
+    `conf` writes all of them into a folder.
+    """
+    click.echo(read(EXAMPLES[name]), nl=False)
+    return 0
+
 
 EXIT_FINDINGS = 1
 """The store or the backup is damaged; the output names each finding."""
@@ -84,11 +254,11 @@ def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
 
     Exit code 0: sound; 1: something is wrong; 2: it cannot be verified (a broker has the store open, …).
     """
-    from ...protocol.backup_folder import backup_kind
+    from ...protocol.store_files import backup_kind
 
     if backup_kind(store):
         return _verify_backup(store, mode, show)
-    from .report import as_json, as_text
+    from .verify import as_json, as_text
     from .verify import verify as run
 
     with progress_bar() as progress:
@@ -99,8 +269,7 @@ def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
 
 
 def _verify_backup(folder: Path, mode: str, show: int) -> int:
-    from .report import backup_as_json, backup_as_text
-    from .verify_backup import verify_backup
+    from .verify import backup_as_json, backup_as_text, verify_backup
 
     with progress_bar() as progress:
         verified = verify_backup(folder, functools.partial(progress, "verifying"))
@@ -119,8 +288,8 @@ def rebuild(store: Path, index_slots: int | None) -> int:
     The old files are moved to flintmq/aside first and removed at the end. Damage of the log is contained as
     at a start. If the command is interrupted, the next start of a broker, or of this command, continues.
     """
-    from ..store.recovery.hole_filler import lost_text
-    from .rebuild import rebuild as run
+    from ..store.recovery.holes import lost_text
+    from .repair import rebuild as run
 
     try:
         with progress_bar() as progress:
@@ -168,8 +337,7 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
     Damaged messages are lost; their bytes are kept in flintmq/quarantine. If a backup has the file, restore
     it instead. Exit code 0: the store is sound, or repaired; 1: something is still wrong; 2: refused.
     """
-    from .accept_missing import give_up
-    from .repair import done_lines, examine, giving_up_lines, plan_lines
+    from .repair import done_lines, examine, give_up, giving_up_lines, plan_lines
     from .repair import repair as run
 
     # Before the files are created: afterwards none is missing.
@@ -237,7 +405,7 @@ def dump(store: Path, limit: int | None, running: bool, index_slots: int | None,
 
     from .dump import Wanted, record_row, records
     from .findings import Findings
-    from .report import findings_text
+    from .verify import findings_text
 
     findings = Findings(shown_max=1000)
     since_ms, until_ms = wanted.pop("since"), wanted.pop("until")
@@ -264,9 +432,8 @@ def dump(store: Path, limit: int | None, running: bool, index_slots: int | None,
 def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) -> int:
     """Show what STORE contains: messages by queue, files, use of the index, the checkpoint. Changes nothing."""
     from .findings import Findings
-    from .report import findings_text
-    from .stat import store_stat
-    from .stat_output import as_json, as_plain, print_tables
+    from .stat import as_json, as_plain, print_tables, store_stat
+    from .verify import findings_text
 
     findings = Findings()
     with _open(store, findings, running, index_slots) as (opened, end):
@@ -374,9 +541,109 @@ def restore(backup_folder: Path, store: Path) -> int:
 
 
 def _open(store: Path, findings: Any, running: bool, index_slots: int | None) -> Any:
-    from .open_store import open_for_reading
+    from .offline import open_for_reading
 
     return open_for_reading(store, findings, running=running, index_slots=index_slots)
 
 
 COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore, conf, example, follow_rocketmq, promote)
+
+
+# ---- ``flintmq-broker replica``: the commands that need the store of a stopped member.
+
+
+def _with_settings(work: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="The member's TOML file."),
+        click.option("--set", "assignments", metavar="SECTION.NAME=VALUE", multiple=True, help="Any of its settings."),
+    )
+    for option in reversed(options):
+        work = option(work)
+    return work
+
+
+def _settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
+    from ...protocol.errors import ConfigurationError
+    from ..config_sources import load_settings
+
+    settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags={})
+    if not settings.replication.set:
+        raise ConfigurationError("replication.set is empty: pass the configuration of a member, --config FILE")
+    return settings
+
+
+def _addresses(members: tuple[str, ...]) -> dict[str, str]:
+    from ...protocol.errors import ConfigurationError
+    from ..addresses import parse_address
+
+    found: dict[str, str] = {}
+    for each in members:
+        member, _, address = each.partition("=")
+        if not member or not address or member in found:
+            raise ConfigurationError(f"{each!r} is not MEMBER=HOST:PORT with an id of its own")
+        parse_address(address)
+        found[member] = address
+    return found
+
+
+@click.group()
+def replica() -> None:
+    """Create a replica set, or decide which member leads after a loss."""
+
+
+@replica.command()
+@click.argument("members", nargs=-1, required=True, metavar="MEMBER=HOST:PORT…")
+@click.option(
+    "--min-in-sync",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Members that must have a message on disk before it is acknowledged.  [default: the majority]",
+)
+@_with_settings
+@tool_command
+def init(members: tuple[str, ...], min_in_sync: int | None, config: Path | None, assignments: tuple[str, ...]) -> int:
+    """Begin a replica set with these MEMBERS; the stopped store of the settings is its first one.
+
+    The others begin with empty stores and copy it.
+    """
+    from .replica_init import begin_set
+
+    settings = _settings(config, assignments)
+    begun = begin_set(settings, _addresses(members), min_in_sync)
+    click.echo(
+        f"replica set {settings.replication.set} has {len(begun.members)} members; a message is acknowledged when "
+        f"{begun.min_in_sync} of them have it on disk. Start them: {settings.replication.member} leads first"
+    )
+    return 0
+
+
+@replica.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_with_settings
+@tool_command
+def force(yes: bool, config: Path | None, assignments: tuple[str, ...]) -> int:
+    """Let this member lead although it may lack acknowledged messages: the last resort.
+
+    Use it only if no member in sync can come back. Messages that only those members have are lost.
+    """
+    from .replica_init import force_leader, read_set
+
+    settings = _settings(config, assignments)
+    member = settings.replication.member
+    found = asyncio.run(read_set(settings)).state.config
+    assert found is not None
+    in_sync = escape(", ".join(sorted(found.in_sync)))
+    lost = escape(", ".join(sorted(found.in_sync - {member})))
+    click.echo(
+        f"The members in sync are {in_sync}. If {member} leads, every acknowledged message that it lacks is lost."
+    )
+    if lost:
+        click.echo(
+            f"{lost}: bytes that a member has beyond {member} go to flintmq/diverged/ in its store; a "
+            "member that knows that they were acknowledged stops, and follows again only with an empty store."
+        )
+    if not yes:
+        click.confirm(f"Let {member} lead?", abort=True)
+    force_leader(settings)
+    click.echo(f"{member} is the only member in sync. Start it: it leads, and the others copy it")
+    return 0

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ...protocol.storage.delivery import PROPERTY_RECORD_CRC
-from ...protocol.storage.ids import offset_id
 from ...protocol.storage.javahash import index_key_hash
 from ...protocol.storage.layout import SysFlag
 from ...protocol.storage.record import (
@@ -29,14 +28,15 @@ from ...protocol.storage.record import (
     Record,
     decode_host,
     decode_record,
+    offset_id,
     split_keys,
 )
 from ..kernels import dispatch as kernel
 from ..kernels import examine
 from ..store.files.mapped_file import MappedFile
 from ..store.recovery.log_recovery import CLOCK_MARGIN_MS, FileHead
+from .derived_checks import check_file
 from .findings import Findings
-from .index_chains import check_file
 from .offline import FOREVER, OfflineStore
 from .output import iso_time
 

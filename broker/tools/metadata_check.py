@@ -17,10 +17,9 @@ from ...protocol.storage.layout import (
 from ...protocol.store_files import file_name
 from ..kernels import dispatch as kernel
 from ..store.files.json_table import SHAPE_ERRORS, parse_table
-from ..store.queue.queue_check import count_units, last_record_unit
+from ..store.queues import count_units, last_record_unit
 from ..store.tables.checkpoint import FUTURE_MS_MAX
-from .log_end import LogEnd
-from .offline import OfflineStore
+from .offline import LogEnd, OfflineStore
 
 
 def check_tables(store: OfflineStore) -> None:

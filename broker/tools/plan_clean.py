@@ -8,17 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from ...protocol.display import to_json
-from ..background.retention import Disk, Policy, Verdict
+from ..background.services import Disk, Policy, Verdict
 from ..config import RetentionSection
 from ..store.log.commitlog import CommitLog
 from ..store.message_store import OWN_FOLDER
-from ..store.queue.queue_check import count_units, find_start
-from ..store.read.log_reads import LogReads
-from ..store.read.queue_reads import QueueReads
-from ..store.retention.expiry import HOUR_MS, TIMER_TOPIC, Expiry
+from ..store.queues import count_units, find_start
+from ..store.read.queue_reads import LogReads, QueueReads
+from ..store.retention import HOUR_MS, TIMER_TOPIC, Expiry
 from ..store.tables.offset_tables import DelayOffsetTable
-from ..store.tables.staged_state import StagedState
-from ..store.timers.timer_files import TimerFiles
+from ..store.tables.store_state import StagedState
+from ..store.timers import TimerFiles
 from .findings import Findings
 from .offline import FOREVER, OfflineStore
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from ...protocol.errors import ConfigurationError
 from ..config import Settings
 from ..replication.core.configuration import Proposal, ProposalOutcome, SetConfig
-from ..replication.member.settings import registry_of
+from ..replication.member.identity import registry_of
 from ..replication.registry.interface import Registry, RegistryView
 from ..store.files.file_system import Files, make_durable_folder
 from ..store.files.store_lock import StoreLock
 from ..store.message_store import OWN_FOLDER
-from ..store.tables.replica_state import ReplicaRecord, ReplicaState
+from ..store.tables.store_state import ReplicaRecord, ReplicaState
 
 MEMBERS_MAX = 5
 

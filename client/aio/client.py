@@ -7,18 +7,15 @@ from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from ..connection_log import ConnectionLog
 from ..core.rpc.access import AccessOptions, access_for
 from ..core.rpc.address import parse_addresses
-from ..core.rpc.method import described
-from ..core.rpc.operation import Operation
+from ..core.rpc.operation import Operation, described
 from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
+from ..endpoint import ConnectionLog
 from ..errors import ClientClosed
-from .deadlines import Watch
-from .dialer import Dialer
-from .rpc import RpcClient
+from .connection import Waits, Watch
+from .rpc import Dialer, RpcClient
 from .runtime import ClientRuntime
-from .timed_waits import Waits
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,16 +13,14 @@ from math import inf
 from ...protocol.errors import FlintError, RemoteProtocolError
 from ..core.produce.accumulator import Bulk, Single, first_deadline
 from ..core.produce.producer_core import ProducerCore
-from ..core.rpc.retry import is_retriable
+from ..core.rpc.connection_errors import SilenceLimit, share_seconds
+from ..core.rpc.operation import is_retriable
 from ..core.rpc.session import Answer
-from ..core.rpc.silence import SilenceLimit, share_seconds
 from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from ..errors import ClientClosed
-from .connection import Connection
-from .deadlines import Watch
-from .dialer import Dialer
+from .connection import Connection, Waits, Watch
+from .rpc import Dialer
 from .runtime import ClientRuntime
-from .timed_waits import Waits
 
 _WRITTEN_BYTES_MAX = 1 << 20
 """The driver returns to the loop after this many bytes in one go, so that responses are read."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ...protocol.fields import I64_MAX
-from ..core.consume.tags import TAG_SEPARATOR, TagFilter, parse_tags
+from ..core.consume.batch import TAG_SEPARATOR, TagFilter, parse_tags
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 
 from ...protocol.errors import ConfigurationError, FlintError
@@ -43,3 +44,14 @@ class RowsNotSent(FlintError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.errors, self.acknowledged)
+
+
+# ---- Checks for PyArrow and NumPy, so that users see a message that says what to install.
+
+
+def check_arrow(what: str, *libraries: str) -> None:
+    """Raise ``ArrowUnavailable`` if a library is not installed that ``what`` needs: PyArrow, NumPy, or a given one."""
+    for library in ("pyarrow", "numpy", *libraries):
+        if importlib.util.find_spec(library) is None:
+            also = "" if library in ("pyarrow", "numpy") else f" {library}"
+            raise ArrowUnavailable(f"{what} needs {library}: pip install 'flintmq[arrow]'{also}")

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from ..errors import InvalidArgument, InvalidArgumentType
-from .columns import ALL_COLUMNS, COLUMNS, Column, chosen
-from .decoder import Decoder
+from .decoder import ALL_COLUMNS, COLUMNS, Column, Decoder, chosen
 from .records import RecordBlock
 from .slices import contiguous
 

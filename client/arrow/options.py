@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from ..core.consume.tags import TagFilter, check_filter, parse_tags
+from ..core.consume.batch import TagFilter, check_filter, parse_tags
 from ..core.rpc.timeouts import check_timeout
 from ..core.texts import check_unicode
 from ..errors import InvalidArgument, InvalidArgumentType

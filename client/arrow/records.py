@@ -102,7 +102,7 @@ class RecordBlock:
 
     def offset_ids(self) -> pa.StringArray:
         """Return each record's offset id: the broker's advertised address and the physical offset, in hex, as
-        ``flintmq.protocol.storage.ids.offset_id`` writes it."""
+        ``flintmq.protocol.storage.record.offset_id`` writes it."""
         born_v6, store_v6 = (
             (self.parts[Part.SYS_FLAG] & flag) != 0 for flag in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6)
         )

@@ -36,10 +36,8 @@ from flintmq.client import (
     encode_name,
 )
 
-from .envelope import Envelope, from_message, to_message
-from .exchange_reader import Binding, ExchangeReader
-from .queue_member import QueueMember
-from .window import Window
+from .envelope import Envelope, Window, from_message, to_message
+from .readers import Binding, ExchangeReader, QueueMember
 
 if TYPE_CHECKING:
     from .transport import Transport

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from kombu.utils.json import dumps, loads
 
-from flintmq.client import Message, StoredMessage
+from .. import Delivery, Message, StoredMessage
 
 Envelope = dict[str, Any]
 """kombu's form of a message: body, content-type, content-encoding, headers, properties."""
@@ -80,3 +87,124 @@ def _delivery_time(eta: Any) -> datetime | None:
     if moment.tzinfo is None or moment <= datetime.now(UTC) + timedelta(milliseconds=1):
         return None
     return moment
+
+
+# ---- Messages that threads have received for a connection, until the connection's own thread takes them.
+
+Arrival = Callable[[], bool]
+"""Hands a message to its consumer, or raises the error of a reader. Returns False if no consumer wants the message."""
+
+
+class Arrivals:
+    """A queue of arrivals that a thread can wait for, and an event loop can watch. Thread-safe.
+
+    Its users bound its length: a reader waits while too much of what it has received is not handed over.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[Arrival] = deque()
+        self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._rung = False
+
+    def add(self, arrival: Arrival) -> None:
+        """Add an arrival, and wake a thread that waits for one."""
+        with self._changed:
+            self._waiting.append(arrival)
+            self._changed.notify()
+            self._ring()
+
+    def take(self, deadline: float | None) -> Arrival | None:
+        """Wait for an arrival and remove it; returns None at the ``deadline`` (None: never)."""
+        with self._changed:
+            while not self._waiting:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+            return self._waiting.popleft()
+
+    # ---- for an event loop
+
+    def watch(self) -> int:
+        """Return a file descriptor that is readable while there is an arrival that ``turn`` was not called for."""
+        with self._changed:
+            if self._bell is None:
+                self._bell = socket.socketpair()
+                for end in self._bell:
+                    end.setblocking(False)
+                if self._waiting:
+                    self._ring()
+            return self._bell[0].fileno()
+
+    def turn(self) -> int:
+        """Return the number of arrivals that there are now, and silence the file descriptor until the next one."""
+        with self._changed:
+            if self._bell is not None and self._rung:
+                self._bell[0].recv(16)
+                self._rung = False
+            return len(self._waiting)
+
+    def close(self) -> None:
+        """Close the file descriptor."""
+        with self._changed:
+            bell, self._bell, self._rung = self._bell, None, False
+        for end in bell or ():
+            end.close()
+
+    def _ring(self) -> None:
+        if self._bell is not None and not self._rung:
+            with contextlib.suppress(BlockingIOError):  # full: it is readable anyway
+                self._bell[1].send(b"!")
+            self._rung = True
+
+
+# ---- The open deliveries of a channel, and how many of them there may be.
+
+OPEN_MAX = 1000
+"""Maximum number of open deliveries of a channel without a prefetch count."""
+_tags = itertools.count(1)
+
+
+class Window:
+    """Deliveries by delivery tag, from their receipt until they are settled. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._open: dict[int, Delivery] = {}
+        self._open_max = OPEN_MAX
+
+    def resize(self, prefetch_count: int) -> None:
+        """Set how many deliveries may be open; 0: the default."""
+        with self._changed:
+            self._open_max = prefetch_count or OPEN_MAX
+            self._changed.notify_all()
+
+    def add(self, delivery: Delivery) -> int:
+        """Add a delivery and return its tag, which is unique in this process."""
+        with self._changed:
+            tag = next(_tags)
+            self._open[tag] = delivery
+            return tag
+
+    def take(self, tag: int) -> Delivery | None:
+        """Remove a delivery and return it; None if it is not open any more."""
+        with self._changed:
+            self._changed.notify_all()
+            return self._open.pop(tag, None)
+
+    def tags(self, last: int | None = None) -> list[int]:
+        """Return the tags of the open deliveries, up to ``last``."""
+        with self._changed:
+            return [tag for tag in self._open if last is None or tag <= last]
+
+    def wait_for_room(self, stopped: threading.Event) -> bool:
+        """Wait until one more delivery may be open; returns False when ``stopped`` is set and ``wake`` is called."""
+        with self._changed:
+            self._changed.wait_for(lambda: stopped.is_set() or len(self._open) < self._open_max)
+            return not stopped.is_set()
+
+    def wake(self) -> None:
+        """Have every waiting thread look whether it was stopped."""
+        with self._changed:
+            self._changed.notify_all()

@@ -14,10 +14,10 @@ from kombu.transport import virtual
 import flintmq
 from flintmq.client import BrokerError, InvalidArgument, InvalidMessage
 
-from .arrivals import Arrivals
 from .channel import Channel
 from .clients import CONNECTION_ERRORS, ClientPool
-from .exchange_reader import Binding
+from .envelope import Arrivals
+from .readers import Binding
 
 DEFAULT_PORT = 10911
 _ACCESS_OPTIONS = ("user", "password", "tls", "tls_certificate", "tls_key", "client_name")

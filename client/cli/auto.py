@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 
 import click
 
+from ...protocol.display import escape
 from ...protocol.errors import ConnectionFailed
-from ...protocol.escaping import escape
-from .command import CliCommand, refuse_command
+from .command import CliCommand, looks_like_command, refuse_command
 from .settings import BrokerChoice
-from .words import looks_like_command
 
 
 def stdin_has_lines() -> bool:
@@ -36,7 +35,7 @@ def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
     if stdin_has_lines():
         from .commands.send import send as chosen
     else:
-        from .commands.tail import tail as chosen
+        from .commands.reads import tail as chosen
     # A copy: the command, called by its own name, must not get this check.
     made: CliCommand = copy.copy(chosen)
     made.context_settings = {**chosen.context_settings, "allow_extra_args": True}

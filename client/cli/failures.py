@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from ...protocol.escaping import escape
+from ...protocol.display import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from keyword import iskeyword
 import io
 import sys
 from collections.abc import Sequence
@@ -11,12 +12,22 @@ from typing import Any, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from ...protocol.escaping import escape
+from ...protocol.display import escape
 from ...protocol.standard_output import standard_output
-from .command import CONTEXT_SETTINGS, CliCommand, CliGroup, common_options, refuse_command, take_common_options
+from .command import (
+    ALIASES,
+    CONTEXT_SETTINGS,
+    HELP,
+    VERSION,
+    CliCommand,
+    CliGroup,
+    common_options,
+    other_words,
+    refuse_command,
+    take_common_options,
+)
 from .failures import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code
 from .settings import BrokerChoice
-from .words import ALIASES, HELP, VERSION, other_words
 
 
 class Lazy(NamedTuple):
@@ -29,12 +40,12 @@ class Lazy(NamedTuple):
 SECTIONS: dict[str, dict[str, Lazy]] = {
     "Messages": {
         "send": Lazy("send", "Send messages from arguments, lines of standard input, or files."),
-        "pull": Lazy("pull", "Show stored messages."),
-        "tail": Lazy("tail", "Follow a topic: show messages as they arrive."),
-        "query": Lazy("query", "Find messages by key, id or time."),
-        "copy": Lazy("copy", "Copy messages to another topic or to the same one."),
-        "export": Lazy("export", "Print messages as JSON lines."),
-        "import": Lazy("import_", "Send messages from JSON lines."),
+        "pull": Lazy("reads", "Show stored messages."),
+        "tail": Lazy("reads", "Follow a topic: show messages as they arrive."),
+        "query": Lazy("reads", "Find messages by key, id or time."),
+        "copy": Lazy("transfers", "Copy messages to another topic or to the same one."),
+        "export": Lazy("transfers", "Print messages as JSON lines."),
+        "import": Lazy("transfers", "Send messages from JSON lines."),
     },
     "Topics and groups": {
         "topic": Lazy("topic", "List, inspect, create, change and delete topics."),
@@ -48,8 +59,8 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "status": Lazy("status", "Show the state of the broker."),
         "top": Lazy("top", "Show rates, lag and disk space live."),
         "check": Lazy("check", "Print one line and an exit code for a monitor."),
-        "dev": Lazy("dev", "Run a broker and its console together, for development."),
-        "console": Lazy("console", "Serve a page for the browser: messages, topics, groups, dead letters."),
+        "dev": Lazy("servers", "Run a broker and its console together, for development."),
+        "console": Lazy("servers", "Serve a page for the browser: messages, topics, groups, dead letters."),
         "connections": Lazy("connections", "List the clients that are connected; close a connection."),
         "quarantine": Lazy("quarantine", "List damage of the broker's log, and the messages lost."),
         "replica": Lazy("replica", "Show the replica set; switch its primary; add and remove members."),
@@ -59,9 +70,9 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "whoami": Lazy("whoami", "Show as which user you are known, and what you may do."),
     },
     "Shell": {
-        "context": Lazy("context", "Save brokers under names and choose one."),
-        "cheat": Lazy("cheat", "Show examples by subject."),
-        "completion": Lazy("completion", "Print the lines that switch on completion in a shell."),
+        "context": Lazy("shell", "Save brokers under names and choose one."),
+        "cheat": Lazy("shell", "Show examples by subject."),
+        "completion": Lazy("shell", "Print the lines that switch on completion in a shell."),
     },
 }
 COMMANDS = {name: lazy for section in SECTIONS.values() for name, lazy in section.items()}
@@ -79,7 +90,8 @@ class Root(CliGroup):
         lazy = COMMANDS.get(cmd_name)
         if lazy is None:
             return None
-        found = getattr(importlib.import_module(f"{__package__}.commands.{lazy.module}"), lazy.module)
+        module = importlib.import_module(f"{__package__}.commands.{lazy.module}")
+        found = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
         assert isinstance(found, click.Command)
         return found
 

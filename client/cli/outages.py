@@ -6,12 +6,12 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from ...protocol.escaping import escape
-from .. import connection_log
+from ...protocol.display import escape
+from .. import endpoint
 from .command import note
 from .settings import BrokerChoice
 
-_TOLD = frozenset({connection_log.LOST, connection_log.WAITING, connection_log.BACK})
+_TOLD = frozenset({endpoint.LOST, endpoint.WAITING, endpoint.BACK})
 
 
 class _Notes(logging.Handler):
@@ -31,7 +31,7 @@ class _Notes(logging.Handler):
 @contextlib.contextmanager
 def outages_told(settings: BrokerChoice) -> Iterator[None]:
     """Tell the user, within the context, when the connection is lost, when the client waits, and when it is back."""
-    log, notes = connection_log.log, _Notes(settings)
+    log, notes = endpoint.log, _Notes(settings)
     level = log.level
     log.addHandler(notes)
     log.setLevel(logging.INFO)

@@ -124,7 +124,7 @@ class FormatType(_Checked):
 
     def parse(self, text: str) -> Any:
         """Return the parsed format."""
-        from .formats import Format
+        from .output import Format
 
         return Format(text)
 
@@ -219,7 +219,7 @@ class TopicType(_Checked):
 
     def parse(self, text: str) -> str:
         """Return the real name."""
-        from ..operator.names import real_name
+        from ..operator.positions import real_name
 
         return real_name(text)
 
@@ -245,7 +245,7 @@ class GroupType(_Checked):
 
     def parse(self, text: str) -> str:
         """Return the real name."""
-        from ..operator.names import real_name
+        from ..operator.positions import real_name
 
         return real_name(text, "group")
 

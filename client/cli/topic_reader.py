@@ -7,22 +7,27 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...protocol.commands import TOPICS_STATS_MAX
+from ...protocol.display import escape
 from ...protocol.errors import FilterIllegal
-from ...protocol.escaping import escape
-from ..core.consume.stored import StoredMessage
+from ..core.consume.batch import StoredMessage
 from ..errors import CorruptMessage
-from ..operator.names import shown_name
-from ..operator.units import plural, show_rate, show_seconds
+from ..operator.positions import plural, show_rate, show_seconds, shown_name
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
-from .formats import DIRECTIVES, Format
 from .messages import MessagePrinter
+from .output import DIRECTIVES, Format
 from .params import FORMAT
 from .settings import BrokerChoice
+
+if TYPE_CHECKING:
+    from ..core.topics import TopicTotals
+    from ..sync.admin import Admin
 
 FORMAT_HELP = (
     "Template for each message: "
@@ -138,3 +143,21 @@ def pointed_at(condition: str, column: int) -> list[str]:
     line = "".join(letter if letter.isprintable() else " " for letter in condition)
     begin = max(0, column - POINTED_CHARS // 2)
     return [line[begin : begin + POINTED_CHARS], " " * (column - 1 - begin) + "^"]
+
+
+# ---- Topics as ``topic list`` and ``top`` show them: the figures of all, and those that users created.
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether the name of a topic or group, real or as people see it, matches a pattern such as ``orders.*``."""
+    return fnmatchcase(name, pattern) or fnmatchcase(shown_name(name), pattern)
+
+
+def all_topics_stats(admin: Admin) -> dict[str, TopicTotals]:
+    """Return the figures of all topics by name; takes a request for each thousand."""
+    found: dict[str, TopicTotals] = {}
+    page = admin.topics_stats()
+    while page:
+        found |= {totals.topic: totals for totals in page if totals.queues}
+        page = admin.topics_stats(page[-1].topic) if len(page) == TOPICS_STATS_MAX else []
+    return found

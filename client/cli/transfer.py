@@ -20,8 +20,7 @@ from ...protocol.display import show_bytes
 from ..core.consume.positions import EARLIEST, LATEST
 from ..core.times import from_millis, to_millis
 from ..errors import CorruptMessage, DeliveryFailed, InvalidArgument
-from ..operator.positions import POSITION_FORMS, Typed, end_of, start_of
-from ..operator.units import plural, show_rate, show_seconds
+from ..operator.positions import POSITION_FORMS, Typed, end_of, plural, show_rate, show_seconds, start_of
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from .params import POSITION, TOPIC
@@ -31,7 +30,7 @@ from .topic_reader import FILTER_HELP, TAG_HELP, pointed_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..core.consume.stored import StoredMessage
+    from ..core.consume.batch import StoredMessage
     from ..core.topics import QueueStats
     from ..message import Message
     from ..sync.consumer import Consumer

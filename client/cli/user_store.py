@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from ...protocol.auth.access_keys import AccessKey
 from ...protocol.auth.permissions import Grant, Permissions
-from ...protocol.auth.scram import make_verifier
-from ...protocol.auth.user_file import UserFile
+from ...protocol.auth.scram import AccessKey, make_verifier
 from ...protocol.auth.users import (
+    UserFile,
     Users,
     check_user_name,
     with_access_key,
@@ -23,8 +22,8 @@ from ...protocol.auth.users import (
     without_grants,
     without_user,
 )
+from ...protocol.display import escape
 from ...protocol.errors import ConfigurationError, UserExistsAlready, UserNotExist
-from ...protocol.escaping import escape
 
 if TYPE_CHECKING:
     from ..sync.admin import Admin

@@ -31,18 +31,16 @@ from ...protocol.errors import (
 )
 from ..core.consume.pages import TopicPage
 from ..core.rpc.access import CLIENT_NAME_CHARS_MAX, AccessOptions
-from . import login, render
-from .attempts import LoginAttempts
-from .decoders import Decoders
+from . import render, sessions
+from .bodies import Decoders
 from .failures import Refused, ShownError, describe
-from .forms import Forms
 from .options import ConsoleOptions
 from .pages import FORM_PAGES, PAGES
 from .policy import SecurityPolicy
 from .resend_job import ResendJob
 from .sampler import Sampler
-from .sessions import BrokerClients, ConsoleSession, Sessions
-from .visit import Visit, nonce_of
+from .sessions import BrokerClients, ConsoleSession, LoginAttempts, Sessions
+from .visit import Forms, Visit, nonce_of
 
 COOKIE = "flintmq_console"
 THEME_COOKIE = "flintmq_theme"
@@ -262,8 +260,8 @@ def make_app(console: Console) -> Starlette:
 
     routes = [
         Route("/static/{path:path}", static_files(render.FOLDER / "static"), methods=["GET"]),
-        Route("/login", login.endpoint(console), methods=["GET", "POST"]),
-        Route("/logout", login.logout(console), methods=["POST"]),
+        Route("/login", sessions.endpoint(console), methods=["GET", "POST"]),
+        Route("/logout", sessions.logout(console), methods=["POST"]),
         *(Route(path, console.endpoint(page), methods=[method]) for method, path, page in PAGES),
     ]
     return Starlette(

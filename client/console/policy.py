@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...protocol.hosts import AllowedHosts
+from ...protocol.names import AllowedHosts
 from .options import ConsoleOptions
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})

@@ -9,11 +9,9 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from ...protocol.display import iso, show_bytes
-from ...protocol.escaping import escape
+from ...protocol.display import escape, iso, show_bytes
 from ..core.times import from_millis
-from ..operator.names import shown_name
-from ..operator.units import plural, show_count, show_rate, show_seconds
+from ..operator.positions import plural, show_count, show_rate, show_seconds, shown_name
 
 FOLDER = Path(__file__).parent
 _NOTHING = "–"

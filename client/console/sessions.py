@@ -5,15 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 from ...protocol.auth.permissions import Permissions
+from ...protocol.auth.users import NAME_CHARS_MAX
+from ...protocol.errors import AuthenticationFailed, FlintError
+from ...protocol.names import network_of
 from ..aio.admin import Admin
 from ..aio.consumer import Consumer
 from ..aio.producer import Producer
 from ..core.rpc.access import AccessOptions
+from ..errors import InvalidArgument
 from ..operator.condition import Condition
+from .failures import Refused, describe
+
+if TYPE_CHECKING:
+    from .app import Console
 
 LIFE_SECONDS = 12 * 3600
 IDLE_SECONDS = 30 * 60
@@ -199,3 +213,148 @@ class Sessions:
     def _is_over(self, session: ConsoleSession, now: float) -> bool:
         is_idle = now - session.seen > IDLE_SECONDS
         return is_idle or (bool(session.id) and now - session.created > LIFE_SECONDS)
+
+
+# ---- Limit of login attempts.
+#
+# The broker slows an address down after wrong passwords, and to the broker everyone who uses the console has
+# the console's address. So the console refuses a guesser itself, before the broker hears of it. As at the
+# broker, an IPv6 network counts as one address.
+
+FREE_FAILURES = 5
+"""Number of wrong passwords that a network may send without waiting."""
+WAIT_SECONDS = 30.0
+"""Seconds between further attempts of such a network."""
+FORGET_SECONDS = 600.0
+"""Seconds without a failure after which a network starts again without a wait."""
+CONCURRENT_MAX = 4
+"""Maximum number of attempts of a network in progress."""
+ALL_CONCURRENT_MAX = 100
+"""Maximum number of attempts in progress, over all networks."""
+NETWORKS_MAX = 10_000
+"""Maximum number of networks with failures to remember; the one that failed least recently is forgotten first."""
+
+
+class LoginAttempts:
+    """Failures by network and user. ``clock``: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        # Number of failures by user, and the time of the last one; the latest network is at the end.
+        self._failures: dict[str, tuple[Counter[str], float]] = {}
+        self._in_progress: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def attempt(self, address: str, user: str) -> Iterator[None]:
+        """Judge the attempt that the block makes. Raises ``Refused`` if it must wait.
+
+        Another attempt of the same network counts as failed until it is over, so many at once gain nothing.
+        """
+        network = network_of(address)
+        others = self._in_progress.get(network, 0)
+        if self._in_progress.total() >= ALL_CONCURRENT_MAX or others >= CONCURRENT_MAX:
+            raise Refused(429, "too many logins at the same time; try again in a second")
+        failures, last = self._of(network)
+        if failures.total() + others >= FREE_FAILURES:
+            seconds = last + WAIT_SECONDS - self._clock() if failures.total() >= FREE_FAILURES else 0.0
+            if others or seconds > 0:
+                raise Refused(429, f"too many failed logins from {address}; try again in {max(1.0, seconds):.0f} s")
+        self._in_progress[network] += 1
+        try:
+            yield
+        except AuthenticationFailed:
+            self._failed(network, user)
+            raise
+        finally:
+            self._in_progress[network] -= 1
+            if not self._in_progress[network]:
+                del self._in_progress[network]
+        self._succeeded(network, user)
+
+    def _of(self, network: str) -> tuple[Counter[str], float]:
+        failures, last = self._failures.get(network, (Counter[str](), self._clock()))
+        return (failures, last) if self._clock() - last <= FORGET_SECONDS else (Counter[str](), last)
+
+    def _failed(self, network: str, user: str) -> None:
+        failures, _ = self._of(network)
+        # Names take memory, so only some are kept.
+        failures[user if user in failures or len(failures) < FREE_FAILURES else ""] += 1
+        self._failures.pop(network, None)
+        if len(self._failures) >= NETWORKS_MAX:
+            del self._failures[next(iter(self._failures))]
+        self._failures[network] = failures, self._clock()
+
+    def _succeeded(self, network: str, user: str) -> None:
+        """Forget the failures of this user from there: who has one password does not guess others faster."""
+        failures, last = self._of(network)
+        failures.pop(user, None)
+        if failures:
+            self._failures[network] = failures, last
+        else:
+            self._failures.pop(network, None)
+
+
+# ---- Login and logout. The console has no users of its own: the broker checks the password.
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def endpoint(console: Console) -> Endpoint:
+    """Return the endpoint of the login form."""
+
+    async def serve(request: Request) -> Response:
+        wanted = _own_path(request.query_params.get("next", "/"))
+        if request.method == "GET":
+            return console.html("login.html", 200, {"wanted": wanted, "error": "", "user": ""}, request)
+        address = console.address_of(request)
+        user = ""
+        try:
+            fields = dict(await console.forms.read(request))
+            user, wanted = fields.get("user", "").strip(), _own_path(fields.get("next", "/"))
+            session = await _attempt(console, user, fields.get("password", ""), address)
+        except (FlintError, Refused) as error:
+            context = {"wanted": wanted, "error": str(error), "user": user}
+            status = 403 if isinstance(error, AuthenticationFailed) else describe(error).status
+            return console.html("login.html", status, context, request)
+        if (earlier := console.session_of(request)) is not None:
+            console.sessions.end(earlier)
+        response = RedirectResponse(wanted, status_code=303)
+        console.set_cookie(response, session)
+        return response
+
+    return serve
+
+
+async def _attempt(console: Console, user: str, password: str, address: str) -> ConsoleSession:
+    if not user or not password:
+        raise InvalidArgument("type the name and the password of a user of the broker (flintmq user add creates one)")
+    if len(user) > NAME_CHARS_MAX:
+        raise InvalidArgument(f"the name has {len(user):,} characters; at most {NAME_CHARS_MAX} are allowed")
+    with console.attempts.attempt(address, user):
+        return await console.sessions.login(user, password, address)
+
+
+def logout(console: Console) -> Endpoint:
+    """Return the endpoint that ends a session."""
+
+    async def serve(request: Request) -> Response:
+        session = console.session_of(request)
+        if session is not None:
+            console.sessions.end(session)
+        response = RedirectResponse("/login", status_code=303)
+        response.delete_cookie(
+            console.cookie, path="/", secure=console.options.is_encrypted, httponly=True, samesite="strict"
+        )
+        return response
+
+    return serve
+
+
+def _own_path(text: str) -> str:
+    """Return a path of this console, or the first page for anything else: a login must not lead to another site."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return "/"
+    is_own = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    return text if is_own and text.isprintable() and "\\" not in text else "/"

@@ -15,10 +15,10 @@ from ..errors import ClientClosed
 
 if TYPE_CHECKING:
     from ..message import Message
-    from .consume.stored import StoredMessage
-    from .produce.grouping import BulkProperties
+    from .consume.batch import StoredMessage
+    from .produce.packer import BulkProperties
     from .produce.receipts import Receipt
-    from .rpc.address_book import AddressBook
+    from .rpc.address import AddressBook
 
     Messages = Sequence[StoredMessage]
 

@@ -13,15 +13,13 @@ from abc import ABC, abstractmethod
 from math import inf
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError, RemoteProtocolError
-from ..core.rpc.operation import Request
-from ..core.rpc.retry import Backoff, is_retriable
+from ..core.rpc.connection_errors import SilenceLimit, share_seconds
+from ..core.rpc.operation import Backoff, Request, is_retriable
 from ..core.rpc.session import Answer, Asked
-from ..core.rpc.silence import SilenceLimit, share_seconds
 from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from ..errors import ClientFailed
-from ..sync.connection import Connection
+from ..sync.connection import Connection, Waiter
 from ..sync.pool import Dialer
-from ..sync.wakeable_poll import Waiter
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from ..errors import CorruptMessage, DeliveryFailed, InvalidMessage
 from ..message import Message, with_properties
 
 if TYPE_CHECKING:
-    from ..core.consume.stored import StoredMessage
+    from ..core.consume.batch import StoredMessage
     from ..core.topics import ConsumeStats, TopicTotals
     from ..sync.admin import Admin
     from ..sync.consumer import Consumer

@@ -15,9 +15,9 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 
 from ...protocol.storage.record import NAME_VALUE_SEPARATOR, CorruptRecord
 from ..application_code import described, ends_program
-from ..core.consume.stored import StoredMessage
+from ..core.consume.batch import StoredMessage
+from ..endpoint import LogRate
 from ..errors import InvalidMessage
-from ..log_rate import LogRate
 from ..message import Message, check_properties, with_properties
 
 log = logging.getLogger(__name__)

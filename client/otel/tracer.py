@@ -15,7 +15,6 @@ from ..core import hooks
 from ..core.hooks import Side
 from ..errors import InvalidMessage
 from ..message import Message, check_properties, have_room, wire_of, with_properties
-from .attributes import BATCH_COUNT, TracedOperation, common_topic, of_sent, of_stored, operation_of
 from .context import (
     BAGGAGE,
     BAGGAGE_MARKER,
@@ -30,10 +29,21 @@ from .context import (
     sender_of,
     without_baggage,
 )
-from .spans import Instruments, ProcessSpan, SendSpan, note_error
+from .spans import (
+    BATCH_COUNT,
+    Instruments,
+    ProcessSpan,
+    SendSpan,
+    TracedOperation,
+    common_topic,
+    note_error,
+    of_sent,
+    of_stored,
+    operation_of,
+)
 
 if TYPE_CHECKING:
-    from ..core.produce.grouping import BulkProperties
+    from ..core.produce.packer import BulkProperties
 
 
 _PRODUCER, _CONSUMER = trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER

@@ -10,7 +10,7 @@ Needs ``flintmq[arrow]`` and Polars.
 from __future__ import annotations
 
 from ...protocol.lazy_exports import lazy_exports
-from ..arrow.requirements import check_arrow
+from ..arrow.errors import check_arrow
 
 check_arrow(__name__, "polars")
 

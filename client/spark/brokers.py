@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...protocol.errors import ConnectionFailed
-from ..connection_log import ConnectionLog
 from ..core import topics as topic_operations
 from ..core.client_guard import Guard
 from ..core.rpc.access import NO_ACCESS, ClientAccess
 from ..core.rpc.address import parse_addresses
 from ..core.rpc.operation import Operation
 from ..core.topics import QueueStats, TopicInfo
+from ..endpoint import ConnectionLog
 from ..errors import InvalidArgument, TlsFailed
 from ..sync.pool import Caller, Dialer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..arrow.columns import ALL_COLUMNS, COLUMNS, HEADERS, PROPERTIES, Column
+from ..arrow.decoder import ALL_COLUMNS, COLUMNS, HEADERS, PROPERTIES, Column
 from .errors import IncompatibleSchema
 
 if TYPE_CHECKING:

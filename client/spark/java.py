@@ -14,14 +14,39 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache_folders import cache_parents, private_folder
 from .errors import JavaNotFound
+
+# ---- Private folders for files that are created once for each user; no other user can put a program into
+# them.
+
+
+def cache_parents(environment: Mapping[str, str]) -> list[Path]:
+    """Return the candidate folders for scripts: the user's cache folder, then a temporary one as a fallback."""
+    parents = []
+    configured = environment.get("XDG_CACHE_HOME", "")
+    if Path(configured).is_absolute():
+        parents.append(Path(configured) / "flintmq")
+    elif Path(home := environment.get("HOME", "")).is_absolute():
+        parents.append(Path(home) / ".cache" / "flintmq")
+    return [*parents, Path(tempfile.gettempdir()) / f"flintmq-{os.geteuid()}"]
+
+
+def private_folder(path: Path) -> None:
+    """Create a folder, or check that no other user can put a program into an existing one. Raises ``OSError``."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise PermissionError(0, f"{path} belongs to another user")
+    if status.st_mode & 0o022:
+        path.chmod(0o700)
+
 
 JAVA_MIN = 17
 """The oldest Java that Spark 4 runs on."""

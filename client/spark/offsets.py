@@ -9,17 +9,24 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...protocol.errors import NoPermission, TopicNotExist
 from ...protocol.names import name_fault
+from ..arrow import bounds
+from ..arrow.bounds import Bounds, ColumnCondition
 from ..core.consume import requests
+from ..core.consume.batch import TagFilter
 from ..core.topics import QueueStats, TopicInfo
 from . import brokers
 from .brokers import BrokerAddress
 from .errors import DataLoss, InvalidOption
 from .options import EARLIEST_MARK, LATEST_MARK, Offsets, ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 PERM_READ = 4
 """The bit of a topic's ``perm`` that lets it be read."""
@@ -349,3 +356,32 @@ def limited(starts: Mapping[Queue, int], ends: Mapping[Queue, int], rows_max: in
     # Queues that lost most by rounding down get the remaining offsets.
     favoured = set(sorted(shares, key=lambda queue: (-shares[queue][1], queue))[:rest])
     return {queue: starts[queue] + first[queue] + whole + (queue in favoured) for queue, (whole, _) in shares.items()}
+
+
+# ---- Filters that Spark pushes down, as bounds on the pull.
+
+
+def push(filters: Sequence[Filter], tags: TagFilter) -> tuple[Bounds, TagFilter, list[Filter]]:
+    """Return the filters' bounds, the remaining tags to pull, and the filters that Spark still has to apply.
+
+    ``tags``: the options' filter.
+    """
+    found, tags, left = bounds.push([_condition(each) for each in filters], tags)
+    return found, tags, [each for each, is_left in zip(filters, left, strict=True) if is_left]
+
+
+def _condition(each: Filter) -> ColumnCondition:
+    attribute: tuple[str, ...] = getattr(each, "attribute", ())
+    column = attribute[0] if len(attribute) == 1 else ""
+    return ColumnCondition(column, type(each).__name__, getattr(each, "value", None))
+
+
+def within(found: Bounds, ranges: Sequence[QueueRange], subscription: TopicSubscription) -> list[QueueRange]:
+    """Return the ranges narrowed to the bounds; asks the brokers for the offsets of times."""
+    narrowed = []
+    for queue, start, end in ranges:
+        if found.wants_topic(queue.topic):
+            part = found.narrowed(queue.queue, start, end, partial(subscription.offset_at, queue))
+            if part is not None:
+                narrowed.append(QueueRange(queue, *part))
+    return narrowed

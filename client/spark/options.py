@@ -16,7 +16,7 @@ from typing import Any
 
 from ...protocol.fields import I64_MAX
 from ...protocol.text_files import first_line
-from ..core.consume.tags import TagFilter, parse_tags
+from ..core.consume.batch import TagFilter, parse_tags
 from ..core.rpc.access import access_of
 from ..core.times import to_millis
 from ..errors import InvalidArgument

@@ -9,11 +9,10 @@ import pyarrow as pa
 
 from ...protocol.fields import I64_MAX
 from ..arrow.decoder import Decoder
-from ..arrow.pulled import PULL_COUNT, PulledRows, with_tag
 from ..arrow.records import RecordBlock
 from ..arrow.scan import Part
-from ..sync.arrow_reads import key_pages
-from ..sync.row_pulls import Gap, QueuePart, RowPulls
+from ..arrow.stream import PULL_COUNT, PulledRows, with_tag
+from ..sync.arrow import Gap, QueuePart, RowPulls, key_pages
 from .brokers import BrokerAddress, caller_of
 from .errors import DataLoss
 from .offsets import Queue, damage_loss, data_loss

@@ -13,12 +13,10 @@ from ...protocol.errors import TopicNotExist
 from ..core import topics as topic_operations
 from ..endpoint import client_name
 from . import brokers
-from .errors import InvalidOption
-from .gc_freeze import freeze_gc
-from .plain_errors import hide_traceback
-from .sink_columns import check_columns
+from .errors import InvalidOption, hide_traceback
+from .sessions import freeze_gc
 from .sink_delivery import SinkDelivery, Written, check_broker, delivery_of
-from .sink_options import WriteOptions, write_options
+from .sink_options import WriteOptions, check_columns, write_options
 
 
 class _TaskWriter:

@@ -8,13 +8,12 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from ...protocol.errors import FlintError
-from ..arrow.columns import Column
-from .batch import BatchReader, PushingReader
+from ..arrow.decoder import Column
 from .columns import columns_of, ddl, offered
+from .errors import hide_traceback
 from .offsets import TopicSubscription
 from .options import ReadOptions, check_batch_start, read_options, refuse
-from .plain_errors import hide_traceback
-from .stream import RefusedStream, StreamReader
+from .stream import BatchReader, PushingReader, RefusedStream, StreamReader
 
 if TYPE_CHECKING:
     from .sink import BatchWriter, StreamWriter

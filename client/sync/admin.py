@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..core import admin as connection_operations
+from ..core import admin as delay_operations
+from ..core import admin as group_operations
+from ..core import admin as quarantine_operations
+from ..core import admin as replica_operations
+from ..core import admin as setting_operations
+from ..core import admin as transaction_operations
+from ..core import admin as user_operations
 from ..core import topics as topic_operations
-from ..core.admin import connections as connection_operations
-from ..core.admin import delays as delay_operations
-from ..core.admin import groups as group_operations
-from ..core.admin import quarantine as quarantine_operations
-from ..core.admin import replicas as replica_operations
-from ..core.admin import settings as setting_operations
-from ..core.admin import transactions as transaction_operations
-from ..core.admin import users as user_operations
-from ..core.produce import prepared as prepared_operations
+from ..core.produce import producer_core as prepared_operations
 from .client import Client, blocking_method
 
 

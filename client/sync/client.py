@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from ..connection_log import ConnectionLog
 from ..core.client_guard import Guard
 from ..core.rpc.access import AccessOptions, access_for
 from ..core.rpc.address import parse_addresses
-from ..core.rpc.method import described
-from ..core.rpc.operation import Operation
+from ..core.rpc.operation import Operation, described
 from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
+from ..endpoint import ConnectionLog
 from .pool import Caller, Dialer
 
 P = ParamSpec("P")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...protocol.commands import Command, HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
@@ -17,6 +18,7 @@ from ...protocol.produce_frame import decode_answer_of_one
 from ..core.rpc.access import NO_ACCESS, ClientAccess
 from ..core.rpc.address import Address
 from ..core.rpc.connection_errors import (
+    SilenceLimit,
     broke,
     closed_here,
     closed_there,
@@ -24,17 +26,112 @@ from ..core.rpc.connection_errors import (
     no_broker,
     no_hello,
     not_greeted,
+    share_seconds,
     unanswered,
     unreachable,
 )
 from ..core.rpc.operation import Operation
 from ..core.rpc.session import Answer, Asked, Session, advance
-from ..core.rpc.silence import SilenceLimit, share_seconds
 from ..endpoint import client_name, packed_address, set_options
-from .spin_wait import SpinWait
 
 if TYPE_CHECKING:
     from .tls import TlsSocket
+
+
+# ---- Decides when polling in a loop for a response is cheaper than sleeping until it arrives.
+#
+# An idle CPU halts, and waking it takes tens of microseconds; in a virtual machine that is longer than the
+# broker takes to respond. So a waiting thread polls for a short while before it sleeps. It does so only where
+# it can pay off: if there is a second CPU for the broker, if no other thread of the process has much to do
+# (the polling thread occupies the interpreter), and, after polling in vain, only once in a number of waits.
+
+LOOK_SECONDS = 250e-6
+"""Maximum time of polling: several times the latency of a broker that answers from memory, about that of a disk."""
+LOOK_USUAL = 2.0
+"""Polling ends after this multiple of the usual wait: what takes longer is probably not a matter of microseconds."""
+LOOK_SECONDS_MIN = 50e-6
+"""Minimum time of polling, however short the usual wait is."""
+SKIPPED_MAX = 256
+"""Maximum number of consecutive waits that sleep at once after polling was in vain."""
+JUDGED_EVERY = 64
+"""Number of waits after which the load of the other threads is measured again."""
+OTHERS_SHARE_MAX = 0.02
+"""Maximum share of a CPU that the other threads may use together while this one polls."""
+
+
+class Pollable(Protocol):
+    """What ``select.poll()`` returns."""
+
+    def poll(self, timeout: int, /) -> object:
+        """Return whether there is an event, after at most ``timeout`` milliseconds."""
+
+
+class SpinWait:
+    """The polling policy of one connection: learns from each wait whether polling is worth it for the next.
+
+    ``clock``: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._alone = False
+        self._judge_in = 1
+        """Waits until the load of the other threads is measured again."""
+        self._judged_at = clock()
+        self._others_before = _cpu_of_other_threads()
+        self._usual_seconds = LOOK_SECONDS
+        """Moving average of the waits that polling ended."""
+        self._skip = 0
+        """Number of waits still to skip."""
+        self._skips = 1
+        """Number of waits to skip after the next poll in vain; doubles each time."""
+
+    def worthwhile(self) -> bool:
+        """Return whether to poll before sleeping this time."""
+        self._judge_in -= 1
+        if not self._judge_in:
+            self._judge()
+        if self._skip:
+            self._skip -= 1
+            return False
+        return self._alone
+
+    def _judge(self) -> None:
+        """Measure whether other threads have been busy since the last time."""
+        self._judge_in = JUDGED_EVERY
+        now, others = self._clock(), _cpu_of_other_threads()
+        busy = others - self._others_before > OTHERS_SHARE_MAX * (now - self._judged_at)
+        self._alone = not busy and processors() > 1
+        self._judged_at, self._others_before = now, others
+
+    def look(self, reads: Pollable) -> bool:
+        """Poll until there is something to read or the time is over; returns whether there is something."""
+        clock, poll = self._clock, reads.poll
+        began = now = clock()
+        end = began + min(LOOK_SECONDS, max(LOOK_SECONDS_MIN, LOOK_USUAL * self._usual_seconds))
+        while now < end:
+            if poll(0):
+                self._skips = 1
+                self._usual_seconds += (now - began - self._usual_seconds) / 8
+                return True
+            now = clock()
+        self._usual_seconds = LOOK_SECONDS
+        self._skip = self._skips
+        self._skips = min(self._skips * 2, SKIPPED_MAX)
+        return False
+
+
+def processors() -> int:
+    """Return the number of CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_of_other_threads() -> float:
+    """Return the seconds of CPU time that all threads except the calling one have used so far."""
+    return time.process_time() - time.thread_time()
+
 
 _JOIN_BYTES_MAX = 16 * 1024
 """A head and a body that are together shorter than this are sent in one piece."""
@@ -352,3 +449,62 @@ def _readiness(sock: socket.socket | TlsSocket) -> Readiness:
         (both if write else reads).poll(milliseconds)
 
     return wait_poll
+
+
+# ---- A wait for a socket and for other threads at the same time.
+
+
+class Waiter:
+    """One thread waits, after ``open``; any other may ``wake`` it. A wake before the wait counts."""
+
+    def __init__(self) -> None:
+        # Until ``open``, ``wake`` must not write to a socket that does not exist.
+        self._woken = True
+        self._watched: int | None = None
+
+    def open(self) -> None:
+        """Create the socket pair through which other threads wake the wait."""
+        # Not a pipe: on Windows select() accepts only sockets.
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        if self._poll is not None:
+            self._poll.register(self._reader, select.POLLIN)
+        self._woken = False
+
+    def watch(self, descriptor: int | None) -> None:
+        """Wait for this socket too from now on; None: for no socket."""
+        if self._poll is not None:
+            if self._watched is not None:
+                self._poll.unregister(self._watched)
+            if descriptor is not None:
+                self._poll.register(descriptor, select.POLLIN)
+        self._watched = descriptor
+
+    def wake(self) -> None:
+        """End the current wait, or the next one. Callable from any thread; cheap if already called."""
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(OSError):  # full: a wake is already under way; closed: no thread waits
+                self._writer.send(b"x")
+
+    def wait(self, connection: Connection | None, seconds: float) -> None:
+        """Wait until the connection's socket is readable, another thread wakes this one, or the time is over."""
+        if self._poll is not None:
+            # The caller waits again if the time is not over; a day is far below what poll() takes.
+            self._poll.poll(0 if seconds <= 0 else min(int(seconds * 1000) + 1, 86_400_000))
+        else:  # Windows
+            watched = [] if self._watched is None else [self._watched]
+            select.select([self._reader.fileno(), *watched], [], [], max(seconds, 0.0))
+        if self._woken:
+            with contextlib.suppress(BlockingIOError):
+                self._reader.recv(64)
+            # Reset only after the socket is drained: a wake from here on must write a byte again.
+            self._woken = False
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._woken = True
+        self._reader.close()
+        self._writer.close()

@@ -15,28 +15,26 @@ from typing import TYPE_CHECKING, Self, Unpack
 from ...protocol.errors import FlintError, RequestTimeout
 from .. import unsent
 from ..application_code import ends_program
-from ..connection_log import ConnectionLog
 from ..core import hooks
 from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import NEVER, Bulk, Single
 from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.produce.grouping import BulkProperties, Flush, check_bodies, check_messages, check_queue
+from ..core.produce.packer import BulkProperties, Flush, check_bodies, check_messages, check_queue
 from ..core.produce.producer_core import ASK, BulkTerms, Groups, ProducerCore, raise_unseen
 from ..core.produce.receipts import Receipt
 from ..core.rpc.access import AccessOptions, access_for
 from ..core.rpc.address import parse_addresses
 from ..core.rpc.operation import Plan
 from ..core.rpc.timeouts import DELIVERY_SECONDS, check_timeout
-from ..endpoint import client_name
+from ..endpoint import ConnectionLog, client_name
 from ..message import Body, Message
 from .connection import Connection
-from .driver import DeliveryDriver, Role, Until
+from .driver import DeliveryDriver, Role, SingleSender, Until
 from .pool import Caller, Dialer
-from .single_send import SingleSender
 
 if TYPE_CHECKING:
-    from .arrow_sends import ArrowData
+    from .arrow import ArrowData
 
 log = logging.getLogger(__name__)
 
@@ -326,7 +324,7 @@ class Producer:
         Raises ``InvalidMessage`` with the first row that cannot be sent, before its piece is sent, and ``RowsNotSent``
         with the rows that the broker did not acknowledge.
         """
-        from .arrow_sends import send_rows
+        from .arrow import send_rows
 
         named = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key, "queue": queue}
         return send_rows(self, topic, data, named, properties)

@@ -10,14 +10,8 @@ from __future__ import annotations
 # ruff: noqa: F403 - every public name of these modules belongs to the protocol; listing them here would repeat them
 from .admin import *
 from .common import *
-from .connection import *
 from .groups import *
 from .messages import *
-from .offsets import *
-from .pops import *
-from .replication import *
-from .table import *
 from .transactions import *
-from .users import *
 
 DEFAULT_PORT = 10911

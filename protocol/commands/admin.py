@@ -5,10 +5,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from ..fields import I64_MAX, boolean, integer, text
+from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..storage.layout import TOPIC_BYTES_MAX
-from .common import QUEUES_MAX, EmptyAnswer, EmptyRequest
-from .table import Command
+from .common import QUEUES_MAX, Command, EmptyAnswer, EmptyRequest
 
 QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
 """Queue, its min offset, its max offset and the store time of its last message (ms, -1: the queue is empty)."""
@@ -223,3 +222,270 @@ GET_BROKER_CONFIG = Command("GET_BROKER_CONFIG", 26, EmptyRequest, BrokerConfigA
 GET_BROKER_RUNTIME_INFO = Command("GET_BROKER_RUNTIME_INFO", 28, EmptyRequest, RuntimeInfoAnswer)
 GET_TOPIC_STATS_INFO = Command("GET_TOPIC_STATS_INFO", 202, TopicRequest, TopicStatsAnswer)
 DELETE_TOPIC_IN_BROKER = Command("DELETE_TOPIC_IN_BROKER", 215, TopicRequest, EmptyAnswer)
+
+
+# ---- Replica sets: the stream from a primary to its followers, and the administration of a set.
+
+MEMBER_MAX = 64
+"""Maximum length of a member's id."""
+CLUSTER_ID_MAX = 64
+ADDRESS_MAX = 300
+EPOCHS_MAX = 100_000
+"""Maximum number of epochs in the body of REPLICATE or of its response."""
+TABLE_BYTES_MAX = 256 * 1024 * 1024
+"""Maximum size of a table in the stream, all its parts together."""
+
+
+@dataclass(slots=True)
+class ReplicateRequest:
+    """Follow this broker. Body: one msgpack array of the epochs in the follower's log, `[number, physical offset]`
+    each, oldest first. The broker then sends REPLICATE_TABLE and REPLICATE_LOG on the connection."""
+
+    cluster_id: str = text("identity of the set; empty: the store never was in one", CLUSTER_ID_MAX)
+    epoch: int = integer("epoch that the follower knows")
+    member: str = text("the follower's id", MEMBER_MAX, 1)
+    end: int = integer("physical offset at which its log ends")
+    file_bytes: int = integer("size of its log's files, which must be the primary's", 0, I64_MAX)
+
+
+@dataclass(slots=True)
+class ReplicateAnswer:
+    """Where the follower must cut its log. Body: the primary's epochs, as in the request."""
+
+    epoch: int = integer("the primary's epoch")
+    begin: int = integer("physical offset at which the stream begins: the follower's log must end there")
+    restart: bool = boolean("whether the follower must begin an empty log there", False)
+
+
+@dataclass(slots=True)
+class ReplicateLogRequest:
+    """Part of the log, for a follower. Body: whole records, the bytes from `offset` to `end`; without a body it says
+    only how far the log is confirmed."""
+
+    epoch: int = integer("the primary's epoch")
+    offset: int = integer("physical offset of the first byte")
+    end: int = integer("physical offset after the last byte")
+    confirmed: int = integer("physical offset below which all members in sync have the log on disk")
+
+
+@dataclass(slots=True)
+class ReplicateTableRequest:
+    """Part of a table that is not in the log, for a follower. Body: the next bytes of the table in JSON."""
+
+    epoch: int = integer("the primary's epoch")
+    table: str = text("name of the table", 64, 1)
+    version: int = integer("number of this version on the connection; grows from table to table")
+    last: bool = boolean("whether the table is complete with this part", True)
+
+
+@dataclass(slots=True)
+class ReportPositionRequest:
+    """A follower's position, for its primary."""
+
+    epoch: int = integer("the follower's epoch")
+    written: int = integer("physical offset at which its log ends")
+    flushed: int = integer("physical offset below which its log is on disk")
+    complete: bool = boolean("whether its log lacks nothing that was acknowledged when it was last in sync")
+    tables: int = integer("`version` of a REPLICATE_TABLE that is on its disk with all before it", 0, I64_MAX, 0)
+    stops: bool = boolean("whether it is about to stop, and should leave the members in sync before", False)
+
+
+@dataclass(slots=True)
+class ReplicaStatusAnswer:
+    """The broker's replica set, as this member sees it. Body: one msgpack array with a row for each member, in the
+    order of their ids: `[id, address, in_sync, connected, flushed, behind_ms]`. `flushed` is the physical offset below
+    which its log is on disk, `behind_ms` the time since it had everything; only a primary knows both, and a follower
+    says -1."""
+
+    set: str = text("name of the set; empty: the broker is on its own", 256, default="")
+    member: str = text("id of this member", MEMBER_MAX, default="")
+    role: str = text("`primary`, `elected`, `follower` or `stopped`; empty: the broker is on its own", 16, default="")
+    epoch: int = integer("number of the leadership", 0, I64_MAX, 0)
+    primary: str = text("id of the primary, or empty", MEMBER_MAX, default="")
+    min_in_sync: int = integer("members that must have a message on disk to acknowledge it", 0, I64_MAX, 0)
+    end: int = integer("physical offset at which this member's log ends", 0, I64_MAX, 0)
+    confirmed: int = integer("physical offset below which it is confirmed", 0, I64_MAX, 0)
+    reason: str = text("why this member takes no part, or why the primary refuses it", 4096, default="")
+
+
+@dataclass(slots=True)
+class SwitchPrimaryRequest:
+    """Hand the leadership to another member in sync. The response says that this has begun."""
+
+    member: str = text("id of the member that is to lead", MEMBER_MAX, 1)
+    within_ms: int = integer("time within which it must have the whole log, or nothing changes", 1, 600_000, 10_000)
+
+
+@dataclass(slots=True)
+class ChangeMembersRequest:
+    """Add a member to the set, or remove one. The response says that the change was proposed to the registry."""
+
+    member: str = text("id of the member", MEMBER_MAX, 1)
+    address: str = text("HOST:PORT of a member to add; empty: remove the member", ADDRESS_MAX, default="")
+
+
+REPLICATE = Command("REPLICATE", 1030, ReplicateRequest, ReplicateAnswer)
+REPLICATE_LOG = Command("REPLICATE_LOG", 1031, ReplicateLogRequest, EmptyAnswer, one_way=True, from_broker=True)
+REPLICATE_TABLE = Command("REPLICATE_TABLE", 1032, ReplicateTableRequest, EmptyAnswer, one_way=True, from_broker=True)
+REPORT_POSITION = Command("REPORT_POSITION", 1033, ReportPositionRequest, EmptyAnswer, one_way=True)
+GET_REPLICA_STATUS = Command("GET_REPLICA_STATUS", 1034, EmptyRequest, ReplicaStatusAnswer)
+SWITCH_PRIMARY = Command("SWITCH_PRIMARY", 1035, SwitchPrimaryRequest, EmptyAnswer)
+CHANGE_MEMBERS = Command("CHANGE_MEMBERS", 1036, ChangeMembersRequest, EmptyAnswer)
+
+
+# ---- Users of the broker; only for administrators.
+
+USER_CHARS_MAX = 64
+USER_BODY_BYTES_MAX = 1024 * 1024
+"""Maximum body size of a request that creates or changes a user."""
+
+
+@dataclass(slots=True)
+class CreateUserRequest:
+    """Add a user to the broker's store. Body: one msgpack map `{scram, grants}`: a salted verifier as in `users.json`,
+    so that the broker never sees the password, and the user's grants."""
+
+    user: str = text("name of the user", USER_CHARS_MAX, 1)
+
+
+@dataclass(slots=True)
+class UpdateUserRequest:
+    """Change a user. Body: one msgpack map with any of `scram` (a new password), `revoke` (an array of grants, or
+    nil: all), `grant` (an array of grants), `remove_access_key` (the name of one) and `access_key` (a new one, a map
+    `{key, secret, created_ms}` for clients of RocketMQ). The broker changes these in this order."""
+
+    user: str = text("name of the user", USER_CHARS_MAX, 1)
+
+
+@dataclass(slots=True)
+class DeleteUserRequest:
+    """Remove a user and all its grants."""
+
+    user: str = text("name of the user", USER_CHARS_MAX, 1)
+
+
+@dataclass(slots=True)
+class ListUsersRequest:
+    """List users, their grants and the names of their access keys."""
+
+    user: str = text("name of the user; empty: all", USER_CHARS_MAX, default="")
+
+
+@dataclass(slots=True)
+class UsersAnswer:
+    """Body: one msgpack array of maps `{user, grants, access_keys}`, sorted by name; an access key is a map
+    `{key, created_ms}`."""
+
+    count: int = integer("number of users in the body")
+
+
+AUTH_CREATE_USER = Command("AUTH_CREATE_USER", 3001, CreateUserRequest, EmptyAnswer)
+AUTH_UPDATE_USER = Command("AUTH_UPDATE_USER", 3002, UpdateUserRequest, EmptyAnswer)
+AUTH_DELETE_USER = Command("AUTH_DELETE_USER", 3003, DeleteUserRequest, EmptyAnswer)
+AUTH_LIST_USER = Command("AUTH_LIST_USER", 3005, ListUsersRequest, UsersAnswer)
+
+
+# ---- The first requests of a connection: HELLO and AUTH.
+
+PROTOCOL_VERSION = 1
+READ_FROM_ANY = "any"
+"""Value of HELLO's ``read_from``."""
+
+
+@dataclass(slots=True)
+class HelloRequest:
+    """The first request of every connection."""
+
+    protocol: int = integer("version of this protocol that the client speaks", 1, I32_MAX)
+    client: str = text("name of the client, for logs and lists", 256, default="")
+    read_from: str = text(
+        "`any`: a follower of a replica set may answer reads on this connection; else only the primary does",
+        16,
+        default="",
+    )
+
+
+@dataclass(slots=True)
+class HelloAnswer:
+    """The broker's name, release, limits and authentication mechanisms."""
+
+    protocol: int = integer("protocol version of this connection from now on")
+    broker: str = text("the broker's name", 256)
+    version: str = text("the broker's release", 64)
+    flush: str = text("`sync` or `async`: the weakest guarantee of an acknowledgement", 8)
+    frame_bytes_max: int = integer("largest frame in either direction")
+    produce_frame_bytes_max: int = integer("largest PRODUCE frame")
+    message_bytes_max: int = integer("largest stored record of a produced message")
+    auto_create_queues: int = integer(
+        "number of queues of a topic that its first message creates; 0: topics are not created", 0, QUEUES_MAX, 4
+    )
+    auth_required: bool = boolean("whether the client must authenticate before any other request", False)
+    auth: str = text("mechanisms of AUTH, separated by spaces; empty: the broker does not serve AUTH", 256, default="")
+    role: str = text("`primary` or `follower` in a replica set, empty for a broker on its own", 16, default="")
+    primary: str = text(
+        "HOST:PORT of the set's primary; empty outside of a set, or while no member leads", 300, default=""
+    )
+
+
+@dataclass(slots=True)
+class AuthRequest:
+    """Authenticate: one request carries the client's first message, a second one its proof. The broker closes the
+    connection if either fails."""
+
+    message: str = text("the client's message, in the mechanism's format", 1024, 1)
+    mechanism: str = text("with the first message: `SCRAM-SHA-256`", 64, default="")
+
+
+@dataclass(slots=True)
+class AuthAnswer:
+    """The broker's message of the exchange. Its second one proves that the broker has the user's verifier."""
+
+    message: str = text("the broker's message, in the mechanism's format", 1024)
+    done: bool = boolean("whether the connection is authenticated now", False)
+
+
+CONNECTIONS_MAX = 1000
+"""Maximum number of connections in one GET_CONNECTIONS response."""
+
+
+@dataclass(slots=True)
+class GetConnectionsRequest:
+    """List the open connections, in the order in which they were opened."""
+
+    after: int = integer("id after which to begin, such as the last one of the previous response", 0, I64_MAX, 0)
+    max_count: int = integer("maximum number of connections in the response", 1, CONNECTIONS_MAX, CONNECTIONS_MAX)
+
+
+@dataclass(slots=True)
+class ConnectionsAnswer:
+    """Body: one msgpack array of `[id, host, port, user, client, opened_ms, idle_ms, frames_in, bytes_in, bytes_out,
+    held_pulls, tls]`. `id` counts the connections since the start of the broker; `user` and `client` are empty if
+    unknown; `idle_ms` is the time for which nothing has arrived and no request has waited, to about a second; bytes are
+    counted without TLS."""
+
+    count: int = integer("number of connections in the body; fewer than `max_count`: there are no more")
+
+
+@dataclass(slots=True)
+class CloseConnectionRequest:
+    """Close a connection. Its client is told why, and may connect again."""
+
+    connection: int = integer("`id` of GET_CONNECTIONS", 0, I64_MAX)
+    opened_ms: int = integer(
+        "its `opened_ms`, because a broker that restarts begins to count again; -1: not compared", -1, I64_MAX, -1
+    )
+
+
+@dataclass(slots=True)
+class RightsAnswer:
+    """Body: one msgpack array of the user's grants, as in AUTH_CREATE_USER."""
+
+    user: str = text("name of the user; empty: the broker has no users, and every client may do all", USER_CHARS_MAX)
+    count: int = integer("number of grants in the body")
+
+
+HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
+AUTH = Command("AUTH", 1001, AuthRequest, AuthAnswer)
+GET_CONNECTIONS = Command("GET_CONNECTIONS", 1013, GetConnectionsRequest, ConnectionsAnswer)
+GET_RIGHTS = Command("GET_RIGHTS", 1014, EmptyRequest, RightsAnswer)
+CLOSE_CONNECTION = Command("CLOSE_CONNECTION", 1017, CloseConnectionRequest, EmptyAnswer)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ..fields import I64_MAX, boolean, integer, text
 from ..storage.layout import GROUP_BYTES_MAX
-from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, EmptyAnswer
-from .table import Command
+from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, Command, EmptyAnswer
 
 TRANSACTIONS_MAX = 1_000
 """Maximum number of transactions in one response."""

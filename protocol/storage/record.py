@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import FlintError
+from .delivery import PROPERTY_RECORD_CRC
 from .layout import (
     ANY_HOST_V6,
     HOST_BYTES,
@@ -20,6 +22,7 @@ from .layout import (
     IPV6_EXTRA_BYTES,
     MAGIC_V1,
     MAGIC_V2,
+    PROPERTIES_BYTES_MAX,
     PROPERTIES_LENGTH_BYTES,
     RECORD,
     RECORD_BYTES_MIN,
@@ -31,16 +34,66 @@ from .layout import (
     SysFlag,
     record_head,
 )
-from .record_crc import (
-    PROPERTIES_WITH_CRC_MAX,
-    RECORD_CRC_BYTES,
-    record_crc,
-    record_crc_problem,
-    record_crc_property,
-    without_record_crc,
-)
+
+# ---- ``__CRC32#``: the checksum over a whole record, header and properties included.
+#
+# An option in RocketMQ (``CommitLog.DefaultAppendMessageCallback``, ``MessageDecoder.createCrc32``) and here,
+# it occupies exactly the last 20 bytes of a record, as its last property: the name, ``\x01``, ten decimal
+# digits, the *least significant first*, and ``\x02``. The digits are the CRC-32 of all bytes before those 20,
+# without its sign bit. The sizes in the record include them.
+#
+# A rewritten record must not keep its old checksum, but RocketMQ keeps it while the option is off. So a
+# checksum is only meaningful if you know who wrote the record, and that the option was on.
 
 Buffer = bytes | bytearray | memoryview
+
+RECORD_CRC_PREFIX = PROPERTY_RECORD_CRC.encode() + b"\x01"
+RECORD_CRC_DIGITS = 10
+RECORD_CRC_BYTES = len(RECORD_CRC_PREFIX) + RECORD_CRC_DIGITS + 1
+assert RECORD_CRC_BYTES == 20
+
+PROPERTIES_WITH_CRC_MAX = PROPERTIES_BYTES_MAX - RECORD_CRC_BYTES
+"""Maximum size of a record's other properties, each with its ``\\x02``, if it is to have a checksum. A record of
+RocketMQ's with more is rewritten without one."""
+
+
+def record_crc(record: Buffer) -> int:
+    """Return the checksum of a whole record with room for it: the CRC of all bytes except the last 20."""
+    return zlib.crc32(memoryview(record)[: len(record) - RECORD_CRC_BYTES]) & 0x7FFFFFFF
+
+
+def record_crc_property(crc: int) -> bytes:
+    """Return the 20 bytes of the property with this checksum."""
+    return RECORD_CRC_PREFIX + f"{crc:0{RECORD_CRC_DIGITS}}"[::-1].encode() + b"\x02"
+
+
+def without_record_crc(properties: bytes) -> bytes:
+    """Return the properties without ``__CRC32#``, wherever it is."""
+    *pairs, rest = properties.split(b"\x02")
+    kept = [pair + b"\x02" for pair in pairs if not _is_record_crc(pair)]
+    return b"".join(kept) + (b"" if _is_record_crc(rest) else rest)
+
+
+def _is_record_crc(pair: bytes) -> bool:
+    return pair.partition(b"\x01")[0] == PROPERTY_RECORD_CRC.encode()
+
+
+def record_crc_problem(record: Buffer, properties_bytes: int) -> str:
+    """Return what is wrong with the checksum of a record that must have one; empty if it is correct.
+
+    ``record``: exactly its bytes, whose parts add up; ``properties_bytes``: the length of its properties according to
+    the record. A record whose other properties leave no room for a checksum needs none.
+    """
+    if properties_bytes < RECORD_CRC_BYTES or bytes(record[-RECORD_CRC_BYTES : -RECORD_CRC_DIGITS - 1]) != (
+        RECORD_CRC_PREFIX
+    ):
+        return "" if properties_bytes > PROPERTIES_WITH_CRC_MAX else f"it has no {PROPERTY_RECORD_CRC}"
+    expected, held = record_crc_property(record_crc(record)), bytes(record[-RECORD_CRC_BYTES:])
+    if held == expected:
+        return ""
+    shown = held[-RECORD_CRC_DIGITS - 1 : -1].decode("ascii", "replace")
+    return f"its {PROPERTY_RECORD_CRC} is {shown!r}, expected {expected[-RECORD_CRC_DIGITS - 1 : -1].decode()!r}"
+
 
 PROPERTY_KEYS = "KEYS"
 PROPERTY_TAGS = "TAGS"
@@ -318,3 +371,73 @@ def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Recor
         prepared_transaction_offset=head.prepared_transaction_offset,
         body_crc=head.body_crc,
     )
+
+
+# ---- The two forms of a message id.
+#
+# The producer makes a *unique key* (property UNIQ_KEY): 32 hex digits, in RocketMQ's form
+# ``ip 4 | pid 2 | loader hash 4 | ms since the month began 4 | counter 2`` (``MessageClientIDSetter``). FlintMQ's
+# producers use the same 10-byte prefix, and fill the rest with a 48-bit counter that starts at the time part shifted by
+# 16 bits. So a million messages in one second still get different keys, and RocketMQ's tools still read the time.
+#
+# The broker makes an *offset id*: advertised address and physical offset, upper-case hex, 32 digits (56 for
+# IPv6).
+
+UNIQUE_PREFIX_BYTES = 10
+UNIQUE_PREFIX_DIGITS = 2 * UNIQUE_PREFIX_BYTES
+UNIQUE_COUNTER_MAX = 2**48
+"""The 48-bit counter wraps here."""
+
+ID_DIGITS = (32, 56)
+_PREFIX = struct.Struct(">4sHI")
+_OFFSET = struct.Struct(">q")
+
+
+def unique_prefix(address: bytes, pid: int, seed: bytes) -> str:
+    """Return 20 hex digits: 4 bytes of address, 2 of process id, 4 of a hash of ``seed``, which distinguishes the
+    producers of one process."""
+    return _PREFIX.pack(address[:4].ljust(4, b"\0"), pid & 0xFFFF, zlib.crc32(seed)).hex().upper()
+
+
+def unique_counter_start(now_seconds: float) -> int:
+    """Return the first 48-bit counter of a producer created at ``now_seconds`` (seconds since 1970 UTC)."""
+    now = time.localtime(now_seconds)
+    month_start = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
+    return (int((now_seconds - month_start) * 1000) << 16) % UNIQUE_COUNTER_MAX
+
+
+def unique_key(prefix: str, counter: int) -> str:
+    """Return the unique key that the broker's kernel writes for this prefix and counter."""
+    return f"{prefix}{counter % UNIQUE_COUNTER_MAX:012X}"
+
+
+def offset_id(store_host: bytes, physical_offset: int) -> str:
+    """Return the id of the record at ``physical_offset``; ``store_host``: 8 or 20 bytes, as in the record."""
+    return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
+
+
+def offset_ids(store_host: bytes, physical_offsets: bytes | bytearray) -> str:
+    """Return the ids of the records at ``physical_offsets`` (count × i64), separated by commas."""
+    size = len(store_host) + _OFFSET.size
+    offsets = range(0, len(physical_offsets), _OFFSET.size)
+    blob = b"".join([store_host + physical_offsets[at : at + _OFFSET.size] for at in offsets])
+    return blob.hex(",", size).upper()
+
+
+def parse_offset_id(message_id: str) -> tuple[tuple[str, int], int] | None:
+    """Return ``((host, port), physical_offset)`` of an offset id, or None if the text cannot be one.
+
+    A unique key also has 32 or 56 digits: only the log can tell, by having a record at that offset or not.
+    """
+    if len(message_id) not in ID_DIGITS:
+        return None
+    try:
+        blob = bytes.fromhex(message_id)
+    except ValueError:
+        return None
+    if 2 * len(blob) != len(message_id):  # fromhex skips white space
+        return None
+    physical_offset: int = _OFFSET.unpack_from(blob, len(blob) - 8)[0]
+    if physical_offset < 0:
+        return None
+    return decode_host(blob[:-8]), physical_offset

@@ -11,8 +11,7 @@ import msgpack
 
 from flintmq.protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, PRODUCE
 from flintmq.protocol.frames import REQUEST, encode_frame
-from flintmq.protocol.storage.ids import unique_counter_start, unique_key, unique_prefix
-from flintmq.protocol.storage.record import PROPERTY_KEYS
+from flintmq.protocol.storage.record import PROPERTY_KEYS, unique_counter_start, unique_key, unique_prefix
 
 from .raw import RawClient
 

@@ -15,8 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 from flintmq.client import Message, Producer
 from flintmq.protocol.auth.scram import ITERATIONS_MIN, make_verifier
-from flintmq.protocol.auth.user_file import UserFile
-from flintmq.protocol.auth.users import User, Users
+from flintmq.protocol.auth.users import User, UserFile, Users
 
 from .load import BODY_BYTES, TOPIC
 from .measure import BenchFailed

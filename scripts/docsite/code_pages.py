@@ -8,9 +8,9 @@ from pathlib import Path
 
 from flintmq.broker.app import daemon
 from flintmq.broker.config import FIELDS, valid_values
-from flintmq.broker.handlers.settings import HOT_SETTINGS
+from flintmq.broker.handlers.broker_admin import HOT_SETTINGS
 from flintmq.broker.metrics.catalog import METRICS
-from flintmq.broker.tools import commands, tool_command
+from flintmq.broker.tools import commands, output
 from flintmq.client import FlintError
 from flintmq.client.cli import failures
 from flintmq.protocol.errors import BrokerError
@@ -106,7 +106,7 @@ def error_page() -> str:
             "## Exit codes of the other commands of `flintmq-broker`",
             table(
                 "exit code | meaning",
-                [(0, "Done."), *_exit_codes(Path(commands.__file__)), *_exit_codes(Path(tool_command.__file__))],
+                [(0, "Done."), *_exit_codes(Path(commands.__file__)), *_exit_codes(Path(output.__file__))],
             ),
         ]
     )

@@ -27,7 +27,7 @@ from flintmq.client import (
     encode_name,
 )
 from flintmq.client import Producer as FlintProducer
-from flintmq.client.celery.exchange_reader import PENDING_MAX
+from flintmq.client.celery.readers import PENDING_MAX
 
 WAIT_SECONDS = 60
 URL = os.environ["BROKER"]

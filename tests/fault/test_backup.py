@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import CorruptLog, MessageStore
-from flintmq.broker.tools.backup import Made, backup
-from flintmq.broker.tools.backup_manifest import BackupError, Manifest
+from flintmq.broker.tools.backup import BackupError, Made, Manifest, backup
 from flintmq.broker.tools.restore import restore
-from flintmq.protocol.backup_folder import MANIFEST, PROGRESS
 from flintmq.protocol.checked_json import CHECKSUM_KEY
 from flintmq.protocol.storage.layout import CHECKPOINT
+from flintmq.protocol.store_files import MANIFEST, PROGRESS
 from tests.store_tools import (
     MIB,
     SMALL,

@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.replication.core.configuration import Proposal, ProposalOutcome, SetConfig
-from flintmq.broker.replication.registry.config_json import decode_config
-from flintmq.broker.replication.registry.errors import EndpointError, RegistryUnreachable
 from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
-from flintmq.broker.replication.registry.interface import LeaseAnswer, RegistryView
+from flintmq.broker.replication.registry.interface import (
+    EndpointError,
+    LeaseAnswer,
+    RegistryUnreachable,
+    RegistryView,
+    decode_config,
+)
 from tests.etcd_server import EtcdServer, etcd_cluster
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flintmq.broker.store import CorruptLog
-from flintmq.broker.tools.accept_missing import give_up
 from flintmq.broker.tools.commands import repair as command
-from flintmq.broker.tools.repair import examine, repair
+from flintmq.broker.tools.repair import examine, give_up, repair
 from flintmq.protocol.errors import ConfigurationError
 from tests.fault.damaged_logs import FILE_BYTES, FIRST, SECOND, THIRD, two_topics, undispatched
 from tests.fault.dying_files import Died, DyingFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import CorruptFile
-from flintmq.broker.store.tables.replica_state import ReplicaRecord
+from flintmq.broker.store.tables.store_state import ReplicaRecord
 from tests.fault.dying_files import Died, DyingFiles
 from tests.store_tools import Message, assert_holds, copy_store, dispatch, find, kill, open_store, plain, put
 

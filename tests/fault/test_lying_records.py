@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from flintmq.broker.store import DamagedRecord, MessageStore
 from flintmq.broker.store.errors import ContainmentStuck
-from flintmq.broker.store.recovery.examination import Examination
+from flintmq.broker.store.recovery.derived_check import Examination
 from flintmq.protocol.storage.layout import RECORD
 from tests.store_tools import (
     SMALL,
@@ -70,7 +70,7 @@ class EachPlaceOnce(logging.Handler):
 @contextmanager
 def each_place_is_contained_once() -> Iterator[None]:
     handler = EachPlaceOnce()
-    logger = logging.getLogger("flintmq.broker.store.recovery.hole_filler")
+    logger = logging.getLogger("flintmq.broker.store.recovery.holes")
     logger.addHandler(handler)
     try:
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.background.checkpoint import CheckpointService
+from flintmq.broker.background.services import CheckpointService
 from flintmq.broker.store import MessageStore
 from tests.store_tools import UnsyncedFiles, assert_holds, open_store, plain, put, reopen
 

@@ -12,8 +12,7 @@ import pytest
 from flintmq.broker.store import StoreSettings
 from flintmq.broker.tools.dump import Wanted, records
 from flintmq.broker.tools.findings import Findings
-from flintmq.broker.tools.log_end import find_end
-from flintmq.broker.tools.offline import OfflineStore
+from flintmq.broker.tools.offline import OfflineStore, find_end
 from tests.fault.damaged_logs import CHECKSUMMED, FILE_BYTES, FIRST, SECOND, both_settings, flip, two_topics
 from tests.store_tools import (
     SMALL,

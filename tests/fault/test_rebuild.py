@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore, StoreLocked
-from flintmq.broker.store.damage.tombstones import LostRange
-from flintmq.broker.tools.rebuild import Rebuilt, rebuild
+from flintmq.broker.store.damage import LostRange
+from flintmq.broker.tools.repair import Rebuilt, rebuild
 from flintmq.protocol.storage.layout import CHECKPOINT_MARK_AT, RECORD_HEAD_BYTES
 from tests.store_tools import (
     SMALL,

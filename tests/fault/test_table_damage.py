@@ -12,8 +12,8 @@ import pytest
 from flintmq.broker.security.users import UserTable
 from flintmq.broker.store import CorruptFile, MessageStore, SettledAhead
 from flintmq.broker.store.files.json_table import SHAPE_ERRORS, parse_table
-from flintmq.broker.store.tables.staged_state import StagedSnapshot
-from flintmq.broker.store.timers.timer_state import HOUR_SECONDS
+from flintmq.broker.store.tables.store_state import StagedSnapshot
+from flintmq.broker.store.timers import HOUR_SECONDS
 from flintmq.broker.tools.repair import Repaired, examine, repair
 from flintmq.protocol.auth.users import USERS_FILE
 from flintmq.protocol.errors import ConfigurationError

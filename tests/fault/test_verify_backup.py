@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore
-from flintmq.broker.tools.backup import Made, backup
-from flintmq.broker.tools.backup_manifest import BackupError, Manifest
+from flintmq.broker.tools.backup import BackupError, Made, Manifest, backup
 from flintmq.broker.tools.restore import restore
-from flintmq.broker.tools.verify_backup import VerifiedBackup, verify_backup
-from flintmq.protocol.backup_folder import MANIFEST, PROGRESS, NotAStore, backup_kind
+from flintmq.broker.tools.verify import VerifiedBackup, verify_backup
 from flintmq.protocol.checked_json import CHECKSUM_KEY, encode_checked
+from flintmq.protocol.store_files import MANIFEST, PROGRESS, NotAStore, backup_kind
 from tests.store_tools import SMALL, Sent, assert_holds, kill, open_store, plain, put
 from tests.tools_runs import everything, tool
 
@@ -359,7 +358,7 @@ def test_the_command_names_the_damaged_file_and_the_remedy(folder: Path) -> None
 
 
 def test_users_are_not_added_to_a_backup(folder: Path) -> None:
-    from flintmq.protocol.auth.user_file import UserFile
+    from flintmq.protocol.auth.users import UserFile
 
     with pytest.raises(NotAStore, match="is a backup"):
         UserFile(folder)

@@ -30,7 +30,7 @@ from tests.store_tools import SERVED, open_store, overwrite, plain, put
 pa = pytest.importorskip("pyarrow")
 
 from flintmq.client.arrow import DataLoss  # noqa: E402 - PyArrow may be missing
-from flintmq.client.arrow.columns import ALL_COLUMNS, COLUMNS, HEADERS  # noqa: E402
+from flintmq.client.arrow.decoder import ALL_COLUMNS, COLUMNS, HEADERS  # noqa: E402
 
 COUNT = 40
 BODY_AT = 88

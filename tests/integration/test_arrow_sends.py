@@ -21,7 +21,7 @@ pa = pytest.importorskip("pyarrow")
 pl = pytest.importorskip("polars")
 pd = pytest.importorskip("pandas")
 
-from flintmq.client.arrow import RowsNotSent, table_rows  # noqa: E402 - PyArrow may be missing
+from flintmq.client.arrow import RowsNotSent, rows  # noqa: E402 - PyArrow may be missing
 
 ROWS = {
     "payload": ["a", "b", "", "d"],
@@ -80,7 +80,7 @@ def test_each_row_becomes_a_message(shared_broker: RunningBroker, topic: str, da
 def test_a_large_table_goes_in_pieces_and_comes_back_as_it_was(
     shared_broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_rows, "PIECE_ROWS", 1000)
+    monkeypatch.setattr(rows, "PIECE_ROWS", 1000)
     with Admin(shared_broker.address) as admin:
         admin.create_topic(topic, 1)
     table = pa.table({"body": [b"%d" % number for number in range(5500)]})

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.tools.backup import _target
-from flintmq.broker.tools.backup_manifest import BackupError
+from flintmq.broker.tools.backup import BackupError, _target
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
 from flintmq.protocol.storage.record import check_record_crc
 from flintmq.protocol.store_files import checkpoint_mark

@@ -17,7 +17,7 @@ import pytest
 
 from flintmq.client import ConnectionFailed, Message, RequestTimeout
 from flintmq.client.aio import Admin, Consumer, Producer
-from flintmq.client.core.produce.route import queue_of
+from flintmq.client.core.produce.packer import queue_of
 from tests.aio_tools import RunInLoop
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ class TestDeath:
 
         async def main() -> None:
             consumer = Consumer(shared_broker.address)
-            monkeypatch.setattr("flintmq.client.aio.dialer.Dialer.dial", die)
+            monkeypatch.setattr("flintmq.client.aio.rpc.Dialer.dial", die)
             for _ in range(2):
                 with pytest.raises(ClientFailed, match=r"connecting.*a bug"):
                     await consumer.topic_stats("t")

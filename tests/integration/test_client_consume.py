@@ -268,7 +268,7 @@ class TestIter:
     def test_following_reads_queues_that_are_added(
         self, producer: Producer, consumer: Consumer, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("flintmq.client.core.consume.topic_iterator.QUEUES_ASKED_SECONDS", 0.2)
+        monkeypatch.setattr("flintmq.client.core.consume.queue_reader.QUEUES_ASKED_SECONDS", 0.2)
         admin.create_topic(topic, queues=1)
         producer.send(Message(topic, b"old"), queue=0)
         messages = consumer.iter(topic)

@@ -27,7 +27,7 @@ from flintmq.client import (
     RequestTimeout,
     TopicNotExist,
 )
-from flintmq.client.core.produce.route import queue_of
+from flintmq.client.core.produce.packer import queue_of
 from flintmq.protocol.commands import HelloAnswer
 from flintmq.protocol.fields import encode_fields
 from flintmq.protocol.frames import RESPONSE, encode_frame

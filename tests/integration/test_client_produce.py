@@ -24,7 +24,7 @@ from flintmq.client import (
     Receipt,
     StoredMessage,
 )
-from flintmq.client.core.produce.route import queue_of
+from flintmq.client.core.produce.packer import queue_of
 from flintmq.protocol.storage.layout import SysFlag
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flintmq.client import Consumer, Message, Producer, Receipt
-from flintmq.client.core.produce.route import queue_of
+from flintmq.client.core.produce.packer import queue_of
 
 if TYPE_CHECKING:
     pass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.client import Message, Outcome, Producer, TransactionProducer, connection_log
+from flintmq.client import Message, Outcome, Producer, TransactionProducer, endpoint
 from tests.cli_tools import Cli, Terminal
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, RunningBroker
@@ -32,12 +32,12 @@ def events(log: pytest.LogCaptureFixture, name: str) -> list[str]:
     return [record.event for record in log.records if hasattr(record, "event") and record.getMessage().startswith(name)]
 
 
-OUTAGE = [connection_log.CONNECTED, connection_log.LOST, connection_log.BACK]
+OUTAGE = [endpoint.CONNECTED, endpoint.LOST, endpoint.BACK]
 
 
 def changes(log: pytest.LogCaptureFixture, name: str) -> list[str]:
     """Return the same as ``events``, without the parts that depend on how fast the broker was back."""
-    return [event for event in events(log, name) if event != connection_log.WAITING]
+    return [event for event in events(log, name) if event != endpoint.WAITING]
 
 
 def test_a_producer_says_that_it_waits_and_that_the_broker_is_back(
@@ -49,17 +49,13 @@ def test_a_producer_says_that_it_waits_and_that_the_broker_is_back(
         running.stop()
         future = threading.Thread(target=producer.send, args=[Message("t", b"meanwhile")])
         future.start()
-        until(lambda: connection_log.WAITING in events(log, "Producer"))
+        until(lambda: endpoint.WAITING in events(log, "Producer"))
         broker("--listen", running.address, store=running.store)
         future.join()
     said = events(log, "Producer")
     assert said in (
-        [connection_log.CONNECTED, connection_log.LOST, connection_log.WAITING, connection_log.BACK],
-        [
-            connection_log.CONNECTED,
-            connection_log.WAITING,
-            connection_log.BACK,
-        ],  # the connection was idle when it broke
+        [endpoint.CONNECTED, endpoint.LOST, endpoint.WAITING, endpoint.BACK],
+        [endpoint.CONNECTED, endpoint.WAITING, endpoint.BACK],  # the connection was idle when it broke
     )
 
 
@@ -100,7 +96,7 @@ def test_a_push_consumer_and_a_transactional_producer_say_so(
         seen.wait(2)
         until(lambda: changes(log, "producer group p") == OUTAGE)
     assert changes(log, "group g") == OUTAGE
-    levels = {record.levelname for record in log.records if getattr(record, "event", "") == connection_log.LOST}
+    levels = {record.levelname for record in log.records if getattr(record, "event", "") == endpoint.LOST}
     assert "WARNING" in levels
 
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Message, Producer
-from flintmq.client.console.attempts import FREE_FAILURES
+from flintmq.client.console.sessions import FREE_FAILURES
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.console_tools import ORIGIN, SAME_SITE, console_of, faults_of, log_in, requests_of
 from tests.group_tools import until

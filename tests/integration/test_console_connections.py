@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flintmq.client import Message, Producer
-from flintmq.client.console import connections
+from flintmq.client.console import server
 from flintmq.client.console.options import ConsoleOptions
 from flintmq.client.console.server import CONNECTIONS_MAX, serve_on
 from tests.conftest import BrokerFactory, RunningBroker
@@ -100,7 +100,7 @@ def _is_closed(connection: socket.socket) -> bool:
 def test_a_request_that_never_ends_is_given_up(
     running: RunningBroker, monkeypatch: pytest.MonkeyPatch, limit: str, beginning: bytes
 ) -> None:
-    monkeypatch.setattr(connections, limit, 0.05)
+    monkeypatch.setattr(server, limit, 0.05)
     with Served(running) as served, served.connect() as connection:
         with contextlib.suppress(ConnectionError):  # it may be closed already
             connection.sendall(beginning)
@@ -108,7 +108,7 @@ def test_a_request_that_never_ends_is_given_up(
 
 
 def test_a_browser_that_takes_nothing_is_given_up(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STUCK_SECONDS", 0)  # at once
+    monkeypatch.setattr(server, "STUCK_SECONDS", 0)  # at once
     with Producer(running.address) as producer:
         receipt = producer.send(Message("orders", bytes(40_000_000)))
     with Served(running) as served, socket.socket() as connection:

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Message, Producer
-from flintmq.client.console import decoders
+from flintmq.client.console import bodies
 from tests.conftest import BrokerFactory
 from tests.console_tools import console_of, faults_of
 from tests.group_tools import until
@@ -75,7 +75,7 @@ def client(broker: BrokerFactory, installed: None) -> Iterator[TestClient]:
     running = broker()
     with Producer(running.address) as producer:
         producer.send(Message("orders", BODY), queue=0)
-        producer.send(Message("orders", bytes(decoders.DECODED_BYTES_MAX + 1)), queue=0)
+        producer.send(Message("orders", bytes(bodies.DECODED_BYTES_MAX + 1)), queue=0)
     with console_of(running) as made:
         yield made
 
@@ -123,11 +123,11 @@ def test_sizes_are_bounded_in_both_directions(client: TestClient) -> None:
 
 
 def test_a_slow_decoder_holds_up_no_page_for_long(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoders, "DECODE_SECONDS", 0.1)
+    monkeypatch.setattr(bodies, "DECODE_SECONDS", 0.1)
     began = time.monotonic()
-    for _ in range(decoders.RUNNING_MAX):
+    for _ in range(bodies.RUNNING_MAX):
         assert "takes longer than" in shown(client, "slow")
     assert "4 decoders are still at work" in shown(client, "acme.order")
     assert time.monotonic() - began < 1.5
-    monkeypatch.setattr(decoders, "DECODE_SECONDS", 10)
+    monkeypatch.setattr(bodies, "DECODE_SECONDS", 10)
     until(lambda: shown(client, "acme.order") == "order 1234")

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Message, Producer
-from flintmq.client.console.attempts import FREE_FAILURES
 from flintmq.client.console.pages import PAGES
+from flintmq.client.console.sessions import FREE_FAILURES
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, log_in
 from tests.dead_letter_tools import bury

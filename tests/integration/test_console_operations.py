@@ -12,8 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from flintmq.client.console.pages import clients, store
-from flintmq.client.console.pages.overview import health
+from flintmq.client.console.pages import broker as store
+from flintmq.client.console.pages import clients
+from flintmq.client.console.pages.broker import health
 from flintmq.client.operator.condition import Condition
 from flintmq.protocol.storage.delivery import dead_letter_topic
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker

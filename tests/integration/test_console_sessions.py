@@ -10,8 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin
-from flintmq.client.console.attempts import FREE_FAILURES, WAIT_SECONDS
-from flintmq.client.console.sessions import IDLE_SECONDS, LIFE_SECONDS, SESSIONS_PER_USER_MAX
+from flintmq.client.console.sessions import (
+    FREE_FAILURES,
+    IDLE_SECONDS,
+    LIFE_SECONDS,
+    SESSIONS_PER_USER_MAX,
+    WAIT_SECONDS,
+)
 from tests.conftest import RunningBroker
 from tests.console_tools import console_of, log_in
 from tests.group_tools import until

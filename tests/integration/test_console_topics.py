@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from flintmq.client.console.favourites import COOKIE, favourites_of, packed_favourites
+from flintmq.client.console.visit import COOKIE, favourites_of, packed_favourites
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, console_process, faults_of, requests_of
 from tests.group_tools import until

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.replication.core.configuration import Proposal, ProposalOutcome, SetConfig
-from flintmq.broker.replication.registry.errors import (
+from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
+from flintmq.broker.replication.registry.interface import (
+    LeaseAnswer,
     NotARegistry,
     RegistryCredentialsRejected,
     RegistryError,
@@ -21,8 +23,6 @@ from flintmq.broker.replication.registry.errors import (
     RegistryUnreachable,
     UnsafeRegistry,
 )
-from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
-from flintmq.broker.replication.registry.interface import LeaseAnswer
 from tests.etcd_server import EtcdServer, etcd_cluster
 from tests.tls_tools import Authority
 

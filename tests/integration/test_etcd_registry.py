@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.replication.core.configuration import Proposal, ProposalOutcome, SetConfig
-from flintmq.broker.replication.registry.errors import MalformedRegistry
 from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
-from flintmq.broker.replication.registry.interface import LeaseAnswer, ProposalAnswer, RegistryView
+from flintmq.broker.replication.registry.interface import LeaseAnswer, MalformedRegistry, ProposalAnswer, RegistryView
 from tests.etcd_server import EtcdServer, etcd_cluster
 
 ADDRESSES = {"a": "127.0.0.1:10911", "b": "127.0.0.1:10921", "c": "127.0.0.1:10931"}

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from flintmq.broker.migration import follower as module
-from flintmq.broker.migration.errors import HaStreamError, HistoryDiffers, MasterUnsuitable, MigrationError
+from flintmq.broker.migration.ha_connection import HaStreamError, HistoryDiffers, MasterUnsuitable, MigrationError
 from flintmq.broker.store import LogCopyRefused, MessageStore
 from flintmq.protocol.errors import FlintError, RemoteProtocolError, ServiceNotAvailable
 from flintmq.protocol.storage.record import Record

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.migration import follower as module
-from flintmq.broker.migration.errors import StillServing
-from flintmq.broker.migration.follower import opened_follower
-from flintmq.broker.migration.promotion import take_last_tables
+from flintmq.broker.migration.follower import opened_follower, take_last_tables
+from flintmq.broker.migration.ha_connection import StillServing
 from flintmq.broker.store import CorruptFile, FollowsMaster, MessageStore
 from flintmq.protocol.display import show_bytes
 from tests.fake_master import FakeMaster

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 
 from flintmq.broker.config import FIELDS
-from flintmq.broker.handlers.settings import HOT_SETTINGS
+from flintmq.broker.handlers.broker_admin import HOT_SETTINGS
 from flintmq.protocol import commands
 from flintmq.protocol.commands import GET_BROKER_CONFIG, GET_MIN_OFFSET, HELLO, PRODUCE, UPDATE_BROKER_CONFIG
 from flintmq.protocol.errors import SUCCESS, DelayIllegal, InvalidParameter, LimitReached, SystemBusy, TopicNotExist

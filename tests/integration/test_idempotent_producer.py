@@ -13,8 +13,7 @@ import pytest
 from flintmq.broker.config import PRODUCER_RUNS_MAX
 from flintmq.protocol.commands import DELETE_TOPIC_IN_BROKER, PRODUCE, UPDATE_AND_CREATE_TOPIC
 from flintmq.protocol.errors import MessageIllegal, PartlyStored
-from flintmq.protocol.storage.ids import unique_key
-from flintmq.protocol.storage.record import decode_record
+from flintmq.protocol.storage.record import decode_record, unique_key
 
 if TYPE_CHECKING:
     from tests.conftest import Answer, BrokerFactory, ConnectionFactory, RawConnection, RunningBroker

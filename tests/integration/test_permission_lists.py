@@ -11,8 +11,7 @@ import pytest
 from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT
 from flintmq.protocol.errors import MessageNotFound, NoPermission, TopicNotExist
-from flintmq.protocol.storage.ids import offset_id
-from flintmq.protocol.storage.record import decode_record
+from flintmq.protocol.storage.record import decode_record, offset_id
 from tests.conftest import Answer, ConnectionFactory, RawConnection, RunningBroker
 from tests.permission_cases import BY_NAME, HALF, ROW, SEEING, Grants, listed, open_transaction, user_of, users
 from tests.security_tools import LogIn, authenticate, broker_with_users

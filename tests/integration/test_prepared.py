@@ -27,9 +27,8 @@ from flintmq.protocol.errors import (
     TopicNotExist,
 )
 from flintmq.protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
-from flintmq.protocol.storage.ids import offset_id, unique_key
 from flintmq.protocol.storage.layout import SysFlag
-from flintmq.protocol.storage.record import encode_host
+from flintmq.protocol.storage.record import encode_host, offset_id, unique_key
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.prepared_tools import PREFIX, abort, bodies, commit, prepare
 from tests.transaction_tools import common, messages

@@ -11,7 +11,7 @@ import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer, QueueNotExist, TopicExistsAlready
 from flintmq.protocol.remoting import codes
-from flintmq.protocol.storage.ids import parse_offset_id
+from flintmq.protocol.storage.record import parse_offset_id
 from tests.conftest import BrokerFactory
 from tests.group_tools import Seen, until
 from tests.metrics_tools import Scrape

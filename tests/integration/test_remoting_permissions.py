@@ -10,8 +10,7 @@ import pytest
 
 from flintmq.client import Admin
 from flintmq.protocol.remoting import codes
-from flintmq.protocol.storage.ids import offset_id
-from flintmq.protocol.storage.record import encode_host
+from flintmq.protocol.storage.record import encode_host, offset_id
 from tests.remoting_keys import ADMIN_GRANT, SignedSocket, remoting_broker_with_users
 from tests.remoting_tools import RemotingBroker, json_blob
 from tests.security_tools import PASSWORD

@@ -9,8 +9,7 @@ import pytest
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
 from flintmq.protocol.storage.delivery import dead_letter_topic, retry_topic
-from flintmq.protocol.storage.ids import offset_id
-from flintmq.protocol.storage.record import Record
+from flintmq.protocol.storage.record import Record, offset_id
 from tests.remoting_consumer import HOLD, OWN_SUBSCRIPTION, RemotingConsumer, records_of
 from tests.remoting_tools import RemotingSocket
 

@@ -10,8 +10,7 @@ import pytest
 
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
-from flintmq.protocol.storage.ids import parse_offset_id
-from flintmq.protocol.storage.record import Record
+from flintmq.protocol.storage.record import Record, parse_offset_id
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory
 from tests.metrics_tools import Scrape
 from tests.remoting_tools import RemotingBroker, RemotingSocket, decode_records

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from flintmq.broker.store import MessageStore, StoreLocked, TopicConfig
-from flintmq.protocol.storage.ids import offset_id
-from flintmq.protocol.storage.record import encode_host
+from flintmq.protocol.storage.record import encode_host, offset_id
 from tests.integration.rocketmq.harness import (
     Message,
     RocketMQ,

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.protocol.remoting import codes
-from flintmq.protocol.storage.ids import parse_offset_id
-from flintmq.protocol.storage.record import Record
+from flintmq.protocol.storage.record import Record, parse_offset_id
 from tests.conftest import BrokerFactory
 from tests.integration.rocketmq.harness import RocketMQ, class_path
 from tests.integration.test_rocketmq_delays import SIZES

@@ -24,8 +24,7 @@ from flintmq.protocol.errors import (
     TopicNotExist,
 )
 from flintmq.protocol.frames import ONE_WAY, REQUEST, encode_frame
-from flintmq.protocol.storage.ids import offset_id, unique_key
-from flintmq.protocol.storage.record import Record, decode_record, encode_host
+from flintmq.protocol.storage.record import Record, decode_record, encode_host, offset_id, unique_key
 from tests.conftest import rows
 
 Broker = Any

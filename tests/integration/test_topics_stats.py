@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from flintmq.client import Admin, Consumer, InvalidParameter, Message, Producer, TopicTotals
-from flintmq.client.cli.topics import all_topics_stats
+from flintmq.client.cli.topic_reader import all_topics_stats
 from flintmq.protocol import commands
 from tests.conftest import BrokerFactory, ConnectionFactory
 

@@ -37,9 +37,8 @@ from flintmq.protocol.errors import (
     TransactionNotExist,
 )
 from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
-from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import SysFlag
-from flintmq.protocol.storage.record import Record, decode_record, encode_host, encode_properties
+from flintmq.protocol.storage.record import Record, decode_record, encode_host, encode_properties, offset_id
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.metrics_tools import Scrape
 from tests.store_tools import SERVED, dispatch, make_topic, open_store

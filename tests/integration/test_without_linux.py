@@ -32,8 +32,8 @@ def setrlimit(which, limits, set_limit=resource.setrlimit):
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 resource.setrlimit = setrlimit
-import flintmq.broker.handlers.runtime as runtime
-import flintmq.broker.metrics.process as process
+import flintmq.broker.handlers.broker_admin as runtime
+import flintmq.broker.metrics.collector as process
 runtime._STATM = process._PROC = pathlib.Path("/this-system-has-no-proc")
 process._FDS = "/this-system-has-no-proc/self/fd"
 

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client import StoredMessage
-from flintmq.client.arrow.columns import HEADERS, PROPERTIES
-from flintmq.client.arrow.decoder import Decoder
+from flintmq.client.arrow.decoder import HEADERS, PROPERTIES, Decoder
 from flintmq.client.arrow.records import RecordBlock
 from flintmq.client.arrow.scan import SOUND, Part, scanner
 from flintmq.client.arrow.scan_numba import scan as scan_numba

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from flintmq.broker.background import loop_scheduler
+from flintmq.broker.background import loop_work
 from flintmq.broker.net import connection
 from flintmq.protocol.commands import HELLO, LAYOUT_ROWS, PRODUCE, PROTOCOL_VERSION, PULL
 from flintmq.protocol.errors import PULL_NOT_FOUND
@@ -98,7 +98,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair[ConsumerSide]]:
     with (
         # A turn or a slice that a busy machine ends early would let a pull read fewer messages.
         mock.patch.object(connection, "TURN_S", WAIT_MS / 1000),
-        mock.patch.object(loop_scheduler, "SLICE_S", WAIT_MS / 1000),
+        mock.patch.object(loop_work, "SLICE_S", WAIT_MS / 1000),
         pair_of(ConsumerSide, request.param) as made,
     ):
         made.general.broker.holds.taker = lambda topic, queue, offset: None  # type: ignore[method-assign]  # counted or left out here

@@ -10,8 +10,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flintmq.broker.filters import compile_filter
-from flintmq.broker.filters.parser import TERMS_MAX
+from flintmq.broker.filters import TERMS_MAX, compile_filter
 from flintmq.protocol.errors import FilterIllegal
 from flintmq.protocol.storage.record import decode_properties, encode_properties
 

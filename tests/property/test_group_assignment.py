@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.delivery.groups.assignment import Queue, assign
+from flintmq.broker.delivery.groups.group import Queue, assign
 
 RETRY = "%RETRY%"
 TOPICS = ("orders", "payments", f"{RETRY}g")

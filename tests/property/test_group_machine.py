@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flintmq.broker.delivery.groups.assignment import Queue
-from flintmq.broker.delivery.groups.group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
+from flintmq.broker.delivery.groups.group import CLUSTERING, ConsumerGroup, Member, MemberSubscription, Queue
 from flintmq.protocol.errors import EpochFenced, MemberUnknown
 from tests.remotes import FakeRemote
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import dispatch
-from flintmq.protocol.storage.ids import unique_key
 from flintmq.protocol.storage.layout import SysFlag
-from flintmq.protocol.storage.record import Record, encode_host
+from flintmq.protocol.storage.record import Record, encode_host, unique_key
 from tests.twins.arrays import SENTINELS, examples
 from tests.twins.log import write_log
 from tests.twins.sequences import WAITING_TOPICS, call, stored_runs

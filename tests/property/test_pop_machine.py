@@ -9,9 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flintmq.broker.delivery.pop import journal
-from flintmq.broker.delivery.pop.in_flight import Take
-from flintmq.broker.delivery.pop.table import InFlightTable, QueueKey
+from flintmq.broker.delivery.pop import table as journal
+from flintmq.broker.delivery.pop.table import InFlightTable, QueueKey, Take
 from flintmq.broker.store import PopEntry
 
 KEYS = [QueueKey("g", "t", 0), QueueKey("h", "t", 1)]

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.replication.core.configuration import SetConfig
-from flintmq.broker.replication.registry.config_json import decode_config, encode_config
-from flintmq.broker.replication.registry.errors import MalformedRegistry, RegistryError
 from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
+from flintmq.broker.replication.registry.interface import MalformedRegistry, RegistryError, decode_config, encode_config
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)

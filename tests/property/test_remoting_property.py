@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from flintmq.broker.budgets.receive_buffers import ReceiveBudget
+from flintmq.broker.budgets import ReceiveBudget
 from flintmq.broker.remoting.connection import RemotingParser
 from flintmq.protocol.errors import RemoteProtocolError
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE

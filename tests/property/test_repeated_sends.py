@@ -17,8 +17,7 @@ from flintmq.broker.remoting.connection import RemotingConnection
 from flintmq.broker.store import TopicConfig
 from flintmq.protocol.errors import BrokerError
 from flintmq.protocol.remoting import codes
-from flintmq.protocol.remoting.command import LENGTHS
-from flintmq.protocol.remoting.send_header import send_pattern
+from flintmq.protocol.remoting.command import LENGTHS, send_pattern
 from tests import paired_brokers
 from tests.paired_brokers import Pair, Side, pair_of, split_evenly
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flintmq.client.arrow.archive import log_reader, log_scanner, split_points
-from flintmq.client.arrow.archive.starts import find_starts_plain
+from flintmq.client.arrow.archive import log_reader
+from flintmq.client.arrow.archive.log_reader import find_starts_plain
 from flintmq.client.arrow.scan_numba import find_starts as find_starts_numba
 from flintmq.protocol.names import is_system_topic
 from flintmq.protocol.storage.layout import RECORD_BYTES_MIN
@@ -50,10 +50,10 @@ def test_every_split_returns_each_record_once(
 ) -> None:
     log = make_log(records, file_bytes, first_start=first_file * file_bytes)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_scanner, "WINDOW_BYTES", window)
-        patch.setattr(log_scanner, "BLOCK_ROWS_MAX", rows)
+        patch.setattr(log_reader, "WINDOW_BYTES", window)
+        patch.setattr(log_reader, "BLOCK_ROWS_MAX", rows)
         patch.setattr(log_reader, "BATCH_ROWS_MIN", rows // 2)
-        patch.setattr(split_points, "_SCAN_BYTES", 512)
+        patch.setattr(log_reader, "_SCAN_BYTES", 512)
         found = read_rows(log.write(Path(folder)), partition_bytes=partition_bytes)
     expected = [record for record in log.records if not is_system_topic(record.topic.decode())]
     assert [record.physical_offset for record in log.records] == list(plain_walk(log))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from flintmq.broker.replication.core.actions import Cut, Restart, SaveState
-from flintmq.broker.replication.core.epochs import Epochs
+from flintmq.broker.replication.core.configuration import Epochs
+from flintmq.broker.replication.core.messages import Cut, Restart, SaveState
 
 
 class Violation(AssertionError):

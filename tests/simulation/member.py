@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flintmq.broker.replication.core.actions import (
+from flintmq.broker.replication.core.configuration import RegistryState
+from flintmq.broker.replication.core.log_state import LogState
+from flintmq.broker.replication.core.messages import (
     Action,
     Append,
     Close,
     Confirm,
     Connect,
     Cut,
+    Hello,
     HoldLease,
     Lead,
+    LogPiece,
+    Message,
+    PositionReport,
     Propose,
     ReadRegistry,
     ReleaseLease,
@@ -22,13 +28,10 @@ from flintmq.broker.replication.core.actions import (
     SendMessage,
     StepDown,
     Stop,
+    Welcome,
 )
-from flintmq.broker.replication.core.configuration import RegistryState
-from flintmq.broker.replication.core.log_state import LogState
-from flintmq.broker.replication.core.messages import Hello, LogPiece, Message, PositionReport, Welcome
 from flintmq.broker.replication.core.replica import Replica, Role
-from flintmq.broker.replication.member.accepted_links import AcceptedLinks
-from flintmq.broker.replication.member.table_sender import TableSender
+from flintmq.broker.replication.member.table_sender import AcceptedLinks, TableSender
 
 from .disk import Disk, Record, Step
 from .network import Connection, Parcel

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from flintmq.broker.replication.core.actions import Action
-from flintmq.broker.replication.core.configuration import Proposal, SetConfig
-from flintmq.broker.replication.core.epochs import Epoch, Epochs, last_epoch
+from flintmq.broker.replication.core.configuration import Epoch, Epochs, Proposal, SetConfig, last_epoch
+from flintmq.broker.replication.core.messages import Action
 from flintmq.broker.replication.core.rules import Rules
 
 

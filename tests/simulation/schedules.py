@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flintmq.broker.replication.core.actions import Close, SaveState, SendMessage
-from flintmq.broker.replication.core.messages import Hello, PositionReport, Refusal
+from flintmq.broker.replication.core.messages import Close, Hello, PositionReport, Refusal, SaveState, SendMessage
 from flintmq.broker.replication.core.replica import Replica
 from flintmq.broker.replication.core.rules import Rules
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.broker.replication.core.actions import Close
-from flintmq.broker.replication.core.epochs import Epochs
-from flintmq.broker.replication.core.messages import LogPiece, PositionReport
+from flintmq.broker.replication.core.configuration import Epochs
+from flintmq.broker.replication.core.messages import Close, LogPiece, PositionReport
 from flintmq.broker.replication.core.replica import Role
 from flintmq.broker.replication.core.rules import Rules
 from tests.simulation.chaos import run_seed, run_seeds

@@ -9,9 +9,8 @@ from random import Random
 from typing import Any
 
 from flintmq.broker.replication.core.configuration import SetConfig
-from flintmq.broker.replication.core.limits import Limits
 from flintmq.broker.replication.core.replica import Role
-from flintmq.broker.replication.core.rules import Rules
+from flintmq.broker.replication.core.rules import Limits, Rules
 
 from .disk import Disk, Record, Violation
 from .judge import Judge

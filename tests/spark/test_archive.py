@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from flintmq.client.arrow.columns import COLUMNS
+from flintmq.client.arrow.decoder import COLUMNS
 from flintmq.protocol.store_files import checkpoint_mark
 from flintmq.testing import SMALL_FILES
 from tests.conftest import BrokerFactory, Brokers, RunningBroker

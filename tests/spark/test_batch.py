@@ -286,7 +286,7 @@ def test_the_arrow_schema_equals_the_one_that_spark_expects(spark: Any) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    from flintmq.client.arrow.columns import arrow_schema
+    from flintmq.client.arrow.decoder import arrow_schema
     from flintmq.client.spark.columns import columns_of, ddl, offered
 
     columns = offered(properties=True, headers=True)

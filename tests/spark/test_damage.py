@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.arrow.columns import COLUMNS
-from flintmq.client.arrow.decoder import Decoder
+from flintmq.client.arrow.decoder import COLUMNS, Decoder
 from flintmq.client.spark.brokers import BrokerAddress
 from flintmq.client.spark.offsets import Queue
 from flintmq.client.spark.options import read_options

@@ -10,7 +10,6 @@ import struct
 from dataclasses import dataclass, field
 
 from flintmq.broker.kernels import produce_plan as plan
-from flintmq.protocol.storage.ids import unique_key
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
 from flintmq.protocol.storage.record import (
     COMMON_ONLY_PROPERTIES,
@@ -18,6 +17,7 @@ from flintmq.protocol.storage.record import (
     FORBIDDEN_PROPERTY_PREFIX,
     Record,
     record_size,
+    unique_key,
 )
 
 ROWS, COLUMNS, BODY, BATCH = 0, 1, 2, 3

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.security.user_changes import user_changes
-from flintmq.protocol.auth.access_keys import KEYS_MAX, AccessKey, make_access_key, parse_access_key
-from flintmq.protocol.auth.scram import ITERATIONS_MIN, make_verifier
+from flintmq.broker.security.audit import user_changes
+from flintmq.protocol.auth.scram import (
+    ITERATIONS_MIN,
+    KEYS_MAX,
+    AccessKey,
+    make_access_key,
+    make_verifier,
+    parse_access_key,
+)
 from flintmq.protocol.auth.users import (
     Users,
     encode_users,

@@ -6,8 +6,7 @@ import pytest
 
 from flintmq.client import AuthenticationFailed, ConnectionFailed, NotPrimary
 from flintmq.client.core.rpc.access import NO_ACCESS, ClientAccess
-from flintmq.client.core.rpc.address import ADDRESSES_MAX, Address, parse_addresses
-from flintmq.client.core.rpc.address_book import LEARNED_MAX, AddressBook
+from flintmq.client.core.rpc.address import ADDRESSES_MAX, LEARNED_MAX, Address, AddressBook, parse_addresses
 from flintmq.client.core.rpc.connection_errors import leads_no_longer, no_address_answered
 from flintmq.client.core.rpc.session import Answer, Session, advance
 from flintmq.client.core.rpc.timeouts import CONNECT_SECONDS_MAX, CONNECT_SECONDS_MIN

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from flintmq.client.arrow import ArrowOptions
-from flintmq.client.arrow.columns import ALL_COLUMNS, COLUMNS
+from flintmq.client.arrow.decoder import ALL_COLUMNS, COLUMNS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "arrow.md").read_text(encoding="utf-8")
 

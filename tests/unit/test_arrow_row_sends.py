@@ -10,8 +10,7 @@ from flintmq.client.errors import InvalidMessage
 
 pa = pytest.importorskip("pyarrow")
 
-from flintmq.client.arrow.message_rows import CheckedRows, Place, checked_rows  # noqa: E402
-from flintmq.client.arrow.row_sends import GROUP_ROWS_MIN, ColumnSend, MessageSend, sends  # noqa: E402
+from flintmq.client.arrow.rows import GROUP_ROWS_MIN, CheckedRows, ColumnSend, MessageSend, Place, checked_rows, sends  # noqa: E402  # noqa: E402
 
 PLACE = Place(partition=3, rows_before=1000)
 MAP = pa.map_(pa.string(), pa.string())

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.security import backoff as backoff_module
-from flintmq.broker.security.authenticator import WRONG, Authenticator
 from flintmq.broker.security.backoff import FORGET_S, PAUSE_S_MAX, WAIT_S_MAX, LoginBackoff, pause_after
-from flintmq.broker.security.users import UserTable
+from flintmq.broker.security.users import WRONG, Authenticator, UserTable
 from flintmq.protocol.auth.scram import ClientExchange
 from flintmq.protocol.errors import AuthenticationFailed, SystemBusy
-from flintmq.protocol.hosts import network_of
+from flintmq.protocol.names import network_of
 from tests.security_tools import PASSWORD, set_user
 
 HOST = "192.0.2.7"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.app.banner import Banner
 from flintmq.broker.app.daemon import _load_kernels
+from flintmq.broker.app.output import Banner
 from flintmq.broker.config import Settings
 from flintmq.broker.config_sources import load_settings
 from flintmq.broker.kernels import SERVING_MODULES

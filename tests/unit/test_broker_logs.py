@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flintmq.broker.app.logs import JsonFormatter, TextFormatter
+from flintmq.broker.app.output import JsonFormatter, TextFormatter
 
 EVIL = "e\x1b]0;owned\x07\r\n2026-11-22 00:00:00 INFO forged\x9b31m\u202e\u2028"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.background import checkpoint
-from flintmq.broker.background.checkpoint import CheckpointService
+from flintmq.broker.background import services
+from flintmq.broker.background.services import CheckpointService
 from flintmq.broker.store import MessageStore
 from tests.store_tools import HOST, SMALL, UnsyncedFiles, make_topic, plain, put
 
@@ -82,7 +82,7 @@ def test_the_pause_is_bounded(service: CheckpointService, store: SlowStore) -> N
 def test_a_large_backlog_is_synced_without_a_pause(
     service: CheckpointService, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "UNSYNCED_BYTES_MAX", 2000)
+    monkeypatch.setattr(services, "UNSYNCED_BYTES_MAX", 2000)
     store.sync_seconds = 1.0
     rounds(service, store, 1)
     assert rounds(service, store, 1) == 0

@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from flintmq.client.cli.bench_runs import LatencyHistogram
 from flintmq.client.cli.commands.check import CRITICAL, OK, UNKNOWN, WARNING, CheckFinding
-from flintmq.client.cli.histogram import LatencyHistogram
-from flintmq.client.cli.sampler import Rates, Sample, between
-from flintmq.client.cli.top_screen import Screen
-from flintmq.client.cli.top_view import View
-from flintmq.client.operator.condition import Condition
-from flintmq.client.operator.lags import Lag
+from flintmq.client.cli.top_screen import Rates, Sample, Screen, View, between
+from flintmq.client.operator.condition import Condition, Lag
 from flintmq.protocol.display import show_bytes
 
 INFO: dict[str, Any] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
+from flintmq.client.cli.command import ALIASES, BROKER_WORDS, OTHER_NAMES, SUBCOMMAND_ALIASES, looks_like_command
 from flintmq.client.cli.failures import EXIT_USAGE
 from flintmq.client.cli.main import COMMANDS, root
-from flintmq.client.cli.words import ALIASES, BROKER_WORDS, OTHER_NAMES, SUBCOMMAND_ALIASES, looks_like_command
 from tests.cli_tools import Cli
 
 KNOWN = [*COMMANDS, *ALIASES, "help", "version"]

@@ -22,8 +22,9 @@ from flintmq.client import (
     Message,
     aio,
 )
-from flintmq.client.core.consume.tags import check_filter, parse_tags
-from flintmq.client.core.produce.grouping import (
+from flintmq.client.core.consume.batch import check_filter, parse_tags
+from flintmq.client.core.produce.packer import (
+    QueueCounts,
     check_bodies,
     check_bulk_keys,
     check_flush,
@@ -31,9 +32,9 @@ from flintmq.client.core.produce.grouping import (
     check_queue,
     common_properties,
     group_messages,
+    queue_of,
     sharded_topics,
 )
-from flintmq.client.core.produce.route import QueueCounts, queue_of
 from flintmq.client.core.rpc.address import Address, parse_addresses
 from flintmq.client.core.times import from_millis, to_millis
 from flintmq.client.core.topics import TopicInfo

@@ -24,12 +24,11 @@ from flintmq.client import (
     TopicNotExist,
     VersionNotSupported,
 )
+from flintmq.client.core import admin as setting_operations
 from flintmq.client.core import topics as topic_operations
-from flintmq.client.core.admin import settings as setting_operations
 from flintmq.client.core.consume import requests
 from flintmq.client.core.produce.receipts import Acknowledged, FrameOutcome, Receipts, settle
-from flintmq.client.core.rpc.operation import Operation
-from flintmq.client.core.rpc.retry import backoff_seconds, is_retriable
+from flintmq.client.core.rpc.operation import Operation, backoff_seconds, is_retriable
 from flintmq.client.core.rpc.session import ASKED_MAX, Answer, Session
 from flintmq.protocol.commands import GET_MAX_OFFSET, PROTOCOL_VERSION, PULL
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, FrameParser, encode_frame

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from flintmq.client.sync import spin_wait
-from flintmq.client.sync.spin_wait import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX, SpinWait
+from flintmq.client.sync import connection
+from flintmq.client.sync.connection import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX, SpinWait
 
 POLL_SECONDS = 1e-6
 
@@ -46,8 +46,8 @@ def clock() -> Clock:
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> SpinWait:
     """Return the policy in a process with two CPUs and no other busy threads."""
-    monkeypatch.setattr(spin_wait, "processors", lambda: 2)
-    monkeypatch.setattr(spin_wait, "_cpu_of_other_threads", lambda: 0.0)
+    monkeypatch.setattr(connection, "processors", lambda: 2)
+    monkeypatch.setattr(connection, "_cpu_of_other_threads", lambda: 0.0)
     return SpinWait(clock)
 
 
@@ -85,13 +85,13 @@ def test_one_successful_poll_resets_the_skipping(judged: SpinWait, clock: Clock)
 
 
 def test_on_a_single_cpu_the_client_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spin_wait, "processors", lambda: 1)
+    monkeypatch.setattr(connection, "processors", lambda: 1)
     alone = SpinWait()
     assert not any(alone.worthwhile() for _ in range(JUDGED_EVERY * 2))
 
 
 def test_the_client_does_not_poll_while_other_threads_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spin_wait, "processors", lambda: 2)
+    monkeypatch.setattr(connection, "processors", lambda: 2)
     mine = SpinWait()
     ended = threading.Event()
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from flintmq.client import InvalidArgument, InvalidArgumentType, OffsetOutOfRange
+from flintmq.client.core.consume.batch import EVERYTHING, parse_tags
 from flintmq.client.core.consume.positions import Span, ends_at, resolve_span
 from flintmq.client.core.consume.queue_reader import HOLD_MS, TURN, TopicReader
-from flintmq.client.core.consume.tags import EVERYTHING, parse_tags
 from flintmq.client.core.rpc.operation import Operation, Plan
 from flintmq.client.core.rpc.session import Answer
 from flintmq.client.core.times import from_millis

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from flintmq.client import Batch, CorruptMessage, Found, RemoteProtocolError, StoredMessage
-from flintmq.client.core.consume.tags import EVERYTHING, TagFilter, parse_tags
-from flintmq.protocol.storage.ids import offset_id
+from flintmq.client.core.consume.batch import EVERYTHING, TagFilter, parse_tags
 from flintmq.protocol.storage.layout import RECORD, SysFlag
-from flintmq.protocol.storage.record import Record, encode_host, encode_properties
+from flintmq.protocol.storage.record import Record, encode_host, encode_properties, offset_id
 from tests.store_tools import ROCKETMQ_ARCHIVE
 
 BORN_MS = 1_795_284_332_954

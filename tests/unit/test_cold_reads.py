@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flintmq.broker.background.cold_reads import ColdReads
+from flintmq.broker.background.loop_work import ColdReads
 
 
 def start(begun: list[str], name: str, *, takes: bool = True) -> Callable[[], bool]:

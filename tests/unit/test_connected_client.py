@@ -8,10 +8,9 @@ from typing import cast
 
 import pytest
 
-from flintmq.broker.remoting.client import RemotingClient
-from flintmq.broker.requests.connected_client import ConnectedClient
-from flintmq.broker.requests.response_queue import ResponseQueue
-from flintmq.broker.security.access import AccessTable
+from flintmq.broker.remoting.gateway import RemotingClient
+from flintmq.broker.requests.connected_client import ConnectedClient, ResponseQueue
+from flintmq.broker.security.users import AccessTable
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import decode_frame
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from flintmq.client import ConnectionFailed
-from flintmq.client.connection_log import ConnectionLog
 from flintmq.client.core.client_guard import Guard
 from flintmq.client.core.rpc.access import NO_ACCESS
 from flintmq.client.core.rpc.address import Address
+from flintmq.client.endpoint import ConnectionLog
 from flintmq.client.sync.pool import Caller, Dialer
 from flintmq.protocol.errors import AuthenticationFailed, SystemBusy
 

@@ -9,8 +9,16 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.budgets.receive_buffers import FLOOR_BYTES, SHARED_BYTES, ReceiveBudget, SharingParser
-from flintmq.broker.budgets.send_budget import ANSWER_BYTES_MIN, LOOK_EVERY_S, SMALL_BYTES, SendBudget
+from flintmq.broker.budgets import (
+    ANSWER_BYTES_MIN,
+    FLOOR_BYTES,
+    LOOK_EVERY_S,
+    SHARED_BYTES,
+    SMALL_BYTES,
+    ReceiveBudget,
+    SendBudget,
+    SharingParser,
+)
 from flintmq.protocol.frames import FRAME_BYTES_MAX, REQUEST, Frame, encode_frame
 
 KIB = 1024

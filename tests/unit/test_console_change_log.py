@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.console.changes import CHANGES_MAX, NAMED_MAX, ChangeLog
-from flintmq.client.core.admin.settings import Setting
+from flintmq.client.console.sampler import CHANGES_MAX, NAMED_MAX, ChangeLog
+from flintmq.client.core.admin import Setting
 from flintmq.client.operator.condition import Condition
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.client.console.pages.live import LOOKS_PER_SECOND_MAX, QUIET_TICK_SECONDS, TICK_SECONDS, tick_seconds
+from flintmq.client.console.pages.topics import LOOKS_PER_SECOND_MAX, QUIET_TICK_SECONDS, TICK_SECONDS, tick_seconds
 
 
 @pytest.mark.parametrize("streams", [1, 3, 5, 20, 50])

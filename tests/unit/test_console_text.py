@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client.console import bodies
-from flintmq.client.console.json_text import indent_json
-from flintmq.client.console.pages.store import retention_steps
+from flintmq.client.console.bodies import indent_json
+from flintmq.client.console.pages.broker import retention_steps
 from flintmq.client.console.render import FOLDER, PART_LINES, line_parts
-from flintmq.client.core.admin.settings import Setting
+from flintmq.client.core.admin import Setting
 from flintmq.client.operator.condition import Condition
 
 CODE_OF_TEXT = r"hx-on|js:|javascript:|\bon\w+=|style=|\|\s*safe\b|hx-trigger=\"[^\"]*\["

@@ -8,15 +8,16 @@ import pytest
 
 from flintmq.broker.delivery.groups.consumer_clients import (
     EXPIRY_S,
+    LOCK_S,
     NOTIFIED_AT_ONCE_MAX,
     NOTIFY_S,
     SWEEP_S,
+    UNUSED_S,
     ClientIdentity,
     ClientRole,
     ClientSubscription,
     ConsumerClients,
 )
-from flintmq.broker.delivery.groups.queue_locks import LOCK_S, UNUSED_S
 from flintmq.broker.delivery.groups.subscription_memory import SubscriptionMemory
 from flintmq.protocol.errors import GroupKind, LimitReached
 from tests.remotes import FakeRemote

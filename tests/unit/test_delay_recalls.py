@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.delivery.scheduled.delayed_counts import delayed_counts
+from flintmq.broker.delivery.scheduled.worker import delayed_counts
 from flintmq.protocol.storage.delivery import PARKED_TOPIC, TIMER_TOPIC
 from flintmq.protocol.storage.record import Record, encode_properties
 from tests.delay_tools import DAY_MS, HOUR_MS, START_MS, DelayedStore

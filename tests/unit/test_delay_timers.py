@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.background.retention import CleanCommitLogService, Disk, Verdict
+from flintmq.broker.background.services import CleanCommitLogService, Disk, Verdict
 from flintmq.broker.config import RetentionSection
-from flintmq.broker.store.timers.timer_files import FILES_A_ROUND
-from flintmq.broker.store.timers.timer_state import HOUR_SECONDS
+from flintmq.broker.store.timers import FILES_A_ROUND, HOUR_SECONDS
 from flintmq.broker.tools.plan_clean import plan_clean
 from flintmq.protocol.errors import ServiceNotAvailable
 from flintmq.protocol.storage.delivery import PARKED_TOPIC, TIMER_TOPIC

@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.filters import compile_filter
-from flintmq.broker.filters.parser import DEPTH_MAX, LIST_ITEMS_MAX, TERMS_MAX, parse
-from flintmq.broker.filters.syntax import All, AnyOf, Comparison, Not, Truth
-from flintmq.broker.filters.values import Lookup, number_of
+from flintmq.broker.filters import (
+    DEPTH_MAX,
+    LIST_ITEMS_MAX,
+    TERMS_MAX,
+    All,
+    AnyOf,
+    Comparison,
+    Lookup,
+    Not,
+    Truth,
+    compile_filter,
+    number_of,
+    parse,
+)
 from flintmq.protocol.commands import FILTER_CHARS_MAX
 from flintmq.protocol.errors import FilterIllegal
 from flintmq.protocol.storage.record import encode_properties

@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from flintmq.broker.replication.core.messages import Hello, Message, PositionReport, Welcome
-from flintmq.broker.replication.member.followed_primary import FollowedPrimary
-from flintmq.broker.replication.member.primary_link import LinkAccess
+from flintmq.broker.replication.member.primary_link import FollowedPrimary, LinkAccess, encode_epochs
 from flintmq.broker.replication.member.tables import TableCopy
-from flintmq.broker.replication.member.wire import encode_epochs
 from flintmq.protocol.commands import (
     HELLO,
     PROTOCOL_VERSION,

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from flintmq.protocol.storage.ids import offset_id, parse_offset_id
 from flintmq.protocol.storage.javahash import index_key_hash, tags_code
 from flintmq.protocol.storage.layout import (
     CHECKPOINT,
@@ -28,7 +27,15 @@ from flintmq.protocol.storage.layout import (
     UNIT_BYTES,
     SysFlag,
 )
-from flintmq.protocol.storage.record import Record, decode_host, decode_record, record_size, split_keys
+from flintmq.protocol.storage.record import (
+    Record,
+    decode_host,
+    decode_record,
+    offset_id,
+    parse_offset_id,
+    record_size,
+    split_keys,
+)
 from tests.store_tools import ROCKETMQ_ARCHIVE
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"

@@ -19,10 +19,11 @@ import pytest
 
 from flintmq.broker.app.lifecycle import Lifecycle
 from flintmq.broker.background.held_pulls import PullRequestHoldService, Wake
-from flintmq.broker.background.loop_scheduler import StepScheduler
+from flintmq.broker.background.loop_work import StepScheduler
 from flintmq.broker.config import Settings
 from flintmq.broker.delivery.topic_changes import TopicChanges
-from flintmq.broker.handlers import group_admin, produce, pull, query, settings, topics
+from flintmq.broker.handlers import broker_admin, produce, pull, queries, topics
+from flintmq.broker.handlers import groups as group_admin
 from flintmq.broker.handlers.registry import ROWS
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.broker import Broker
@@ -148,12 +149,12 @@ def test_one_setting_that_must_not_change_refuses_all() -> None:
         msgpack.packb({"limits.groups_max": 5, "store.path": "/elsewhere"}),
     )
     with pytest.raises(InvalidParameter, match=r"store\.path cannot be changed while the broker runs"):
-        settings.update_broker_config(request, values, changed.append)
+        broker_admin.update_broker_config(request, values, changed.append)
     assert changed == []
     request = RecordedRequest(
         commands.UPDATE_BROKER_CONFIG, commands.UpdateBrokerConfigRequest(1), msgpack.packb({"limits.groups_max": 5})
     )
-    settings.update_broker_config(request, values, changed.append)
+    broker_admin.update_broker_config(request, values, changed.append)
     assert changed[0].limits.groups_max == 5
     assert request.audited[0][1:] == ("setting limits.groups_max", values.limits.groups_max, 5)
 
@@ -228,6 +229,6 @@ async def test_pull_returns_what_was_produced_before_it(broker: Broker) -> None:
 def test_a_key_finds_messages_in_the_store(store: MessageStore) -> None:
     put(store, "orders", 0, [Message(b"first", ("o-1",)), Message(b"second", ("o-2",))])
     asked = RecordedRequest(commands.QUERY_BY_KEY, commands.QueryByKeyRequest("orders", "o-2"))
-    query.query_by_key(asked, store, Settings().limits)
+    queries.query_by_key(asked, store, Settings().limits)
     [(answer, body)] = asked.answers
     assert (answer.count, b"second" in body, b"first" in body) == (1, True, False)

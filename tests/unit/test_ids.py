@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from flintmq.protocol.storage.ids import (
+from flintmq.protocol.storage.record import (
     UNIQUE_COUNTER_MAX,
     UNIQUE_PREFIX_DIGITS,
+    encode_host,
     offset_id,
     parse_offset_id,
     unique_counter_start,
     unique_key,
     unique_prefix,
 )
-from flintmq.protocol.storage.record import encode_host
 
 
 def test_an_offset_id_is_the_advertised_address_and_the_physical_offset() -> None:

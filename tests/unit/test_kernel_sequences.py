@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from flintmq.broker.kernels import dispatch, sequences
-from flintmq.protocol.storage.ids import UNIQUE_PREFIX_DIGITS, unique_key
 from flintmq.protocol.storage.layout import SysFlag
-from flintmq.protocol.storage.record import Record, encode_host
+from flintmq.protocol.storage.record import UNIQUE_PREFIX_DIGITS, Record, encode_host, unique_key
 from tests.twins.log import write_log
 from tests.twins.sequences import WAITING_TOPICS, Run, call
 

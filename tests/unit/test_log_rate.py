@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flintmq.client.log_rate import LogRate
+from flintmq.client.endpoint import LogRate
 
 
 def test_a_burst_passes_and_the_next_line_counts_omitted_ones() -> None:

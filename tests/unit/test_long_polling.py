@@ -13,7 +13,7 @@ from flintmq.broker.background.held_pulls import (
     PullRequestHoldService,
     Wake,
 )
-from flintmq.broker.background.loop_scheduler import SLICE_S, StepScheduler
+from flintmq.broker.background.loop_work import SLICE_S, StepScheduler
 
 
 class Clock:

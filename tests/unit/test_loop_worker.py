@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from flintmq.broker.background.loop_worker import LoopWorker, wall_ms
+from flintmq.broker.background.loop_work import LoopWorker, wall_ms
 from flintmq.protocol.errors import BrokerError, NotEnoughReplicas, NotPrimary, ServiceNotAvailable
 
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from flintmq.broker.latency import BOUNDS_S, Latencies
 from flintmq.broker.metrics.catalog import Metric
-from flintmq.broker.metrics.exposition import Exposition, labels
+from flintmq.broker.metrics.collector import Exposition, labels
 
 GAUGE = Metric("flintmq_test_bytes", "gauge", "what a test says", ("topic", "kind"))
 HISTOGRAM = Metric("flintmq_test_seconds", "histogram", "how long a test took", ("command",))

@@ -6,12 +6,12 @@ import struct
 
 import pytest
 
-from flintmq.broker.migration.errors import HaStreamError
-from flintmq.broker.migration.ha_codec import (
+from flintmq.broker.migration.ha_connection import (
     FEED_BYTES_MAX,
     PIECE_BYTES_MAX,
     RECORD_BYTES_MAX,
     HaReceiver,
+    HaStreamError,
     encode_report,
 )
 

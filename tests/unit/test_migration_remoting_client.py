@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.migration.errors import MasterRefused
-from flintmq.broker.migration.remoting_client import MasterClient, connected
+from flintmq.broker.migration.ha_connection import MasterRefused
+from flintmq.broker.migration.master import MasterClient, connected
 from flintmq.broker.remoting.outbound import FRAME_BYTES_MAX, decode_answer, encode_request
 from flintmq.protocol.errors import ConnectionFailed, RemoteProtocolError
 from tests.processes import free_port

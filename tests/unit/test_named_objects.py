@@ -13,9 +13,8 @@ import pytest
 from flintmq.broker.app.daemon import main as broker_program
 from flintmq.broker.config import FIELDS
 from flintmq.broker.metrics.catalog import METRICS
-from flintmq.client.cli.command import common_options
+from flintmq.client.cli.command import ALIASES, SUBCOMMAND_ALIASES, common_options
 from flintmq.client.cli.main import COMMANDS, root
-from flintmq.client.cli.words import ALIASES, SUBCOMMAND_ALIASES
 from tests.unit.test_links import CODE, FENCED
 
 ROOT = Path(__file__).parents[2]

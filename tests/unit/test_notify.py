@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.app.notify import ServiceManager
+from flintmq.broker.app.output import ServiceManager
 
 
 def listen(address: str) -> socket.socket:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.store.files.file_system import Files
-from flintmq.broker.store.files.open_files import OpenFiles
-from flintmq.broker.store.queue.consume_queue import ConsumeQueue
+from flintmq.broker.store.files.file_system import Files, OpenFiles
+from flintmq.broker.store.queues import ConsumeQueue
 from flintmq.protocol.storage.layout import UNIT_BYTES
 
 UNITS_A_FILE = 2

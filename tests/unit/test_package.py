@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import flintmq
 from flintmq.broker.app.daemon import main
-from flintmq.broker.tools.operator_files import EXAMPLES
+from flintmq.broker.tools.commands import EXAMPLES
 from tests.document_reader import read_blocks
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.delivery.groups.client_owners import ClientOwners
+from flintmq.broker.delivery.groups.consumer_clients import ClientOwners
 from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
-from flintmq.broker.security.access import REMEMBERED_MAX, AccessTable, UserRights
+from flintmq.broker.security.users import REMEMBERED_MAX, AccessTable, UserRights
 from flintmq.protocol.auth.permissions import (
     ACTIONS,
     ADMIN,

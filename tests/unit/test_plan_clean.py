@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.background.retention import Disk
+from flintmq.broker.background.services import Disk
 from flintmq.broker.config import RetentionSection
 from flintmq.broker.store import MessageStore
-from flintmq.broker.store.retention.expiry import HALF_TOPIC
+from flintmq.broker.store.retention import HALF_TOPIC
 from flintmq.broker.tools.plan_clean import as_json, as_text, plan_clean
 from flintmq.protocol.errors import ConfigurationError
 from tests.store_tools import SMALL, open_store, plain, put, tree

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.delivery.pop import journal
-from flintmq.broker.delivery.pop.in_flight import Take
-from flintmq.broker.delivery.pop.table import QueueKey
+from flintmq.broker.delivery.pop import table
+from flintmq.broker.delivery.pop.table import QueueKey, Take
 from flintmq.broker.store import Files, PopEntry
-from flintmq.broker.store.tables.pop_journal import PopJournal
+from flintmq.broker.store.tables.pop_state import PopJournal
 
 KEY = QueueKey("g", "t", 0)
 TAKE = Take(1_000, 30_000)
-TAKEN = journal.taken(KEY, 0, 10, range(10), TAKE, 1_000)
-SETTLED = journal.settled(KEY, (0, 1, 5))
+TAKEN = table.taken(KEY, 0, 10, range(10), TAKE, 1_000)
+SETTLED = table.settled(KEY, (0, 1, 5))
 
 
 class FullDisk(Files):
@@ -45,7 +44,7 @@ def opened(folder: Path, *entries: PopEntry, files: Files | None = None) -> PopJ
 
 
 def open_offsets(entries: list[PopEntry]) -> list[int]:
-    states = journal.replayed(entries)
+    states = table.replayed(entries)
     return list(states[KEY].open) if KEY in states else []
 
 
@@ -67,7 +66,7 @@ def test_a_line_that_is_cut_off_is_left_out(tmp_path: Path, cut: int) -> None:
 
 
 def test_nothing_after_a_damaged_line_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = opened(tmp_path, TAKEN, SETTLED, journal.settled(KEY, (2,)))
+    made = opened(tmp_path, TAKEN, SETTLED, table.settled(KEY, (2,)))
     made.close()
     lines = made.path.read_bytes().splitlines(keepends=True)
     made.path.write_bytes(lines[0] + lines[1].replace(b"5", b"6", 1) + lines[2])
@@ -77,10 +76,10 @@ def test_nothing_after_a_damaged_line_counts(tmp_path: Path, caplog: pytest.LogC
 
 def test_a_journal_that_begins_again_says_the_same_and_goes_on(tmp_path: Path) -> None:
     made = opened(tmp_path, TAKEN, SETTLED)
-    state = journal.replayed(made.read())[KEY]
-    made.everything = lambda: [[journal.QUEUE, *KEY, state.committed, state.settled(), [[6, 8, 1_000, 31_000]]]]
+    state = table.replayed(made.read())[KEY]
+    made.everything = lambda: [[table.QUEUE, *KEY, state.committed, state.settled(), [[6, 8, 1_000, 31_000]]]]
     made.begin_again()
-    made.append([journal.settled(KEY, (6,))])
+    made.append([table.settled(KEY, (6,))])
     assert open_offsets(made.read()) == [7]
     assert [path.name for path in tmp_path.iterdir()] == ["pop.json.journal"]
 
@@ -113,7 +112,7 @@ def test_a_journal_that_can_neither_be_written_nor_removed_is_told(
 
 
 def test_a_newer_committed_offset_settles_what_is_before_it(tmp_path: Path) -> None:
-    state = journal.replayed([TAKEN, SETTLED])[KEY]
+    state = table.replayed([TAKEN, SETTLED])[KEY]
     state.advance(1)
     assert (state.committed, list(state.open)) == (2, [2, 3, 4, 6, 7, 8, 9])
     state.advance(7)
@@ -133,7 +132,7 @@ def test_a_damaged_journal_of_another_store_replaces_nothing(tmp_path: Path) -> 
 
 
 def test_what_is_beyond_the_end_of_a_queue_is_forgotten(tmp_path: Path) -> None:
-    state = journal.replayed([TAKEN, SETTLED])[KEY]
+    state = table.replayed([TAKEN, SETTLED])[KEY]
     state.clip(4)
     assert (list(state.open), state.next_offset, state.settled()) == ([2, 3], 4, [])
     state.clip(1)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.delivery.staged import service, table
-from flintmq.broker.delivery.staged.notes import read_note
-from flintmq.broker.delivery.staged.table import Range, StageTable
+from flintmq.broker.delivery import staged
+from flintmq.broker.delivery.staged import Range, StageTable, read_note
 from flintmq.broker.store.files.file_system import Files
-from flintmq.broker.store.tables.staged_state import StagedSnapshot, StagedState
+from flintmq.broker.store.tables.store_state import StagedSnapshot, StagedState
 from flintmq.protocol.errors import PreparedIncomplete, QueueNotExist, SystemBusy
 from flintmq.protocol.storage.delivery import OP_PREPARED_TOPIC, PARKED_TOPIC, PREPARED_TOPIC
 from flintmq.protocol.storage.record import Record
@@ -75,7 +74,7 @@ class TestTable:
         assert known.needed_offsets(4, 10) == (4, 10)
 
     def test_the_series_that_committed_least_recently_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(table, "SCOPES_MAX", 2)
+        monkeypatch.setattr(staged, "SCOPES_MAX", 2)
         known = StageTable()
         for series, number in (("a", 5), ("b", 0), ("a", 3), ("c", 1)):
             known.remember_sequence(series, number)
@@ -119,7 +118,7 @@ class TestClock:
 
 class TestLimits:
     def test_frames_that_wait_are_bounded(self, made: PreparedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(service, "RANGES_MAX", 4)
+        monkeypatch.setattr(staged, "RANGES_MAX", 4)
         for number in range(2):
             made.prepare("a", "orders", [b"%d" % number])
             made.prepare("b", "orders", [b"%d" % number])

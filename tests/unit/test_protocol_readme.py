@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from flintmq.broker.filters import parser
+from flintmq.broker import filters as parser
 from flintmq.broker.handlers.registry import RULES
 from flintmq.protocol import commands, frames
 from flintmq.protocol.auth.permissions import ANY

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client.core.consume.batch import Batch
-from flintmq.client.groups.push.assignments import Claims
-from flintmq.client.groups.push.claim import Claim, WorkItem
+from flintmq.client.groups.push.assignments import Claim, Claims, WorkItem
 from flintmq.protocol.storage.record import Record
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from flintmq.client import GiveUp, InvalidArgumentType, PushConsumer, StoredMessage, TryLater
 from flintmq.client.core.consume.batch import Batch
-from flintmq.client.groups.push.ack_tracker import REASONS_BYTES_MAX, SEND_BACK_MAX, _parts
-from flintmq.client.groups.push.claim import Claim, WorkItem
+from flintmq.client.groups.push.assignments import Claim, WorkItem
 from flintmq.client.groups.push.outcome import Failure, describe, failed_with, reason_of
+from flintmq.client.groups.push.progress import REASONS_BYTES_MAX, SEND_BACK_MAX, _parts
 from flintmq.protocol.storage.record import Record, encode_properties
 
 UNIQUE = "7F00000100002A9F0000000000000001"

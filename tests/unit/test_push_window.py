@@ -7,8 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flintmq.client.groups.push.assignments import Claims
-from flintmq.client.groups.push.claim import MERGE_WORKS_MIN, Claim, WorkItem
+from flintmq.client.groups.push.assignments import MERGE_WORKS_MIN, Claim, Claims, WorkItem
 from tests.unit.test_push_claims import batch, only
 
 

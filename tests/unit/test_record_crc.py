@@ -7,8 +7,15 @@ import zlib
 import pytest
 
 from flintmq.protocol.storage.layout import PROPERTIES_BYTES_MAX
-from flintmq.protocol.storage.record import CorruptRecord, Record, check_record_crc, decode_record, encode_host
-from flintmq.protocol.storage.record_crc import record_crc_property, without_record_crc
+from flintmq.protocol.storage.record import (
+    CorruptRecord,
+    Record,
+    check_record_crc,
+    decode_record,
+    encode_host,
+    record_crc_property,
+    without_record_crc,
+)
 
 HOST = encode_host("127.0.0.1", 10911)
 EXAMPLE = Record(

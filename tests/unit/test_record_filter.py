@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.store.read.record_filter import CHUNK_RECORDS, LOOK_S, Kept, keep_matching
+from flintmq.broker.store.read.pulls import CHUNK_RECORDS, LOOK_S, Kept, keep_matching
 from flintmq.protocol.storage.record import Record, decode_record, encode_host
 from tests.store_tools import split_answer
 

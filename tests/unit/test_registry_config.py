@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from flintmq.broker.replication.core.configuration import SetConfig
-from flintmq.broker.replication.registry.config_json import decode_config, encode_config
-from flintmq.broker.replication.registry.errors import MalformedRegistry
 from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
-from flintmq.broker.replication.registry.interface import Registry
+from flintmq.broker.replication.registry.interface import MalformedRegistry, Registry, decode_config, encode_config
 
 CONFIG = SetConfig("id-1", 7, "a", frozenset("ab"), frozenset("abc"), 2)
 ADDRESSES = {"a": "host-a:10911", "b": "host-b:10911", "c": "[::1]:10911"}

@@ -13,8 +13,10 @@ import pytest
 
 from flintmq.broker.replication.core.configuration import Proposal, ProposalOutcome, SetConfig
 from flintmq.broker.replication.registry import etcd as etcd_module
-from flintmq.broker.replication.registry.errors import (
+from flintmq.broker.replication.registry.etcd import RESPONSE_BYTES_MAX, EtcdRegistry, EtcdSettings, is_safe_version
+from flintmq.broker.replication.registry.interface import (
     ConfigTooLong,
+    LeaseAnswer,
     NotARegistry,
     RegistryError,
     RegistryRefused,
@@ -22,9 +24,6 @@ from flintmq.broker.replication.registry.errors import (
     RegistryUnreachable,
     UnsafeRegistry,
 )
-from flintmq.broker.replication.registry.etcd import EtcdRegistry, EtcdSettings
-from flintmq.broker.replication.registry.gateway import RESPONSE_BYTES_MAX, is_safe_version
-from flintmq.broker.replication.registry.interface import LeaseAnswer
 from tests.processes import free_port
 
 CONFIG = SetConfig("id", 1, "a", frozenset("a"), frozenset("a"), 1)

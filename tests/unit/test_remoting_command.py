@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flintmq.protocol.frames import REQUEST, RESPONSE
+from flintmq.protocol.remoting.codes import client_name, release_of
 from flintmq.protocol.remoting.command import (
     BINARY_HEADER,
     JSON_HEADER,
@@ -18,7 +19,6 @@ from flintmq.protocol.remoting.command import (
     encode_head,
     opaque_of,
 )
-from flintmq.protocol.remoting.versions import client_name, release_of
 
 
 def framed(header: bytes, header_type: int = JSON_HEADER, body: bytes = b"") -> bytearray:

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from flintmq.broker.remoting.recall import RecallRefused, recall_handle, split_recall_handle
+from flintmq.broker.remoting.handles import RecallRefused, recall_handle, split_recall_handle
 from flintmq.protocol.remoting import codes
 
 

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from flintmq.broker.remoting.bodies import JSON_BYTES_MAX
-from flintmq.broker.remoting.registry import ROWS
-from flintmq.broker.remoting.unsupported import UNSUPPORTED
+from flintmq.broker.remoting.registry import ROWS, UNSUPPORTED
 from flintmq.broker.requests.connected_client import ASKED_MAX, KEPT_BYTES_MAX
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.fastjson import VALUES_MAX

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from flintmq.broker.replication.member.disk_work import write_when_room
+from flintmq.broker.replication.member.replica_member import write_when_room
 
 
 class FullDisk:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.background.retention import CleanCommitLogService, Disk, Policy
+from flintmq.broker.background.services import CleanCommitLogService, Disk, Policy
 from flintmq.broker.config import RetentionSection
 from flintmq.broker.store import MessageStore
-from flintmq.broker.store.retention.expiry import HOUR_MS, OldFile
+from flintmq.broker.store.retention import HOUR_MS, OldFile
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.store_tools import SMALL, append, open_store, plain, put
 

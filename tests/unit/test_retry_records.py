@@ -8,9 +8,8 @@ import pytest
 
 from flintmq.broker.delivery.groups.retry import send_back
 from flintmq.protocol.storage.delivery import dead_letter_topic
-from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
-from flintmq.protocol.storage.record import Record, encode_properties
+from flintmq.protocol.storage.record import Record, encode_properties, offset_id
 from tests.store_tools import BORN_HOST, HOST
 
 

@@ -17,14 +17,13 @@ import pytest
 
 from flintmq.client import CompressionUnavailable
 from flintmq.client.arrow import decoder
-from flintmq.client.arrow.archive import log_end, log_scanner, split_points
+from flintmq.client.arrow.archive import log_reader
+from flintmq.client.arrow.archive import plan as log_end
 from flintmq.client.arrow.archive.errors import AmbiguousBoundary, CorruptLog
 from flintmq.client.arrow.archive.log_files import LogFile, find_log
-from flintmq.client.arrow.archive.log_reader import PartitionReader
-from flintmq.client.arrow.archive.log_scanner import LogRange
+from flintmq.client.arrow.archive.log_reader import LogRange, PartitionReader, find_boundary, next_record
 from flintmq.client.arrow.archive.options import ArchiveOptions
 from flintmq.client.arrow.archive.plan import plan
-from flintmq.client.arrow.archive.split_points import find_boundary, next_record
 from flintmq.client.arrow.decoder import Decoder
 from flintmq.client.core.compression import Compressor
 from flintmq.protocol.storage.layout import RECORD, RECORD_HEAD_BYTES, SysFlag
@@ -89,7 +88,7 @@ def test_a_log_is_planned_without_reading_it(store: Path, log: MadeLog, monkeypa
     known = log_end.ReadableLog(dataclasses.replace(find_log(str(store)), files=(first,)), first.end)
     monkeypatch.setattr(LogFile, "read", counting)
     monkeypatch.delattr(LogFile, "read_into")
-    monkeypatch.setattr(split_points, "_SCAN_BYTES", 1024)
+    monkeypatch.setattr(log_reader, "_SCAN_BYTES", 1024)
     partitions = plan(known, ArchiveOptions("", partition_bytes=FILE_BYTES // 4))
     assert len(partitions) == 4
     assert read < FILE_BYTES / 2
@@ -313,7 +312,7 @@ def test_a_body_whose_library_is_missing_is_no_damage(
 
 
 def test_a_record_longer_than_a_window_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_scanner, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(log_reader, "WINDOW_BYTES", 4096)
     made = [Record(b"orders", bytes([size % 251]) * size) for size in (10, 30_000, 10, 4000, 5000, 9000, 1)]
     store = make_log(made, FILE_BYTES).write(tmp_path)
     for partition_bytes in (2000, 10_000, FILE_BYTES):
@@ -340,7 +339,7 @@ def test_topics_are_distinguished_by_every_byte(tmp_path: Path) -> None:
 
 
 def test_few_wanted_records_are_collected_into_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_scanner, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(log_reader, "WINDOW_BYTES", 4096)
     made = [Record(b"rare" if n % 50 == 0 else b"common", b"%d" % n) for n in range(4000)]
     store = make_log(made, FILE_BYTES).write(tmp_path)
     options = ArchiveOptions(str(store), topics=("rare",))

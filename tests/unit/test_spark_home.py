@@ -12,7 +12,7 @@ import pytest
 
 pyspark = pytest.importorskip("pyspark")
 
-from flintmq.client.spark.spark_home import ARCHIVE, home_without_archive  # noqa: E402 - PySpark may be missing
+from flintmq.client.spark.sessions import ARCHIVE, home_without_archive  # noqa: E402 - PySpark may be missing
 
 PACKAGE = Path(pyspark.__file__).resolve().parent
 
@@ -69,7 +69,7 @@ def test_sparks_own_home_is_used_if_no_folder_takes_links(
 ) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.touch()
-    monkeypatch.setattr("flintmq.client.spark.spark_home.cache_parents", lambda _: [in_the_way])
+    monkeypatch.setattr("flintmq.client.spark.sessions.cache_parents", lambda _: [in_the_way])
     assert home_without_archive(environment) is None
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.client.core.consume.tags import EVERYTHING, parse_tags
+from flintmq.client.core.consume.batch import EVERYTHING, parse_tags
 from flintmq.client.core.topics import TopicInfo
-from flintmq.client.spark.filter_pushdown import push
 from flintmq.client.spark.offsets import (
     Queue,
     QueueRange,
     TopicSubscription,
     limited,
     offsets_behind_latest,
+    push,
     split,
     together,
 )

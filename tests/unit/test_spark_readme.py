@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.client.arrow.columns import COLUMNS, HEADERS, PROPERTIES
+from flintmq.client.arrow.decoder import COLUMNS, HEADERS, PROPERTIES
 from flintmq.client.spark.columns import DDL
 from flintmq.client.spark.options import READ_OPTIONS
-from flintmq.client.spark.sink_columns import WRITE_COLUMNS
-from flintmq.client.spark.sink_options import WRITE_OPTIONS
+from flintmq.client.spark.sink_options import WRITE_COLUMNS, WRITE_OPTIONS
 
 README = (Path(__file__).parents[2] / "client" / "spark" / "README.md").read_text(encoding="utf-8")
 

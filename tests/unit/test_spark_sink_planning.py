@@ -98,7 +98,7 @@ def check() -> Any:
     """Return a function to be called like ``check("body binary, …", topic=None)``."""
     types = pytest.importorskip("pyspark.sql.types")
     pytest.importorskip("pyarrow")
-    from flintmq.client.spark.sink_columns import check_columns
+    from flintmq.client.spark.sink_options import check_columns
 
     kinds = {
         "binary": types.BinaryType(),

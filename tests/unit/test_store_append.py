@@ -13,9 +13,15 @@ import pytest
 
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.errors import MessageIllegal
-from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK
-from flintmq.protocol.storage.record import Record, decode_record, encode_host, encode_properties, record_size
+from flintmq.protocol.storage.record import (
+    Record,
+    decode_record,
+    encode_host,
+    encode_properties,
+    offset_id,
+    record_size,
+)
 from tests.store_tools import (
     BORN_HOST,
     HOST,

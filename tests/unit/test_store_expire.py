@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore, PullSelection
-from flintmq.broker.store.queue.queue_table import SCHEDULE_TOPIC
-from flintmq.broker.store.retention.expiry import HALF_TOPIC, TIMER_TOPIC
+from flintmq.broker.store.queues import SCHEDULE_TOPIC
+from flintmq.broker.store.retention import HALF_TOPIC, TIMER_TOPIC
 from flintmq.protocol.errors import OffsetOutOfRange
 from flintmq.protocol.storage.record import Record, encode_properties
 from tests.store_tools import (

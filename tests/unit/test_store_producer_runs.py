@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore, StoredRun, TopicConfig
-from flintmq.broker.store.queue.queue_table import SCHEDULE_TOPIC
+from flintmq.broker.store.queues import SCHEDULE_TOPIC
 from flintmq.protocol.errors import MessageNotFound
-from flintmq.protocol.storage.ids import unique_key
-from flintmq.protocol.storage.record import Record, encode_host, encode_properties
+from flintmq.protocol.storage.record import Record, encode_host, encode_properties, unique_key
 from tests.store_tools import (
     FOREVER,
     MIB,
@@ -143,7 +142,7 @@ class TestTail:
         assert sum(run.messages for run in tail(store, 5 * MIB)) < count
 
     def test_more_runs_than_a_call_has_room_for(self, store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("flintmq.broker.store.dispatch.producer_runs.RUNS_A_CALL", 3)
+        monkeypatch.setattr("flintmq.broker.store.dispatch.RUNS_A_CALL", 3)
         for number in range(10):
             produce(store, 2 * number, plain(1))
         assert [run.first for run in tail(store)] == list(range(0, 20, 2))

@@ -19,8 +19,8 @@ from flintmq.broker.store import (
     TopicConfig,
     WouldBlock,
 )
-from flintmq.broker.store.read.log_reads import ANSWER_BYTES_MAX
 from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX, NEWEST_BYTES_MAX
+from flintmq.broker.store.read.queue_reads import ANSWER_BYTES_MAX
 from flintmq.protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -29,10 +29,9 @@ from flintmq.protocol.errors import (
     QueueNotExist,
     TopicNotExist,
 )
-from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.javahash import tags_code
 from flintmq.protocol.storage.layout import UNIT
-from flintmq.protocol.storage.record import decode_record
+from flintmq.protocol.storage.record import decode_record, offset_id
 from tests.store_tools import (
     HOST,
     MIB,

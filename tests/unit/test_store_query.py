@@ -14,10 +14,9 @@ import pytest
 from flintmq.broker.store import KeySearch, MessageStore, QueryResult
 from flintmq.protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
 from flintmq.protocol.storage.arrays.jit import INTERPRETED
-from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.javahash import index_key_hash, java_hash
 from flintmq.protocol.storage.layout import INDEX_HEADER
-from flintmq.protocol.storage.record import Record, decode_record
+from flintmq.protocol.storage.record import Record, decode_record, offset_id
 from tests.store_tools import (
     FOREVER,
     HOST,

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.background.checkpoint import CheckpointService
 from flintmq.broker.background.flush import flush_service
-from flintmq.broker.background.retention import Disk
-from flintmq.broker.background.store_stats import WINDOW_S, StoreStatsService
+from flintmq.broker.background.services import WINDOW_S, CheckpointService, Disk, StoreStatsService
 from flintmq.broker.config import RetentionSection
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.store_tools import append, dispatch, open_store, plain, put

@@ -11,7 +11,7 @@ import pytest
 
 from flintmq.broker.store import KeySearch, MessageStore, PullSelection, TopicConfig
 from flintmq.protocol.errors import MessageNotFound, OffsetOutOfRange, TopicNotExist
-from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.record import offset_id
 from tests.store_tools import (
     HOST,
     Sent,

@@ -13,10 +13,8 @@ import pytest
 
 from flintmq.broker.tools.dump import Wanted, record_row, records
 from flintmq.broker.tools.findings import Findings
-from flintmq.broker.tools.log_end import find_end
-from flintmq.broker.tools.offline import OfflineStore
-from flintmq.broker.tools.stat import store_stat
-from flintmq.broker.tools.stat_output import as_json, as_plain, print_tables
+from flintmq.broker.tools.offline import OfflineStore, find_end
+from flintmq.broker.tools.stat import as_json, as_plain, print_tables, store_stat
 from flintmq.protocol.storage.layout import RECORD_HEAD_BYTES, SysFlag
 from flintmq.protocol.storage.record import Record
 from tests.store_tools import Message, Sent, copy_store, open_store, overwrite, plain, put

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore, PullSelection
-from flintmq.broker.store.retention.expiry import HOUR_MS
-from flintmq.broker.store.retention.topic_retention import UNITS_A_STEP, TopicRetention
+from flintmq.broker.store.retention import HOUR_MS, UNITS_A_STEP, TopicRetention
 from flintmq.broker.store.tables.topic_table import RETENTION_FOREVER
 from flintmq.protocol.errors import MessageNotFound, OffsetOutOfRange
 from tests.store_tools import MIB, Sent, assert_found, assert_holds, find, make_topic, open_store, plain, put, reopen
@@ -145,7 +144,7 @@ def all_units(store: MessageStore, topic: str) -> list[tuple[int, int, int]]:
 def test_more_units_than_one_look_takes_are_left_out_step_by_step(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flintmq.broker.store.retention.topic_retention.UNITS_A_STEP", 7)
+    monkeypatch.setattr("flintmq.broker.store.retention.UNITS_A_STEP", 7)
     assert UNITS_A_STEP > 7
     for first in range(0, 300, 3):
         put(store, "orders", first % 4, plain(1 + first % 3, size=100 + first, first=first))

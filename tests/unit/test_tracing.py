@@ -17,15 +17,13 @@ from opentelemetry.trace import StatusCode
 
 from flintmq.client import BrokerFailure, ConnectionFailed, DeliveryFailed, Message, StoredMessage
 from flintmq.client.core import hooks
-from flintmq.client.core.rpc.address import parse_addresses
-from flintmq.client.core.rpc.address_book import AddressBook
+from flintmq.client.core.rpc.address import AddressBook, parse_addresses
 from flintmq.client.errors import DeliveryLost
 from flintmq.client.groups.push.outcome import GiveUp, TryLater
 from flintmq.client.message import with_properties
 from flintmq.client.otel import context_of, link_to
-from flintmq.client.otel.attributes import error_type_of
 from flintmq.client.otel.context import fields_of, injected, sender_of
-from flintmq.client.otel.spans import settlement_of
+from flintmq.client.otel.spans import error_type_of, settlement_of
 from flintmq.client.otel.tracer import Tracer
 from flintmq.protocol.errors import SystemBusy
 from flintmq.protocol.storage.record import Record, encode_host, encode_properties

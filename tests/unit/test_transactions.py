@@ -10,7 +10,7 @@ import pytest
 
 from flintmq.broker.delivery.transactions.checks import READS_AGAIN_S
 from flintmq.broker.delivery.transactions.records import Half
-from flintmq.broker.delivery.transactions.startup_scan import History
+from flintmq.broker.delivery.transactions.table import History
 from flintmq.broker.store import WouldBlock
 from flintmq.broker.store.message_store import UNLIMITED
 from flintmq.protocol.errors import BrokerFailure, TransactionEnded, TransactionGroupWrong, TransactionNotExist

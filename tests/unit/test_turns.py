@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flintmq.broker.background.loop_scheduler import SLICE_S, StepScheduler
+from flintmq.broker.background.loop_work import SLICE_S, StepScheduler
 from flintmq.broker.requests.dispatch import SHARED_S, ContentionTracker
 
 

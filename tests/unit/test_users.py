@@ -12,11 +12,11 @@ import pytest
 
 from flintmq.broker.security.users import UserTable
 from flintmq.protocol.auth.scram import ITERATIONS, ITERATIONS_MIN, SALT_BYTES, make_verifier
-from flintmq.protocol.auth.user_file import UserFile
 from flintmq.protocol.auth.users import (
     BACKUP_SUFFIX,
     USERS_FILE,
     User,
+    UserFile,
     Users,
     check_user_name,
     choose_users,

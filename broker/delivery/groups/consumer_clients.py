@@ -10,20 +10,131 @@ members are gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
-from ....protocol.errors import GroupKind, GroupRunning, LimitReached
-from .client_owners import ClientOwners
-from .queue_locks import QueueLocks
+from ....protocol.errors import GroupKind, GroupRunning, LimitReached, NoPermission
 from .subscription_memory import memory_of
 
 if TYPE_CHECKING:
     from ..client_handle import ClientHandle
-    from .assignment import Queue
+    from .group import Queue
     from .subscription_memory import SubscriptionMemory
+
+
+# ---- The user that each live client belongs to, by the id that the client gave itself.
+
+
+class ClientOwners:
+    """Owners of the ids of live RocketMQ clients and of producers, in whatever groups they are.
+
+    An id belongs to the user who registered it first, until its last registration is gone: replies and questions are
+    for the client that is behind it. On a broker without users all ids belong to the same one, whose name is empty.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[str, tuple[str, int]] = {}
+        """User and number of registrations by id."""
+
+    def check(self, client_id: str, user: str) -> None:
+        """Raise ``NoPermission`` if another user has a live client with this id."""
+        owner = self._owners.get(client_id)
+        if owner is not None and owner[0] != user:
+            raise NoPermission(
+                f"client id {client_id} belongs to a live client of another user; give this client another id "
+                "(instanceName), or stop the other one first"
+            )
+
+    def add(self, client_id: str, user: str) -> None:
+        """Count a new registration in a group. Raises ``NoPermission``."""
+        self.check(client_id, user)
+        self._owners[client_id] = (user, self._owners.get(client_id, (user, 0))[1] + 1)
+
+    def remove(self, client_id: str) -> None:
+        """Take a registration back."""
+        user, count = self._owners.pop(client_id)
+        if count > 1:
+            self._owners[client_id] = (user, count - 1)
+
+
+# ---- Locks on queues, for RocketMQ's clients that consume in order: only the holder of the lock may read the
+# queue.
+
+LOCK_S = 60.0
+"""Life of a lock that is not renewed (RocketMQ's ``rebalance.lockMaxLiveTime``); clients renew it each 20 s."""
+UNUSED_S = 30.0
+"""Time without a renewal after which a client itself stops using a lock (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
+
+
+@dataclass(slots=True)
+class _Lock:
+    holder: str
+    renewed_at: float
+    until: float
+
+
+class QueueLocks:
+    """The locks by group and queue; at most one for each queue that a group may read. ``clock``: seconds, monotonic."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._groups: dict[str, dict[Queue, _Lock]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def lock(self, group: str, client_id: str, queues: Iterable[Queue]) -> list[Queue]:
+        """Lock the queues that no other client holds; return those that the client holds now."""
+        now = self._clock()
+        locks = self._groups.setdefault(group, {})
+        held = []
+        for queue in queues:
+            lock = locks.get(queue)
+            # A client renews its own lock by locking again. One that expired is free: its holder stopped using it
+            # before.
+            if lock is None or lock.holder == client_id or lock.until <= now:
+                locks[queue] = _Lock(client_id, now, now + LOCK_S)
+                held.append(queue)
+        if not locks:
+            del self._groups[group]
+        return held
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
+        """Release those of the queues that the client holds."""
+        locks = self._groups.get(group, {})
+        for queue in queues:
+            if (lock := locks.get(queue)) is not None and lock.holder == client_id:
+                del locks[queue]
+        if not locks:
+            self._groups.pop(group, None)
+
+    def holds_any(self, group: str, client_id: str) -> bool:
+        """Return whether the client holds a queue of the group."""
+        now = self._clock()
+        return any(lock.holder == client_id and lock.until > now for lock in list(self._groups.get(group, {}).values()))
+
+    def release_all(self, group: str, client_id: str) -> None:
+        """Release every queue that the client holds: it said that it has stopped."""
+        self.unlock(group, client_id, list(self._groups.get(group, {})))
+
+    def lost(self, group: str, client_id: str) -> None:
+        """Shorten the locks of a client whose connection is lost. It may still be processing messages of the queues, so
+        another client gets them only after the lost client has stopped using its locks by itself."""
+        for lock in self._groups.get(group, {}).values():
+            if lock.holder == client_id:
+                lock.until = lock.renewed_at + UNUSED_S
+
+    def forget_expired(self) -> None:
+        """Drop the locks that have expired."""
+        now = self._clock()
+        for group, locks in list(self._groups.items()):
+            for queue in [queue for queue, lock in locks.items() if lock.until <= now]:
+                del locks[queue]
+            if not locks:
+                del self._groups[group]
+
 
 log = logging.getLogger(__name__)
 

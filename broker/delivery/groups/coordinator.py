@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
-from ....protocol.errors import GroupRunning, LimitReached, NoPermission
+from ....protocol.errors import BrokerError, GroupRunning, LimitReached, NoPermission, ServiceNotAvailable
 from ....protocol.fields import I64_MAX
 from ....protocol.storage.delivery import (
     MEMBER_SEPARATOR,
+    OFFSET_MOVED_TOPIC,
     RETRY_TOPIC_PREFIX,
     dead_letter_topic,
     popped_from,
     retry_topic,
 )
+from ....protocol.storage.record import PROPERTY_KEYS, PROPERTY_TAGS, Record, encode_properties
+from ...store import TopicConfig
 from ..old_retries import is_alone, pop_retry_topics
 from .consumer_clients import ConsumerClients
 from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
@@ -27,7 +33,8 @@ if TYPE_CHECKING:
     from ....protocol.commands import HeartBeatRequest
     from ...store import MessageStore
     from ..client_handle import ClientHandle
-    from .assignment import Queue
+    from ..writer import RecordWriter
+    from .group import Queue
 
 log = logging.getLogger(__name__)
 
@@ -504,3 +511,157 @@ class GroupCoordinator:
         self._store.groups.remove(group_name)
         for key in [key for key in self.pulled if key[0] == group_name]:
             del self.pulled[key]
+
+
+# ---- Changes of groups and of their progress that must not be forgotten: made on the event loop, confirmed
+# when they are on disk.
+
+Done = Callable[[BrokerError | None], None]
+
+
+class GroupChanges:
+    """The writes of these changes. All that wait when a write begins share it (group commit).
+
+    Belongs to the event loop. ``writers``: threads that write to the disk.
+    """
+
+    def __init__(self, store: MessageStore, loop: asyncio.AbstractEventLoop, writers: Executor) -> None:
+        self._store = store
+        self._loop = loop
+        self._writers = writers
+        self.replicate: Callable[[Callable[[], None]], object] = lambda done: done()
+        """Called after a write; calls its argument when other brokers that must have the changes do, too."""
+        self._waiting: list[Done] = []
+        self._written: list[Done] = []
+        """Callbacks of the write that runs, or that other brokers do not have yet."""
+        self._running = False
+        self._given_up: BrokerError | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Return whether there may be a change that is not confirmed yet."""
+        return self._running or self._store.consumer_offsets.unsaved or self._store.groups.unsaved
+
+    def when_saved(self, done: Done) -> None:
+        """Call ``done`` on the loop, with the error or None, when all changes made by now are confirmed."""
+        if self._given_up is not None:
+            self._loop.call_soon(done, self._given_up)
+            return
+        self._waiting.append(done)
+        if not self._running:
+            self._running = True
+            # Not before the next turn of the loop, so that other changes of this turn share the write.
+            self._loop.call_soon(self._next)
+
+    def give_up(self, error: BrokerError) -> None:
+        """Call all waiting callbacks, and every later one, with ``error``: no change is confirmed any more."""
+        self._given_up = error
+        ended, self._written, self._waiting = [*self._written, *self._waiting], [], []
+        for done in ended:
+            done(error)
+
+    def _next(self) -> None:
+        if not self._waiting:
+            self._running = False
+            return
+        self._written, self._waiting = self._waiting, []
+        work = self._loop.run_in_executor(self._writers, self._write)
+        work.add_done_callback(self._on_disk)
+
+    def _write(self) -> None:
+        # In this order: a start takes a missing table of offsets beside groups for lost.
+        self._store.consumer_offsets.save()
+        if self._store.groups.unsaved:
+            self._store.groups.persist()
+
+    def _on_disk(self, work: asyncio.Future[None]) -> None:
+        error = work.exception()
+        if error is None:
+            self.replicate(lambda: self._confirmed(None))
+            return
+        log.error("could not write the tables of the groups", exc_info=error)
+        self._confirmed(
+            ServiceNotAvailable(
+                f"the tables of the groups of {self._store.path} cannot be written: {error}; the change may be lost if "
+                "the broker ends now. Check the disk"
+            )
+        )
+
+    def _confirmed(self, error: BrokerError | None) -> None:
+        if self._given_up is None:
+            written, self._written = self._written, []
+            for done in written:
+                done(error)
+            self._next()
+
+
+# ---- Groups that missed messages because retention deleted them: they continue at the first that exists, and
+# RocketMQ's record OFFSET_MOVED_EVENT says so.
+
+TOPIC = TopicConfig(OFFSET_MOVED_TOPIC, read_queues=1, write_queues=1)
+
+
+class OffsetMover:
+    """Moves groups whose next messages have expired."""
+
+    def __init__(self, store: MessageStore, groups: GroupCoordinator, writer: RecordWriter, broker_name: str) -> None:
+        self._store = store
+        self._groups = groups
+        self._writer = writer
+        self._broker_name = broker_name
+
+    def move(self, group: str, member: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
+        """Move a group that asked for expired messages to the first that exist, and store an event about it."""
+        groups, offsets = self._groups, self._store.consumer_offsets
+        name = groups.progress_name(group, member)
+        committed = offsets.committed_of(name, topic, queue_id)
+        if committed is not None and committed >= moved_to:
+            return  # already moved; members may ask several times with the old offset
+        if committed is None and not self._store.groups.has(group):
+            return  # a reader that uses the name without being a group: it has no members and no progress
+        log.warning(
+            "group %s: messages %d to %d of topic %s, queue %d were removed before it had consumed them",
+            group,
+            asked,
+            moved_to - 1,
+            topic,
+            queue_id,
+        )
+        groups.offsets_moved += 1
+        # An offset that is there is overwritten; a new one counts towards limits.committed_offsets_max.
+        has_room = committed is not None or len(offsets) < groups.offsets_max
+        if has_room and (name == group or committed is not None):  # most broadcasting members commit nothing
+            offsets.commit(name, topic, queue_id, moved_to)
+        record = offset_moved_record(
+            self._broker_name, group, topic, queue_id, asked, moved_to, self._store.commitlog.store_host
+        )
+
+        def made(error: BrokerError | None) -> None:
+            # The event is information only: the group has been moved, whether or not it can be stored.
+            try:
+                if error is not None:
+                    raise error
+                self._writer.append_records([record])
+            except BrokerError as failure:
+                log.error("cannot store the event that group %s was moved: %s", group, failure)
+
+        self._writer.with_topics([TOPIC], made)
+
+
+def offset_moved_record(
+    broker_name: str, group: str, topic: str, queue_id: int, asked: int, moved_to: int, born_host: bytes
+) -> Record:
+    """Return the event's record: the group asked for offset ``asked`` of a queue that now begins at ``moved_to``."""
+    event = {
+        "consumerGroup": group,
+        "messageQueue": {"brokerName": broker_name, "queueId": queue_id, "topic": topic},
+        "offsetNew": moved_to,
+        "offsetRequest": asked,
+    }
+    return Record(
+        topic=OFFSET_MOVED_TOPIC.encode(),
+        body=json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode(),
+        properties=encode_properties({PROPERTY_KEYS: group, PROPERTY_TAGS: group}),
+        born_timestamp=time.time_ns() // 1_000_000,
+        born_host=born_host,
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ..client_handle import ClientHandle
-    from .client_owners import ClientOwners
+    from .consumer_clients import ClientOwners
 
 
 class _Producer(NamedTuple):

@@ -28,9 +28,8 @@ from ....protocol.storage.delivery import (
     retry_note,
     retry_topic,
 )
-from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
-from ....protocol.storage.record import PROPERTY_DELAY, encode_properties
+from ....protocol.storage.record import PROPERTY_DELAY, encode_properties, offset_id
 from ...store import TopicConfig
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ from ....protocol.storage.delivery import (
     pop_retry_topic,
     popped_from,
 )
-from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import decode_record, encode_properties
+from ....protocol.storage.record import decode_record, encode_properties, offset_id
 from ...store import CorruptLog, DamagedRecord, PullSelection, TopicConfig, WouldBlock
 from ..groups.retry import send_back
 

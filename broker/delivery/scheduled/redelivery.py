@@ -21,11 +21,11 @@ from ....protocol.storage.layout import PRE_BLANK_SIZE
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
 from ...latency import Latencies
 from ...store import CorruptLog, TopicConfig, WouldBlock
-from ...store.queue.queue_check import UNIT_DTYPE
+from ...store.queues import UNIT_DTYPE
 
 if TYPE_CHECKING:
     from ...store import MessageStore
-    from ...store.queue.consume_queue import ConsumeQueue
+    from ...store.queues import ConsumeQueue
     from ...store.read.record_copies import Place, WaitingRecords
     from ..writer import RecordWriter
 

@@ -26,7 +26,7 @@ from .table import COMMIT, PARKED, ROLLBACK, OpenTransaction
 if TYPE_CHECKING:
     from ....protocol.frames import Frame
     from ....protocol.storage.record import Record
-    from ...background.loop_scheduler import CallAt, LoopTimer
+    from ...background.loop_work import CallAt, LoopTimer
     from ..groups.producer_groups import ProducerGroups
     from ..writer import RecordWriter
     from .service import TransactionalMessageService

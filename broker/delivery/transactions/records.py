@@ -8,25 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ....protocol.errors import QueueNotExist, TopicNotExist
+import msgpack
+
+from ....protocol.commands import LAYOUT_ROWS
+from ....protocol.errors import InvalidParameter, MessageIllegal, QueueNotExist, TopicNotExist
+from ....protocol.names import check_name
 from ....protocol.storage.delivery import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
     PROPERTY_CHECK_TIMES,
+    PROPERTY_HALF,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
     PROPERTY_RECORD_CRC,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRANSACTION_ID,
+    TRANSACTION_ID_BYTES_MAX,
     TRANSACTION_PARKED_TOPIC,
 )
-from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import PROPERTY_TAGS, PROPERTY_UNIQ_KEY, Record, encode_properties
-from ...store import TopicConfig
+from ....protocol.storage.record import (
+    PROPERTY_DELAY,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    Record,
+    encode_properties,
+    offset_id,
+    unique_key,
+)
+from ...memo import remembered
+from ...store import TopicConfig, common_properties
 
 if TYPE_CHECKING:
+    from ....protocol.commands import ProduceRequest
     from ...store import MessageStore
 
 TOPICS = tuple(
@@ -174,3 +193,144 @@ def _with(properties: bytes, name: str, value: str = "") -> bytes:
 def _number(text: str) -> int | None:
     # 18 digits fit into 64 bits.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+# ---- PRODUCE frames with half messages: the request in their ``common``, and their rows with the transaction
+# ids added.
+#
+# The produce kernel applies the rules for messages to the resulting rows; this module does not check them.
+
+_PAIR_END = "\x02"
+_DELAYS = (PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRequest:
+    """The request of a frame with half messages: the producer group, and the other common properties, encoded."""
+
+    group: str
+    common: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HalfFrame:
+    """Rows to append to the half topic, their common properties, and the transaction id of each."""
+
+    body: bytearray
+    common: bytes
+    transaction_ids: list[str]
+
+
+@remembered(1024)
+def half_request(common: str) -> HalfRequest | None:
+    """Return the request in a frame's common properties; None if they do not ask for half messages.
+
+    Raises ``MessageIllegal`` or ``InvalidParameter`` if the request is not valid.
+    """
+    # A search for the name spares all other frames the parsing.
+    if PROPERTY_HALF not in common:
+        return None
+    pairs = [pair.partition("\x01")[::2] for pair in common.split(_PAIR_END) if pair]
+    asked = [value for name, value in pairs if name == PROPERTY_HALF]
+    if not asked:
+        return None
+    if asked != ["true"]:
+        raise InvalidParameter(f"{PROPERTY_HALF} must be `true` or be absent, got {asked[-1][:40]!r}")
+    groups = [value for name, value in pairs if name == PROPERTY_PRODUCER_GROUP]
+    if len(groups) != 1:
+        raise InvalidParameter(
+            f"a half message needs one producer group in the common property {PROPERTY_PRODUCER_GROUP}: the broker "
+            "asks the group's producers if the transaction is not ended in time"
+        )
+    for name, _ in pairs:
+        if name in _DELAYS:
+            raise InvalidParameter(f"a half message cannot be delayed: omit {name} or {PROPERTY_HALF}")
+        if name == PROPERTY_UNIQ_KEY:
+            raise InvalidParameter(f"{name} must not be a common property; each half message needs its own")
+    rest = [(name, value) for name, value in pairs if name not in (PROPERTY_HALF, PROPERTY_PRODUCER_GROUP)]
+    own = common_properties("".join(f"{name}\x01{value}\x02" for name, value in rest))
+    return HalfRequest(check_name("group", groups[0]), own)
+
+
+def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: memoryview) -> HalfFrame:
+    """Return the frame's messages as rows for the half topic. ``queue``: their queue of ``request.topic``.
+
+    Raises ``InvalidParameter`` for columns, and ``MessageIllegal`` for rows that cannot be decoded or lack a unique
+    key.
+    """
+    if request.layout != LAYOUT_ROWS:
+        raise InvalidParameter(f"half messages must be sent as rows (layout 0), got layout {request.layout}")
+
+    # Every row is packed again, with its transaction's id among the properties.
+    packer = msgpack.Packer(autoreset=False, unicode_errors="surrogatepass")
+    ids = []
+    for index, row in enumerate(_rows(body, request.count)):
+        pairs = row[1]
+        own = [value for name, value in pairs if name == PROPERTY_UNIQ_KEY]
+        if not own and not request.unique_prefix:
+            raise MessageIllegal(
+                f"message {index}: a half message needs a unique key, which names its transaction: send "
+                f"unique_prefix, or the property {PROPERTY_UNIQ_KEY}; nothing of the frame was written",
+                message_index=index,
+            )
+        transaction_id = own[-1] if own else unique_key(request.unique_prefix, request.unique_first + index)
+        if own:
+            _check_id(index, transaction_id)
+        ids.append(transaction_id)
+        packer.pack_array_header(len(row))
+        packer.pack(row[0])
+        packer.pack_map_pairs([*pairs, (PROPERTY_TRANSACTION_ID, transaction_id)])
+        for flag in row[2:]:
+            packer.pack(flag)
+
+    # The properties that all messages of the frame share; two of them say where a commit sends the messages.
+    properties = {
+        PROPERTY_HALF: "true",
+        PROPERTY_PRODUCER_GROUP: half.group,
+        PROPERTY_REAL_TOPIC: request.topic,
+        PROPERTY_REAL_QUEUE: str(queue),
+    }
+    return HalfFrame(bytearray(packer.bytes()), half.common + encode_properties(properties), ids)
+
+
+def _rows(body: memoryview, count: int) -> list[list[Any]]:
+    """Decode the rows of a frame, with properties as pairs. Raises ``MessageIllegal`` for malformed rows."""
+    # At least 1, because msgpack takes 0 for 4 GiB.
+    unpacker = msgpack.Unpacker(object_pairs_hook=tuple, strict_map_key=False, max_buffer_size=len(body) or 1)
+    unpacker.feed(body)
+    rows: list[list[Any]] = []
+    try:
+        for index in range(count):
+            row = unpacker.unpack()
+            if type(row) is not list or not 2 <= len(row) <= 4 or type(row[1]) is not tuple:
+                raise _no_message(index, "it is not an array of 2 to 4 items [body, properties, sys_flag, flag]")
+            if type(row[0]) is not bytes or any(type(name) is not str for name, _ in row[1]):
+                raise _no_message(index, "its body is not a msgpack bin, or a property's name is not a msgpack str")
+            rows.append(row)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise _no_message(len(rows), f"it cannot be read ({str(error)[:100] or type(error).__name__})") from None
+    if unpacker.tell() != len(body):
+        raise MessageIllegal(
+            "unexpected bytes after the last message: count or layout is wrong; nothing of the frame was written"
+        )
+    return rows
+
+
+def _check_id(index: int, transaction_id: Any) -> None:
+    """Raise if a unique key is too long to be kept in memory."""
+    # The kernel refuses a key that is not text.
+    if type(transaction_id) is not str:
+        return
+    size = len(transaction_id.encode("utf-8", "surrogatepass"))
+    if size > TRANSACTION_ID_BYTES_MAX:
+        raise MessageIllegal(
+            f"message {index}: its unique key takes {size:,} bytes; that of a half message takes at most "
+            f"{TRANSACTION_ID_BYTES_MAX}, because it is kept while the transaction is open; nothing of the frame was "
+            "written",
+            message_index=index,
+            unique_key_bytes_max=TRANSACTION_ID_BYTES_MAX,
+        )
+
+
+def _no_message(index: int, why: str) -> MessageIllegal:
+    return MessageIllegal(f"message {index}: {why}; nothing of the frame was written", message_index=index)

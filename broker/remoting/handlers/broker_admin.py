@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ....protocol.auth.permissions import GROUP, TOPIC
 from ....protocol.remoting import codes
 from ....protocol.remoting.fastjson import encode
-from ...handlers.settings import change_hot_settings
+from ...handlers.broker_admin import change_hot_settings
 from ..bodies import encode_lines, settings_lines
-from ..broker_settings import own_changes, rocketmq_settings
+from ..figures import own_changes, rocketmq_settings, runtime_table
 from ..rules import sees
-from ..runtime_table import runtime_table
-from .routes import reply_json
+from .topics import reply_json
 
 if TYPE_CHECKING:
     from ...config import Settings

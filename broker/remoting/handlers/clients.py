@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ....protocol.auth.permissions import CONSUME, GROUP, PUBLISH, TOPIC, Need
-from ....protocol.errors import FilterIllegal, InvalidParameter, NoPermission
+from ....protocol.auth.permissions import CONSUME, GROUP, PUBLISH, QUERY, TOPIC, Need
+from ....protocol.errors import BrokerError, BrokerFailure, FilterIllegal, InvalidParameter, NoPermission
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
+from ....protocol.remoting.command import RemotingFrame
 from ....protocol.storage.delivery import retry_topic
 from ...delivery.groups.consumer_clients import (
     CLUSTERING,
@@ -20,15 +23,19 @@ from ...delivery.groups.consumer_clients import (
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX, SUBSCRIPTIONS_MAX
 from ...store import TopicConfig
 from ..bodies import AT_ONCE_BYTES_MAX
-from ..client import RemotingClient
+from ..gateway import RemotingClient
 from ..json_fields import json_body
-from ..rules import INNER_PRODUCER_GROUP, check
+from ..rules import INNER_PRODUCER_GROUP, audit_change, check
 from ..subscription import check_subscription, tags_and_filter
 
 if TYPE_CHECKING:
+    from ....protocol.frames import Frame
+    from ...delivery.groups.consumer_clients import ConsumerClients
     from ...delivery.groups.coordinator import GroupCoordinator
+    from ...delivery.groups.group import Queue
     from ...delivery.groups.producer_groups import ProducerGroups
     from ...delivery.writer import RecordWriter
+    from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..json_fields import JsonFields
     from ..request import RemotingRequest
@@ -225,3 +232,162 @@ def check_client_config(request: RemotingRequest) -> None:
     if row is not None:
         check_subscription(_subscription(row))
     request.reply()
+
+
+# ---- GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: requests that a live client answers, by way of
+# the broker.
+
+TIMEOUT_S = 10.0
+_RUNNING_INFO_FIELDS = ("consumerGroup", "clientId", "jstackEnable")
+_CONSUME_DIRECTLY_FIELDS = ("consumerGroup", "clientId", "msgId", "topic")
+_SIZE_BYTES = 4
+
+
+class ClientSilent(BrokerError):
+    """The client did not answer in time."""
+
+    code, name, retriable = codes.CONSUME_MSG_TIMEOUT, "CONSUME_MSG_TIMEOUT", True
+
+
+def get_consumer_running_info(request: RemotingRequest, groups: GroupCoordinator) -> None:
+    """Return what a client says about itself: its settings, queues and rates."""
+    client_id, client = _client(request, groups)
+    _ask(request, client, client_id, codes.GET_CONSUMER_RUNNING_INFO, _passed_on(request, _RUNNING_INFO_FIELDS), b"")
+
+
+def consume_message_directly(
+    request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
+) -> None:
+    """Let a client consume a stored message at once, outside of its queue; return how that ended."""
+    client_id, client = _client(request, groups)
+    message_id = request.ext.text("msgId")
+    fields = _passed_on(request, _CONSUME_DIRECTLY_FIELDS)
+    fields |= {"brokerName": gateway.broker_name, "topicSysFlag": "0", "groupSysFlag": "0"}
+    access = request.peer.access
+
+    def view(hot: bool) -> memoryview:
+        # By its id alone: a client that retries a message names its first topic, not that of the record.
+        result = store.view(message_id, "", hot, lambda topic: access is None or access.allows(QUERY, TOPIC, topic))
+        return memoryview(result.body)[_SIZE_BYTES * result.count :]
+
+    def found(record: memoryview) -> None:
+        audit_change(request, f"group {fields['consumerGroup']}, client {client_id}, message {message_id}")
+        _ask(request, client, client_id, codes.CONSUME_MESSAGE_DIRECTLY, fields, bytes(record))
+
+    request.after_dispatch(lambda: request.read(view, found))
+
+
+def _passed_on(request: RemotingRequest, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the fields that the request is defined to have: nothing else of a request is for another client."""
+    fields = request.received.fields
+    return {name: fields[name] for name in names if name in fields}
+
+
+def _client(request: RemotingRequest, groups: GroupCoordinator) -> tuple[str, RemotingClient]:
+    ext = request.ext
+    name, client_id = check_client_group(ext.text("consumerGroup")), ext.text("clientId")
+    group = groups.clients.groups.get(name)
+    client = group.clients.get(client_id) if group is not None else None
+    remote = client.identity.remote if client is not None else None
+    if not isinstance(remote, RemotingClient):
+        raise BrokerFailure(f"The Consumer <{name}> <{client_id}> not online")
+    return client_id, remote
+
+
+def _ask(
+    request: RemotingRequest, client: RemotingClient, client_id: str, code: int, fields: Mapping[str, str], body: bytes
+) -> None:
+    """Send the request to the client, and pass its answer on; give up after ``TIMEOUT_S``."""
+    if not client.may_be_sent():
+        raise ClientSilent(f"consumer <{client_id}> does not read what it is sent; try again later")
+    # Before the client is asked, which would do its work for nothing.
+    request.deferred.check_may_wait()
+    answers: list[tuple[int, str, bytes]] = []
+    done = request.later(lambda: _pass_on(request, answers[0]))
+    # The wait ends with the first of three: the answer, the loss of the client's connection, the time limit.
+    waiting = [True]
+
+    def end(error: BrokerError | None) -> None:
+        if waiting:
+            waiting.clear()
+            timer.cancel()
+            done(error)
+
+    def answered(frame: Frame | None) -> None:
+        if not isinstance(frame, RemotingFrame):
+            end(BrokerFailure(f"the connection of client {client_id} was lost before it answered"))
+            return
+        answers.append((frame.code, frame.remark, bytes(frame.body)))
+        end(None)
+
+    timer = asyncio.get_running_loop().call_later(
+        TIMEOUT_S, lambda: end(ClientSilent(f"consumer <{client_id}> did not answer within {TIMEOUT_S:.0f} s"))
+    )
+    # After the timer is there: for a client that is gone, ``answered`` is called at once.
+    client.send_request(code, fields, body, answered)
+
+
+def _pass_on(request: RemotingRequest, answer: tuple[int, str, bytes]) -> None:
+    code, remark, body = answer
+    request.reply(body=body, code=code, remark=remark or None)
+
+
+# ---- LOCK_BATCH_MQ and UNLOCK_BATCH_MQ: queues that one client of a group consumes in order.
+
+QUEUES_MAX = 8_192
+"""Maximum number of queues in a request."""
+
+
+def lock_batch_mq(
+    request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
+) -> None:
+    """Lock queues for a live client of a group; return those that it holds now.
+
+    Only existing queues can be locked. A client that the broker does not know gets no lock; it asks again, and sends
+    heartbeats meanwhile.
+    """
+    group, client_id, wanted = _decode(request, groups)
+    queues = []
+    if _is_live(groups.clients, group, client_id):
+        queues = [queue for queue in wanted if _exists(store, queue)]
+    held = groups.clients.locks.lock(group, client_id, queues)
+    request.reply(body=fastjson.encode({"lockOKMQSet": queue_rows(gateway, held)}))
+
+
+def unlock_batch_mq(request: RemotingRequest, groups: GroupCoordinator) -> None:
+    """Release those of the queues that the client holds."""
+    group, client_id, queues = _decode(request, groups)
+    groups.clients.locks.unlock(group, client_id, queues)
+    request.reply()
+
+
+def _decode(request: RemotingRequest, groups: GroupCoordinator) -> tuple[str, str, list[Queue]]:
+    """Return group, client and queues of a request whose user may consume for the group, and has the client."""
+    body = json_body(request)
+    group, client_id = check_client_group(body.text("consumerGroup")), body.text("clientId")
+    check(request, Need((CONSUME,), GROUP, group))
+    groups.clients.owners.check(client_id, request.peer.user_name)
+    rows = body.objects("mqSet", QUEUES_MAX)
+    queues = [(row.text("topic"), row.integer("queueId", low=0, high=2**31 - 1)) for row in rows]
+    check(request, *(Need((CONSUME,), TOPIC, topic) for topic in dict.fromkeys(topic for topic, _ in queues)))
+    return group, client_id, list(dict.fromkeys(queues))
+
+
+def _is_live(clients: ConsumerClients, group: str, client_id: str) -> bool:
+    found = clients.sharing(group)
+    return found is not None and client_id in found.clients
+
+
+def _exists(store: MessageStore, queue: Queue) -> bool:
+    config = store.topics.get(queue[0])
+    return config is not None and queue[1] < config.read_queues
+
+
+def queue_rows(gateway: RemotingGateway, queues: Iterable[Queue]) -> list[dict[str, object]]:
+    """Return queues as RocketMQ's ``MessageQueue``."""
+    return [queue_row(gateway, queue) for queue in queues]
+
+
+def queue_row(gateway: RemotingGateway, queue: Queue) -> dict[str, object]:
+    """Return a queue as RocketMQ's ``MessageQueue``."""
+    return {"brokerName": gateway.broker_name, "queueId": queue[1], "topic": queue[0]}

@@ -10,7 +10,7 @@ from ....protocol.errors import GroupNotExist, InvalidParameter
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
 from ...handlers.offsets import sees_progress
-from ...handlers.readable import check_readable
+from ...handlers.pull import check_readable
 from ..rules import check
 
 if TYPE_CHECKING:

@@ -10,22 +10,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ....protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
-from ....protocol.commands.pops import RECEIPTS_MAX
+from ....protocol.commands.groups import RECEIPTS_MAX
 from ....protocol.errors import InvalidParameter, MessageIllegal, QueueNotExist, TopicNotExist
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.delivery import PROPERTY_RECORD_CRC, RETRY_TOPIC_PREFIX, pop_retry_topic
 from ....protocol.storage.record import decode_record, encode_properties
 from ...delivery.groups.consumer_clients import ClientSubscription
-from ...delivery.pop.in_flight import Take
-from ...delivery.pop.table import QueueKey
-from ...delivery.pop.waits import ALL_QUEUES, WaitEnd
+from ...delivery.pop.service import ALL_QUEUES, WaitEnd
+from ...delivery.pop.table import QueueKey, Take
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
 from ...handlers.pop import POP_COUNT_MAX, Pop, PopParams, check_may_pop, hold, queues_to_visit, run_woken
 from ...store import WouldBlock
 from .. import rules
-from ..json_fields import json_body
-from ..receipts import (
+from ..handles import (
     OF_RETRY_TOPIC,
     ORDERED_REVIVE_QUEUE,
     PROPERTY_POP_CK,
@@ -37,6 +35,7 @@ from ..receipts import (
     queue_of,
     start_offset_info,
 )
+from ..json_fields import json_body
 from ..subscription import TAG, tags_and_filter
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
     from ...handlers.pop import Popped
     from ...requests.outlet import Outlet
     from ...store import MessageStore
+    from ..handles import PopReceipt
     from ..json_fields import JsonFields
-    from ..receipts import PopReceipt
     from ..request import RemotingRequest
 
 POLL_MS_MAX = 5 * 60_000

@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgpack
 
 from ....protocol.commands import LAYOUT_ROWS, ProduceRequest
-from ....protocol.errors import GroupNotExist, MessageIllegal
+from ....protocol.errors import (
+    BrokerFailure,
+    GroupNotExist,
+    InvalidParameter,
+    MessageIllegal,
+    MessageNotFound,
+    TopicNotExist,
+)
 from ....protocol.frames import REQUEST
-from ....protocol.names import check_name
+from ....protocol.names import check_client_group, check_name
+from ....protocol.remoting import codes
+from ....protocol.remoting.command import REGION
 from ....protocol.storage.delivery import (
+    DEAD_LETTER_LEVEL,
+    DELAY_LEVEL_MAX,
     PROPERTY_TIMER_RECALLED,
     RETRY_TOPIC_PREFIX,
     dead_letter_topic,
     group_of_retries,
 )
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY
+from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decode_host
+from ...addresses import format_address
 from ...delivery.groups.retry import topics_for
-from ...handlers.produce import append_frame
+from ...delivery.routing import DAY_MS, route_recall
+from ...handlers.produce import append_frame, append_waiting, check_load
+from ...handlers.send_back import SendBack, SendBackParts, store_again
 from ...store import LAYOUT_BATCH, LAYOUT_BODY, count_batch
-from ..recall import recall_handle
+from ..gateway import RemotingClient
+from ..handles import RecallRefused, recall_handle, split_recall_handle
 from ..resends import answer_resend
-from ..sends import decode_send, join_properties, sequence_of, settle_delay, settle_half, split_properties
+from ..sends import (
+    PROPERTY_REGION,
+    PROPERTY_TRACE,
+    decode_send,
+    join_properties,
+    sequence_of,
+    settle_delay,
+    settle_half,
+    split_properties,
+)
 
 if TYPE_CHECKING:
+    from ....protocol.frames import Frame
     from ...config import Settings
+    from ...delivery.groups.coordinator import GroupCoordinator
+    from ...delivery.groups.producer_groups import ProducerGroups
+    from ...delivery.writer import RecordWriter
+    from ...requests.counters import Counters
     from ...requests.intake import Intake
+    from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
     from ..sends import SendFields
@@ -156,3 +187,187 @@ def _batch_params(request: RemotingRequest, gateway: RemotingGateway, send: Send
         sys_flag=send.sys_flag,
         born_ms=send.born_ms,
     )
+
+
+# ---- CONSUMER_SEND_MSG_BACK: a consumer could not handle a message, so the broker stores it again for its
+# group.
+
+_I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
+
+
+def consumer_send_msg_back(
+    request: RemotingRequest, store: MessageStore, groups: GroupCoordinator, writer: RecordWriter, counters: Counters
+) -> None:
+    """Store a message again for a group: for a later delivery, or as a dead letter after too many of them.
+
+    A negative delay level makes it a dead letter at once, and one above the last level counts as the last. The id of
+    the first message is found in its properties, not taken from the request.
+    """
+    ext = request.ext
+    group = check_client_group(ext.text("group"))
+    physical_offset = ext.integer("offset", low=-(2**63))
+    delay_level = ext.integer("delayLevel", 0, low=_I32_MIN, high=_I32_MAX)
+    times_max = ext.integer("maxReconsumeTimes", -1, low=_I32_MIN, high=_I32_MAX)
+    if physical_offset < 0:
+        raise InvalidParameter(f"offset is a position in the CommitLog and must not be negative, got {physical_offset}")
+    if not store.groups.has(group):
+        raise GroupNotExist(
+            f"subscription group not exist, {group}: its clients send heartbeats first, which create it"
+        )
+    if not store.groups.has_retries(group):
+        request.reply()
+        return
+    level = DEAD_LETTER_LEVEL if delay_level < 0 else min(delay_level, DELAY_LEVEL_MAX)
+    parts = SendBackParts(store, groups, writer, counters)
+    store_again(request, parts, SendBack(group, (physical_offset,), level, times_max, ("",)))
+
+
+# ---- RECALL_MESSAGE: a timed message that a producer takes back is never delivered.
+
+RECALL_BODY = b"0"
+"""Body of a recall's record, as RocketMQ writes it: the properties say everything."""
+
+
+def recall_message(request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings) -> None:
+    """Append the recall of a timed message; answer when it is as safe as the flush policy demands.
+
+    As with RocketMQ, a recall of a message that the broker does not have succeeds: only delivery looks for the message.
+    """
+    topic = request.ext.text("topic")
+    check_load(request, intake, settings)
+    if intake.store.topics.get(topic) is None:
+        raise TopicNotExist(f"recall failed, the topic[{topic}] not exist; pass the topic that the message was sent to")
+    handle = split_recall_handle(request.ext.text("recallHandle", ""))
+    if handle.topic != topic:
+        raise RecallRefused(
+            f"recall failed, topic not match: the handle is of a message of topic {handle.topic:.200}, not of {topic}; "
+            "pass the topic that the message was sent to"
+        )
+    if handle.broker != gateway.broker_name:
+        raise RecallRefused(
+            f"recall failed, broker service not available: the message is at broker {handle.broker:.200}, and this is "
+            f"{gateway.broker_name}; send the recall to {handle.broker:.200}"
+        )
+    now_ms, max_days = intake.delays.now_ms(), settings.delivery.delay_max_days
+    if handle.deliver_ms <= now_ms:
+        raise RecallRefused(
+            "recall failed, timestamp invalid: the time of the message has come, so it is delivered; consumers must "
+            "handle it"
+        )
+    if handle.deliver_ms > now_ms + max_days * DAY_MS:
+        raise RecallRefused(
+            f"recall failed, timestamp invalid: no message is delivered later than in {max_days} days "
+            "(delivery.delay_max_days); pass the handle of the answer to the send, unchanged"
+        )
+    request.recalled = handle.unique_key
+    request.translate(bytearray(RECALL_BODY))
+    params = ProduceRequest(topic=topic, count=1, queue=0, layout=LAYOUT_BODY, born_ms=now_ms)
+    append_waiting(request, intake, params, 0, route_recall(topic, handle.unique_key, handle.deliver_ms))
+
+
+# ---- SEND_REPLY_MESSAGE and SEND_REPLY_MESSAGE_V2: replies to requests, passed on to the client that waits
+# for them.
+
+ANSWER_S = 10.0
+"""Time that the asking client has to accept the reply."""
+PROPERTY_REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+PROPERTY_PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+"""Time at which the broker passed a reply on, ms since 1970."""
+
+
+def send_reply_message(
+    request: RemotingRequest, gateway: RemotingGateway, producer_groups: ProducerGroups, store: MessageStore
+) -> None:
+    """Pass a reply on to the client that it names; respond when that client has it. The reply is not stored."""
+    send = decode_send(request.received.code, request.received.version, request.ext)
+    if check_name("topic", send.topic) != gateway.reply_topic:
+        raise TopicNotExist(
+            f"topic[{send.topic}] is not the topic of replies of cluster {gateway.cluster}; send replies to "
+            f"{gateway.reply_topic}"
+        )
+    properties = split_properties(send.properties)
+    client_id = properties.get(PROPERTY_REPLY_TO_CLIENT)
+    if client_id is None:
+        raise MessageIllegal(
+            f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null; it names the asking client"
+        )
+    asker = producer_groups.find(client_id)
+    if not isinstance(asker, RemotingClient) or asker.lost:
+        raise MessageNotFound(
+            f"push reply message fail, channel of <{client_id}> not found. The client that asked is not connected"
+        )
+    if not asker.may_be_sent():
+        # RocketMQ's words, in which the blank is missing.
+        raise BrokerFailure(f"push reply message to {client_id}fail. The client does not read what it is sent")
+    request.deferred.check_may_wait()
+    fields = _fields(request, store, send, properties)
+    body = bytes(request.received.body)
+    _Passing(request, client_id, max(send.queue, 0)).begin(asker, fields, body)
+
+
+def _fields(
+    request: RemotingRequest, store: MessageStore, send: SendFields, properties: dict[str, str]
+) -> dict[str, str]:
+    """Return the fields of PUSH_REPLY_MESSAGE_TO_CLIENT."""
+    now_ms = store.clock.now_ms()
+    properties[PROPERTY_PUSH_REPLY_TIME] = str(now_ms)
+    return {
+        "bornHost": format_address(*request.peer.address),
+        "storeHost": format_address(*decode_host(store.commitlog.store_host)),
+        "storeTimestamp": str(now_ms),
+        "producerGroup": send.group,
+        "topic": send.topic,
+        "defaultTopic": send.default_topic,
+        "defaultTopicQueueNums": str(send.default_queues),
+        "queueId": str(send.queue),
+        "sysFlag": str(send.sys_flag),
+        "bornTimestamp": str(send.born_ms),
+        "flag": str(send.flag),
+        "properties": join_properties(properties),
+        "reconsumeTimes": str(send.reconsume_times),
+        "unitMode": "false",
+    }
+
+
+class _Passing:
+    """A reply on its way to the client that asked. ``queue``: named in the answer to the client that replied."""
+
+    def __init__(self, request: RemotingRequest, client_id: str, queue: int) -> None:
+        self._request = request
+        self._client_id = client_id
+        self._queue = queue
+        self._done = request.later(self._passed)
+        self._timer = asyncio.get_running_loop().call_later(
+            ANSWER_S, self._settle, f"it did not answer in {ANSWER_S:.0f} s"
+        )
+        self._settled = False
+
+    def begin(self, asker: RemotingClient, fields: dict[str, str], body: bytes) -> None:
+        """Send the reply."""
+        asker.send_request(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, self._answered)
+
+    def _answered(self, frame: Frame | None) -> None:
+        if frame is None:
+            self._settle("its connection was lost")
+        else:
+            self._settle("" if frame.code == codes.SUCCESS else f"it answered with code {frame.code}")
+
+    def _settle(self, failure: str) -> None:
+        # The answer, the loss of the connection and the timer may all come; the first one decides.
+        if self._settled:
+            return
+        self._settled = True
+        self._timer.cancel()
+        error = BrokerFailure(f"push reply message to {self._client_id}fail. {failure}") if failure else None
+        self._done(error)
+
+    def _passed(self) -> None:
+        self._request.reply(
+            {
+                "msgId": "0",
+                "queueId": str(self._queue),
+                "queueOffset": "0",
+                PROPERTY_REGION: REGION,
+                PROPERTY_TRACE: "true",
+            }
+        )

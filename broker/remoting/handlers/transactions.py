@@ -10,10 +10,10 @@ from ....protocol.commands import EndTransactionRequest
 from ....protocol.errors import InvalidParameter, MessageNotFound, NoPermission, TransactionEnded, TransactionNotExist
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
-from ....protocol.storage.ids import parse_offset_id
+from ....protocol.storage.record import parse_offset_id
 from ...delivery.transactions.records import TOPICS, Half, checked_again
 from ...delivery.transactions.table import COMMIT, ROLLBACK
-from ..audit import audit_change
+from ..rules import audit_change
 
 if TYPE_CHECKING:
     from ....protocol.errors import BrokerError

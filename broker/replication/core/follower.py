@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from enum import Enum
 
-from .actions import Action, Append, Close, Connect, Cut, Restart, SaveState, SendMessage
-from .epochs import adopted
-from .limits import Limits
+from .configuration import adopted
 from .log_state import LogState
-from .messages import Hello, LogPiece, Message, PositionReport, Refusal, Welcome
-from .rules import Rules
+from .messages import (
+    Action,
+    Append,
+    Close,
+    Connect,
+    Cut,
+    Hello,
+    LogPiece,
+    Message,
+    PositionReport,
+    Refusal,
+    Restart,
+    SaveState,
+    SendMessage,
+    Welcome,
+)
+from .rules import Limits, Rules
 
 
 class FollowerStage(Enum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .actions import Action, Confirm, Cut, Restart, SaveState
-from .epochs import Epochs
+from .configuration import Epochs
+from .messages import Action, Confirm, Cut, Restart, SaveState
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .epochs import Epochs
+from .configuration import Epochs, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +64,141 @@ class PositionReport:
 
 
 Message = Hello | Welcome | Refusal | LogPiece | PositionReport
+
+
+# ---- Actions that the core asks its driver for. The driver carries them out in order; an action with an
+# answer names the input by which the driver gives it.
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRegistry:
+    """Read configuration and lease, linearizably. Answer: ``registry_state``, or nothing if no answer came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Change the configuration by compare-and-set. Answer: ``proposal_answered``."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class HoldLease:
+    """Take or renew the lease: allowed if the configuration names this member and epoch. Answer: ``lease_answered``,
+    even if no answer came; until then the core asks for no other renewal in this epoch."""
+
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """Give the lease back, so that another member can lead at once."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a connection to the primary. Answer: ``connected``, or ``closed`` with whether the host refused it."""
+
+    connection: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close a connection; the core has forgotten it already."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage:
+    """Send a message. For a ``LogPiece`` the driver adds the log's bytes from ``offset`` to ``end``."""
+
+    connection: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write the records of the piece that was just received, and flush them. Answer: ``flushed``."""
+
+    offset: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Cut the log at ``to``, and keep what is removed in the folder for diverged bytes. After a crash it is either not
+    begun, or the next start continues it. The driver forgets flushes that began before. Answer: ``disk_done``."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Remove the whole log and begin an empty one at ``begin`` that has these epochs and is not complete. After a crash
+    it is either not begun, or the next start continues it. Answer: ``disk_done``."""
+
+    begin: int
+    cluster_id: str
+    epochs: Epochs
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Put all three on disk, or none. Answer: ``disk_done``."""
+
+    cluster_id: str
+    epochs: Epochs
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Serve clients: this member is the primary."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """Stop serving clients at once. Requests that wait get an error whose outcome is unknown and that is safe to
+    repeat; what they stored may survive."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Everything below ``offset`` is safe: acknowledge it if this member is the primary, and show it to consumers."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Take no further part in the set: a person must decide."""
+
+    reason: str
+
+
+Action = (
+    ReadRegistry
+    | Propose
+    | HoldLease
+    | ReleaseLease
+    | Connect
+    | Close
+    | SendMessage
+    | Append
+    | Cut
+    | Restart
+    | SaveState
+    | Lead
+    | StepDown
+    | Confirm
+    | Stop
+)

@@ -5,28 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
-from .actions import (
+from .configuration import Proposal, ProposalOutcome, RegistryState, SetConfig, last_epoch, without_deleted
+from .follower import Follower, FollowerStage
+from .log_state import LogState
+from .messages import (
     Action,
     Close,
+    Hello,
     HoldLease,
     Lead,
+    Message,
+    PositionReport,
     Propose,
     ReadRegistry,
+    Refusal,
     ReleaseLease,
     SaveState,
     SendMessage,
     StepDown,
     Stop,
 )
-from .configuration import Proposal, ProposalOutcome, RegistryState, SetConfig
-from .epochs import last_epoch, without_deleted
-from .follower import Follower, FollowerStage
-from .limits import Limits
-from .log_state import LogState
-from .messages import Hello, Message, PositionReport, Refusal
-from .patience import Patience
-from .primary import Primary
-from .rules import Rules
+from .primary import Patience, Primary
+from .rules import Limits, Rules
 
 
 class Role(Enum):

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....protocol.errors import MessageIllegal, ServiceNotAvailable
-from ....protocol.storage.ids import UNIQUE_PREFIX_DIGITS
 from ....protocol.storage.layout import BLANK_BYTES_MIN, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
-from ....protocol.storage.record_crc import RECORD_CRC_BYTES
+from ....protocol.storage.record import RECORD_CRC_BYTES, UNIQUE_PREFIX_DIGITS
 from ...kernels import produce as kernel
 from ...kernels import produce_plan
 from ..files.mapped_file import MappedFileQueue
 from ..tables.clock import StoreClock
-from .log_writer import LogWriter
 from .preallocation import LogPreallocator
-from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, RepeatedBatch, check_count, refusal
+from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, LogWriter, RepeatedBatch, check_count, refusal
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record

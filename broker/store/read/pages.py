@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....protocol.storage.ids import offset_id
 from ....protocol.storage.layout import PRE_BLANK_SIZE, RECORD_BYTES_MIN, RECORD_HEAD_BYTES_MAX, UNIT, record_head
-from ....protocol.storage.record import PROPERTY_SEPARATOR, CorruptRecord, decode_host, locate_record, unpack_head
+from ....protocol.storage.record import (
+    PROPERTY_SEPARATOR,
+    CorruptRecord,
+    decode_host,
+    locate_record,
+    offset_id,
+    unpack_head,
+)
 from ..errors import CorruptLog
 
 if TYPE_CHECKING:
     from ....protocol.storage.layout import RecordHead
     from ..log.commitlog import CommitLog
-    from ..queue.consume_queue import ConsumeQueue
-    from .log_reads import LogReads
-    from .queue_reads import QueueReads
-    from .record_filter import RecordFilter
+    from ..queues import ConsumeQueue
+    from .pulls import RecordFilter
+    from .queue_reads import LogReads, QueueReads
 
 BLOCK_UNITS_MAX = 4096
 """Maximum number of units that are read of one queue at a time."""

@@ -17,7 +17,6 @@ from ....protocol.errors import InvalidParameter, MessageNotFound
 from ....protocol.fields import I32_MAX
 from ....protocol.names import is_system_topic
 from ....protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, UNREADABLE_TOPICS
-from ....protocol.storage.ids import parse_offset_id
 from ....protocol.storage.javahash import index_hash
 from ....protocol.storage.record import (
     PROPERTY_KEYS,
@@ -25,19 +24,20 @@ from ....protocol.storage.record import (
     CorruptRecord,
     check_record_crc,
     decode_record,
+    parse_offset_id,
     split_keys,
 )
 from ...kernels.text import java_hash
 from ..errors import WouldBlock
-from .log_reads import ANSWER_BYTES_MAX
+from .queue_reads import ANSWER_BYTES_MAX
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
-    from ..damage.quarantine import QuarantinedRange
-    from ..index.index_file import IndexFile, IndexService
+    from ..damage import QuarantinedRange
+    from ..index import IndexFile, IndexService
     from ..tables.store_state import StoreState
     from ..tables.topic_table import TopicTable
-    from .log_reads import LogReads
+    from .queue_reads import LogReads
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....protocol.storage.layout import BLANK_BYTES_MIN, RECORD_BYTES_MIN
-from ....protocol.storage.record_crc import RECORD_CRC_BYTES
+from ....protocol.storage.record import RECORD_CRC_BYTES
 from ...kernels import deliver as kernel
 from ...kernels.dispatch import PARTS
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
 
 if TYPE_CHECKING:
     from ..log.commitlog import CommitLog
-    from .log_reads import LogReads
+    from .queue_reads import LogReads
 
 TOPIC_BYTES_AT_MOST = 255
 """The length of a topic is one byte of the record."""

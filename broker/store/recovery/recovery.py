@@ -21,27 +21,65 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ....protocol.names import is_system_topic
 from ....protocol.storage.layout import UNIT_BYTES
 from ..errors import ContainmentStuck, CorruptLog, DamagedRecord
-from ..queue.queue_check import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
+from ..queues import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
 from ..tables.store_state import DeletedTopic
 from ..tables.topic_table import TopicConfig
-from .derived_check import DerivedCheck
-from .examination import Examination, sound_queues
-from .hole_filler import HoleFiller
-from .hole_finder import UnitEvidence
-from .log_recovery import LogRecovery
-from .lost_messages import LostMessages
-from .recovery_report import RecoveryReport, damage_line
+from .derived_check import DerivedCheck, Examination, sound_queues
+from .holes import HoleFiller, UnitEvidence
+from .log_recovery import LogRecovery, LostMessages
 
 if TYPE_CHECKING:
-    from ..queue.consume_queue import ConsumeQueue
-    from .hole_finder import Hole
-    from .loaded_store import LoadedStore
+    from ..damage import Quarantine, QuarantinedRange
+    from ..dispatch import Dispatcher
+    from ..index import IndexService
+    from ..log.commitlog import CommitLog
+    from ..queues import ConsumeQueue, ConsumeQueueTable
+    from ..tables.checkpoint import StoreCheckpoint
+    from ..tables.store_state import StoreState
+    from ..tables.topic_table import TopicTable
+    from .holes import Hole
     from .log_recovery import Progress
+
+
+# ---- The report of a recovery: what it found in the store and what it changed.
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """The result of one recovery.
+
+    ``clean``: the previous stop was orderly; ``seconds``: duration; then the records checked and dispatched, and the
+    bytes cut. ``rebuilt``: the reasons why queues or index files were rebuilt.
+    """
+
+    clean: bool
+    seconds: float = 0.0
+    messages_checked: int = 0
+    messages_recovered: int = 0
+    truncated_bytes: int = 0
+    quarantined: list[QuarantinedRange] = field(default_factory=list)
+    """Holes of the log that this start contained."""
+    damage: str = ""
+    """One line about all known holes, shown when a broker starts; empty if there are none."""
+    rebuilt: list[str] = field(default_factory=list)
+
+
+def damage_line(kept: Quarantine, new: int) -> str:
+    """Return one line about the damage of the log, or an empty string. ``new``: holes that this start found."""
+    if not kept:
+        return ""
+    holes = len(kept.ranges)
+    return (
+        f"{holes:,} hole{'s' * (holes != 1)} of the log{f', {new:,} found now' if new else ''}: {kept.bytes:,} "
+        f"bytes, {kept.lost_messages:,} messages known to be lost. {kept.path} lists them, beside copies of the bytes"
+    )
+
 
 DISPATCH_CHUNK_BYTES = 4 * 1024 * 1024
 """CommitLog bytes that one dispatch step of a start covers."""
@@ -369,3 +407,27 @@ class Recovery:
         # remains after that is in the log itself.
         if queue.max_offset > queue.start_offset and queue.row not in self._refilled:
             raise IncompleteQueue(queue)
+
+
+# ---- The parts of a store that a recovery works on.
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStore:
+    """A locked store whose files are loaded but not recovered.
+
+    ``clean``: the process that had it before closed it in an orderly way. ``queue_problems``: why queues cannot be
+    used, by row; recovery adds to it. ``index_problem``: why the newest index files cannot be used; empty if they can.
+    """
+
+    commitlog: CommitLog
+    queues: ConsumeQueueTable
+    index: IndexService
+    checkpoint: StoreCheckpoint
+    state: StoreState
+    topics: TopicTable
+    dispatcher: Dispatcher
+    quarantine: Quarantine
+    clean: bool
+    queue_problems: dict[int, str]
+    index_problem: str

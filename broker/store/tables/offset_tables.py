@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ....protocol.fields import I64_MAX
 from ....protocol.names import SYSTEM_GROUP_PREFIX
-from ..files.journalled_table import JournalledTable
-from ..files.json_table import ConfigFile, integer_of, next_data_version
+from ..files.json_table import ConfigFile, JournalledTable, integer_of, next_data_version
 
 if TYPE_CHECKING:
     from ..files.file_system import Files
-    from ..files.table_journal import Row
+    from ..files.json_table import Row
 
 TOPIC_GROUP_SEPARATOR = "@"
 QUEUE_ID_MAX = 2**31 - 1

@@ -7,13 +7,17 @@ folder, or a changed setting.
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import CorruptFile, FollowsMaster
 from ..files.checksummed import ChecksummedRanges
+from ..files.file_system import make_durable_folder, replace_file
 from ..files.json_table import ConfigFile
 
 if TYPE_CHECKING:
@@ -254,3 +258,175 @@ def _offsets(row: dict[str, Any]) -> dict[int, int]:
 
 def _text_keys(row: dict[int, int]) -> dict[str, int]:
     return {str(queue): offset for queue, offset in sorted(row.items())}
+
+
+# ---- ``flintmq/following.json``: says that a store's log is a RocketMQ master's, which nothing else may
+# append to.
+
+
+class FollowedMaster:
+    """The note of one store. It exists from the first byte that is copied until the store is promoted."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._path = path
+        self.is_expected = False
+        """True if this process opens the store to continue or to end the migration."""
+
+    def check(self) -> None:
+        """Raise ``FollowsMaster`` if there is a note and this process does not expect it."""
+        if self._path.exists() and not self.is_expected:
+            raise FollowsMaster(
+                f"{self._path.parents[1]} follows the RocketMQ master {self.address()}: a message that another program "
+                "appends would end that. Continue with `flintmq-broker follow-rocketmq`, or take the store over with "
+                "`flintmq-broker promote`"
+            )
+
+    def address(self) -> str:
+        """Return the master's address, HOST:PORT; empty if the store follows none. Raises ``CorruptFile``."""
+        try:
+            return str(json.loads(self._path.read_bytes())["master"])
+        except FileNotFoundError:
+            return ""
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptFile(
+                f"{self._path} says which RocketMQ master the store follows, and is damaged: {error}. Remove it, then "
+                "run `flintmq-broker follow-rocketmq` again, which compares the store with its master. Nothing was "
+                "changed"
+            ) from error
+
+    def note(self, address: str) -> None:
+        """Note the master's address, HOST:PORT; durable when it returns."""
+        make_durable_folder(self._files, self._path.parent)
+        replace_file(self._files, self._path, json.dumps({"master": address}).encode())
+
+    def remove(self) -> None:
+        """Remove the note, if there is one; durable when it returns."""
+        if self._path.exists():
+            self._files.unlink(self._path)
+            self._files.sync_folder(self._path.parent)
+
+
+# ---- ``flintmq/replication.json``: the set that a store belongs to, and the epochs of its log.
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """Content of the file."""
+
+    cluster_id: str = ""
+    """Identity of the set; empty: the store never was in one."""
+    member: str = ""
+    """Id of the member whose store it is."""
+    epochs: tuple[tuple[int, int], ...] = ()
+    """(number of the leadership, physical offset of its first byte), oldest first."""
+    complete: bool = False
+    """True if the log lacks nothing since the member was last in sync."""
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> ReplicaRecord:
+        """Return the record of a row. Raises ``SHAPE_ERRORS`` for a row that ``to_json`` cannot have made."""
+        complete = row.get("complete", False)
+        if not isinstance(complete, bool):
+            raise TypeError(f"complete is {complete!r}")
+        epochs = tuple((int(number), int(start)) for number, start in row.get("epochs", []))
+        _check(epochs)
+        return cls(str(row.get("clusterId", "")), str(row.get("member", "")), epochs, complete)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a row."""
+        return {
+            "clusterId": self.cluster_id,
+            "member": self.member,
+            "epochs": [list(each) for each in self.epochs],
+            "complete": self.complete,
+        }
+
+
+def _check(epochs: Iterable[tuple[int, int]]) -> None:
+    last_number, last_start = 0, -1
+    for number, start in epochs:
+        if number <= last_number or start <= last_start:
+            raise ValueError(f"epoch {number} at {start} follows epoch {last_number} at {last_start}")
+        last_number, last_start = number, start
+
+
+class ReplicaState:
+    """The file. For one thread at a time."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._file = ConfigFile(files, path)
+        self.path = path
+        self.record = ReplicaRecord()
+
+    def load(self) -> None:
+        """Read the file. Raises ``CorruptFile``."""
+        self.record = self._file.load(ReplicaRecord.from_json)
+
+    def save(self, record: ReplicaRecord) -> None:
+        """Replace the file, and its ``.bak``, whose older epochs would be wrong; durable when it returns. Blocks."""
+        self._file.save(record.to_json(), backed_up=True)
+        self.record = record
+
+
+# ---- ``flintmq/prepared.json``: a snapshot of staged transactions, and the offset from which a start replays
+# their notes. The file keeps the wire's word for them.
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSnapshot:
+    """State after the notes below ``next_note``. ``next_message``: the first staged message that may still be needed;
+    both are queue offsets. ``sequences``: sequence of the last committed transaction by scope, least recent first."""
+
+    next_note: int = 0
+    next_message: int = 0
+    sequences: dict[str, int] = field(default_factory=dict)
+
+
+class StagedState:
+    """The file. A snapshot is written once the log that it covers is on disk. Thread-safe."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._file = ConfigFile(files, path)
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, StagedSnapshot]] = deque()
+        self.path = path
+        self.saved = StagedSnapshot()
+        """Snapshot on disk."""
+
+    def load(self) -> None:
+        """Read the file. Raises ``CorruptFile``."""
+        self.saved = self._file.load(self._read)
+
+    @staticmethod
+    def _read(table: dict[str, Any]) -> StagedSnapshot:
+        sequences = {str(scope): int(sequence) for scope, sequence in table.get("committed", [])}
+        return StagedSnapshot(int(table.get("nextNote", 0)), int(table.get("nextMessage", 0)), sequences)
+
+    def offer(self, end_offset: int, snapshot: StagedSnapshot) -> None:
+        """Offer a snapshot for writing: the state when the log ended at ``end_offset``."""
+        with self._lock:
+            self._waiting.append((end_offset, snapshot))
+
+    def persist(self, flushed_offset: int) -> None:
+        """Write the newest snapshot whose part of the log is on disk below ``flushed_offset``. Blocks."""
+        newest = None
+        with self._lock:
+            while self._waiting and self._waiting[0][0] <= flushed_offset:
+                newest = self._waiting.popleft()
+        if newest is None or newest[1] == self.saved:
+            return
+        snapshot = newest[1]
+        try:
+            self._file.save(
+                {
+                    "nextNote": snapshot.next_note,
+                    "nextMessage": snapshot.next_message,
+                    "committed": list(snapshot.sequences.items()),
+                }
+            )
+        except BaseException:
+            with self._lock:
+                self._waiting.appendleft(newest)
+            raise
+        self.saved = snapshot

@@ -12,16 +12,13 @@ import pyarrow as pa
 from ...core.times import to_millis
 from ...errors import InvalidArgument
 from ..bounds import Bounds
-from ..columns import chosen
-from ..decoder import Decoder
+from ..decoder import Decoder, chosen
 from ..options import OnLoss
 from ..stream import ArrowStream, Losses
-from .log_end import find_end
 from .log_files import find_log
-from .log_reader import PartitionReader
+from .log_reader import PartitionReader, check_topics
 from .options import ArchiveOptions
-from .plan import plan
-from .topics import check_topics
+from .plan import find_end, plan
 
 
 class StoreOptions(TypedDict, total=False):

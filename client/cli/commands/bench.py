@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ....protocol.display import JSON, PLAIN, show_bytes, to_json
-from ...operator.units import plural, show_count, show_rate, show_seconds
-from ..bench_runs import Advance, LatencyRun, Produce, Report, fill, run_pull, run_query
+from ...operator.positions import plural, show_count, show_rate, show_seconds
+from ..bench_runs import Advance, LatencyHistogram, LatencyRun, Produce, Report, fill, run_pull, run_query
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
-from ..histogram import LatencyHistogram
 from ..params import COUNT, SIZE, TOPIC, NumberType, RealType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.produce.grouping import Flush
+    from ...core.produce.packer import Flush
 
 BAR_CHARS = 40
 QUEUES = 4

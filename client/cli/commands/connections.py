@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ....protocol.commands import CONNECTIONS_MAX
-from ....protocol.display import TABLE, show_bytes
+from ....protocol.display import TABLE, escape, show_bytes
 from ....protocol.errors import ConfigurationError
-from ....protocol.escaping import escape
-from ...operator.units import show_second, show_seconds
+from ...operator.positions import show_second, show_seconds
 from ..command import CommandGroup, confirm, note, pass_settings
 from ..output import TableColumn, number
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin.connections import ConnectionInfo
+    from ...core.admin import ConnectionInfo
     from ...sync.admin import Admin
 
 COLUMNS = (

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....protocol.display import JSON, to_json
+from ....protocol.display import JSON, escape, escape_bytes, to_json
 from ....protocol.errors import FlintError
-from ....protocol.escaping import escape, escape_bytes
 from ....protocol.storage.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
 from ...errors import CorruptMessage
 from ...operator.dead_letters import (
@@ -25,8 +24,7 @@ from ...operator.dead_letters import (
     original_topic,
     own_properties,
 )
-from ...operator.names import shown_name
-from ...operator.units import plural, show_moment, show_second
+from ...operator.positions import plural, show_moment, show_second, shown_name
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from ..messages import message_row
@@ -35,7 +33,7 @@ from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC, NumberType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.consume.stored import StoredMessage
+    from ...core.consume.batch import StoredMessage
     from ...sync.admin import Admin
     from ...sync.consumer import Consumer
 

@@ -8,27 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....protocol.display import JSON, PLAIN, to_json
+from ....protocol.display import JSON, PLAIN, escape, to_json
 from ....protocol.errors import TopicNotExist
-from ....protocol.escaping import escape
 from ....protocol.storage.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
-from ...operator.lags import Lag, lag_by_group, lag_in, lag_of
-from ...operator.names import shown_name
-from ...operator.positions import TIME_FORMS
-from ...operator.units import plural, show_moment, show_seconds
+from ...operator.condition import Lag, lag_by_group, lag_in, lag_of
+from ...operator.positions import TIME_FORMS, plural, show_moment, show_seconds, shown_name
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
 from ..offset_reset import reset_group, reset_options
 from ..output import TableColumn, name_column, number
 from ..params import GROUP, GROUP_PATTERN, TIME
 from ..settings import BrokerChoice
-from ..topics import matches
+from ..topic_reader import matches
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ...core.admin.groups import GroupInfo, GroupMember, GroupQueue, GroupStatus
-    from ...core.consume.stored import StoredMessage
+    from ...core.admin import GroupInfo, GroupMember, GroupQueue, GroupStatus
+    from ...core.consume.batch import StoredMessage
 
 TOPICS_SHOWN = 3
 WIDE = 100

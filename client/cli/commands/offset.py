@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from ....protocol.display import to_json
+from ....protocol.display import escape, to_json
 from ....protocol.errors import ConfigurationError
-from ....protocol.escaping import escape
-from ...operator.names import shown_name
-from ...operator.positions import check_committable, check_queues
-from ...operator.units import plural
+from ...operator.positions import check_committable, check_queues, plural, shown_name
 from ..command import CliGroup, note, pass_settings
 from ..offset_reset import reset_group, reset_options
 from ..output import TableColumn, name_column, number

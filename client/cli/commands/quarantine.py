@@ -9,14 +9,13 @@ import click
 
 from ....protocol.commands import QUARANTINE_MAX
 from ....protocol.display import JSON, TABLE, show_bytes
-from ...operator.names import shown_name
-from ...operator.units import plural, show_second
+from ...operator.positions import plural, show_second, shown_name
 from ..command import CliCommand, note, pass_settings
 from ..output import TableColumn, number
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin.quarantine import LostOffsets, QuarantineEntry
+    from ...core.admin import LostOffsets, QuarantineEntry
     from ...sync.admin import Admin
 
 COLUMNS = (

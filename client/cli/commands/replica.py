@@ -10,14 +10,14 @@ import click
 
 from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError, RequestTimeout
-from ...operator.units import show_seconds
+from ...operator.positions import show_seconds
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, number
 from ..params import RealType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin.replicas import ReplicaSetStatus
+    from ...core.admin import ReplicaSetStatus
     from ...sync.admin import Admin
 
 POLL_S = 0.1

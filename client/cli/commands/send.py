@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 import click
 
-from ....protocol.display import show_bytes
+from ....protocol.display import escape_bytes, show_bytes
 from ....protocol.errors import FlintError
-from ....protocol.escaping import escape_bytes
 from ...errors import DeliveryFailed, InvalidMessage
 from ...message import join_keys
-from ...operator.names import shown_name
-from ...operator.units import plural, show_rate, show_seconds
+from ...operator.positions import plural, show_rate, show_seconds, shown_name
 from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import show_receipts
@@ -28,7 +26,7 @@ from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC, NumberType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.produce.grouping import Flush
+    from ...core.produce.packer import Flush
     from ...core.produce.receipts import Receipt
     from ...sync.producer import Producer
 

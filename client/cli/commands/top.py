@@ -19,8 +19,8 @@ from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK, describe
 from ..output import TableColumn
 from ..params import COUNT, SPAN
-from ..sampler import Sample, between, rates_row, take
 from ..settings import BrokerChoice
+from ..top_screen import Sample, between, rates_row, take
 
 if TYPE_CHECKING:
     from ...sync.admin import Admin
@@ -86,8 +86,7 @@ def _lines(
 def _live(settings: BrokerChoice, before: Sample, interval: float, count: int | None, *, system: bool) -> int:
     from rich.live import Live
 
-    from ..top_screen import Screen
-    from ..top_view import END_KEYS
+    from ..top_screen import END_KEYS, Screen
 
     patient = dataclasses.replace(settings, timeout=min(settings.seconds, ANSWER_SECONDS_MAX))
     screen = Screen(settings.addresses, interval)

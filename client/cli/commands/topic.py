@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from ....protocol.display import TABLE, show_bytes
+from ....protocol.display import TABLE, escape, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
-from ....protocol.escaping import escape
 from ...errors import InvalidArgument
-from ...operator.names import is_own, shown_name
-from ...operator.units import plural, show_second
+from ...operator.positions import is_own, plural, show_second, shown_name
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, name_column, number
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, show_permission
 from ..settings import BrokerChoice
-from ..topics import all_topics_stats, matches
+from ..topic_reader import all_topics_stats, matches
 
 if TYPE_CHECKING:
     from ...core.topics import QueueStats, TopicInfo

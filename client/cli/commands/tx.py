@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...operator.names import shown_name
-from ...operator.units import plural, show_moment, show_seconds
+from ...operator.positions import plural, show_moment, show_seconds, shown_name
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_NOT_FOUND
 from ..output import TableColumn, name_column, number
@@ -17,7 +16,7 @@ from ..params import COUNT, GROUP
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin.transactions import TransactionInfo
+    from ...core.admin import TransactionInfo
     from ...sync.admin import Admin
 
 PAGE_COUNT = 1_000

@@ -9,10 +9,9 @@ import click
 
 from ....protocol.auth.permissions import ACTIONS, BROKER, Grant
 from ....protocol.auth.users import check_user_name
-from ....protocol.display import TABLE
+from ....protocol.display import TABLE, escape
 from ....protocol.errors import ConfigurationError
-from ....protocol.escaping import escape
-from ...operator.names import shown_name
+from ...operator.positions import shown_name
 from ...operator.rights import RIGHTS, grant_of
 from ..command import CliCommand, note, pass_settings
 from ..failures import nearest

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import click
 
-from ....protocol.auth.access_keys import make_access_key
+from ....protocol.auth.scram import make_access_key
 from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
 from ...core.times import from_millis
-from ...operator.units import show_second
-from ..access import given_password
+from ...operator.positions import show_second
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import nearest
 from ..output import TableColumn
-from ..settings import BrokerChoice
+from ..settings import BrokerChoice, given_password
 from ..user_store import UserStore, open_users, store_option
 
 COLUMNS = (TableColumn("key", "ACCESS KEY"), TableColumn("created_at", "CREATED", show_second))

@@ -8,21 +8,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from ..visit import Visit
-from . import (
-    clients,
-    dead_letters,
-    groups,
-    live,
-    me,
-    messages,
-    overview,
-    send,
-    settings,
-    store,
-    topics,
-    undelivered,
-    users,
-)
+from . import broker, clients, dead_letters, groups, messages, send, topics, undelivered, users
 
 Page = Callable[[Visit], Awaitable[Response]]
 
@@ -43,14 +29,14 @@ class _Number(Convertor[int]):
 register_url_convertor("number", _Number())
 
 PAGES: tuple[tuple[str, str, Page], ...] = (
-    ("GET", "/", overview.overview),
+    ("GET", "/", broker.overview),
     ("GET", "/topics", topics.topic_list),
     ("POST", "/topics", topics.create),
     ("GET", "/topics/{topic}", messages.message_list),
     ("GET", "/topics/{topic}/{queue:number}/{offset:number}", messages.message_detail),
     ("GET", "/topics/{topic}/{queue:number}/{offset:number}/body", messages.message_body),
-    ("GET", "/topics/{topic}/live", live.live_page),
-    ("GET", "/topics/{topic}/live/stream", live.live_stream),
+    ("GET", "/topics/{topic}/live", topics.live_page),
+    ("GET", "/topics/{topic}/live/stream", topics.live_stream),
     ("GET", "/topics/{topic}/send", send.send_form),
     ("POST", "/topics/{topic}/send", send.send_message),
     ("GET", "/topics/{topic}/queues", topics.queues),
@@ -78,13 +64,13 @@ PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/waiting/stages", undelivered.stages),
     ("GET", "/waiting/stages/drop", undelivered.stage),
     ("POST", "/waiting/stages/drop", undelivered.drop_stage),
-    ("GET", "/store", store.store),
+    ("GET", "/store", broker.store),
     ("GET", "/clients", clients.client_list),
     ("GET", "/clients/{connection:number}", clients.connection),
     ("POST", "/clients/{connection:number}/close", clients.close),
-    ("GET", "/settings", settings.setting_list),
-    ("GET", "/settings/{name}", settings.setting),
-    ("POST", "/settings/{name}", settings.change),
+    ("GET", "/settings", broker.setting_list),
+    ("GET", "/settings/{name}", broker.setting),
+    ("POST", "/settings/{name}", broker.change),
     ("GET", "/users", users.user_list),
     ("POST", "/users", users.create),
     ("GET", "/users/{user}", users.user_detail),
@@ -94,14 +80,14 @@ PAGES: tuple[tuple[str, str, Page], ...] = (
     ("POST", "/users/{user}/keys", users.add_key),
     ("POST", "/users/{user}/keys/remove", users.remove_key),
     ("POST", "/users/{user}/delete", users.delete),
-    ("GET", "/me", me.me),
-    ("POST", "/me/end", me.end_session),
+    ("GET", "/me", users.me),
+    ("POST", "/me/end", users.end_session),
 )
 """Method, path and function of each page."""
 FORM_PAGES: Mapping[Page, Page] = {
     topics.create: topics.topic_list,
     messages.message_list: messages.message_list,
-    live.live_page: live.live_page,
+    topics.live_page: topics.live_page,
     send.send_message: send.send_form,
     topics.favourite: messages.message_list,
     topics.change: topics.config,
@@ -115,7 +101,7 @@ FORM_PAGES: Mapping[Page, Page] = {
     undelivered.end_transaction: undelivered.transaction,
     undelivered.drop_stage: undelivered.stage,
     clients.close: clients.connection,
-    settings.change: settings.setting,
+    broker.change: broker.setting,
     users.create: users.user_list,
     users.grant: users.user_detail,
     users.revoke: users.user_detail,
@@ -123,7 +109,7 @@ FORM_PAGES: Mapping[Page, Page] = {
     users.add_key: users.user_detail,
     users.remove_key: users.user_detail,
     users.delete: users.user_detail,
-    me.end_session: me.me,
+    users.end_session: users.me,
 }
 """The page with the form that a page takes: if it fails, that page is shown again, with the reason and what was
 typed."""

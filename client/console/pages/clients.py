@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN
 from ....protocol.commands import CONNECTIONS_MAX
-from ...core.admin.connections import ConnectionInfo
+from ...core.admin import ConnectionInfo
 from ..failures import Refused
 from ..visit import Visit, whole_number
 

@@ -21,11 +21,11 @@ from ....protocol.storage.delivery import (
     PROPERTY_RETRY_TOPIC,
     dead_letter_topic,
 )
+from ...core.consume.batch import StoredMessage
 from ...core.consume.pages import MessageSummary
-from ...core.consume.stored import StoredMessage
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
 from ...operator.dead_letters import Target, own_properties, waiting_by_group
-from ...operator.names import real_name, shown_name
+from ...operator.positions import real_name, shown_name
 from ..bodies import preview
 from ..failures import Refused
 from ..render import query

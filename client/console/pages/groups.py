@@ -10,15 +10,13 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN, GROUP
-from ...core.admin.groups import GroupInfo
+from ...core.admin import GroupInfo
 from ...core.topics import ConsumeStats
 from ...errors import InvalidArgument
-from ...operator.lags import Lag, lag_by_group, lag_in, lag_of, read_rows
-from ...operator.names import is_called, is_own, shown_name
-from ...operator.positions import offsets_to_commit, parse_position
+from ...operator.condition import Lag, lag_by_group, lag_in, lag_of, read_rows
+from ...operator.positions import is_called, is_own, offsets_to_commit, parse_position, shown_name
 from ..failures import Refused
-from ..forms import OFFSETS_BYTES_MAX
-from ..visit import Visit, check_typed, chosen, whole_number
+from ..visit import OFFSETS_BYTES_MAX, Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 100
 ORDERS = {"lag": "lag", "name": "name", "members": "members", "time": "lag in time"}

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,21 +17,70 @@ from urllib.parse import quote
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from ....protocol.display import escape
 from ....protocol.errors import FilterIllegal, MessageNotFound
-from ....protocol.escaping import escape
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import decode_record
+from ...core.consume.batch import StoredMessage
 from ...core.consume.pages import MessageSummary, TopicPage
-from ...core.consume.stored import StoredMessage
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
-from ...operator.names import is_called, is_own, real_name, shown_name
-from ...operator.positions import EveryQueue, parse_position
-from ..bodies import PREVIEW_CHARS, preview, view_body
-from ..decoders import DECODED_BYTES_MAX
+from ...operator.positions import EveryQueue, is_called, is_own, parse_position, real_name, shown_name
+from ..bodies import DECODED_BYTES_MAX, PREVIEW_CHARS, preview, view_body
 from ..failures import Refused
 from ..render import query
 from ..visit import Visit, chosen, whole_number
-from .command_line import as_command, as_python
+
+# ---- A list of messages as the command line and as Python, for people who want to continue there.
+
+
+def as_command(visit: Visit, topic: str) -> str:
+    """Return the ``flintmq`` command that prints what the list shows."""
+    words = ["flintmq", "-b", visit.console.options.broker]
+    if key := visit.text("key"):
+        return " ".join(map(quoted, [*words, "query", "key", topic, key]))
+    words += ["pull", topic, "--from", _position_text(visit)]
+    for option, name in (("--queue", "queue"), ("--tag", "tag"), ("--filter", "filter")):
+        if value := visit.text(name):
+            words += [option, value]
+    return " ".join(map(quoted, words))
+
+
+def quoted(word: str) -> str:
+    """Return a word for a shell. Control characters are escaped: a terminal would act on them when they are pasted."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = (
+        each if each.isprintable() and each not in "\\'" else "".join(f"\\{byte:03o}" for byte in each.encode())
+        for each in word
+    )
+    return f"$'{''.join(escaped)}'"
+
+
+def as_python(visit: Visit, topic: str) -> str:
+    """Return the Python lines that print what the list shows."""
+    arguments = [repr(topic)]
+    if key := visit.text("key"):
+        call = f"consumer.query({topic!r}, {key!r})"
+    else:
+        for name, argument in (("queue", "queue"), ("at", "physical")):
+            if visit.text(name):
+                arguments.append(f"{argument}={visit.text(name)}")
+        for name, argument in (("tag", "tags"), ("filter", "filter")):
+            if value := visit.text(name):
+                arguments.append(f"{argument}={value!r}")
+        call = f"consumer.browse({', '.join(arguments)})"
+    return (
+        "from flintmq.client import Consumer\n"
+        f"with Consumer({visit.console.options.broker!r}) as consumer:\n"
+        f"    for message in {call}:\n"
+        "        print(message.stored_at, message.keys, message.body)"
+    )
+
+
+def _position_text(visit: Visit) -> str:
+    words = visit.text("from")
+    return f"-{visit.text('count') or 50}" if words in ("", "newest") else words
+
 
 COUNTS = {"50": "50", "100": "100", "200": "200"}
 KEY_COUNT = 50

@@ -8,9 +8,9 @@ from datetime import datetime
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import GROUP, PUBLISH, QUERY, TOPIC
-from ...core.admin.delays import DelayedMessages
+from ...core.admin import DelayedMessages
 from ...errors import InvalidArgument
-from ...operator.units import plural
+from ...operator.positions import plural
 from ..failures import Refused
 from ..visit import Visit
 

@@ -16,7 +16,7 @@ from ..rpc.operation import Operation, operation, unpack_rows
 from ..rpc.session import Answer
 from ..times import from_millis, to_millis
 from ..topics import ALL_QUEUES
-from .tags import check_filter, parse_tags
+from .batch import check_filter, parse_tags
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
@@ -11,14 +11,12 @@ from ....protocol import commands
 from ....protocol.commands import CONSUMER_OFFSET_STRUCT
 from ....protocol.errors import PULL_RETRY_IMMEDIATELY, RemoteProtocolError
 from ....protocol.fields import I64_MAX, decode_fields
-from ....protocol.times import last_millis
-from ..rpc.operation import Operation, check_body, nothing, operation, pull_operation
+from ....protocol.times import duration_millis, last_millis
+from ..rpc.operation import Operation, Plan, check_body, nothing, operation, pull_operation
 from ..rpc.session import Answer
 from ..times import check_moment, to_millis
 from ..topics import ALL_QUEUES, encode_offsets
-from .batch import Batch, Found
-from .stored import StoredMessage
-from .tags import EVERYTHING, TagFilter
+from .batch import EVERYTHING, Batch, Found, StoredMessage, TagFilter, check_filter, parse_tags
 
 
 def pull(
@@ -188,3 +186,36 @@ def commit(group: str, topic: str, offsets: Mapping[int, int], *, timeout: float
     return operation(
         commands.UPDATE_CONSUMER_OFFSET, nothing, body, timeout=timeout, group=group, topic=topic, count=len(offsets)
     )
+
+
+# ---- Pulling from one queue: as many requests as it takes to find a wanted message.
+
+
+def pull_found(
+    topic: str,
+    queue: int,
+    offset: int,
+    max_count: int,
+    max_bytes: int,
+    wait_ms: int,
+    tags: str | Iterable[str] | None,
+    condition: str | None,
+    deadline: float,
+    clock: Callable[[], float],
+) -> Plan[Batch]:
+    """Return the plan of a consumer's ``pull``. If the broker searched a long range without finding a wanted message,
+    the plan continues after it, until ``deadline`` (monotonic seconds, on ``clock``)."""
+    wanted = parse_tags(tags)
+    sought = check_filter(condition)
+    operation = pull(topic, queue, offset, max_count, max_bytes, wait_ms, wanted, sought)
+    held_until = clock() + operation.hold_seconds
+    while True:
+        batch: Batch = (yield [operation])[0]
+        if batch or not (wanted.wanted or sought) or batch.next_offset >= batch.max_offset:
+            return batch
+        # No message in the range that the broker searched is wanted: continue after it.
+        if batch.next_offset <= offset or clock() >= deadline:
+            return batch
+        left_ms = max(0, duration_millis(held_until - clock()))
+        operation = pull(topic, queue, batch.next_offset, max_count, max_bytes, left_ms, wanted, sought)
+        offset = batch.next_offset

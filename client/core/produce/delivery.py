@@ -29,7 +29,7 @@ from ....protocol.errors import (
 )
 from ....protocol.produce_frame import ANY_QUEUE
 from ...message import Row
-from ..rpc.retry import Backoff, is_retriable
+from ..rpc.operation import Backoff, is_retriable
 from ..rpc.session import Answer
 from .accumulator import (
     BULK_WINDOW,
@@ -38,13 +38,13 @@ from .accumulator import (
     SINGLES_WINDOW,
     BatchGroup,
     Bulk,
+    FrameMaker,
     Lane,
     ProduceFrame,
     SentSingle,
     Single,
     first_deadline,
 )
-from .frame_maker import FrameMaker
 from .packer import ROW_OVERHEAD_BYTES, new_packer
 from .receipts import Acknowledged
 

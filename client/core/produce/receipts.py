@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar, overload
 
 from ....protocol.commands import PHYSICAL_OFFSET_STRUCT
 from ....protocol.errors import FlintError
-from ....protocol.storage.ids import unique_key
+from ....protocol.storage.record import unique_key
 from ...delay import deliver_ms_of
 from ..times import from_millis
 

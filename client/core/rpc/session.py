@@ -36,7 +36,7 @@ from ....protocol.errors import (
 )
 from ....protocol.fields import decode_fields, encode_fields
 from ....protocol.frames import FRAME_BYTES_MAX, REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
-from ....protocol.pull_frame import PullFields, decode_records_head
+from ....protocol.produce_frame import PullFields, decode_records_head
 
 if TYPE_CHECKING:
     from .access import ClientAccess

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from ...core.consume.stored import StoredMessage
+from ...core.client_guard import Guard
+from ...core.consume.batch import StoredMessage
 from ...core.hooks import Observation
 from ...core.rpc.timeouts import check_timeout
-from ...errors import InvalidArgumentType
-from .outcome import GiveUp, TryLater
+from ...errors import DeliveryLost, InvalidArgumentType
+from .assignments import WorkItem
+from .group_client import Engine
+from .options import Options
+from .outcome import GiveUp, TryLater, failed_with
 
 
 class Delivery:
@@ -142,3 +149,177 @@ def _checked(reason: str | None) -> str:
     if not isinstance(reason, str | None):
         raise InvalidArgumentType(f"reason must be a str or None, not {type(reason).__name__}")
     return reason or ""
+
+
+# ---- The deliveries of a member to which the broker assigns queues.
+
+
+class Deliveries(DeliverySource):
+    """The messages of one member that wait to be received, and its open deliveries. Thread-safe.
+
+    ``changed``: called, by any thread, after a change that a receiver, or the end of the consumer, may wait for.
+
+    The engine holds its lock when it calls ``give_up``, so nothing here calls the engine while it holds ``condition``.
+    """
+
+    def __init__(self, options: Options, guard: Guard, changed: Callable[[], None]) -> None:
+        super().__init__()
+        self.engine: Engine
+        """Set by the creator of both."""
+        self._options = options
+        self._guard = guard
+        self._changed = changed
+        self._waiting: deque[WorkItem] = deque()
+        self._open: dict[WorkItem, Delivery] = {}
+
+    # ---- for receivers
+
+    @property
+    def ready(self) -> int:
+        """Number of deliveries that receivers can take; read it under ``condition``."""
+        return min(len(self._waiting), self._options.open_max - len(self._open))
+
+    @property
+    def open_count(self) -> int:
+        """Number of open deliveries."""
+        return len(self._open)
+
+    def expect(self, count: int) -> None:
+        """Do nothing: the engine pulls ahead of receivers."""
+
+    def renew(self, delivery: Delivery, seconds: float) -> None:
+        """Do nothing, but raise if the message is no longer this member's."""
+        self._guard.check_fork()
+        with self.condition:
+            is_open = self._open.get(delivery._work) is delivery
+        if not (is_open or delivery._settled):
+            raise self._lost(delivery.message, delivery._work)
+
+    def is_lost(self, delivery: Delivery) -> bool:
+        """Return whether the message of a delivery is no longer this member's, and handled again."""
+        work: WorkItem = delivery._work
+        if delivery._settled:
+            return work.claim.lost and work.next_offset > work.claim.committed
+        return work.claim.lost or work.given_up or work not in self._open
+
+    def take(self, max_count: int) -> list[Delivery]:
+        """Open up to ``max_count`` deliveries; returns none if none is available."""
+        with self.condition:
+            count = min(max_count, len(self._waiting), self._options.open_max - len(self._open))
+            works = [self._waiting.popleft() for _ in range(count)]
+            deliveries = [Delivery(self, work) for work in works]
+            self._open.update(zip(works, deliveries, strict=True))
+        if not works:
+            return []
+        begun = self.engine.hand_out(works)
+        if len(begun) == len(works):
+            return deliveries
+        with self.condition:
+            for work in set(works).difference(begun):
+                self._open.pop(work, None)
+            self.condition.notify_all()
+        self._changed()
+        kept = set(begun)
+        return [delivery for work, delivery in zip(works, deliveries, strict=True) if work in kept]
+
+    def settle(self, delivery: Delivery, told: TryLater | None) -> None:
+        """Settle a delivery: as handled, or with what a listener would have raised."""
+        self._guard.check_fork()  # first, because the parent's threads may have held the lock
+        work: WorkItem = delivery._work
+        message = delivery.message
+        with self.condition:
+            if delivery._settled:
+                return
+            is_open = self._open.get(work) is delivery
+            if is_open:
+                tell = self.ended or len(self._open) >= self._options.open_max
+                delivery._settled = True  # before it leaves the open ones: see is_lost
+                del self._open[work]
+                self.condition.notify()
+        if is_open:
+            failed = []
+            if told is not None:
+                told.__context__ = sys.exception()
+                failed = failed_with(told, self._options, (message,), work)
+                if not told.reason and told.__context__ is None:
+                    failed = [failure._replace(reason="") for failure in failed]
+            if tell:
+                self._changed()
+            if self.engine.settle(work, failed):
+                return
+            delivery._settled = False
+        raise self._lost(message, work)
+
+    def _lost(self, message: StoredMessage, work: WorkItem) -> DeliveryLost:
+        failure = self.engine.failure
+        if failure is not None:
+            why = f"its consumer ended: {failure}"
+        elif self.ended:
+            why = "its consumer was closed before"
+        elif work.claim.lost:
+            why = "its queue was taken from this member"
+        else:
+            why = f"it was open for more than {self._options.listener_seconds:g} s (listener_timeout)"
+        lost = DeliveryLost(
+            f"the message at offset {message.queue_offset} of queue {message.queue} of topic {message.topic} cannot be "
+            f"settled, because {why}: it is handled again, by this or another member of group {self._options.group}"
+        )
+        lost.__cause__ = failure
+        return lost
+
+    # ---- for the engine, on its thread
+
+    def add(self, works: list[WorkItem]) -> None:
+        """Offer works to receivers."""
+        with self.condition:
+            ended = self.ended
+            if not ended:
+                self._waiting.extend(works)
+                self.condition.notify(len(works))
+        if ended:
+            self._give_back(works)
+        else:
+            self._changed()
+
+    def recall(self) -> None:
+        """Give back the messages of revoked and lost queues that no receiver has got, and forget the open
+        deliveries of lost queues."""
+        with self.condition:
+            back = [work for work in self._waiting if work.claim.stopped]
+            self._waiting = deque(work for work in self._waiting if not work.claim.stopped)
+            lost = [self._open.pop(work) for work in list(self._open) if work.claim.lost]
+            self.condition.notify_all()
+        self._end_handling(lost)
+        self._give_back(back)
+        self._changed()
+
+    def give_up(self, work: WorkItem) -> None:
+        """Forget a delivery that was open for too long."""
+        with self.condition:
+            delivery = self._open.pop(work, None)
+            self.condition.notify_all()
+        if delivery is not None:
+            self._end_handling([delivery])
+        self._changed()
+
+    def end(self, *, abandon: bool) -> None:
+        """Hand out nothing more, and give back the waiting messages. ``abandon``: forget the open deliveries."""
+        with self.condition:
+            self.ended = True
+            back, self._waiting = list(self._waiting), deque()
+            lost = list(self._open.values()) if abandon else []
+            if abandon:
+                self._open.clear()
+            self.condition.notify_all()
+        self._end_handling(lost)
+        self._give_back(back)
+        self._changed()
+
+    def _end_handling(self, lost: list[Delivery]) -> None:
+        for delivery in lost:
+            if delivery.handling is not None:
+                delivery.handling.end(self._lost(delivery.message, delivery._work))
+
+    def _give_back(self, works: list[WorkItem]) -> None:
+        for work in works:
+            self.engine.give_back(work)

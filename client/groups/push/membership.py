@@ -16,8 +16,7 @@ from ....protocol.errors import (
     RemoteProtocolError,
     TopicNotExist,
 )
-from ...core.rpc.operation import Request
-from ...core.rpc.retry import backoff_seconds, is_retriable
+from ...core.rpc.operation import Request, backoff_seconds, is_retriable
 from . import requests
 from .assignments import Claims
 from .options import Options

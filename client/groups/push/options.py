@@ -17,13 +17,13 @@ from ....protocol.errors import InvalidParameter
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import DELAY_LEVEL_MAX
 from ....protocol.times import duration_millis
+from ...core.consume.batch import TagFilter, check_filter, parse_tags
 from ...core.consume.positions import EARLIEST, ENDS, LATEST, End
-from ...core.consume.tags import TagFilter, check_filter, parse_tags
 from ...core.rpc.access import AccessOptions
 from ...core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from ...core.times import to_millis
+from ...endpoint import LogRate
 from ...errors import InvalidArgument, InvalidArgumentType
-from ...log_rate import LogRate
 
 CLUSTERING: Final = "clustering"
 BROADCASTING: Final = "broadcasting"

@@ -12,13 +12,11 @@ from ....protocol.commands import CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT
 from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
 from ....protocol.times import duration_millis
-from ...core.consume.batch import Batch
+from ...core.consume.batch import EVERYTHING, Batch
 from ...core.consume.requests import batch_of
-from ...core.consume.tags import EVERYTHING
 from ...core.rpc.operation import Operation, nothing, operation, pull_operation, unpack_body
 from ...core.rpc.session import Answer
-from .assignments import Row
-from .claim import Claim
+from .assignments import Claim, Row
 from .options import Options
 from .outcome import Failed
 

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
+import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar, Generic, TypeVar, Unpack, overload
+from types import FrameType, TracebackType
+from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack, overload
 
 from ....protocol.errors import FlintError
-from ...connection_log import ConnectionLog
-from ...core.hooks import Side
+from ...core.client_guard import Guard
+from ...core.hooks import Hooks, Side
 from ...core.rpc.access import AccessOptions, ClientAccess, access_for
 from ...core.rpc.address import parse_addresses
-from ...errors import ListenerTimeout
+from ...core.rpc.timeouts import wait_seconds
+from ...endpoint import ConnectionLog
+from ...errors import InvalidArgument, InvalidArgumentType, ListenerTimeout
 from ...sync.pool import Dialer
-from .health import Health
-from .member_engine import MemberEngine
-from .options import Addresses, Options, PushOptions, Subscriptions, check_options
+from ..callables import is_coroutine_function, is_generator_function, name_of
+from .delivery import Deliveries, Delivery, DeliverySource
+from .group_client import Engine, MemberEngine
+from .options import (
+    Addresses,
+    Options,
+    PushOptions,
+    ReceiveOptions,
+    Subscriptions,
+    check_options,
+    check_receive_options,
+    check_whole,
+)
+from .outcome import Health
+from .work_deliveries import WorkDeliveries
+from .work_engine import WorkEngine
 
 MessageListenerT = TypeVar("MessageListenerT")
 BatchListenerT = TypeVar("BatchListenerT")
@@ -165,3 +185,166 @@ class ConsumerShell(MemberShell, Generic[MessageListenerT, BatchListenerT]):
             f"{self._engine.health().running} listeners of group {self.group} did not return within {seconds:g} s; "
             "their messages are redelivered to other members"
         )
+
+
+# ---- The common part of both group consumers: arguments and errors.
+
+_RECEIVER_OPTIONS = ReceiveOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
+RECEIVE_MAX = 1_000_000
+"""Maximum number of deliveries to ask for at a time."""
+
+
+class ReceiverShell(MemberShell):
+    """A group consumer without its threads or tasks."""
+
+    _deliveries: DeliverySource
+
+    def __init__(
+        self,
+        addresses: Addresses | None = None,
+        group: str = "",
+        topics: Subscriptions = (),
+        **options: Unpack[ReceiveOptions],
+    ) -> None:
+        if options.get("orderly"):
+            raise InvalidArgument(
+                "orderly is for PushConsumer: a GroupConsumer's messages are settled in any order; use "
+                "PushConsumer(orderly=True), which handles the messages of a queue one after the other"
+            )
+        own, access = split_options(self, options, _RECEIVER_OPTIONS)
+        self._options = check_receive_options(group, topics, own)
+        self._prepare(addresses, access)
+
+    def _engine_of(
+        self, dialer: Dialer, guard: Guard, changed: Callable[[], None], ended: Callable[[FlintError | None], None]
+    ) -> MemberEngine:
+        """Create the deliveries and their engine. ``changed``, ``ended``: what they call."""
+        options = self._options
+        if options.leases:
+            leased = self._deliveries = WorkDeliveries(options, guard, changed)
+            return WorkEngine(options, dialer, leased, ended)
+        deliveries = self._deliveries = Deliveries(options, guard, changed)
+        deliveries.engine = Engine(options, dialer, deliveries.add, deliveries.recall, deliveries.give_up, ended)
+        return deliveries.engine
+
+    def _begun(self, active: Hooks, found: list[Delivery]) -> list[Delivery]:
+        """Begin the handling of deliveries, which ends with their settlement or their loss."""
+        for delivery in found:
+            delivery.handling = active.process(self._side, (delivery.message,), several=False, pushed=False)
+        return found
+
+    def _check_receive(self, max_count: Any, timeout: Any) -> float:
+        """Return how many seconds to wait; raise if ``receive`` cannot be called, or not with these arguments."""
+        check_whole("max_count", max_count, 1, RECEIVE_MAX)
+        seconds = math.inf if timeout is None else wait_seconds(timeout)
+        self._check_started()
+        return seconds
+
+    def _check_started(self) -> None:
+        self._check()
+        if not self._started:
+            raise InvalidArgument("this consumer was not started; call start(), or use it in a with block")
+
+    def _not_settled(self, count: int, seconds: float) -> ListenerTimeout:
+        return ListenerTimeout(
+            f"group {self.group} had {count} open {'delivery' if count == 1 else 'deliveries'} {seconds:g} s after "
+            "close(); their messages go to other consumers of the group"
+        )
+
+
+# ---- Signals that close a consumer gracefully.
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Within the block the first SIGTERM or SIGINT calls ``stop``; the next one has the effect it had before the block.
+
+    ``stop`` runs between any two steps of the main thread, so it must not take a lock. Only the main thread of a
+    program receives signals: in another thread nothing changes. A signal that the program ignores stays ignored.
+    ``received``: the first signal, None before.
+    """
+
+    def __init__(self, stop: Callable[[], object]) -> None:
+        self.received: signal.Signals | None = None
+        self._stop = stop
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in STOP_SIGNALS:
+            previous = signal.getsignal(number)
+            if previous not in (None, signal.SIG_IGN):  # None: set by non-Python code, so it could not be restored
+                self._previous[number] = previous
+                signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._previous:
+            signal.signal(*self._previous.popitem())
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+            self._stop()
+            return
+        self._restore()
+        signal.raise_signal(number)
+
+
+# ---- Checks of listeners and their return values.
+
+_ASYNC_ADVICE = (
+    "use flintmq.client.aio.PushConsumer, which awaits it, or pass a plain function (def), which is called in a thread"
+)
+
+
+def check_listener(listener: Any) -> Callable[[Any], Any]:
+    """Return the listener of a consumer that can call any kind of function; raise if it is missing or unusable."""
+    if listener is None:
+        raise InvalidArgument("listener is missing; pass a function that takes a message, or a batch with batch=")
+    if not callable(listener):
+        raise InvalidArgumentType(f"listener must be callable, not {type(listener).__name__}")
+    if is_generator_function(listener):
+        raise InvalidArgument(
+            f"listener {name_of(listener)} is a generator function: calling it would run none of its code; pass a "
+            "function without yield"
+        )
+    found: Callable[[Any], Any] = listener
+    return found
+
+
+def check_plain_listener(listener: Any) -> Callable[[Any], Any]:
+    """Return the listener of a consumer that calls it in threads; raise ``InvalidArgument`` if it is to be awaited."""
+    found = check_listener(listener)
+    if is_coroutine_function(found):
+        raise InvalidArgument(
+            f"listener {name_of(listener)} is a coroutine function (async def), but this consumer would never await "
+            f"its result: {_ASYNC_ADVICE}"
+        )
+    return found
+
+
+def check_returned(returned: Any) -> None:
+    """Raise if a listener returned an awaitable or a generator: this consumer does not run it, so nothing was
+    handled."""
+    if returned is None or not (
+        inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned)
+    ):
+        return
+    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
+        returned.close()
+    raise InvalidArgumentType(
+        f"the listener returned {_article(type(returned).__name__)}, which this consumer does not run, so nothing was "
+        f"handled: {_ASYNC_ADVICE}"
+    )
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -9,13 +9,12 @@ from ....protocol import commands
 from ....protocol.commands import RECEIPT_STRUCT
 from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
-from ...core.consume.batch import Records
-from ...core.consume.tags import EVERYTHING
+from ...core.consume.batch import EVERYTHING, Records
 from ...core.rpc.operation import Operation, check_body, operation
 from ...core.rpc.session import Answer
-from .lease import Lease
 from .options import Options
 from .requests import HOLD_MS
+from .work_deliveries import Lease
 
 POP_BYTES_MAX = 1 << 20
 

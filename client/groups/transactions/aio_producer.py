@@ -15,14 +15,13 @@ from typing import Self
 from ....protocol.errors import FlintError
 from ...aio.producer import Producer
 from ...application_code import ends_program
-from ...core.consume.stored import StoredMessage
+from ...core.consume.batch import StoredMessage
 from ...core.produce.delivery import Outbox
-from ...core.produce.grouping import Flush
+from ...core.produce.packer import Flush
 from ...core.produce.receipts import Receipt
 from ...message import Message
-from . import requests
-from .end_errors import decide, not_ended, note_not_rolled_back
-from .outcome import Outcome
+from . import registration
+from .decisions import Outcome, decide, not_ended, note_not_rolled_back
 from .registration import Question
 from .shell import HalfOptions, TransactionProducerShell, TransactionShell
 
@@ -53,7 +52,7 @@ class _Halves(Producer):
 
     async def end_transaction(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
         """Tell the broker the outcome; retry while that can help and time is left."""
-        await self._caller.call(requests.end_transaction(group, receipt, outcome), self._caller.deadline(timeout))
+        await self._caller.call(registration.end_transaction(group, receipt, outcome), self._caller.deadline(timeout))
 
 
 class Transaction(TransactionShell["TransactionProducer"]):
@@ -92,7 +91,7 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
     ``check`` is a function or a coroutine function and runs in the loop; coroutines for several messages at a time.
     """
 
-    _checked = staticmethod(requests.check_check)
+    _checked = staticmethod(registration.check_check)
 
     def _new_halves(self, addresses: str | Iterable[str] | None, options: HalfOptions) -> _Halves:
         self._loop: asyncio.AbstractEventLoop | None = None

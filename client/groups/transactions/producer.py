@@ -11,15 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from ....protocol.errors import FlintError
-from ...core.consume.stored import StoredMessage
+from ...core.consume.batch import StoredMessage
 from ...core.produce.delivery import Outbox
-from ...core.produce.grouping import Flush
+from ...core.produce.packer import Flush
 from ...core.produce.receipts import Receipt
 from ...message import Message
 from ...sync.producer import Producer
-from . import requests
-from .end_errors import decide, not_ended, note_not_rolled_back
-from .outcome import Outcome
+from . import registration
+from .decisions import Outcome, decide, not_ended, note_not_rolled_back
 from .registration import Question
 from .shell import HalfOptions, TransactionProducerShell, TransactionShell
 
@@ -50,7 +49,7 @@ class _Halves(Producer):
 
     def end_transaction(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
         """Tell the broker the outcome; retry while that can help and time is left."""
-        self._caller.call(requests.end_transaction(group, receipt, outcome), self._caller.deadline(timeout))
+        self._caller.call(registration.end_transaction(group, receipt, outcome), self._caller.deadline(timeout))
 
 
 class Transaction(TransactionShell["TransactionProducer"]):
@@ -102,7 +101,7 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
     send call.
     """
 
-    _checked = staticmethod(requests.check_plain_check)
+    _checked = staticmethod(registration.check_plain_check)
 
     def _new_halves(self, addresses: str | Iterable[str] | None, options: HalfOptions) -> _Halves:
         self._to_check: queue.SimpleQueue[Question | None] = queue.SimpleQueue()

@@ -5,23 +5,69 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
-from ...connection_log import ConnectionLog
+from ....protocol.errors import FlintError
 from ...core.compression import Compression
 from ...core.produce.delivery import Outbox
-from ...core.produce.grouping import Flush
+from ...core.produce.packer import Flush
 from ...core.produce.receipts import Receipt
 from ...core.rpc.access import AccessOptions, access_for
 from ...core.rpc.address import parse_addresses
+from ...endpoint import ConnectionLog
 from ...message import Message
 from ...sync.pool import Dialer
-from . import requests
-from .decisions import Decisions
-from .health import TransactionHealth, health_of
-from .outcome import Outcome
-from .questions import Questions
-from .registration import Question, Registration
+from . import registration
+from .decisions import Decisions, Outcome
+from .registration import Question, Questions, Registration
+
+# ---- The state and counters of a transactional producer.
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionHealth:
+    """The state and counters of a transactional producer.
+
+    ``alive``: it can continue; ``error``: why it cannot. ``registered``: the broker knows it and can send it checks;
+    ``trouble``: what prevents that. ``open``: transactions that this producer has begun and whose end the broker has
+    not confirmed; ``checked``: number of checks answered with an outcome, ``check_failures``: number of checks that
+    failed because ``check`` raised or did not return an ``Outcome`` (``last_check_error``); ``checking``: transactions
+    that wait for ``check``. ``heard_seconds``: time since the broker's last response.
+    """
+
+    alive: bool
+    registered: bool
+    group: str
+    member: str
+    open: int
+    checked: int
+    check_failures: int
+    checking: int
+    heard_seconds: float
+    error: FlintError | None
+    trouble: FlintError | None
+    last_check_error: BaseException | None
+
+
+def health_of(
+    registration: Registration, questions: Questions, decisions: Decisions, *, closed: bool
+) -> TransactionHealth:
+    """Return the health of the producer with these parts."""
+    return TransactionHealth(
+        alive=registration.alive and not closed,
+        registered=registration.registered.is_set(),
+        group=registration.group,
+        member=registration.member,
+        open=len(decisions),
+        checked=questions.checked_count,
+        check_failures=questions.failed_count,
+        checking=questions.waiting,
+        heard_seconds=registration.heard_seconds(),
+        error=registration.failure,
+        trouble=registration.trouble,
+        last_check_error=questions.last_error,
+    )
 
 
 class HalfOptions(AccessOptions, total=False):
@@ -88,21 +134,21 @@ class TransactionProducerShell(ABC, Generic[HalvesT, CheckT]):
         group: str = "",
         check: CheckT | None = None,
         *,
-        session_timeout: float = requests.SESSION_SECONDS,
+        session_timeout: float = registration.SESSION_SECONDS,
         **options: Unpack[HalfOptions],
     ) -> None:
         access = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
         entry = access_for(self, access, _OWN_OPTIONS)
         self._check = self._checked(check)
-        self._group = requests.check_group(group)
-        seconds = requests.check_session(session_timeout)
+        self._group = registration.check_group(group)
+        seconds = registration.check_session(session_timeout)
         self._halves = self._new_halves(addresses, options)
-        self._halves.delivery.frames.common = requests.half_common(self._group)
+        self._halves.delivery.frames.common = registration.half_common(self._group)
         self._decisions = Decisions(self._halves.delivery)
         self._questions = Questions(self._decisions, self._check_later)
         connection_log = ConnectionLog(f"producer group {self._group}", logging.WARNING)
         dialer = Dialer(parse_addresses(addresses), entry, connection_log)
-        self._registration = Registration(self._group, requests.new_member(), seconds, dialer, self._questions.ask)
+        self._registration = Registration(self._group, registration.new_member(), seconds, dialer, self._questions.ask)
         self._questions.registration = self._registration
 
     @staticmethod

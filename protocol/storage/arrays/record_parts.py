@@ -24,8 +24,7 @@ from ..layout import (
 from ..record import PROPERTY_DELAY, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from .crc32 import body_crc_of
 from .jit import inlined
-from .octets import find_byte, is_name, text_array
-from .words import load_be16, load_be32, load_be64
+from .words import find_byte, is_name, load_be16, load_be32, load_be64, text_array
 
 # Results of ``locate_parts``. The broker's kernels add their own reasons to stop from 7 on.
 DONE = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from flintmq.client.core.consume.tags import EVERYTHING
+from flintmq.client.core.consume.batch import EVERYTHING
 
 from ..bench import Bench
 from ..load import TOPIC, fill
@@ -16,7 +16,7 @@ from ..raw import RawClient
 from ..spark.driver import spark_version
 
 if TYPE_CHECKING:
-    from flintmq.client.arrow.pulled import PulledRows
+    from flintmq.client.arrow.stream import PulledRows
 
 MESSAGES = 1_000_000
 PULL_TIMEOUT_SECONDS = 30.0
@@ -48,7 +48,7 @@ def samples(bench: Bench) -> Samples:
 
 def pull_all(address: str) -> Iterator[PulledRows]:
     """Return the responses to pulls of all messages, of the size that a task requests."""
-    from flintmq.client.arrow.pulled import PULL_COUNT, pull
+    from flintmq.client.arrow.stream import PULL_COUNT, pull
     from flintmq.client.spark.brokers import call, parse_bootstrap
 
     (broker,) = parse_bootstrap(address)
@@ -66,8 +66,7 @@ def pull_all(address: str) -> Iterator[PulledRows]:
 def decode(answers: list[PulledRows], scan: Callable[..., Any]) -> int:
     """Convert each response to a record batch with all columns, using ``scan`` to locate fields; return the rows."""
     from flintmq.client.arrow import records
-    from flintmq.client.arrow.columns import COLUMNS
-    from flintmq.client.arrow.decoder import Decoder
+    from flintmq.client.arrow.decoder import COLUMNS, Decoder
 
     decoder = Decoder(COLUMNS)
     rows = 0

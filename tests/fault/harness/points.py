@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from flintmq.broker.store import MessageStore
-from flintmq.broker.store.dispatch.dispatcher import Dispatcher
-from flintmq.broker.store.index.index_file import IndexFile
+from flintmq.broker.store.dispatch import Dispatcher
+from flintmq.broker.store.index import IndexFile
 from flintmq.broker.store.log.commitlog import CommitLog
-from flintmq.broker.store.log.log_writer import LogWriter
+from flintmq.broker.store.log.produce_batch import LogWriter
 from flintmq.broker.store.tables.store_state import StoreState
 
 from .hooked_files import HookedFiles

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flintmq.broker.app import daemon, lifecycle
-from flintmq.broker.background.file_sync import FileSync
+from flintmq.broker.background.flush import FileSync
 from flintmq.broker.store import MappedFile, MessageStore
 from flintmq.broker.store.files.file_system import Files
 

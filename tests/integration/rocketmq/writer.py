@@ -26,8 +26,7 @@ import msgpack
 
 from flintmq.broker.store import MessageStore, ProduceBatch, StoreSettings, TopicConfig, common_properties
 from flintmq.client.core.compression import ALGORITHMS, Compressor
-from flintmq.protocol.storage.ids import unique_counter_start, unique_key, unique_prefix
-from flintmq.protocol.storage.record import encode_host
+from flintmq.protocol.storage.record import encode_host, unique_counter_start, unique_key, unique_prefix
 
 SETTINGS = StoreSettings(
     commitlog_file_bytes=4 * 1024 * 1024,

@@ -1,0 +1,157 @@
+"""QUERY_BY_KEY, VIEW_MESSAGE_BY_ID and BROWSE_MESSAGES: find messages through the index, or show a page of a topic as a
+person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from ...protocol.auth.permissions import QUERY, TOPIC
+from ...protocol.commands import (
+    BrowseMessagesAnswer,
+    BrowseMessagesRequest,
+    QueryByKeyAnswer,
+    QueryByKeyRequest,
+    ViewMessageAnswer,
+    ViewMessageByIdRequest,
+)
+from ...protocol.errors import BrokerFailure, InvalidParameter
+from ...protocol.fields import decode_fields
+from ...protocol.frames import HEADER_BYTES_MAX
+from ..filters import compile_filter
+from ..store import KeySearch, WouldBlock
+from ..store.read.pages import PageBounds, PageSelection
+from .pull import check_has_messages, parse_tags
+
+if TYPE_CHECKING:
+    from ..config import LimitsSection
+    from ..requests.request import Request
+    from ..store import MessageStore, QueryResult
+    from ..store.read.pages import MessagePage
+
+
+# ---- QUERY_BY_KEY and VIEW_MESSAGE_BY_ID: find messages through the index.
+
+
+def query_by_key(request: Request, store: MessageStore, limits: LimitsSection) -> None:
+    """Return records that have a key, newest first, one page at a time."""
+    params = decode_fields(QueryByKeyRequest, request.frame.fields)
+    if params.begin_ms > params.end_ms:
+        raise InvalidParameter(f"begin_ms {params.begin_ms} is after end_ms {params.end_ms}")
+    check_has_messages(store.topics, params.topic)
+    request.after_dispatch(_Query(request, params, store, limits.frame_bytes_max).read)
+
+
+class _Query:
+    """One page of a query; it is read again with fewer records if they are too large for one response."""
+
+    __slots__ = ("frame_bytes_max", "max_count", "params", "request", "store")
+
+    def __init__(self, request: Request, params: QueryByKeyRequest, store: MessageStore, frame_bytes_max: int) -> None:
+        self.request = request
+        self.params = params
+        self.store = store
+        self.frame_bytes_max = frame_bytes_max
+        self.max_count = params.max_count
+
+    def read(self) -> None:
+        self.request.read(self._read, self._found)
+
+    def _read(self, hot: bool) -> QueryResult:
+        params = self.params
+        search = KeySearch(params.topic, params.key, params.begin_ms, params.end_ms, self.max_count, params.cursor)
+        return self.store.query(search, hot=hot)
+
+    def _found(self, found: QueryResult) -> None:
+        if _too_large(found, self.frame_bytes_max) and found.count > 1:
+            # How many records fit is known only after they are read.
+            self.max_count = found.count // 2
+            self.read()
+            return
+        _check_size(found, self.frame_bytes_max)
+        answer = QueryByKeyAnswer(found.count, found.cursor, found.index_behind_bytes, found.damaged)
+        self.request.respond(answer, found.body)
+
+
+def view_message_by_id(request: Request, store: MessageStore, limits: LimitsSection) -> None:
+    """Return the record with an offset id or a unique key."""
+    params = decode_fields(ViewMessageByIdRequest, request.frame.fields)
+    if params.topic:
+        check_has_messages(store.topics, params.topic)
+
+    def found(found: QueryResult) -> None:
+        _check_size(found, limits.frame_bytes_max)
+        request.respond(ViewMessageAnswer(count=found.count), found.body)
+
+    may_show = shown_to(request)
+    request.after_dispatch(lambda: request.read(lambda hot: store.view(params.id, params.topic, hot, may_show), found))
+
+
+def shown_to(request: Request) -> Callable[[str], bool] | None:
+    """Return a predicate: may the user find messages of this topic? Others appear not to exist. For any thread.
+
+    None: all messages, because there are no users.
+    """
+    if request.peer.access is None:
+        return None
+    permissions = request.peer.access.permissions
+    return lambda topic: permissions.allows(QUERY, TOPIC, topic)
+
+
+def _too_large(found: QueryResult, frame_bytes_max: int) -> bool:
+    return len(found.body) + HEADER_BYTES_MAX > frame_bytes_max
+
+
+def _check_size(found: QueryResult, frame_bytes_max: int) -> None:
+    if _too_large(found, frame_bytes_max):
+        raise BrokerFailure(
+            f"the record is too large for a response: {len(found.body)} bytes; raise limits.frame_bytes_max, "
+            f"which is {frame_bytes_max}"
+        )
+
+
+# ---- BROWSE_MESSAGES: show a page of a topic, as a person reads it.
+
+
+def browse_messages(request: Request, store: MessageStore) -> None:
+    """Return a page of a topic's messages. A reader thread makes it, because it may read many queues."""
+    params = decode_fields(BrowseMessagesRequest, request.frame.fields)
+    given = [name for name in ("physical", "since_ms", "queue_offset") if getattr(params, name) >= 0]
+    if len(given) > 1:
+        raise InvalidParameter(f"{given[0]} and {given[1]} both say where the page begins; give one of them")
+    if params.queue_offset >= 0 and params.queue < 0:
+        raise InvalidParameter("queue_offset needs the queue that it belongs to")
+    check_has_messages(store.topics, params.topic)
+    bounds = PageBounds(params.backward, params.physical, params.since_ms, params.queue_offset)
+
+    def read(hot: bool) -> MessagePage:
+        if hot:
+            raise WouldBlock
+        config = store.topics.existing(params.topic)
+        queues = range(config.queues) if params.queue < 0 else (params.queue,)
+        # Parsing takes up to 2 ms, so the reader thread does that too.
+        selection = PageSelection(
+            params.count,
+            params.body_bytes,
+            parse_tags(params.tags) if params.tags else None,
+            compile_filter(params.filter) if params.filter else None,
+            params.scan_max,
+        )
+        return store.pages.page(params.topic, queues, bounds, selection)
+
+    def done(page: MessagePage) -> None:
+        answer = BrowseMessagesAnswer(
+            len(page.rows),
+            page.next_physical,
+            page.examined,
+            page.reached_ms,
+            page.reached_physical,
+            page.lost,
+            page.messages,
+            page.max_offsets,
+        )
+        request.respond(answer, msgpack.packb(page.rows))
+
+    request.after_dispatch(lambda: request.read(read, done))

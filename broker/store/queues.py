@@ -1,0 +1,678 @@
+"""ConsumeQueues: their files, the table of all queues, and the check of a queue by its files alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...protocol.storage.javahash import java_hash
+from ...protocol.storage.layout import PRE_BLANK_SIZE, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
+from ...protocol.store_files import OFFSET_NAME, file_name
+from ..kernels.dispatch import (
+    KIND_ORDINARY,
+    KIND_SCHEDULE,
+    Q_DELETED_BELOW,
+    Q_KIND,
+    Q_NEXT,
+    Q_QUEUE_ID,
+    Q_TOPIC_AT,
+    Q_TOPIC_BYTES,
+    Q_TOPIC_HASH,
+    QUEUE_ROW,
+    queue_hash,
+)
+from .errors import CorruptFile, SettingMismatch, WouldBlock
+from .files.file_system import Descriptor, OpenFiles, is_plain_file, move_aside, zero
+
+if TYPE_CHECKING:
+    from .files.file_system import Files
+
+
+# ---- ConsumeQueue: the list of one queue's messages, as 20-byte units that point into the CommitLog.
+
+_PRE_BLANK = UNIT.pack(0, PRE_BLANK_SIZE, 0)
+
+
+class QueueTotals(NamedTuple):
+    """Totals of a queue, valid while its max offset is ``max_offset`` and its log begins at ``log_start``: its min
+    offset, and place and store time (ms, -1: unknown yet) of its last message."""
+
+    max_offset: int
+    log_start: int
+    min_offset: int
+    physical_offset: int
+    size: int
+    stored_ms: int
+
+
+class ConsumeQueue:
+    """One queue's units, in files of ``file_bytes``.
+
+    ``max_offset`` is published after the units below it are written, so any thread may read below it. Only the owner of
+    reput writes; retention deletes the oldest files.
+    """
+
+    __slots__ = tuple(
+        (
+            "_dirty _empty_file _files _open_files file_bytes files folder folder_dirty max_offset min_hint "
+            "queue_id row start_offset totals topic"
+        ).split()
+    )
+
+    def __init__(
+        self, files: Files, open_files: OpenFiles, folder: Path, topic: str, queue_id: int, file_bytes: int, row: int
+    ) -> None:
+        self.files = files
+        self.folder = folder
+        self.topic = topic
+        self.queue_id = queue_id
+        self.file_bytes = file_bytes
+        self.row = row
+        self._open_files = open_files
+        self._files: dict[int, Descriptor | None] = {}
+        """Open files by the position of their first byte in the queue; None: the file is not open."""
+        self._empty_file: Path | None = None
+        self.start_offset = 0
+        """First queue offset whose unit is not filling. The log may begin after that message."""
+        self.max_offset = 0
+        self.min_hint = 0
+        """Queue offset below which all units point before the start of the log."""
+        self.totals: QueueTotals | None = None
+        """Result of the last count, for as long as nothing changes."""
+        self._dirty: set[int] = set()
+        self.folder_dirty = False
+
+    @property
+    def dirty(self) -> bool:
+        """Return whether anything was written since the last ``sync``."""
+        return bool(self._dirty) or self.folder_dirty
+
+    def load(self) -> tuple[str, Path | None]:
+        """Open the existing files, without changing anything.
+
+        Returns (the reason why they cannot be used, empty if they can; the first file whose size is not
+        ``file_bytes``). An empty last file, which a crash can leave, is ignored.
+        """
+        if not self.folder.is_dir():
+            return "", None
+        starts = sorted(int(path.name) for path in self.folder.iterdir() if OFFSET_NAME.match(path.name))
+        problem = ""
+        wrong_size = None
+        for number, start in enumerate(starts):
+            path = self.folder / file_name(start)
+            if not is_plain_file(path):
+                problem = problem or f"{path} is not a file"
+                continue
+            fd = self._open(start)
+            size = self.files.size(fd)
+            if size == 0 and number == len(starts) - 1:
+                self.files.close(fd)
+                self._empty_file = path
+                continue
+            self._enter(start, fd)
+            if size != self.file_bytes:
+                problem = problem or f"{path} has {size:,} bytes instead of {self.file_bytes:,}"
+                wrong_size = wrong_size or path
+            elif start % self.file_bytes or (number and start != starts[number - 1] + self.file_bytes):
+                problem = problem or f"{path} does not follow the file before it"
+        return problem, wrong_size
+
+    def has_whole_file(self) -> bool:
+        """Return whether at least one file of the queue has the configured size."""
+        files = (self._file(start) for start in list(self._files))
+        return any(self.files.size(file.fd) == self.file_bytes for file in files if file is not None)
+
+    def _file(self, start: int) -> Descriptor | None:
+        """Return the file that begins at ``start``, opening it if needed; None if it does not exist."""
+        try:
+            file = self._files[start]
+        except KeyError:
+            return None
+        if file is not None:
+            file.used = True
+            return file
+        try:
+            return self._enter(start, self._open(start), new=False)
+        except FileNotFoundError:  # retention deleted it meanwhile
+            if start in self._files:
+                raise
+            return None
+
+    def _open(self, start: int, *, create: bool = False) -> int:
+        path = self.folder / file_name(start)
+        while True:
+            try:
+                return self.files.open(path, create=create)
+            except OSError as error:
+                self._open_files.make_room(error)
+
+    def _enter(self, start: int, fd: int, *, new: bool = True) -> Descriptor:
+        file = Descriptor(self.files, fd)
+        with self._open_files.lock:
+            if not new and start not in self._files:
+                return file  # retention deleted it meanwhile; the open descriptor can still be read
+            other = self._files.get(start)
+            if other is not None:
+                return other  # another thread was faster
+            self._files[start] = file
+            self._open_files.opened(self, start, file)
+        return file
+
+    def _leave(self, start: int) -> Descriptor | None:
+        with self._open_files.lock:
+            file = self._files.pop(start)
+            if file is not None:
+                self._open_files.left(file)
+        return file
+
+    def shut(self, start: int) -> None:
+        """Note that the pool closed the file that begins at ``start``."""
+        self._files[start] = None
+
+    @property
+    def first_byte(self) -> int:
+        """Position of the first file's first byte in the queue."""
+        return min(list(self._files), default=0)
+
+    @property
+    def end_byte(self) -> int:
+        """Position in the queue at which the last file ends, in bytes."""
+        return max(list(self._files), default=-self.file_bytes) + self.file_bytes
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of files, and the bytes of units in them."""
+        starts = list(self._files)
+        if not starts:
+            return 0, 0
+        return len(starts), max(self.max_offset * UNIT_BYTES - min(starts), 0)
+
+    def read_units(self, queue_offset: int, count: int, *, hot: bool) -> bytearray:
+        """Return ``count`` units from ``queue_offset`` on, fewer if the files end before.
+
+        With ``hot``, raises ``WouldBlock`` if the page cache does not hold them.
+        """
+        buffer = bytearray(count * UNIT_BYTES)
+        view = memoryview(buffer)
+        at = queue_offset * UNIT_BYTES
+        done = 0
+        while done < len(buffer):
+            start = at - at % self.file_bytes
+            file = self._file(start)
+            if file is None:
+                break
+            size = min(len(buffer) - done, start + self.file_bytes - at)
+            got = self.files.read(file.fd, view[done : done + size], at - start, wait=not hot)
+            if got < size:
+                if hot:
+                    raise WouldBlock
+                break
+            done += size
+            at += size
+        return buffer if done == len(buffer) else buffer[: done - done % UNIT_BYTES]
+
+    def unit(self, queue_offset: int, *, hot: bool) -> tuple[int, int, int]:
+        """Return (physical offset, size, tags code) of one unit; its size is 0 if there is no such unit."""
+        blob = self.read_units(queue_offset, 1, hot=hot)
+        if len(blob) < UNIT_BYTES:
+            return 0, 0, 0
+        physical_offset, size, tags_code = UNIT.unpack(blob)
+        return physical_offset, size, tags_code
+
+    def append(self, units: memoryview) -> None:
+        """Write units at ``max_offset``, then publish them. Raises OSError ENOSPC, publishing nothing."""
+        at = self.max_offset * UNIT_BYTES
+        start = at - at % self.file_bytes
+        file = self._files.get(start)
+        if file is not None and at + len(units) <= start + self.file_bytes:
+            # Units for one open file, without the calls of `write_at`: with many topics, dispatch comes here once for
+            # each message.
+            file.used = True
+            self.files.write(file.fd, units, at - start)
+            self._dirty.add(start)
+        else:
+            self.write_at(self.max_offset, units)
+        self.max_offset += len(units) // UNIT_BYTES
+
+    def write_at(self, queue_offset: int, units: memoryview) -> None:
+        """Write units without publishing them."""
+        at = queue_offset * UNIT_BYTES
+        while len(units):
+            start = at - at % self.file_bytes
+            file = self._file(start) or self._create(start)
+            size = min(len(units), start + self.file_bytes - at)
+            self.files.write(file.fd, units[:size], at - start)
+            self._dirty.add(start)
+            units = units[size:]
+            at += size
+
+    def _create(self, start: int) -> Descriptor:
+        try:
+            self.files.make_folder(self.folder)
+        except (FileExistsError, NotADirectoryError):
+            raise CorruptFile(
+                f"the folder {self.folder} cannot be made: something other than a folder is there, or above. Move "
+                "it away"
+            ) from None
+        fd = self._open(start, create=True)
+        try:
+            self.files.resize(fd, self.file_bytes)
+        except OSError:
+            self.files.close(fd)
+            raise
+        self.folder_dirty = True
+        return self._enter(start, fd)
+
+    def begin_at(self, queue_offset: int) -> None:
+        """Make an empty queue begin at ``queue_offset``. RocketMQ: the first file is filled up to it with
+        pre-blanks."""
+        first = queue_offset * UNIT_BYTES
+        filling = (first % self.file_bytes) // UNIT_BYTES
+        for start in [start for start in self._files if start != first - first % self.file_bytes]:
+            self._remove(start)
+        if filling:
+            self.write_at(queue_offset - filling, memoryview(_PRE_BLANK * filling))
+        self.start_offset = self.max_offset = self.min_hint = queue_offset
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Fill a gap up to ``queue_offset`` with units that every reader skips."""
+        self.append(memoryview(_PRE_BLANK * (queue_offset - self.max_offset)))
+
+    def truncate(self, queue_offset: int) -> None:
+        """End the queue at ``queue_offset``: zero the units after it and delete whole files after it. For recovery."""
+        end = queue_offset * UNIT_BYTES
+        self._remove_empty()
+        for start in sorted(self._files, reverse=True):
+            if start >= end and start != self.first_byte:
+                self._remove(start)
+            elif start + self.file_bytes > end:
+                file = self._file(start)
+                if file is not None and zero(self.files, file.fd, max(end - start, 0), self.file_bytes):
+                    self._dirty.add(start)
+        self.max_offset = queue_offset
+
+    def remove_files(self) -> None:
+        """Delete all files and reset the queue to empty. For recovery."""
+        self._remove_empty()
+        for start in sorted(self._files, reverse=True):
+            self._remove(start)
+        self.max_offset = self.start_offset = self.min_hint = 0
+
+    def _remove_empty(self) -> None:
+        if self._empty_file is not None:
+            self.files.unlink(self._empty_file)
+            self._empty_file = None
+            self.folder_dirty = True
+
+    def _remove(self, start: int) -> None:
+        file = self._leave(start)
+        if file is not None:
+            file.close()
+        self.files.unlink(self.folder / file_name(start))
+        self.folder_dirty = True
+
+    def expire(self, log_start: int) -> int:
+        """Delete the files whose units all point before ``log_start``; return how many were deleted.
+
+        The last file always stays, because it holds the queue's next offset. May run beside the owner and readers.
+        """
+        starts = sorted(self._files)
+        gone = 0
+        for start in starts[:-1]:
+            behind = (start + self.file_bytes) // UNIT_BYTES
+            physical_offset, size, _ = self.unit(behind - 1, hot=False)
+            if size <= 0 or physical_offset >= log_start:
+                break
+            # Raised before the file goes, so that readers no longer begin in it.
+            self.min_hint = max(self.min_hint, behind)
+            self._leave(start)  # closed when the last reader drops its reference
+            self.files.unlink(self.folder / file_name(start))
+            self.folder_dirty = True
+            gone += 1
+        return gone
+
+    def sync(self) -> None:
+        """Put written units on disk. May run beside the owner, whose new units then wait for the next call."""
+        if self.folder_dirty:
+            self.folder_dirty = False  # before the sync, as below
+            try:
+                self.files.sync_folder(self.folder)
+            except OSError:
+                self.folder_dirty = True
+                raise
+        for start in list(self._dirty):
+            self._dirty.discard(start)  # before the sync: units that are written meanwhile mark the file dirty again
+            file = self._file(start)
+            if file is None:
+                continue
+            try:
+                self.files.sync_data(file.fd)
+            except OSError:
+                self._dirty.add(start)
+                raise
+
+    def close(self) -> None:
+        """Close the files."""
+        self._empty_file = None
+        for start in list(self._files):
+            file = self._leave(start)
+            if file is not None:
+                file.close()
+
+
+# ---- Checks of a ConsumeQueue by its files alone: where it begins and ends, and whether its units are
+# plausible.
+
+UNIT_DTYPE = np.dtype(UNIT.dtype())
+BLOCK_UNITS = 8192
+"""Number of units that are read and checked together."""
+RECORD_BYTES_MAX = 64 * 1024 * 1024
+"""Maximum record size that a sound unit can state."""
+
+Units = np.ndarray[Any, np.dtype[np.void]]
+
+
+def read_units(queue: ConsumeQueue, queue_offset: int, count: int) -> Units:
+    """Return units as an array of (physical_offset, size, tags_code); fewer if the files end before."""
+    return np.frombuffer(queue.read_units(queue_offset, count, hot=False), UNIT_DTYPE)
+
+
+def is_filling(units: Units) -> np.ndarray:
+    """Return a mask of the units that only fill a gap, or the queue's first file up to the first message."""
+    filling: np.ndarray = (units["size"] == PRE_BLANK_SIZE) & (units["physical_offset"] == 0)
+    return filling
+
+
+def first_unit(queue: ConsumeQueue) -> int:
+    """Return the queue offset of the first unit in the files."""
+    return queue.first_byte // UNIT_BYTES
+
+
+def count_units(queue: ConsumeQueue, below: int) -> int:
+    """Return the first queue offset whose unit is missing or points at or after ``below``: where a queue cut there
+    ends.
+
+    A filling in the middle can mislead the binary search, because it has no place in the order of the log. So the last
+    real unit before the end that was found must point below ``below`` too; otherwise the search is repeated before it.
+    """
+    low, high = first_unit(queue), queue.end_byte // UNIT_BYTES
+    while True:
+        end = _search(queue, low, high, below)
+        last = last_record_unit(queue, end)
+        if last is None or last[1] < below:
+            return end
+        high = last[0]
+
+
+def _search(queue: ConsumeQueue, low: int, high: int, below: int) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        physical_offset, size, _ = queue.unit(middle, hot=False)
+        filling = size == PRE_BLANK_SIZE and physical_offset == 0
+        if size > 0 and (filling or physical_offset < below):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def last_record_unit(queue: ConsumeQueue, end: int) -> tuple[int, int, int] | None:
+    """Return (queue offset, physical offset, size) of the last unit below ``end`` that is not filling, or None."""
+    # A real unit is nearly always among the last few, so the first read is small.
+    begin, block_units = first_unit(queue), 64
+    while end > begin:
+        at = max(end - block_units, begin)
+        block_units = BLOCK_UNITS
+        units = read_units(queue, at, end - at)
+        records = np.flatnonzero(~is_filling(units))
+        if len(records):
+            unit = units[records[-1]]
+            return at + int(records[-1]), int(unit["physical_offset"]), int(unit["size"])
+        end = at
+    return None
+
+
+def find_start(queue: ConsumeQueue, end: int) -> int:
+    """Return the first queue offset whose unit is not filling; ``end`` if all units below it are."""
+    at = first_unit(queue)
+    while at < end:
+        records = np.flatnonzero(~is_filling(read_units(queue, at, min(BLOCK_UNITS, end - at))))
+        if len(records):
+            return at + int(records[0])
+        at += BLOCK_UNITS
+    return end
+
+
+def order_problem(queue: ConsumeQueue, begin: int, end: int) -> str:
+    """Return why the units of ``[begin, end)`` contradict each other; empty if they do not."""
+    reached = 0
+    for at in range(begin, end, BLOCK_UNITS):
+        units = read_units(queue, at, min(BLOCK_UNITS, end - at))
+        units = units[~is_filling(units)]
+        if not len(units):
+            continue
+        offsets, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+        # The difference of two non-negative offsets cannot overflow.
+        sound = (sizes >= RECORD_BYTES_MIN) & (sizes <= RECORD_BYTES_MAX) & (offsets >= 0)
+        if not sound.all() or offsets[0] < reached or (np.diff(offsets) < sizes[:-1]).any():
+            return f"its units between {at:,} and {min(at + BLOCK_UNITS, end):,} do not point forward"
+        reached = int(offsets[-1]) + int(sizes[-1])
+    return ""
+
+
+def units_behind(queue: ConsumeQueue, physical_offset: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (queue offset, physical offset, size) of the units that point after ``physical_offset``, newest first."""
+    for start in reversed(range(queue.first_byte, queue.end_byte, queue.file_bytes)):
+        first = start // UNIT_BYTES
+        units = read_units(queue, first, queue.file_bytes // UNIT_BYTES)
+        behind = np.flatnonzero((units["size"] > 0) & ~is_filling(units) & (units["physical_offset"] > physical_offset))
+        for number in reversed(behind.tolist()):
+            yield first + number, int(units[number]["physical_offset"]), int(units[number]["size"])
+        if len(units) and units[0]["size"] > 0 and 0 < units[0]["physical_offset"] <= physical_offset:
+            return
+
+
+# ---- All ConsumeQueues of a store, and the arrays by which the dispatch kernel finds them.
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+LIGHT_QUEUE_PREFIX = "%LMQ%"
+"""Prefix of RocketMQ's light queues, whose units point at other topics' records. FlintMQ leaves them alone."""
+
+_QUEUE_ID = re.compile(r"(0|[1-9]\d{0,9})\Z", re.ASCII)
+
+
+class ConsumeQueueTable:
+    """The queues by topic and queue id, and by their row in the kernel's arrays.
+
+    Rows are only added. The rows of a deleted topic stay, and make dispatch skip the records below its deletion.
+    """
+
+    def __init__(
+        self, files: Files, folder: Path, aside_folder: Path, file_bytes: int, open_files_max: int | None = None
+    ) -> None:
+        self._files = files
+        self.open_files = OpenFiles(open_files_max)
+        self.folder = folder
+        self._aside = aside_folder
+        self._file_bytes = file_bytes
+        self.deleted_below: Callable[[str], int] = lambda topic: 0
+        """Function: physical offset at which a topic was last deleted, 0 if never."""
+        self.by_topic: dict[str, dict[int, ConsumeQueue]] = {}
+        self.rows: list[ConsumeQueue] = []
+        self.slots = np.zeros(64, np.int32)
+        self.kernel_rows = np.zeros((16, QUEUE_ROW), np.int64)
+        self.topics = np.zeros(1024, np.uint8)
+        self._topics_end = 0
+        self._topic_at: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self.rows))
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return the queue, or None."""
+        queues = self.by_topic.get(topic)
+        return queues.get(queue_id) if queues is not None else None
+
+    def load(self, recorded_file_bytes: int | None) -> dict[int, str]:
+        """Open every queue on disk, without changing anything. Returns the reasons why queues cannot be used, by row.
+
+        ``recorded_file_bytes``: file size that the store is known to have been created with; None if it is unknown. A
+        file of another size is damage if the setting equals the recorded size, or if other files have the size of the
+        setting; otherwise raises ``SettingMismatch``.
+        """
+        problems: dict[int, str] = {}
+        wrong_size: Path | None = None
+        for topic, queue_id in self._folders():
+            queue = self.add(topic, queue_id)
+            problem, wrong = queue.load()
+            wrong_size = wrong_size or wrong
+            if problem:
+                problems[queue.row] = problem
+        if wrong_size is not None and not (
+            recorded_file_bytes == self._file_bytes
+            or (recorded_file_bytes is None and any(queue.has_whole_file() for queue in self))
+        ):
+            size = recorded_file_bytes or wrong_size.stat().st_size
+            raise SettingMismatch(
+                f"{wrong_size} has {wrong_size.stat().st_size:,} bytes, the setting store.consumequeue_file_bytes says "
+                f"{self._file_bytes:,}. Start with the size that the store was created with (--set "
+                f"store.consumequeue_file_bytes={size}), or, if this file was cut short, move its folder away: queues "
+                "are filled again from the log. Nothing was changed"
+            )
+        return problems
+
+    def _folders(self) -> Iterator[tuple[str, int]]:
+        if not self.folder.is_dir():
+            return
+        for topic_folder in sorted(path for path in self.folder.iterdir() if path.is_dir()):
+            name = topic_folder.name
+            if name.startswith(LIGHT_QUEUE_PREFIX) or name.encode(errors="replace").decode() != name:
+                continue
+            for folder in sorted(path for path in topic_folder.iterdir() if path.is_dir()):
+                if _QUEUE_ID.match(folder.name):
+                    yield name, int(folder.name)
+
+    def add(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Return the queue, creating it in memory if it is new. Only for the owner of reput, or before it runs."""
+        queue = self.get(topic, queue_id)
+        if queue is not None:
+            return queue
+        row = len(self.rows)
+        folder = self.folder / topic / str(queue_id)
+        queue = ConsumeQueue(self._files, self.open_files, folder, topic, queue_id, self._file_bytes, row)
+        if row == len(self.kernel_rows):
+            self.kernel_rows = np.concatenate((self.kernel_rows, np.zeros_like(self.kernel_rows)))
+        entry = self.kernel_rows[row]
+        entry[:] = 0
+        entry[Q_TOPIC_AT] = self._topic_name_at(topic)
+        entry[Q_TOPIC_BYTES] = len(topic.encode())
+        entry[Q_QUEUE_ID] = queue_id
+        entry[Q_TOPIC_HASH] = java_hash(f"{topic}#") & 0xFFFFFFFF
+        entry[Q_DELETED_BELOW] = self.deleted_below(topic)
+        entry[Q_KIND] = KIND_SCHEDULE if topic == SCHEDULE_TOPIC else KIND_ORDINARY
+        self.rows.append(queue)
+        if 2 * len(self.rows) > len(self.slots):
+            self.slots = np.zeros(2 * len(self.slots), np.int32)
+            for each in range(row):
+                self._enter(each)
+        self._enter(row)
+        self.by_topic.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def _topic_name_at(self, topic: str) -> int:
+        at = self._topic_at.get(topic)
+        if at is None:
+            name = np.frombuffer(topic.encode(), np.uint8)
+            while self._topics_end + len(name) > len(self.topics):
+                self.topics = np.concatenate((self.topics, np.zeros_like(self.topics)))
+            at = self._topic_at[topic] = self._topics_end
+            self.topics[at : at + len(name)] = name
+            self._topics_end += len(name)
+        return at
+
+    def _enter(self, row: int) -> None:
+        entry = self.kernel_rows[row]
+        at = int(entry[Q_TOPIC_AT])
+        mask = len(self.slots) - 1
+        slot = queue_hash(self.topics, at, at + int(entry[Q_TOPIC_BYTES]), int(entry[Q_QUEUE_ID])) & mask
+        while self.slots[slot]:
+            slot = (slot + 1) & mask
+        self.slots[slot] = row + 1  # 0 marks an empty slot
+
+    def sync_row(self, queue: ConsumeQueue) -> None:
+        """Tell the kernel the queue's next offset after other code than the kernel changed it."""
+        self.kernel_rows[queue.row, Q_NEXT] = queue.max_offset
+
+    def topic_deleted(self, topic: str) -> None:
+        """Make the kernel skip the topic's records below its deletion. Only for the owner of reput."""
+        for queue in self.by_topic.get(topic, {}).values():
+            self.kernel_rows[queue.row, Q_DELETED_BELOW] = self.deleted_below(topic)
+
+    def move_aside(self, queue: ConsumeQueue) -> None:
+        """Move the queue's folder into ``flintmq/``, durably, and reset the queue to empty."""
+        queue.close()
+        if queue.folder.exists():
+            move_aside(self._files, queue.folder, self._aside, f"consumequeue-{queue.topic[:127]}-{queue.queue_id}")
+        queue.max_offset = queue.start_offset = queue.min_hint = 0
+        self.sync_row(queue)
+
+    def sync(self) -> None:
+        """Put every changed queue on disk."""
+        folders = set()
+        for queue in self:
+            # Read before ``queue.sync`` clears it: the entries of a new queue's parent folders must be on disk too.
+            if queue.folder_dirty:
+                folders.add(queue.folder.parent)
+            if queue.dirty:
+                queue.sync()
+        for folder in folders:
+            self._files.sync_folder(folder)
+        if folders:
+            self._files.sync_folder(self.folder)
+
+    def close(self) -> None:
+        """Close all files."""
+        for queue in self.rows:
+            queue.close()
+
+
+# ---- The queue offsets of the next messages.
+
+
+class AppendOffsets:
+    """Queue offset of each queue's next message. RocketMQ: topicQueueTable. Belongs to the appending thread.
+
+    ``stored_end``: returns the offset that follows a queue's units, for a queue that nothing was appended to yet.
+    """
+
+    def __init__(self, stored_end: Callable[[str, int], int]) -> None:
+        self._stored_end = stored_end
+        self._by_topic: dict[str, dict[int, int]] = {}
+
+    def known(self, topic: str, queue_id: int) -> int:
+        """Return the offset of a queue that messages were appended to since the store was opened; -1 for another."""
+        queues = self._by_topic.get(topic)
+        return -1 if queues is None else queues.get(queue_id, -1)
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset of the queue's next message."""
+        queue_offset = self.known(topic, queue_id)
+        return queue_offset if queue_offset >= 0 else self._stored_end(topic, queue_id)
+
+    def advance(self, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Set the queue offset of the queue's next message after an append."""
+        queues = self._by_topic.get(topic)
+        if queues is None:
+            queues = self._by_topic[topic] = {}
+        queues[queue_id] = queue_offset
+
+    def forget(self) -> None:
+        """Take every queue's next offset from its units again."""
+        self._by_topic.clear()
+
+    def of_topic(self, topic: str) -> Mapping[int, int]:
+        """Return the offsets of the topic's queues that messages were appended to, by queue."""
+        return self._by_topic.get(topic, {})

@@ -1,0 +1,289 @@
+"""The broker: how it is and what goes through it, its settings, and its store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from ....protocol.auth.permissions import ADMIN, QUERY
+from ....protocol.display import show_bytes
+from ....protocol.storage.delivery import dead_letter_topic
+from ...core.admin import QuarantineEntry, Setting, Value
+from ...core.topics import ConsumeStats, TopicTotals
+from ...operator.condition import Condition, Lag, lag_by_group
+from ...operator.dead_letters import waiting_by_group
+from ...operator.positions import plural, show_seconds
+from ..failures import Refused
+from ..plot import plot
+from ..sampler import Sampler
+from ..visit import Visit
+
+# ---- Overview: how the broker is, what goes through it, and which groups need attention.
+
+ROWS_MAX = 5
+CHANGES_SHOWN = 10
+BEHIND_BYTES_MAX = 16 << 20
+"""Bytes that queues, index or flush may be behind, as in ``flintmq check``."""
+FREE_SHARE_MIN = 0.15
+FLUSH_SECONDS_MAX = 0.1
+RUNWAY_SECONDS_MIN = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFinding:
+    """One part of the broker's health in words."""
+
+    is_good: bool
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """Dead letters of a group. ``grew``: number of those that came during the last minute, None if unknown."""
+
+    group: str
+    waiting: int
+    grew: int | None
+
+
+async def overview(visit: Visit) -> Response:
+    """Return the state of the broker: two requests besides the status of the bar."""
+    sampler = visit.console.sampler(visit.session)
+    dead = await sampler.dead_letters(visit.session)
+    stats = await visit.admin.consume_stats(uncommitted=True)
+    sampler.changes.saw_progress(stats)
+    history = sampler.history()
+    return await visit.page(
+        "overview.html",
+        health=health,
+        plot=plot(history),
+        last=history[-1] if history else None,
+        lags=_worst_lags(stats),
+        dead=_dead_letters(dead, stats, sampler),
+        changes=sampler.changes,
+        changes_shown=CHANGES_SHOWN,
+        rows_max=ROWS_MAX,
+    )
+
+
+def health(condition: Condition) -> list[HealthFinding]:
+    """Return what is good and what is not, the latter first. A figure that is withheld is left out."""
+    refusal = condition.write_refusal
+    found = [HealthFinding(not refusal, "Messages", f"refused: {refusal}" if refusal else "accepted")]
+    for name, behind in (
+        ("Flush", condition.flush_behind_bytes),
+        ("Queues", condition.reput_behind_bytes),
+        ("Index", condition.index_behind_bytes),
+    ):
+        if behind is not None:
+            text = f"{show_bytes(behind)} behind the log" if behind else "up to date"
+            found.append(HealthFinding(behind <= BEHIND_BYTES_MAX, name, text))
+    if (p99 := condition.flush_p99_seconds) is not None:
+        found.append(
+            HealthFinding(p99 <= FLUSH_SECONDS_MAX, "Flush time", f"p99 {show_seconds(p99)} in the last minute")
+        )
+    found += _disk(condition)
+    if (holes := condition.number("quarantined_holes")) is not None:
+        lost = plural(int(condition.number("lost_messages") or 0), "lost message")
+        text = f"{plural(int(holes), 'damaged range')}, {lost}" if holes else "empty"
+        found.append(HealthFinding(not holes, "Quarantine", text))
+    return sorted(found, key=lambda each: each.is_good)
+
+
+def _disk(condition: Condition) -> list[HealthFinding]:
+    free, share = condition.number("disk_free_bytes"), condition.disk_free_share
+    if free is None or share is None:
+        return []
+    runway = condition.disk_runway_seconds
+    lasts = "" if runway is None else f", lasts {show_seconds(runway)} at the rate of the last minute"
+    is_good = share >= FREE_SHARE_MIN and (runway is None or runway >= RUNWAY_SECONDS_MIN)
+    return [HealthFinding(is_good, "Disk", f"{show_bytes(free)} free ({share:.0%}){lasts}")]
+
+
+def _worst_lags(stats: list[ConsumeStats]) -> list[tuple[str, Lag]]:
+    lags = sorted(lag_by_group(stats).items(), key=lambda item: item[1].messages, reverse=True)
+    return [item for item in lags if item[1].messages][:ROWS_MAX]
+
+
+def _dead_letters(topics: list[TopicTotals], stats: list[ConsumeStats], sampler: Sampler) -> list[DeadLetterRow]:
+    """Return the groups with dead letters that wait, the one that grew most first."""
+    rows = [
+        DeadLetterRow(group, waiting, sampler.growth(dead_letter_topic(group)))
+        for group, waiting in waiting_by_group(topics, stats).items()
+        if waiting > 0  # the topics' figures may be older than the groups' offsets
+    ]
+    return sorted(rows, key=lambda row: (row.grew or 0, row.waiting), reverse=True)
+
+
+# ---- Settings of the broker: the list, and the form that changes one while the broker runs.
+
+
+async def setting_list(visit: Visit) -> Response:
+    """Return all settings, or only those whose name contains a text, that can be changed, or that were changed."""
+    wanted, hot, changed = visit.text("q"), visit.text("hot") == "1", visit.text("changed") == "1"
+    known = await visit.admin.settings()
+    rows = [
+        each
+        for each in known
+        if wanted.lower() in each.name.lower()
+        and (each.hot or not hot)
+        and (each.value != each.at_start or not changed)
+    ]
+    return await visit.page(
+        "settings.html",
+        rows=rows,
+        total=len(known),
+        changes=sum(1 for each in known if each.value != each.at_start),
+        wanted=wanted,
+        hot=hot,
+        changed=changed,
+        show=show_value,
+        may_change=visit.may(ADMIN),
+    )
+
+
+async def setting(visit: Visit) -> Response:
+    """Return one setting, with the form that changes it."""
+    found = await _find(visit)
+    return await visit.page("setting.html", setting=found, show=show_value, may_change=visit.may(ADMIN))
+
+
+async def change(visit: Visit) -> Response:
+    """Change one setting, if it still has the value that the person saw."""
+    visit.check_writable()
+    form = await visit.form()
+    found = await _find(visit)
+    if form.get("before") != show_value(found.value):
+        raise Refused(
+            409,
+            f"{found.name} has changed in the meantime: it is {show_value(found.value)!r} now; nothing was changed, "
+            "open its form again",
+        )
+    changed = await visit.admin.change_settings({found.name: form.get("value", "").strip()})
+    texts = [f"{each.name} is {show_value(each.after)}, it was {show_value(each.before)}" for each in changed]
+    return visit.done(
+        f"{'; '.join(texts) or found.name + ' had that value already'} (until the broker restarts)",
+        f"/settings#s-{quote(found.name)}",
+    )
+
+
+async def _find(visit: Visit) -> Setting:
+    name = visit.path("name")
+    found = next((each for each in await visit.admin.settings() if each.name == name), None)
+    if found is None:
+        raise Refused(404, f"the broker has no setting {name}")
+    return found
+
+
+def show_value(value: Value) -> str:
+    """Return a value as in ``broker.toml``, without quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ---- Store: how far the parts of the broker's log are, what retention keeps, and what is in quarantine.
+
+BAR_WIDTH = 1000
+ENTRIES_MAX = 100
+RANGES_SHOWN_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """A place in the log. ``at``: its physical offset; ``behind``: bytes from there to the end of the log;
+    ``seconds``: how long the oldest of these bytes has waited, None if that means nothing here; ``x``: its place in a
+    bar of ``BAR_WIDTH``."""
+
+    name: str
+    meaning: str
+    at: int
+    behind: int
+    seconds: float | None
+    x: float
+
+
+async def store(visit: Visit) -> Response:
+    """Return the state of the store: two requests besides the status of the bar."""
+    may_see = visit.may(QUERY)
+    after = visit.number("after", -1, 0, 2**63 - 1)
+    entries: list[QuarantineEntry] = []
+    settings: list[Setting] = []
+    steps: list[str] = []
+    if may_see:
+        found_ms = visit.number("found", 0, 0, 2**63 - 1)
+        # The broker only needs the place of the entry after which the page begins.
+        last = QuarantineEntry(after, 0, "", found_ms, 0, "", 0, 0, []) if after >= 0 else None
+        entries = await visit.admin.quarantine(last, max_count=ENTRIES_MAX)
+        settings = [each for each in await visit.admin.settings() if each.name.startswith("retention.")]
+        steps = retention_steps(settings, await visit.session.status(time.monotonic()))
+    return await visit.page(
+        "store.html",
+        may_see=may_see,
+        marks=marks,
+        entries=entries,
+        is_first=after < 0,
+        next_entry=entries[-1] if len(entries) == ENTRIES_MAX else None,
+        ranges_max=RANGES_SHOWN_MAX,
+        settings=settings,
+        retention_steps=steps,
+    )
+
+
+def marks(condition: Condition) -> list[LogPlace]:
+    """Return the places of the log in their order, the newest first; empty if the broker does not report them."""
+    oldest, written = condition.number("min_physical_offset"), condition.number("write_offset")
+    if oldest is None or written is None:
+        return []
+    places: list[tuple[str, str, float, float | None]] = [("written", "the end of the log", written, None)]
+    for name, meaning, behind, stage in (
+        ("flushed", "on disk up to here", condition.flush_behind_bytes, "flush"),
+        ("queues", "readable by consumers up to here (reput)", condition.reput_behind_bytes, "reput"),
+        ("index", "found by key up to here", condition.index_behind_bytes, "reput"),
+        (
+            "checkpoint",
+            "queues and index are on disk up to here; a start after a crash dispatches the rest again",
+            condition.checkpoint_behind_bytes,
+            "checkpoint",
+        ),
+    ):
+        if behind is not None:
+            places.append((name, meaning, written - behind, condition.behind_seconds(stage)))
+    places.append(("oldest", "the first message that is kept", oldest, None))
+    size = max(1.0, written - oldest)
+    return [
+        LogPlace(name, meaning, int(at), int(written - at), waited, round(BAR_WIDTH * max(0.0, at - oldest) / size, 1))
+        for name, meaning, at, waited in places
+    ]
+
+
+def retention_steps(settings: Iterable[Setting], condition: Condition) -> list[str]:
+    """Return in words what retention deletes, when, and which rule applies now; empty if the broker does not report the
+    settings or the disk."""
+    now = {each.name.removeprefix("retention."): each.value for each in settings}
+    free, share = condition.number("disk_free_bytes"), condition.disk_free_share
+    if free is None or share is None or not now:
+        return []
+    clean, force, refuse = (int(now[f"disk_{level}_percent"]) for level in ("clean", "force", "refuse"))
+    headroom = int(now["headroom_bytes"])
+    hours = " and ".join(f"{hour}:00" for hour in str(now["delete_when"]).split(";"))
+    old = f"whose newest message is older than {int(now['file_reserved_hours']):,} h"
+    used = 100 * (1 - share)
+    if free >= headroom or used < clean:
+        at_present = f"files are deleted only at {hours}"
+    elif used < force:
+        at_present = "files of that age are deleted at any hour"
+    else:
+        at_present = "the oldest file is deleted next, whatever its age"
+        at_present += ", and messages are refused" if used >= refuse else ""
+    return [
+        f"Files of the log {old} are deleted at {hours} in the broker's time zone, the oldest first; the last file and "
+        "files with messages that are still to be delivered stay.",
+        f"If less than {show_bytes(headroom)} of the disk is free, its use counts: from {clean} % files of that age "
+        f"are deleted at any hour, from {force} % the oldest files whatever their age, and from {refuse} % the broker "
+        "refuses messages.",
+        f"Now {show_bytes(free)} is free and {used:.0f} % is used: {at_present}.",
+    ]

@@ -1,0 +1,756 @@
+"""Administration: groups, transactions, delayed messages, users and settings as an operator sees and changes them.
+
+Each module has the result types of one subject and its operations, which are the methods of both clients; no module
+imports another. A request that producers or readers send too belongs to their rooms or to ``core.topics``. Read first:
+``groups``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from ...protocol import commands
+from ...protocol.auth.permissions import Grant, Permissions
+from ...protocol.auth.scram import AccessKey, make_access_key, make_verifier
+from ...protocol.auth.users import verifier_row
+from ...protocol.commands import CONNECTIONS_MAX, CONSUMER_OFFSET_STRUCT, QUARANTINE_MAX, ReplicaStatusAnswer
+from ...protocol.errors import RemoteProtocolError, TransactionEnded, error_from_answer
+from ...protocol.fields import decode_fields
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
+from ...protocol.times import duration_millis
+from .rpc.operation import Operation, nothing, operation, pack_body, unpack_body, unpack_rows
+from .rpc.session import Answer
+from .rpc.timeouts import check_timeout
+from .times import from_millis
+from .topics import encode_offsets
+
+# ---- Users of the broker as an administrator sees and changes them. Passwords stay here: the broker gets
+# verifiers.
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKeyInfo:
+    """One access key of a user, without its secret. ``created_ms``: milliseconds since the epoch."""
+
+    key: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserInfo:
+    """One user, its grants, and its access keys for RocketMQ's clients."""
+
+    user: str
+    grants: Sequence[Grant]
+    access_keys: Sequence[AccessKeyInfo] = ()
+
+
+def users(user: str | None = None, *, timeout: float | None = None) -> Operation[list[UserInfo]]:
+    """Return the users of the broker by name, or one of them. This and every change of users needs ``admin`` on the
+    broker. Raises ``UserNotExist``."""
+
+    def decode(answer: Answer) -> list[UserInfo]:
+        rows = unpack_rows(answer, "users")
+        return [
+            UserInfo(
+                row["user"],
+                Permissions.parse(row["grants"], row["user"]).grants,
+                [AccessKeyInfo(each["key"], each["created_ms"]) for each in row.get("access_keys", ())],
+            )
+            for row in rows
+        ]
+
+    return operation(commands.AUTH_LIST_USER, decode, timeout=timeout, user=user or "")
+
+
+def create_user(
+    user: str, password: str, grants: Iterable[Grant] = (), *, timeout: float | None = None
+) -> Operation[None]:
+    """Add a user with these ``grants``. Raises ``UserExistsAlready``."""
+    body = {"scram": verifier_row(make_verifier(password)), "grants": _user_rows(grants)}
+    return operation(commands.AUTH_CREATE_USER, nothing, pack_body(body), timeout=timeout, user=user)
+
+
+def change_user(
+    user: str,
+    *,
+    password: str | None = None,
+    grant: Iterable[Grant] = (),
+    revoke: Iterable[Grant] | None = (),
+    timeout: float | None = None,
+) -> Operation[None]:
+    """Change a user's password, which closes its connections, or its grants. ``revoke``: None revokes all.
+
+    Raises ``UserNotExist``, and ``InvalidParameter`` for a grant that the user does not have.
+    """
+    body: dict[str, Any] = {}
+    if password is not None:
+        body["scram"] = verifier_row(make_verifier(password))
+    if granted := _user_rows(grant):
+        body["grant"] = granted
+    if revoke is None:
+        body["revoke"] = None
+    elif revoked := _user_rows(revoke):
+        body["revoke"] = revoked
+    return operation(commands.AUTH_UPDATE_USER, nothing, pack_body(body), timeout=timeout, user=user)
+
+
+def add_access_key(user: str, *, key: str = "", secret: str = "", timeout: float | None = None) -> Operation[AccessKey]:
+    """Add an access key to a user, with which RocketMQ's clients sign as that user; return it with its secret, which
+    the broker shows to no client. ``key``, ``secret``: values that clients already have; empty: random ones.
+
+    Raises ``UserNotExist``; ``InvalidParameter`` if a user has that key, or if this one has too many; and
+    ``ConfigurationError`` for invalid values. The secret passes the connection as it is, so use TLS.
+    """
+    made = make_access_key(key, secret)
+    body = pack_body({"access_key": made.as_json()})
+    return operation(commands.AUTH_UPDATE_USER, lambda answer: made, body, timeout=timeout, user=user)
+
+
+def remove_access_key(user: str, key: str, *, timeout: float | None = None) -> Operation[None]:
+    """Remove an access key; clients that sign with it lose their access at once.
+
+    Raises ``UserNotExist``, and ``InvalidParameter`` if the user does not have it.
+    """
+    body = pack_body({"remove_access_key": key})
+    return operation(commands.AUTH_UPDATE_USER, nothing, body, timeout=timeout, user=user)
+
+
+def delete_user(user: str, *, timeout: float | None = None) -> Operation[None]:
+    """Remove a user and close its connections. Raises ``UserNotExist``."""
+    return operation(commands.AUTH_DELETE_USER, nothing, timeout=timeout, user=user)
+
+
+def _user_rows(grants: Iterable[Grant]) -> list[dict[str, Any]]:
+    return [grant.as_json() for grant in grants]
+
+
+# ---- The broker's connections, and the rights of the client's own user.
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionInfo:
+    """An open connection. ``id``: its number since the start of the broker; ``host``, ``port``: the client's address;
+    ``user``: empty if the broker has no users; ``client``: the name with which the client introduced itself.
+
+    ``opened_ms``: when it was opened, ms since 1970 UTC; ``idle_ms``: for how long nothing has arrived and no request
+    has been waiting; ``frames_in``, ``bytes_in``, ``bytes_out``: counts since it was opened, without TLS;
+    ``held_pulls``: number of pulls that wait for messages; ``tls``: whether it is encrypted.
+    """
+
+    id: int
+    host: str
+    port: int
+    user: str
+    client: str
+    opened_ms: int
+    idle_ms: int
+    frames_in: int
+    bytes_in: int
+    bytes_out: int
+    held_pulls: int
+    tls: bool
+
+    @property
+    def opened_at(self) -> datetime:
+        """Time at which it was opened."""
+        return from_millis(self.opened_ms)
+
+
+def connections(
+    after: int = 0, *, max_count: int = CONNECTIONS_MAX, timeout: float | None = None
+) -> Operation[list[ConnectionInfo]]:
+    """Return at most ``max_count`` open connections (1 to 1,000) whose ids follow ``after``, by id.
+
+    If there are ``max_count`` of them, call it again with the last id. Needs ``query`` on the broker.
+    """
+
+    def decode(answer: Answer) -> list[ConnectionInfo]:
+        return [ConnectionInfo(*row) for row in unpack_rows(answer, "connections")]
+
+    return operation(commands.GET_CONNECTIONS, decode, timeout=timeout, after=after, max_count=max_count)
+
+
+def close_connection(connection: int, opened_ms: int = -1, *, timeout: float | None = None) -> Operation[None]:
+    """Close the connection with this ``id``; its client is told, and may connect again. Needs ``admin`` on the broker.
+
+    ``opened_ms``: as listed, so that a broker that has restarted since then closes no other one. Raises
+    ``InvalidParameter`` if it is not open any more.
+    """
+    return operation(commands.CLOSE_CONNECTION, nothing, timeout=timeout, connection=connection, opened_ms=opened_ms)
+
+
+def whoami(*, timeout: float | None = None) -> Operation[UserInfo]:
+    """Return the client's own user and its grants. The name is empty if the broker has no users; every client may then
+    do everything."""
+
+    def decode(answer: Answer) -> UserInfo:
+        user = decode_fields(commands.RightsAnswer, answer.fields).user
+        return UserInfo(user, Permissions.parse(unpack_rows(answer, "grants"), user).grants)
+
+    return operation(commands.GET_RIGHTS, decode, timeout=timeout)
+
+
+# ---- Statistics of the messages that wait at the broker for later delivery.
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessages:
+    """A number of waiting messages, and when the next of them is due, ms since 1970 UTC (0: none waits)."""
+
+    messages: int
+    next_due_ms: int
+
+    @property
+    def next_due_at(self) -> datetime | None:
+        """Time at which the next message is due, or None."""
+        return from_millis(self.next_due_ms) if self.messages else None
+
+
+@dataclass(frozen=True, slots=True)
+class DelayStats:
+    """Statistics of delayed and timed messages. ``levels``: by delay level, for levels that have had a message;
+    ``hours``: timed messages by the hour in which they are due, the last row for all later ones; ``timed``: their total
+    number; ``behind``: number of timed messages that are not counted yet; ``parked``: number of messages that could not
+    be delivered."""
+
+    levels: dict[int, DelayedMessages]
+    hours: Sequence[tuple[datetime, DelayedMessages]]
+    timed: int
+    behind: int
+    parked: int
+
+
+def delays(*, max_hours: int = 24, timeout: float | None = None) -> Operation[DelayStats]:
+    """Return the number of messages that wait for later delivery, by delay level and by hour. ``max_hours``:
+    maximum number of hours to list."""
+
+    def decode(answer: Answer) -> DelayStats:
+        head = decode_fields(commands.DelayStatsAnswer, answer.fields)
+        tables = unpack_body(answer)
+        if not isinstance(tables, dict):
+            raise RemoteProtocolError(f"delay stats as {type(tables).__name__}")
+        return DelayStats(
+            {level: DelayedMessages(messages, due_ms) for level, messages, due_ms in tables["levels"]},
+            [(from_millis(begins), DelayedMessages(messages, due_ms)) for begins, messages, due_ms in tables["hours"]],
+            head.timed,
+            head.behind,
+            head.parked,
+        )
+
+    return operation(commands.GET_DELAY_STATS, decode, timeout=timeout, max_hours=max_hours)
+
+
+# ---- Consumer groups as an operator sees them, and the operations on them.
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """One group. ``state``: ``empty`` (it has no members), ``rebalancing`` or ``stable``; ``retry_times_max``: number
+    of redeliveries before a message becomes a dead letter; ``partial``: the group has topics whose progress the user
+    may not see; ``topics``: those that the group reads, without its retry topics; ``kind``: ``native``, ``remoting`` if
+    RocketMQ's clients share its queues, ``work`` if its consumers lease messages, empty without consumers."""
+
+    group: str
+    mode: str
+    state: str
+    members: int
+    epoch: int
+    topics: Sequence[str]
+    retry_times_max: int
+    partial: bool = False
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """One member. ``since_ms``, ``heartbeat_ms``: time since it joined, and since its last heartbeat;
+    ``subscriptions``: (topic, tags, filter) each."""
+
+    member: str
+    client: str
+    address: str
+    epoch: int
+    since_ms: int
+    heartbeat_ms: int
+    orderly: bool
+    queues: int
+    subscriptions: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQueue:
+    """A group's progress in one queue. ``member``: the one that the queue is assigned to, or empty; ``committed``: the
+    committed offset, -1: none; ``pulled``: the offset after the last message that a member received, -1: none;
+    ``known``: False if no offset is committed and the group's first member will set the start rule;
+    ``next_stored_ms``: store time of the next message to read, ms since 1970 UTC, or -1; ``leased``: number of
+    messages that consumers of a work group have popped and not settled."""
+
+    topic: str
+    queue: int
+    member: str
+    committed: int
+    pulled: int
+    min_offset: int
+    max_offset: int
+    known: bool = True
+    next_stored_ms: int = -1
+    leased: int = 0
+
+    @property
+    def next_stored_at(self) -> datetime | None:
+        """Store time of the next message to read; its age is the lag in time. None if everything is read."""
+        return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
+
+    @property
+    def lag(self) -> int:
+        """Number of stored messages that are not consumed yet; an upper bound if not ``known``."""
+        return max(self.max_offset - max(self.committed, self.min_offset), 0)
+
+    @property
+    def deleted_unread(self) -> int:
+        """Number of messages that retention deleted before the group read them; 0 if nothing is committed."""
+        return max(self.min_offset - self.committed, 0) if self.committed >= 0 else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Number of those messages that a member has received, or that are leased."""
+        if self.leased:
+            return min(self.leased, self.lag)
+        return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
+
+    @property
+    def ready(self) -> int:
+        """Number of those messages that no member has received."""
+        return self.lag - self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """One group in full. ``queues``: one row for each queue, in a broadcasting group for each queue and member;
+    ``delayed``: messages that wait for redelivery and are in no queue of the group yet; ``partial``: the group has
+    topics that the user may not see; ``kind``: as in ``GroupInfo``; ``waiting``: RocketMQ clients that get nothing as
+    long as the group has native members. The member of a queue of RocketMQ's clients is the one that read it last."""
+
+    group: str
+    mode: str
+    state: str
+    epoch: int
+    members: Sequence[GroupMember] = field(default_factory=tuple)
+    queues: Sequence[GroupQueue] = field(default_factory=tuple)
+    delayed: int = 0
+    partial: bool = False
+    kind: str = ""
+    waiting: Sequence[str] = ()
+
+
+def groups(*, timeout: float | None = None) -> Operation[list[GroupInfo]]:
+    """Return every consumer group, by name."""
+
+    def decode(answer: Answer) -> list[GroupInfo]:
+        return [_of(GroupInfo, row | {"topics": _wanted(row)}) for row in _rows(unpack_body(answer))]
+
+    return operation(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, decode, timeout=timeout)
+
+
+def group(group: str, *, timeout: float | None = None) -> Operation[GroupStatus]:
+    """Return one group: its members, their assignments and the progress in each queue. Raises ``GroupNotExist``."""
+
+    def decode(answer: Answer) -> GroupStatus:
+        content = unpack_body(answer)
+        if not isinstance(content, dict):
+            raise RemoteProtocolError(f"expected a group as a map, got {type(content).__name__}")
+        members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
+        queues = [GroupQueue(*row[:10]) for row in _rows(content.get("queues"))]
+        delayed = int(content.get("delayed", 0))
+        name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
+        partial, kind = bool(content.get("partial")), str(content.get("kind", ""))
+        waiting = [str(client) for client in content.get("waiting", ())]
+        return GroupStatus(name, mode, state, epoch, members, queues, delayed, partial, kind, waiting)
+
+    return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, timeout=timeout, group=group)
+
+
+def delete_group(group: str, *, timeout: float | None = None) -> Operation[None]:
+    """Delete a group's committed offsets and its retry topic; its dead letters stay. Raises ``GroupRunning`` while
+    the group has members."""
+    return operation(commands.DELETE_SUBSCRIPTIONGROUP, nothing, timeout=timeout, group=group)
+
+
+def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: bool) -> Operation[dict[int, int]]:
+    """Return the operation that sets a group's committed offsets, by queue. Raises ``InvalidArgument``."""
+    body = encode_offsets(offsets)
+    return operation(
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        _offsets,
+        body,
+        group=group,
+        topic=topic,
+        to="offset",
+        count=len(offsets),
+        force=force,
+    )
+
+
+def _offsets(answer: Answer) -> dict[int, int]:
+    decode_fields(commands.ConsumerOffsetsAnswer, answer.fields)
+    return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
+
+
+def _rows(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise RemoteProtocolError(f"expected a list of rows, got {type(value).__name__}")
+    return value
+
+
+def _wanted(row: dict[str, Any]) -> list[str]:
+    """Return a group's topics without its retry topics; a work group has one for each of its topics."""
+    return [topic for topic in row["topics"] if not topic.startswith(RETRY_TOPIC_PREFIX)]
+
+
+def _of(cls: type[Any], row: dict[str, Any]) -> Any:
+    fields = dataclasses.fields(cls)
+    return cls(**{each.name: row[each.name] for each in fields if each.name in row or each.default is MISSING})
+
+
+# ---- The broker's quarantine: damaged ranges of its log, and the messages that are lost in them.
+
+_UNKNOWN_MS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LostOffsets:
+    """Consecutive lost messages of a queue. ``messages``: their number; ``queue_offset``: offset of the first."""
+
+    topic: str
+    queue: int
+    queue_offset: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineEntry:
+    """A damaged range of the broker's log. ``reason``: what was wrong at its beginning; ``found_ms``: when the broker
+    found it, ms since 1970 UTC.
+
+    ``stored_ms``: store time of the record before it, or of the one after it if none precedes it; 0: unknown. Its
+    messages were stored at about that time. ``file``: name of the file with the damaged bytes, in
+    ``flintmq/quarantine/`` of the store.
+
+    ``lost_messages``: number of messages that are known to have been in it. ``lost``: where they are missing;
+    ``lost_left_out``: number of further such ranges. Damage that hits a range again makes another entry, which lists
+    the messages again.
+    """
+
+    physical_offset: int
+    bytes: int
+    reason: str
+    found_ms: int
+    stored_ms: int
+    file: str
+    lost_messages: int
+    lost_left_out: int
+    lost: list[LostOffsets]
+
+    @property
+    def found_at(self) -> datetime:
+        """Time at which the broker found the damage."""
+        return from_millis(self.found_ms)
+
+    @property
+    def stored_at(self) -> datetime | None:
+        """Time at about which its messages were stored, None if that is unknown."""
+        return from_millis(self.stored_ms) if self.stored_ms != _UNKNOWN_MS else None
+
+
+def quarantine(
+    after: QuarantineEntry | None = None, *, max_count: int = QUARANTINE_MAX, timeout: float | None = None
+) -> Operation[list[QuarantineEntry]]:
+    """Return at most ``max_count`` entries of the quarantine (1 to 1,000) that follow ``after``, by physical offset.
+
+    If there are ``max_count`` of them, call it again with the last one. Needs ``query`` on the broker.
+    """
+
+    def decode(answer: Answer) -> list[QuarantineEntry]:
+        return [_entry(row) for row in unpack_rows(answer, "quarantine entries")]
+
+    place: dict[str, Any] = {}
+    if after is not None:
+        place = {"after": after.physical_offset, "after_found_ms": after.found_ms}
+    return operation(commands.GET_QUARANTINE, decode, timeout=timeout, max_count=max_count, **place)
+
+
+def _entry(row: Any) -> QuarantineEntry:
+    entry = QuarantineEntry(*row)
+    ranges: list[Any] = list(entry.lost)
+    return replace(entry, lost=[LostOffsets(*each) for each in ranges])
+
+
+# ---- The replica set that the broker is a member of.
+
+SWITCH_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SetMember:
+    """One member of a replica set. ``flushed``: physical offset below which its log is on disk; ``behind_ms``: time
+    since it had the whole log. Only a primary knows both; otherwise they are -1."""
+
+    member: str
+    address: str
+    in_sync: bool
+    connected: bool
+    flushed: int
+    behind_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSetStatus:
+    """A replica set, as the ``member`` that answered sees it; ``replica_set`` is empty if the broker is on its own.
+
+    ``role``: ``primary``, ``elected`` (it does not serve yet), ``follower`` or ``stopped``; ``epoch``: number of the
+    leadership; ``primary``: id of the primary, or an empty string; ``min_in_sync``: members that must have a
+    message on disk before it is acknowledged; ``end`` and ``confirmed``: physical offsets at which the member's log
+    ends, and below which it is confirmed; ``reason``: why the member takes no part, or why the primary refuses it.
+    """
+
+    replica_set: str
+    member: str
+    role: str
+    epoch: int
+    primary: str
+    min_in_sync: int
+    end: int
+    confirmed: int
+    reason: str
+    members: list[SetMember]
+
+
+def replica_status(*, timeout: float | None = None) -> Operation[ReplicaSetStatus]:
+    """Return the broker's replica set. Needs ``query`` on the broker."""
+
+    def decode(answer: Answer) -> ReplicaSetStatus:
+        found = decode_fields(ReplicaStatusAnswer, answer.fields)
+        return ReplicaSetStatus(
+            replica_set=found.set,
+            member=found.member,
+            role=found.role,
+            epoch=found.epoch,
+            primary=found.primary,
+            min_in_sync=found.min_in_sync,
+            end=found.end,
+            confirmed=found.confirmed,
+            reason=found.reason,
+            members=[SetMember(*row) for row in unpack_rows(answer, "members")],
+        )
+
+    return operation(commands.GET_REPLICA_STATUS, decode, timeout=timeout)
+
+
+def switch_primary(member: str, *, within: float = SWITCH_S, timeout: float | None = None) -> Operation[None]:
+    """Hand the leadership to a member in sync, which must have the whole log ``within`` seconds; else nothing changes.
+
+    Returns when this has begun. Raises ``ReplicationRefused`` if that member cannot lead. Needs ``admin`` on the
+    broker.
+    """
+    return operation(
+        commands.SWITCH_PRIMARY,
+        nothing,
+        timeout=timeout,
+        member=member,
+        within_ms=duration_millis(check_timeout("within", within)),
+    )
+
+
+def add_member(member: str, address: str, *, timeout: float | None = None) -> Operation[None]:
+    """Add a member that listens at ``address``, HOST:PORT; it copies the log when it is started with an empty store.
+
+    Returns when the registry has it. Raises ``ReplicationRefused``, for instance while another change is being made.
+    Needs ``admin`` on the broker.
+    """
+    return operation(commands.CHANGE_MEMBERS, nothing, timeout=timeout, member=member, address=address)
+
+
+def remove_member(member: str, *, timeout: float | None = None) -> Operation[None]:
+    """Remove a member, which is not the primary, from the set.
+
+    Returns when the registry has it. Raises ``ReplicationRefused``, for instance if too few members in sync would be
+    left. Needs ``admin`` on the broker.
+    """
+    return operation(commands.CHANGE_MEMBERS, nothing, timeout=timeout, member=member)
+
+
+# ---- The broker's settings as an administrator sees and changes them, and its status.
+
+Value = int | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, by its name SECTION.NAME. ``value``: the current value; ``at_start``: the value at the broker's
+    start; ``hot``: it can be changed while the broker runs; ``rule``: its valid values."""
+
+    name: str
+    value: Value
+    at_start: Value
+    hot: bool
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedSetting:
+    """A setting that was changed; it returns to its configured value when the broker restarts."""
+
+    name: str
+    before: Value
+    after: Value
+
+
+def settings(*, timeout: float | None = None) -> Operation[list[Setting]]:
+    """Return the broker's settings, except those of ``[security]``, in the order of ``broker.toml``."""
+
+    def decode(answer: Answer) -> list[Setting]:
+        names = Setting.__dataclass_fields__
+        return [Setting(**{name: row[name] for name in names}) for row in unpack_rows(answer, "settings")]
+
+    return operation(commands.GET_BROKER_CONFIG, decode, timeout=timeout)
+
+
+def change_settings(
+    changes: Mapping[str, int | str | bool], *, timeout: float | None = None
+) -> Operation[list[ChangedSetting]]:
+    """Change settings, by SECTION.NAME, all or none. They apply at once and until the broker restarts.
+
+    Values are as in ``broker.toml`` or as on a command line. Raises ``InvalidParameter`` if a setting does not
+    exist, cannot be changed while the broker runs, or cannot have that value.
+    """
+
+    def decode(answer: Answer) -> list[ChangedSetting]:
+        return [ChangedSetting(*row) for row in unpack_rows(answer, "settings")]
+
+    body = pack_body(dict(changes))
+    return operation(commands.UPDATE_BROKER_CONFIG, decode, body, timeout=timeout, count=len(changes))
+
+
+def status(*, timeout: float | None = None) -> Operation[dict[str, Any]]:
+    """Return the broker's runtime status; ``protocol/README.md`` lists the names."""
+
+    def decode(answer: Answer) -> dict[str, Any]:
+        info = unpack_body(answer)
+        if not isinstance(info, dict):
+            raise RemoteProtocolError(f"expected runtime info as a map, got {type(info).__name__}")
+        return info
+
+    return operation(commands.GET_BROKER_RUNTIME_INFO, decode, timeout=timeout)
+
+
+# ---- Transactions as an operator sees them, and the operation that ends one.
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """An open or parked transaction. ``checks``: number of checks sent to producers of ``group``; ``born_ms``: when its
+    message was created, ``stored_ms``: when the half message was last written, ms since 1970 UTC;
+    ``half_queue_offset``, ``half_physical_offset``: the location of the half message, or of a parked message;
+    ``delivered``: a parked message was committed later."""
+
+    id: str
+    topic: str
+    queue: int
+    group: str
+    born_ms: int
+    stored_ms: int
+    checks: int
+    half_queue_offset: int
+    half_physical_offset: int
+    delivered: bool
+
+    @property
+    def born_at(self) -> datetime:
+        """Time at which its message was created."""
+        return from_millis(self.born_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """One page of transactions. ``next_offset``: where the next page begins, -1 on the last page; ``open``, ``parked``:
+    total numbers."""
+
+    rows: Sequence[TransactionInfo]
+    next_offset: int
+    open: int
+    parked: int
+
+
+def transactions(
+    *, parked: bool = False, from_offset: int = 0, max_count: int = 100, timeout: float | None = None
+) -> Operation[Transactions]:
+    """Return a page of the open transactions, oldest first, or (``parked``) of those whose messages the broker has
+    set aside because no producer could tell how they ended. ``from_offset``: ``next_offset`` of the previous
+    page."""
+
+    def decode(answer: Answer) -> Transactions:
+        head = decode_fields(commands.TransactionsAnswer, answer.fields)
+        rows = unpack_body(answer)
+        if not isinstance(rows, list) or len(rows) != head.count:
+            raise RemoteProtocolError(f"expected {head.count} transactions, got another body")
+        return Transactions([_info(row) for row in rows], head.next_offset, head.open, head.parked)
+
+    return operation(
+        commands.GET_TRANSACTIONS, decode, timeout=timeout, parked=parked, from_offset=from_offset, max_count=max_count
+    )
+
+
+def _info(row: dict[str, Any]) -> TransactionInfo:
+    return TransactionInfo(**{name: row[name] for name in TransactionInfo.__dataclass_fields__})
+
+
+class EndTransaction(Operation[None]):
+    """END_TRANSACTION; succeeds if the transaction has already ended with the wanted outcome."""
+
+    __slots__ = ()
+
+    def result(self, answer: Answer) -> None:
+        """Raise the error of the response, unless it says that the transaction has already ended as requested."""
+        if answer.code == TransactionEnded.code:
+            error = error_from_answer(answer.code, answer.fields)
+            wanted = "commit" if self.fields["commit"] else "rollback"
+            if error.details.get("outcome") == wanted:
+                return
+            raise error
+        super().result(answer)
+
+
+def end_transaction(transaction_id: str, group: str, *, commit: bool, timeout: float | None = None) -> Operation[None]:
+    """Commit an open transaction of a producer group, or roll it back, in place of its producer; a commit also
+    delivers parked messages. Succeeds if the transaction has already ended that way; otherwise raises
+    ``TransactionEnded``, ``TransactionNotExist`` or ``TransactionGroupWrong``."""
+    return replace(end_half(transaction_id, group, commit=commit, parked=True), timeout=timeout)
+
+
+def end_half(
+    transaction_id: str,
+    group: str,
+    *,
+    commit: bool,
+    half_queue_offset: int = -1,
+    half_physical_offset: int = -1,
+    parked: bool = False,
+) -> Operation[None]:
+    """End the transaction of a half message; the broker compares the offsets if they are given. ``parked``: accept also
+    a parked one."""
+    made = operation(
+        commands.END_TRANSACTION,
+        nothing,
+        transaction_id=transaction_id,
+        group=group,
+        commit=commit,
+        half_queue_offset=half_queue_offset,
+        half_physical_offset=half_physical_offset,
+        parked=parked,
+    )
+    return EndTransaction(made.command, made.fields, made.decode)
