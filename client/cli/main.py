@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from keyword import iskeyword
 import io
 import sys
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import Any, NamedTuple, NoReturn
 
 import click
