@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 
 from ..client import Admin, Consumer, FlintError, GroupNotExist, GroupStatus, StoredMessage, TopicNotExist
-from ..client.operator.positions import plural
+from ..client.operator.display import plural
 from ..protocol.storage.delivery import dead_letter_topic
 
 POLL_SECONDS = 0.02

@@ -630,5 +630,5 @@ class Request:
         if not self.peer.lost:
             self._attempt_late(lambda: done(future.result()))
             self.deferred.run_waiting()
-        # Only now, when the result is counted: see ``background/loop_work.py``.
+        # Only now, when the result is counted: see ``background/cold_reads.py``.
         self.broker.cold_reads.release()

@@ -18,7 +18,7 @@ from ...protocol.errors import FlintError
 from ..core.produce.packer import Flush
 from ..errors import ClientClosed
 from ..message import Message
-from ..operator.positions import plural, show_rate
+from ..operator.display import plural, show_rate
 from ..sync.consumer import Consumer
 from ..sync.producer import Producer
 from .settings import BrokerChoice

@@ -245,7 +245,7 @@ def _groups(settings: BrokerChoice) -> list[str]:
 
 def _suggest(error: FlintError, asked: Any, known: Callable[[], list[str]]) -> None:
     """Add the existing names that resemble ``asked``, as people type them, to the error."""
-    from ..operator.positions import shown_name
+    from ..operator.display import shown_name
 
     if not isinstance(asked, str):
         return

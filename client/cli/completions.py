@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from ...protocol.errors import FlintError
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
-from ..operator.positions import shown_name
+from ..operator.display import shown_name
 from .command import COMMON
 from .settings import BrokerChoice
 

@@ -11,7 +11,7 @@ from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PRO
 from ..core.consume.batch import StoredMessage
 from ..core.produce.receipts import Receipt
 from ..core.rpc.address import Address
-from ..operator.positions import show_moment, show_second, show_seconds, shown_name
+from ..operator.display import show_moment, show_second, show_seconds, shown_name
 from .output import Format, Output, TableColumn
 
 BODY_CHARS_SHOWN = 1000

@@ -1,7 +1,7 @@
 """Rows and records on standard output: as a table, as JSON lines, or plain.
 
 - ``table``: for people; drawn by rich, or as blocks of lines if the terminal is too narrow for a table. Names of topics
-  and groups are decoded (``operator/positions.py``); the other modes have the real ones.
+  and groups are decoded (``operator/names.py``); the other modes have the real ones.
 - ``json``: one object per line. Names are stable; times are ISO 8601 in UTC, sizes in bytes, durations in seconds.
 - ``plain``: the same values separated by tabs, one row per line without a heading, for ``cut`` and ``awk``.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from ...protocol.display import JSON, PLAIN, TABLE, escape, escape_bytes, escape_json, iso, to_json, to_plain
 from ..core.consume.batch import StoredMessage
-from ..operator.positions import shown_name
+from ..operator.display import shown_name
 from .failures import nearest
 
 if TYPE_CHECKING:

@@ -219,7 +219,7 @@ class TopicType(_Checked):
 
     def parse(self, text: str) -> str:
         """Return the real name."""
-        from ..operator.positions import real_name
+        from ..operator.display import real_name
 
         return real_name(text)
 
@@ -245,7 +245,7 @@ class GroupType(_Checked):
 
     def parse(self, text: str) -> str:
         """Return the real name."""
-        from ..operator.positions import real_name
+        from ..operator.display import real_name
 
         return real_name(text, "group")
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from ...protocol.display import escape, show_bytes
 from ...protocol.errors import UnknownCommand
 from ..operator.condition import Condition, Lag, lag_in, read_rows
-from ..operator.positions import is_group_topic, is_own, show_count, show_rate, show_seconds, shown_name
+from ..operator.display import is_group_topic, is_own, show_count, show_rate, show_seconds, shown_name
 from ..sync.admin import Admin
 from .topic_reader import all_topics_stats
 

@@ -17,7 +17,7 @@ from ...protocol.display import escape
 from ...protocol.errors import FilterIllegal
 from ..core.consume.batch import StoredMessage
 from ..errors import CorruptMessage
-from ..operator.positions import plural, show_rate, show_seconds, shown_name
+from ..operator.display import plural, show_rate, show_seconds, shown_name
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from .messages import MessagePrinter

@@ -20,7 +20,8 @@ from ...protocol.display import show_bytes
 from ..core.consume.positions import EARLIEST, LATEST
 from ..core.times import from_millis, to_millis
 from ..errors import CorruptMessage, DeliveryFailed, InvalidArgument
-from ..operator.positions import POSITION_FORMS, Typed, end_of, plural, show_rate, show_seconds, start_of
+from ..operator.display import plural, show_rate, show_seconds
+from ..operator.positions import POSITION_FORMS, Typed, end_of, start_of
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from .params import POSITION, TOPIC

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from ...protocol.display import escape, iso, show_bytes
 from ..core.times import from_millis
-from ..operator.positions import plural, show_count, show_rate, show_seconds, shown_name
+from ..operator.display import plural, show_count, show_rate, show_seconds, shown_name
 
 FOLDER = Path(__file__).parent
 _NOTHING = "–"

@@ -18,7 +18,7 @@ from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..core.admin import GroupInfo, Setting
 from ..core.topics import ConsumeStats, TopicInfo, TopicTotals
 from ..operator.condition import Condition
-from ..operator.positions import plural, shown_name
+from ..operator.display import plural, shown_name
 from .sessions import STATUS_SECONDS, ConsoleSession
 
 # ---- Changes of a broker as the console notices them: the differences between two looks at it.

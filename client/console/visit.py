@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from ...protocol.auth.permissions import ADMIN, BROKER, Permissions
 from ...protocol.errors import FlintError
 from ..errors import InvalidArgument
-from ..operator.positions import shown_name
+from ..operator.display import shown_name
 from .failures import Refused, ShownError
 from .policy import NONCE, origin_refusal
 from .sessions import ConsoleSession

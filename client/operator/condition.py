@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.storage.delivery import MEMBER_SEPARATOR, dead_letter_topic
 from ..core.times import from_millis
-from .positions import plural
+from .display import plural
 
 if TYPE_CHECKING:
     from ..core.admin import GroupInfo, GroupQueue

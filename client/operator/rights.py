@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 from ...protocol.auth.permissions import ADMIN, BROKER, CONSUME, GROUP, PUBLISH, QUERY, TOPIC, Grant, make_grant
-from .positions import real_name
+from .display import real_name
 
 GENERATED_BYTES = 18
 """Random bytes of a generated password: 24 characters."""

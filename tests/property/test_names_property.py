@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flintmq.client import InvalidArgument, decode_name, encode_name
-from flintmq.client.operator.positions import real_name, shown_name
+from flintmq.client.operator.display import real_name, shown_name
 from flintmq.protocol.names import check_name
 from flintmq.protocol.storage.delivery import GROUP_TOPIC_PREFIXES
 from flintmq.protocol.storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flintmq.client import InvalidArgument, InvalidArgumentType, decode_name, encode_name
-from flintmq.client.operator.positions import is_called, real_name, shown_name
+from flintmq.client.operator.display import is_called, real_name, shown_name
 
 
 @pytest.mark.parametrize(

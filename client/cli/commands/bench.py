@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ....protocol.display import JSON, PLAIN, show_bytes, to_json
-from ...operator.positions import plural, show_count, show_rate, show_seconds
+from ...operator.display import plural, show_count, show_rate, show_seconds
 from ..bench_runs import Advance, LatencyHistogram, LatencyRun, Produce, Report, fill, run_pull, run_query
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_INTERRUPTED, EXIT_OK

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from ....protocol.display import JSON, show_bytes, to_json
 from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ...operator.condition import Condition, Lag, lag_by_group
-from ...operator.positions import show_count, show_seconds, shown_name
+from ...operator.display import show_count, show_seconds, shown_name
 from ..command import CliCommand, pass_settings
 from ..failures import describe
 from ..params import GROUP, SIZE, SPAN, TOPIC, NumberType, RealType

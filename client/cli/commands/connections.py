@@ -9,7 +9,7 @@ import click
 from ....protocol.commands import CONNECTIONS_MAX
 from ....protocol.display import TABLE, escape, show_bytes
 from ....protocol.errors import ConfigurationError
-from ...operator.positions import show_second, show_seconds
+from ...operator.display import show_second, show_seconds
 from ..command import CommandGroup, confirm, note, pass_settings
 from ..output import TableColumn, number
 from ..settings import BrokerChoice

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ....protocol.display import TABLE
-from ...operator.positions import plural, show_moment
+from ...operator.display import plural, show_moment
 from ..command import CliGroup, note, pass_settings
 from ..output import TableColumn, number
 from ..params import NumberType

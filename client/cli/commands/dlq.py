@@ -24,7 +24,7 @@ from ...operator.dead_letters import (
     original_topic,
     own_properties,
 )
-from ...operator.positions import plural, show_moment, show_second, shown_name
+from ...operator.display import plural, show_moment, show_second, shown_name
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from ..messages import message_row

@@ -12,7 +12,8 @@ from ....protocol.display import JSON, PLAIN, escape, to_json
 from ....protocol.errors import TopicNotExist
 from ....protocol.storage.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
 from ...operator.condition import Lag, lag_by_group, lag_in, lag_of
-from ...operator.positions import TIME_FORMS, plural, show_moment, show_seconds, shown_name
+from ...operator.display import plural, show_moment, show_seconds, shown_name
+from ...operator.positions import TIME_FORMS
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
 from ..offset_reset import reset_group, reset_options

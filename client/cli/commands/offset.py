@@ -10,7 +10,8 @@ import click
 
 from ....protocol.display import escape, to_json
 from ....protocol.errors import ConfigurationError
-from ...operator.positions import check_committable, check_queues, plural, shown_name
+from ...operator.display import plural, shown_name
+from ...operator.positions import check_committable, check_queues
 from ..command import CliGroup, note, pass_settings
 from ..offset_reset import reset_group, reset_options
 from ..output import TableColumn, name_column, number

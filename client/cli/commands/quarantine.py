@@ -9,7 +9,7 @@ import click
 
 from ....protocol.commands import QUARANTINE_MAX
 from ....protocol.display import JSON, TABLE, show_bytes
-from ...operator.positions import plural, show_second, shown_name
+from ...operator.display import plural, show_second, shown_name
 from ..command import CliCommand, note, pass_settings
 from ..output import TableColumn, number
 from ..settings import BrokerChoice

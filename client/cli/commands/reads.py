@@ -15,18 +15,8 @@ from ....protocol.display import PLAIN, escape
 from ....protocol.errors import MessageNotFound
 from ....protocol.storage.record import ID_DIGITS
 from ....protocol.times import duration_millis
-from ...operator.positions import (
-    POSITION_FORMS,
-    TIME_FORMS,
-    EveryQueue,
-    Typed,
-    end_of,
-    is_before_now,
-    plural,
-    show_moment,
-    shown_name,
-    start_of,
-)
+from ...operator.display import plural, show_moment, shown_name
+from ...operator.positions import POSITION_FORMS, TIME_FORMS, EveryQueue, Typed, end_of, is_before_now, start_of
 from ..command import CliCommand, CliGroup, command, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
 from ..messages import show_record

@@ -10,7 +10,7 @@ import click
 
 from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError, RequestTimeout
-from ...operator.positions import show_seconds
+from ...operator.display import show_seconds
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, number
 from ..params import RealType

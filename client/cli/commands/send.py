@@ -18,7 +18,7 @@ from ....protocol.display import escape_bytes, show_bytes
 from ....protocol.errors import FlintError
 from ...errors import DeliveryFailed, InvalidMessage
 from ...message import join_keys
-from ...operator.positions import plural, show_rate, show_seconds, shown_name
+from ...operator.display import plural, show_rate, show_seconds, shown_name
 from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import show_receipts

@@ -6,7 +6,7 @@ from typing import Any
 
 from ....protocol.display import TABLE, show_bytes
 from ...operator.condition import Condition
-from ...operator.positions import plural, show_count, show_second, show_seconds
+from ...operator.display import plural, show_count, show_second, show_seconds
 from ..command import command
 from ..output import TableColumn
 from ..settings import BrokerChoice

@@ -9,7 +9,7 @@ import click
 from ....protocol.display import TABLE, escape, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ...errors import InvalidArgument
-from ...operator.positions import is_own, plural, show_second, shown_name
+from ...operator.display import is_own, plural, show_second, shown_name
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, name_column, number
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, show_permission

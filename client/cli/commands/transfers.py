@@ -16,7 +16,7 @@ from ....protocol.display import to_json
 from ....protocol.errors import FlintError, TopicNotExist
 from ...errors import InvalidArgument, InvalidMessage
 from ...message import Message
-from ...operator.positions import plural, show_seconds, shown_name
+from ...operator.display import plural, show_seconds, shown_name
 from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
 from ..messages import message_row

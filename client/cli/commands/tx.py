@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...operator.positions import plural, show_moment, show_seconds, shown_name
+from ...operator.display import plural, show_moment, show_seconds, shown_name
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_NOT_FOUND
 from ..output import TableColumn, name_column, number

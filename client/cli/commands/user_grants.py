@@ -11,7 +11,7 @@ from ....protocol.auth.permissions import ACTIONS, BROKER, Grant
 from ....protocol.auth.users import check_user_name
 from ....protocol.display import TABLE, escape
 from ....protocol.errors import ConfigurationError
-from ...operator.positions import shown_name
+from ...operator.display import shown_name
 from ...operator.rights import RIGHTS, grant_of
 from ..command import CliCommand, note, pass_settings
 from ..failures import nearest

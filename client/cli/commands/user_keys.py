@@ -8,7 +8,7 @@ from ....protocol.auth.scram import make_access_key
 from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
 from ...core.times import from_millis
-from ...operator.positions import show_second
+from ...operator.display import show_second
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import nearest
 from ..output import TableColumn

@@ -16,7 +16,7 @@ from ...core.admin import QuarantineEntry, Setting, Value
 from ...core.topics import ConsumeStats, TopicTotals
 from ...operator.condition import Condition, Lag, lag_by_group
 from ...operator.dead_letters import waiting_by_group
-from ...operator.positions import plural, show_seconds
+from ...operator.display import plural, show_seconds
 from ..failures import Refused
 from ..plot import plot
 from ..sampler import Sampler

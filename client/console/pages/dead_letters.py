@@ -25,7 +25,7 @@ from ...core.consume.batch import StoredMessage
 from ...core.consume.pages import MessageSummary
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
 from ...operator.dead_letters import Target, own_properties, waiting_by_group
-from ...operator.positions import real_name, shown_name
+from ...operator.display import real_name, shown_name
 from ..bodies import preview
 from ..failures import Refused
 from ..render import query

@@ -14,7 +14,8 @@ from ...core.admin import GroupInfo
 from ...core.topics import ConsumeStats
 from ...errors import InvalidArgument
 from ...operator.condition import Lag, lag_by_group, lag_in, lag_of, read_rows
-from ...operator.positions import is_called, is_own, offsets_to_commit, parse_position, shown_name
+from ...operator.display import is_called, is_own, shown_name
+from ...operator.positions import offsets_to_commit, parse_position
 from ..failures import Refused
 from ..visit import OFFSETS_BYTES_MAX, Visit, check_typed, chosen, whole_number
 

@@ -24,7 +24,8 @@ from ....protocol.storage.record import decode_record
 from ...core.consume.batch import StoredMessage
 from ...core.consume.pages import MessageSummary, TopicPage
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
-from ...operator.positions import EveryQueue, is_called, is_own, parse_position, real_name, shown_name
+from ...operator.display import is_called, is_own, real_name, shown_name
+from ...operator.positions import EveryQueue, parse_position
 from ..bodies import DECODED_BYTES_MAX, PREVIEW_CHARS, preview, view_body
 from ..failures import Refused
 from ..render import query

@@ -18,7 +18,7 @@ from ....protocol.display import escape, iso, show_bytes
 from ....protocol.errors import FlintError, TopicNotExist
 from ...core.consume.pages import MessageSummary, TopicPage
 from ...core.topics import TopicInfo, TopicTotals
-from ...operator.positions import is_called, is_own, real_name, shown_name
+from ...operator.display import is_called, is_own, real_name, shown_name
 from ..bodies import preview
 from ..failures import Refused
 from ..sampler import all_topics

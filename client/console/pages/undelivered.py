@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ....protocol.auth.permissions import GROUP, PUBLISH, QUERY, TOPIC
 from ...core.admin import DelayedMessages
 from ...errors import InvalidArgument
-from ...operator.positions import plural
+from ...operator.display import plural
 from ..failures import Refused
 from ..visit import Visit
 
