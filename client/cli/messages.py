@@ -12,7 +12,8 @@ from ..core.consume.batch import StoredMessage
 from ..core.produce.receipts import Receipt
 from ..core.rpc.address import Address
 from ..operator.display import show_moment, show_second, show_seconds, shown_name
-from .output import Format, Output, TableColumn
+from .formats import Format
+from .output import Output, TableColumn
 
 BODY_CHARS_SHOWN = 1000
 """Maximum characters of a body that a terminal shows."""

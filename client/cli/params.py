@@ -124,7 +124,7 @@ class FormatType(_Checked):
 
     def parse(self, text: str) -> Any:
         """Return the parsed format."""
-        from .output import Format
+        from .formats import Format
 
         return Format(text)
 

@@ -20,8 +20,8 @@ from ..errors import CorruptMessage
 from ..operator.display import plural, show_rate, show_seconds, shown_name
 from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
+from .formats import DIRECTIVES, Format
 from .messages import MessagePrinter
-from .output import DIRECTIVES, Format
 from .params import FORMAT
 from .settings import BrokerChoice
 

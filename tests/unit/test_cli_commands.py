@@ -14,8 +14,8 @@ import pytest
 from flintmq.client.cli import failures
 from flintmq.client.cli.command import is_mistyped
 from flintmq.client.cli.commands.shell import EXAMPLES
+from flintmq.client.cli.formats import DIRECTIVES
 from flintmq.client.cli.main import COMMANDS, root
-from flintmq.client.cli.output import DIRECTIVES
 from flintmq.protocol import standard_output
 from tests.cli_tools import Cli
 

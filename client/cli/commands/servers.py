@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 import click
 
 from ....protocol.errors import AuthenticationRequired, ConfigurationError, FlintError
+from ..access import tls_options
 from ..command import CliCommand, note, pass_settings
-from ..settings import DEFAULT_BROKER, REACH_SECONDS_MAX, BrokerChoice, tls_options
+from ..settings import DEFAULT_BROKER, REACH_SECONDS_MAX, BrokerChoice
 
 if TYPE_CHECKING:
     from ...console.options import ConsoleOptions

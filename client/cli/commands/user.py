@@ -11,10 +11,11 @@ from ....protocol.auth.scram import ScramError, make_verifier
 from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
 from ...operator.rights import generate_password, password_warning
+from ..access import given_password
 from ..command import CliGroup, confirm, is_interactive, note, pass_settings
 from ..failures import nearest
 from ..output import TableColumn, number
-from ..settings import BrokerChoice, given_password
+from ..settings import BrokerChoice
 from ..user_store import UserStore, open_users, store_option
 from .user_grants import grant, revoke, show_grants
 from .user_keys import key_group

@@ -9,10 +9,11 @@ from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
 from ...core.times import from_millis
 from ...operator.display import show_second
+from ..access import given_password
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import nearest
 from ..output import TableColumn
-from ..settings import BrokerChoice, given_password
+from ..settings import BrokerChoice
 from ..user_store import UserStore, open_users, store_option
 
 COLUMNS = (TableColumn("key", "ACCESS KEY"), TableColumn("created_at", "CREATED", show_second))
