@@ -95,7 +95,7 @@ def _link(link: Path, target: Path) -> None:
         temporary.rmdir()
 
 
-SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive.source", "ArchiveSource")}
+SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive", "ArchiveSource")}
 """Module and class of each data source, by the name that ``format()`` takes."""
 
 QUIET_LOG = Path(__file__).with_name("log4j2.properties")
