@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from ...protocol.commands import FILTER_CHARS_MAX
-from ...protocol.errors import FilterIllegal
-from ...protocol.fields import I64_MAX
-from ...protocol.storage.record import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from ..protocol.commands import FILTER_CHARS_MAX
+from ..protocol.errors import FilterIllegal
+from ..protocol.fields import I64_MAX
+from ..protocol.storage.record import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 
 # ---- Tokenizer of filters: names, keywords, literals and symbols, each with the column at which it begins.
 
@@ -854,6 +854,3 @@ def _any(conditions: list[Evaluate]) -> Evaluate:
         return None if unknown else False
 
     return evaluate
-
-
-__all__ = ["Filter", "compile_filter"]
