@@ -12,7 +12,8 @@ from ..arrow.decoder import Decoder
 from ..arrow.records import RecordBlock
 from ..arrow.scan import Part
 from ..arrow.stream import PULL_COUNT, PulledRows, with_tag
-from ..sync.arrow import Gap, QueuePart, RowPulls, key_pages
+from ..sync.arrow import key_pages
+from ..sync.row_pulls import Gap, QueuePart, RowPulls
 from .brokers import BrokerAddress, caller_of
 from .errors import DataLoss
 from .offsets import Queue, damage_loss, data_loss

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...protocol.errors import FlintError, MessageDamaged, OffsetOutOfRange, TopicNotExist
+from ...protocol.errors import FlintError
 from ...protocol.fields import I64_MAX
 from ..arrow.bounds import Bounds
 from ..arrow.errors import DataLoss, RowsNotSent, check_arrow
 from ..arrow.options import ArrowOptions, ReadRules, read_rules
-from ..arrow.stream import PulledRows, pull
 from ..core.consume import requests
-from ..core.consume.batch import TagFilter
 from ..core.consume.positions import ENDS, LATEST, Position, check_position, resolve_span
-from ..core.rpc.operation import Operation, Plan
+from ..core.rpc.operation import Plan
 from ..core.rpc.timeouts import check_timeout
 from ..core.times import to_millis
 from ..core.topics import QueueStats, topic_stats
 from ..errors import DeliveryFailed, InvalidArgument
 from ..message import check_topic
-from .pool import Asker, Caller
+from .pool import Caller
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..arrow.decoder import Decoder
     from ..arrow.records import RecordBlock
-    from ..arrow.stream import ArrowStream, IndexPage, Losses
+    from ..arrow.stream import ArrowStream, IndexPage, Losses, PulledRows
     from .producer import Producer
+    from .row_pulls import Gap, QueuePart
 
 
 # ---- Reads a topic as Arrow record batches: pulls queue by queue, the next pull in flight while one is
@@ -127,6 +124,7 @@ class _Reading:
 
     def _of_queues(self) -> Iterator[pa.RecordBatch]:
         from ..arrow.scan import Part
+        from .row_pulls import RowPulls
 
         rules = self._rules
         pulls = RowPulls(
@@ -138,6 +136,7 @@ class _Reading:
             yield from self._decoded(block.select(block.parts[Part.QUEUE_OFFSET] < end))
 
     def _parts(self) -> Iterator[QueuePart]:
+        from .row_pulls import QueuePart
 
         read, deadline = self._read, self._caller.deadline(self._timeout)
         span = self._caller.run(resolve_span(read.topic, read.from_, read.until), deadline)
@@ -270,100 +269,3 @@ def send_rows(
         if failed:
             raise RowsNotSent(failed, done - len(failed))
     return done
-
-
-# ---- Pulls parts of queues as rows, one part after the other: the next pull is in flight while the caller
-# handles one.
-
-
-@dataclass(slots=True)
-class QueuePart:
-    """Offsets ``[position, end)`` of a queue that are still to be read.
-
-    ``may_move``: if the start has expired, the read may begin at the first offset that exists.
-    """
-
-    queue: int
-    position: int
-    end: int
-    may_move: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Offsets ``[start, end)`` of a queue whose messages cannot be read; ``is_damage``: for damage of the log."""
-
-    queue: int
-    start: int
-    end: int
-    why: str
-    is_damage: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RowPulls:
-    """Pulls of a topic. ``rows_max``: maximum number of rows of a response; ``timeout``: seconds for which the broker
-    may be away; ``on_gap`` is called with messages that cannot be read, and raises, or reading continues after them."""
-
-    caller: Caller
-    topic: str
-    tags: TagFilter
-    condition: str
-    rows_max: int
-    timeout: float
-    on_gap: Callable[[Gap], None]
-
-    def of(self, *parts: QueuePart) -> Iterator[tuple[PulledRows, int]]:
-        """Yield the broker's responses that have rows, with the end of the part that each belongs to."""
-        asker: Asker[PulledRows] = Asker(self.caller, self.timeout)
-        left = deque(part for part in parts if part.position < part.end)
-        with closing(asker):
-            while left:
-                part = left[0]
-                if not asker.is_asked:
-                    asker.ask(self._pull(part))
-                pulled = self._answer(asker, part)
-                if part.position >= part.end:
-                    left.popleft()
-                if left:
-                    asker.ask(self._pull(left[0]))
-                if pulled is not None and len(pulled.starts):
-                    yield pulled, part.end
-
-    def _pull(self, part: QueuePart) -> Operation[PulledRows]:
-        count = min(part.end - part.position, self.rows_max)
-        return pull(self.topic, part.queue, part.position, count, self.tags, self.condition)
-
-    def _answer(self, asker: Asker[PulledRows], part: QueuePart) -> PulledRows | None:
-        """Return the response, or None for a refusal, after moving the part's position past it."""
-        try:
-            pulled = asker.answer()
-        except OffsetOutOfRange as error:
-            self._move(part, error.min_offset, error.max_offset)
-            return None
-        except TopicNotExist:
-            part.may_move = False
-            self._move(part, part.end, part.end)
-            return None
-        except MessageDamaged as error:
-            self.on_gap(Gap(part.queue, error.queue_offset, error.queue_offset + 1, str(error), True))
-            part.position = error.queue_offset + 1
-            return None
-        if pulled.lost and pulled.lost_from < part.end:
-            lost_end = pulled.lost_from + pulled.lost
-            self.on_gap(Gap(part.queue, pulled.lost_from, lost_end, "its log was damaged there", True))
-        if pulled.next_offset > part.position:
-            part.position = pulled.next_offset
-            part.may_move = False
-        else:  # the queue ends here, before the planned end
-            self._move(part, pulled.min_offset, pulled.max_offset)
-        return pulled
-
-    def _move(self, part: QueuePart, first: int, last: int) -> None:
-        """Continue at the next offset of the queue, which has ``[first, last)``, after the position was found gone."""
-        position = min(part.end, first) if first > part.position else part.end
-        if not (part.may_move and first > part.position):
-            why = f"the queue holds [{first}, {last})" if last > first else "the queue is gone or empty"
-            self.on_gap(Gap(part.queue, part.position, position, why, False))
-        part.position = position
-        part.may_move = False
