@@ -32,7 +32,7 @@ class TestDeath:
             raise ZeroDivisionError("a bug")
 
         async def main() -> None:
-            producer = Producer(own_broker.address, delivery_timeout=0.4)
+            producer = Producer(own_broker.address, delivery_timeout=0.4 if where == "expire" else 60)
             await producer.send(Message(topic, b"first"))
             with own_broker.paused():
                 waiting = [asyncio.create_task(producer.send(Message(topic, b"x"))) for _ in range(3)]
