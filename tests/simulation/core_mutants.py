@@ -111,7 +111,7 @@ ONLY_THE_NEWEST_PROPOSAL = CoreMutant(
 )
 CUT_AT_THEIR_END = CoreMutant(
     "cut_at_their_end",
-    "epochs",
+    "configuration",
     "return min(_end_of(ours, newest, our_end), _end_of(theirs, newest, their_end))",
     "return min(_end_of(ours, newest, our_end), their_end)",
 )

@@ -72,41 +72,41 @@ JOIN_WITHOUT_A_CONFIRMED_CHANGE = _member(
 )
 CONFIRM_WHAT_IS_REPLACED = _member(
     "confirm_what_is_replaced",
-    "accepted_links",
+    "table_sender",
     "(earlier.first, earlier.since) if earlier is not None else",
     "(change, earlier.since) if earlier is not None else",
 )
 CONFIRM_WHAT_IS_SENT = _member(
     "confirm_what_is_sent",
-    "accepted_links",
+    "table_sender",
     "                self._sent.append((self.versions, version.first, version.since))\n",
     "",
 )
 CONFIRM_WHAT_WAITS = _member(
-    "confirm_what_waits", "accepted_links", ", *((each.first, each.since) for each in waiting)]", "]"
+    "confirm_what_waits", "table_sender", ", *((each.first, each.since) for each in waiting)]", "]"
 )
 REPORT_WHAT_IS_BEING_WRITTEN = _member(
     "report_what_is_being_written",
-    "table_writer",
+    "tables",
     "[*self._waiting.values(), *([self._writing] if self._writing is not None else [])]",
     "[*self._waiting.values()]",
 )
 REPORT_WHAT_WAITS = _member(
     "report_what_waits",
-    "table_writer",
+    "tables",
     "[*self._waiting.values(), *([self._writing] if self._writing is not None else [])]",
     "[*([self._writing] if self._writing is not None else [])]",
 )
 REPORT_WHAT_WAITED_BEFORE = _member(
     "report_what_waited_before",
-    "table_writer",
+    "tables",
     "first = earlier.first if earlier is not None and is_newer else part.version",
     "first = part.version",
 )
-COUNT_ON = _member("count_on", "followed_primary", "            self._tables.begin(number)\n", "")
+COUNT_ON = _member("count_on", "primary_link", "            self._tables.begin(number)\n", "")
 LEAD_BEFORE_TABLES_ARE_WRITTEN = _member(
     "lead_before_tables_are_written",
-    "table_writer",
+    "tables",
     "while self._work is not None and self._writing is not None:",
     "while False:",
 )
