@@ -1,4 +1,4 @@
-"""Milliseconds since 1970 UTC from times of a finer resolution: which of them belong to a bound."""
+"""Milliseconds since 1970 UTC from finer times: which of them belong to a bound; and the longest timeout."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+SECONDS_MAX = 1e9
+"""Maximum length of a timeout, more than 31 years: the system's own waits fail for far longer ones."""
 
 
 def first_millis(moment: datetime) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...protocol.fields import I64_MAX
-from ..core.rpc.timeouts import SECONDS_MAX
+from ...protocol.times import SECONDS_MAX
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -185,6 +185,16 @@ class TestChecks:
             await made.clock.advance(10 * INTERVAL_S)
             assert producer.asked == []
 
+    async def test_the_first_of_one_does_not_wait_for_the_next_of_another(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producer = made.alive()
+            made.produce("orders", 0, b"one", first=1)
+            await made.clock.advance(TIMEOUT_S)
+            producer.asked.clear()
+            made.produce("orders", 0, b"two", first=2)
+            await made.clock.advance(TIMEOUT_S)
+            assert [message.body for _, message, _ in producer.asked] == [b"two"]
+
     async def test_each_writes_the_half_message_again(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
             made.produce("orders", 0, b"paid", first=1)

@@ -77,6 +77,7 @@ class TransactionalMessageCheckService:
         self._first: deque[Due] = deque()
         self._again: deque[Due] = deque()
         self._timer: LoopTimer | None = None
+        self._timer_at = 0.0
         # Without the messages, which are read again. Entries leave with the transaction's next check at the latest.
         self._to_ask: dict[tuple[str, str], deque[tuple[float, OpenTransaction, Half]]] = {}
         """By producer group and topic: checks that no producer takes yet, each with the time until which it waits."""
@@ -97,8 +98,15 @@ class TransactionalMessageCheckService:
 
     def _arm(self) -> None:
         due_times = [checks[0][0] for checks in (self._first, self._again) if checks]
-        if self._timer is None and due_times and not self._stopped:
-            self._timer = self._call_at(min(due_times), self._step)
+        if not due_times or self._stopped:
+            return
+        due = min(due_times)
+        # A first check may be due long before the repetitions for which the timer was set.
+        if self._timer is not None and due < self._timer_at:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer, self._timer_at = self._call_at(due, self._step), due
 
     def _step(self) -> None:
         """Check the transactions that are due, and schedule the next step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from ....protocol.times import SECONDS_MAX
 from ...errors import InvalidArgument, InvalidArgumentType
 
 TIMEOUT_SECONDS = 10.0
@@ -25,10 +26,6 @@ SET_SILENCE_SECONDS_MAX = 3
 def silence_seconds_max(role: str) -> float:
     """Return for how long a broker may be silent. ``role``: for a producer, the broker's, from HELLO; else empty."""
     return min(SET_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX) if role else SILENCE_SECONDS_MAX
-
-
-SECONDS_MAX = 1e9
-"""Maximum length of a timeout, more than 31 years: the system's own waits fail for far longer ones."""
 
 
 def check_timeout(what: str, timeout: Any, *, unlimited: bool = False) -> float:
