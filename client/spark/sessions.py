@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import hashlib
 import importlib
 import logging
@@ -16,7 +14,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +92,7 @@ def _link(link: Path, target: Path) -> None:
         temporary.rmdir()
 
 
-SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive", "ArchiveSource")}
+SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive.source", "ArchiveSource")}
 """Module and class of each data source, by the name that ``format()`` takes."""
 
 QUIET_LOG = Path(__file__).with_name("log4j2.properties")
@@ -384,25 +381,3 @@ def _first_line(error: BaseException) -> str:
     java = getattr(error, "java_exception", None)
     text = str(java.toString()) if java is not None else str(error)
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__).rstrip(".")
-
-
-# ---- A one-time setup that keeps Spark's Python workers fast, run after a worker's first task.
-
-
-@contextmanager
-def freeze_gc() -> Iterator[None]:
-    """Run a task's work; after the first one in a process, exclude everything imported from garbage collections.
-
-    PySpark's workers collect garbage after every task. With pandas, PyArrow and Numba in memory that takes 40 to 50 ms,
-    most of the time of a small micro-batch, and none of those objects ever becomes garbage.
-    """
-    try:
-        yield
-    finally:
-        _settle()
-
-
-@functools.cache
-def _settle() -> None:
-    gc.collect()
-    gc.freeze()

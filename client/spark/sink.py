@@ -14,7 +14,7 @@ from ..core import topics as topic_operations
 from ..endpoint import client_name
 from . import brokers
 from .errors import InvalidOption, hide_traceback
-from .sessions import freeze_gc
+from .gc_freeze import freeze_gc
 from .sink_delivery import SinkDelivery, Written, check_broker, delivery_of
 from .sink_options import WriteOptions, check_columns, write_options
 

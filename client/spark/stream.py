@@ -16,9 +16,9 @@ from ..arrow.bounds import Bounds
 from ..arrow.decoder import Column
 from .brokers import BrokerAddress
 from .errors import hide_traceback, hide_traceback_each
+from .gc_freeze import freeze_gc
 from .offsets import Queue, QueueRange, Stats, TopicSubscription, limited, push, split, together, within
 from .options import ReadOptions
-from .sessions import freeze_gc
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ from flintmq.client.arrow.archive.errors import CorruptLog
 from flintmq.client.arrow.archive.log_files import find_log
 from flintmq.client.arrow.archive.log_reader import check_topics
 from flintmq.client.arrow.archive.plan import find_end, plan
-from flintmq.client.spark.archive import ARCHIVE_OPTIONS, archive_options
+from flintmq.client.spark.archive.options import ARCHIVE_OPTIONS, archive_options
 from flintmq.client.spark.errors import DataLoss, InvalidOption
 from flintmq.protocol.storage.record import Record
 from tests.archive_tools import MadeLog, make_log, read_offsets

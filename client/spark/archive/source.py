@@ -1,0 +1,98 @@
+"""The archive source as Spark sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
+from pyspark.sql.types import StructType
+
+from ...arrow.archive.log_files import find_log
+from ...arrow.archive.log_reader import LogRange, check_topics
+from ...arrow.archive.options import ArchiveOptions
+from ...arrow.archive.plan import find_end, plan
+from ...arrow.decoder import Column
+from ..columns import columns_of, ddl, offered
+from ..errors import InvalidOption, hide_traceback, hide_traceback_each
+from ..gc_freeze import freeze_gc
+from ..stream import RefusedStream
+from .options import archive_options
+
+
+class ArchiveSource(DataSource):
+    """``spark.read.format("flintmq-store").load(STORE)``: the messages of a store's CommitLog, read by Spark's tasks.
+
+    STORE is the folder of a store, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone; a broker may have it
+    open. The log is read up to the flushed offset in FlintMQ's checkpoint when the read is planned. Without such a mark
+    (in RocketMQ's stores, and in files alone) it is read up to the last sound record, flushed or not. All topics except
+    the broker's own are read unless options choose; messages of deleted topics are read as long as their records exist.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format``."""
+        return "flintmq-store"
+
+    @hide_traceback
+    def schema(self) -> str:
+        """Return the columns; ``load`` calls this, so options and path are checked here."""
+        options = self._options()
+        log = find_log(options.path, fail_on_corruption=options.fail_on_corruption)
+        check_topics(options.topics or (), log)
+        return ddl(offered(properties=options.include_properties, headers=options.include_headers))
+
+    @hide_traceback
+    def reader(self, schema: StructType) -> ArchiveReader:
+        """Return a reader of the columns in ``schema``."""
+        return ArchiveReader(columns_of(schema), self._options())
+
+    def streamReader(self, schema: StructType) -> RefusedStream:  # noqa: N802 - Spark's name
+        """Refuse streaming reads: a store that is read as files does not grow."""
+        return RefusedStream(
+            InvalidOption(
+                "the source 'flintmq-store' is read as a batch, with spark.read. To follow a log, ask its broker: "
+                'spark.readStream.format("flintmq")'
+            )
+        )
+
+    @hide_traceback
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Refuse writes: only a broker writes to a store."""
+        raise InvalidOption("the source 'flintmq-store' is only read. To send messages: write.format(\"flintmq\")")
+
+    def _options(self) -> ArchiveOptions:
+        return archive_options(self.options)
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """The stretches of log files that one task reads, in order."""
+
+    stretches: tuple[LogRange, ...]
+
+
+class ArchiveReader(DataSourceReader):
+    """Plans on the driver, reads in the tasks."""
+
+    def __init__(self, columns: Sequence[Column], options: ArchiveOptions) -> None:
+        self._columns = columns
+        self._options = options
+
+    @hide_traceback
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the log as of now, cut at record boundaries."""
+        fail = self._options.fail_on_corruption
+        log = find_end(find_log(self._options.path, fail_on_corruption=fail), fail_on_corruption=fail)
+        return [LogPartition(tuple(stretches)) for stretches in plan(log, self._options)]
+
+    @hide_traceback_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one partition."""
+        if isinstance(partition, LogPartition):  # otherwise it is Spark's placeholder for an empty plan
+            from ...arrow.archive.log_reader import PartitionReader  # only tasks need these
+            from ...arrow.decoder import Decoder
+
+            with freeze_gc():
+                yield from PartitionReader(partition.stretches, Decoder(self._columns), self._options).batches()
