@@ -7,7 +7,7 @@ import os
 import random
 import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 
@@ -44,13 +44,13 @@ def registry_of(members: list[EtcdServer]) -> EtcdRegistry:
     return EtcdRegistry(EtcdSettings(tuple(each.url for each in members), "tests", "set", silence_s=1))
 
 
-async def read_until(registry: EtcdRegistry, version: int) -> RegistryView:
-    """Read until the configuration has another version."""
+async def read_until(registry: EtcdRegistry, holds: Callable[[RegistryView], bool]) -> RegistryView:
+    """Read until the registry answers with what is wanted."""
     end = time.monotonic() + ELECTION_S
     while True:
         try:
             view = await registry.read()
-            if view.state.version != version:
+            if holds(view):
                 return view
         except RegistryUnreachable:
             pass
@@ -79,17 +79,22 @@ async def held_again(registry: EtcdRegistry) -> float:
 async def test_a_change_without_a_majority_is_unknown_and_applied_later(members: list[EtcdServer]) -> None:
     registry = registry_of(members[:1])
     version = await begin(registry)
-    with ExitStack() as stack:
-        for follower in members[1:]:
-            stack.enter_context(follower.stopped())
-        smaller = LED_BY_A.with_in_sync("a")
-        answer = await registry.propose(Proposal(2, smaller, version, False), ADDRESSES)
-        assert answer.outcome is ProposalOutcome.UNKNOWN
-        assert answer.reason
-        with pytest.raises(RegistryUnreachable):
-            await registry.read()
-        assert await registry.hold_lease("a", 1) is LeaseAnswer.UNKNOWN
-    assert (await read_until(registry, version)).state.config == smaller
+    smaller = LED_BY_A.with_in_sync("a")
+    for _ in range(5):
+        with ExitStack() as stack:
+            for follower in members[1:]:
+                stack.enter_context(follower.stopped())
+            answer = await registry.propose(Proposal(2, smaller, version, False), ADDRESSES)
+            assert answer.outcome is ProposalOutcome.UNKNOWN
+            assert answer.reason
+            with pytest.raises(RegistryUnreachable):
+                await registry.read()
+            assert await registry.hold_lease("a", 1) is LeaseAnswer.UNKNOWN
+        view = await read_until(registry, lambda view: True)
+        if view.state.version != version:
+            break
+        # On a busy machine the leader may have stepped down before it got the change.
+    assert view.state.config == smaller
     # The same compare-and-set again is lost: its version is gone.
     answer = await registry.propose(Proposal(2, smaller, version, False), ADDRESSES)
     assert answer.outcome is ProposalOutcome.LOST
@@ -189,7 +194,7 @@ async def test_each_outcome_is_true_while_members_are_killed(members: list[EtcdS
     killing = False
     await asyncio.gather(*proposers)
     registry = registry_of(members)
-    await read_until(registry, 0)
+    await read_until(registry, lambda view: view.state.version != 0)
 
     history = {}
     request = {"key": registry._config_key, "start_revision": "1"}
