@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from string import ascii_letters
 from typing import TypeAlias
@@ -246,11 +247,16 @@ def test_waiting_pops_do_not_keep_their_filters(broker: Factory, connect: Connec
     before = anonymous_bytes(gateway.running.process.pid)
     pops = {"group": "bills", "topic": "orders", "queue": -1, "max_count": 1, "lease_ms": 1000, "wait_ms": 600_000}
     with gateway.connect() as remote, gateway.connect() as witness:
-        for _ in range(2_000):
+        names = {"consumerGroup": "bills", "topic": "orders"}
+
+        def is_waiting(count: str) -> bool:
+            return witness.call(codes.POLLING_INFO, names).fields["pollingNum"] == count
+
+        for waiting in range(2, 4_001, 2):
             native.send(POP_MESSAGE, {**pops, "filter": condition})
             ask(remote, "orders", "bills", pollTime=300_000, expType="SQL92", exp=condition)
-        names = {"consumerGroup": "bills", "topic": "orders"}
-        soon(lambda: witness.call(codes.POLLING_INFO, names).fields["pollingNum"] == "4000")
+            if waiting % 200 == 0:  # so that frames which are not read yet take little
+                soon(partial(is_waiting, str(waiting)))
         # 3.2 KiB each, and what the frames took while they were read; with the filters 64 MiB more.
         assert anonymous_bytes(gateway.running.process.pid) - before < 40 * MIB
 
