@@ -250,7 +250,7 @@ def test_waiting_pops_do_not_keep_their_filters(broker: Factory, connect: Connec
         names = {"consumerGroup": "bills", "topic": "orders"}
 
         def is_waiting(count: str) -> bool:
-            return witness.call(codes.POLLING_INFO, names).fields["pollingNum"] == count
+            return str(witness.call(codes.POLLING_INFO, names).fields["pollingNum"]) == count
 
         for waiting in range(2, 4_001, 2):
             native.send(POP_MESSAGE, {**pops, "filter": condition})
