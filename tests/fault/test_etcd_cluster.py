@@ -52,7 +52,7 @@ async def read_until(registry: EtcdRegistry, holds: Callable[[RegistryView], boo
             view = await registry.read()
             if holds(view):
                 return view
-        except RegistryUnreachable:
+        except EndpointError:  # or it has no leader yet
             pass
         assert time.monotonic() < end
         await asyncio.sleep(0.1)
