@@ -15,13 +15,14 @@ from typing import Any
 
 from ...protocol import commands
 from ...protocol.auth.permissions import Grant, Permissions
-from ...protocol.auth.scram import AccessKey, make_access_key, make_verifier
+from ...protocol.auth.scram import AccessKey, ScramError, make_access_key, make_verifier
 from ...protocol.auth.users import verifier_row
 from ...protocol.commands import CONNECTIONS_MAX, CONSUMER_OFFSET_STRUCT, QUARANTINE_MAX, ReplicaStatusAnswer
 from ...protocol.errors import RemoteProtocolError, TransactionEnded, error_from_answer
 from ...protocol.fields import decode_fields
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...protocol.times import duration_millis
+from ..errors import InvalidArgument
 from .rpc.operation import Operation, nothing, operation, pack_body, unpack_body, unpack_rows
 from .rpc.session import Answer
 from .rpc.timeouts import check_timeout
@@ -70,8 +71,9 @@ def users(user: str | None = None, *, timeout: float | None = None) -> Operation
 def create_user(
     user: str, password: str, grants: Iterable[Grant] = (), *, timeout: float | None = None
 ) -> Operation[None]:
-    """Add a user with these ``grants``. Raises ``UserExistsAlready``."""
-    body = {"scram": verifier_row(make_verifier(password)), "grants": _user_rows(grants)}
+    """Add a user with these ``grants``. Raises ``UserExistsAlready``, and ``InvalidArgument`` if no user can have the
+    password."""
+    body = {"scram": _scram_row(password), "grants": _user_rows(grants)}
     return operation(commands.AUTH_CREATE_USER, nothing, pack_body(body), timeout=timeout, user=user)
 
 
@@ -85,11 +87,12 @@ def change_user(
 ) -> Operation[None]:
     """Change a user's password, which closes its connections, or its grants. ``revoke``: None revokes all.
 
-    Raises ``UserNotExist``, and ``InvalidParameter`` for a grant that the user does not have.
+    Raises ``UserNotExist``, ``InvalidParameter`` for a grant that the user does not have, and ``InvalidArgument`` for a
+    password that no user can have.
     """
     body: dict[str, Any] = {}
     if password is not None:
-        body["scram"] = verifier_row(make_verifier(password))
+        body["scram"] = _scram_row(password)
     if granted := _user_rows(grant):
         body["grant"] = granted
     if revoke is None:
@@ -123,6 +126,13 @@ def remove_access_key(user: str, key: str, *, timeout: float | None = None) -> O
 def delete_user(user: str, *, timeout: float | None = None) -> Operation[None]:
     """Remove a user and close its connections. Raises ``UserNotExist``."""
     return operation(commands.AUTH_DELETE_USER, nothing, timeout=timeout, user=user)
+
+
+def _scram_row(password: str) -> dict[str, Any]:
+    try:
+        return verifier_row(make_verifier(password))
+    except ScramError as error:
+        raise InvalidArgument(f"password: {error}") from None
 
 
 def _user_rows(grants: Iterable[Grant]) -> list[dict[str, Any]]:
