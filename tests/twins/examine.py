@@ -1,4 +1,4 @@
-"""The kernel ``dispatch`` in its mode ``EXAMINE`` in plain Python: flaws of records, runs of units, keys; and its calls.
+"""The mode ``EXAMINE`` of the kernel ``dispatch`` in plain Python (flaws, runs of units, keys), and its calls.
 
 The twin of the mode ``DISPATCH`` reads the records.
 """
