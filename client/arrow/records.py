@@ -8,7 +8,7 @@ import pyarrow as pa
 from ...protocol.storage.arrays.record_positions import gather
 from ...protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RecordHead, SysFlag
 from ...protocol.storage.reader.parts import SOUND, Blob, Ints, Part
-from ...protocol.storage.reader.records import Records, scan
+from ...protocol.storage.reader.records import ScannedRecords, scan
 from ...protocol.storage.record import CorruptRecord, decode_record
 from ..core.compression import DecompressionFailed, decompress
 from ..errors import CompressionUnavailable, CorruptMessage
@@ -18,7 +18,7 @@ _STORE_HOST_AT = RECORD.at["store_host"]
 _HOST_BYTES = 8
 
 
-class RecordBlock(Records):
+class RecordBlock(ScannedRecords):
     """Records whose parts become Arrow arrays.
 
     Raises ``CorruptMessage`` for the first damaged one; with ``verify`` a wrong body checksum counts as damage.
@@ -35,10 +35,10 @@ class RecordBlock(Records):
             raise self._damage(damaged)
 
     @classmethod
-    def of(cls, records: Records, topic: str = "") -> RecordBlock:
+    def of(cls, records: ScannedRecords, topic: str = "") -> RecordBlock:
         """Return records that are known to be sound."""
         block = object.__new__(cls)
-        Records.__init__(block, records.blob, records.starts, records.sizes, records.parts)
+        ScannedRecords.__init__(block, records.blob, records.starts, records.sizes, records.parts)
         block.topic = topic
         return block
 
@@ -50,7 +50,7 @@ class RecordBlock(Records):
         damage: list[CorruptMessage] = []
         while True:
             parts, damaged = scan(blob, starts, sizes, verify=True)
-            block = cls.of(Records(blob, starts, sizes, parts), topic)
+            block = cls.of(ScannedRecords(blob, starts, sizes, parts), topic)
             if damaged == SOUND:
                 return block, damage
             damage.append(block._damage(damaged))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ....protocol.storage.reader.errors import SKIP_HINT, CorruptLog
 from ....protocol.storage.reader.log_reader import Block, LogRange, LogScanner, next_record, why_unsound
 from ....protocol.storage.reader.parts import SOUND, Ints, Part, Rows
-from ....protocol.storage.reader.records import Records, TopicFilter, scan
+from ....protocol.storage.reader.records import ScannedRecords, TopicFilter, scan
 from ...errors import CorruptMessage
 from ..decoder import Decoder
 from ..records import RecordBlock
@@ -67,7 +67,7 @@ class PartitionReader:
 
     # ---- which records
 
-    def _blocks(self, stretch: LogRange) -> Iterator[Records]:
+    def _blocks(self, stretch: LogRange) -> Iterator[ScannedRecords]:
         """Yield the selected records of a stretch, verified if the options ask for it."""
         options = self._options
         with stretch.file.open() as fd:
@@ -84,7 +84,7 @@ class PartitionReader:
                     return
                 at = self._behind(walk.damage, stretch, fd)
 
-    def _wanted(self, block: Records, stretch: LogRange) -> Rows:
+    def _wanted(self, block: ScannedRecords, stretch: LogRange) -> Rows:
         options, stored_ms = self._options, block.parts[Part.STORED_MS]
         rows = self._topics.rows(block)
         for begin, end in stretch.file.quarantined:
@@ -101,7 +101,7 @@ class PartitionReader:
 
     # ---- damage
 
-    def _verified(self, stretch: LogRange, block: Block) -> Records:
+    def _verified(self, stretch: LogRange, block: Block) -> ScannedRecords:
         """Return the block without records whose bodies are damaged."""
         records = block.records
         if block.verified or not self._options.verify_checksums:
@@ -137,7 +137,7 @@ class PartitionReader:
 
     # ---- batches
 
-    def _decode(self, block: Records) -> Iterator[pa.RecordBatch]:
+    def _decode(self, block: ScannedRecords) -> Iterator[pa.RecordBatch]:
         def damaged(error: CorruptMessage) -> None:
             file = next(each.file for each in self._stretches if each.begin <= error.physical_offset < each.end)
             size = int(block.sizes[block.parts[Part.PHYSICAL_OFFSET] == error.physical_offset].sum())
@@ -155,7 +155,7 @@ class _Collected:
         self.count = 0
         self.size = 0
 
-    def add(self, block: Records) -> None:
+    def add(self, block: ScannedRecords) -> None:
         blob = block.blob
         ends = (block.starts + block.sizes).tolist()
         self._pieces += [bytes(blob[start:end]) for start, end in zip(block.starts.tolist(), ends, strict=True)]
@@ -163,11 +163,11 @@ class _Collected:
         self.count += len(block)
         self.size += int(block.sizes.sum())
 
-    def take(self) -> Records:
+    def take(self) -> ScannedRecords:
         """Return all added records as one block, and start again empty."""
         sizes = np.concatenate(self._sizes)
         starts = np.cumsum(sizes) - sizes
         blob = b"".join(self._pieces)
-        block = Records(blob, starts, sizes, scan(blob, starts, sizes, verify=False)[0])
+        block = ScannedRecords(blob, starts, sizes, scan(blob, starts, sizes, verify=False)[0])
         self.__init__()  # type: ignore[misc]  # resets the block
         return block

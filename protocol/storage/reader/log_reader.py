@@ -17,7 +17,7 @@ from .errors import SKIP_HINT, AmbiguousBoundary, CorruptLog, OnDamage, raise_da
 from .log_files import LogFile, LogFiles
 from .parts import SOUND, Ints, Part
 from .queues import LastUnit, Queues
-from .records import Records, scan
+from .records import ScannedRecords, scan
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 
@@ -54,7 +54,7 @@ class LogRange:
 class Block:
     """Complete records with a sound structure; ``verified``: their bodies' checksums are right too."""
 
-    records: Records
+    records: ScannedRecords
     verified: bool
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class LogScanner:
                 count, verified = _count_sound(blob, starts[rows], self._at), False
                 rows = slice(first, first + count)
                 parts, _ = scan(blob, starts[rows], sizes[rows], verify=False)
-            block = Records(blob, starts[rows], sizes[rows], parts)
+            block = ScannedRecords(blob, starts[rows], sizes[rows], parts)
             in_place = block.parts[Part.PHYSICAL_OFFSET] == self._at + block.starts
             if not in_place.all():
                 count = int(in_place.argmin())

@@ -13,7 +13,7 @@ from ...names import is_system_topic
 from .parts import Blob, Ints, Part, Rows
 
 
-class Records:
+class ScannedRecords:
     """Records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, in ascending order and within it.
 
     ``parts[Part.X]`` has a number for each record.
@@ -75,7 +75,7 @@ class TopicFilter:
             return False
         return self._pattern is None or self._pattern.fullmatch(topic) is not None
 
-    def rows(self, block: Records) -> Rows:
+    def rows(self, block: ScannedRecords) -> Rows:
         """Return which records are of selected topics. Looks at the topic once per run of records with the same one."""
         begins = _runs(block)
         at, end = block.parts[Part.TOPIC_AT, begins].tolist(), block.parts[Part.TOPIC_END, begins].tolist()
@@ -91,7 +91,7 @@ class TopicFilter:
         return wanted
 
 
-def _runs(block: Records) -> Ints:
+def _runs(block: ScannedRecords) -> Ints:
     """Return the first record, and each record whose topic differs from that of the record before it."""
     at = block.parts[Part.TOPIC_AT]
     length = block.parts[Part.TOPIC_END] - at
