@@ -6,6 +6,8 @@ import importlib.util
 from collections.abc import Mapping
 
 from ...protocol.errors import ConfigurationError, FlintError
+from ...protocol.storage.reader.errors import CorruptLog as CorruptLog
+from ...protocol.storage.reader.errors import DataLoss as DataLoss
 from ..errors import InvalidArgument
 
 
@@ -14,16 +16,8 @@ class InvalidOption(InvalidArgument):
     names it."""
 
 
-class DataLoss(FlintError):
-    """Messages that a read should return are no longer in the log: retention deleted them, a topic was deleted, or the
-    log is damaged.
-
-    The message names the range, and the argument or option that skips it and continues.
-    """
-
-
 class ArrowUnavailable(ConfigurationError):
-    """PyArrow or NumPy is missing; the message says what to install."""
+    """PyArrow, NumPy or Numba is missing; the message says what to install."""
 
 
 class RowsNotSent(FlintError):
@@ -46,12 +40,15 @@ class RowsNotSent(FlintError):
         return type(self), (self.errors, self.acknowledged)
 
 
-# ---- Checks for PyArrow and NumPy, so that users see a message that says what to install.
+# ---- Checks for the libraries of the extra, so that users see a message that says what to install.
+
+
+_OF_THE_EXTRA = ("pyarrow", "numpy", "numba")
 
 
 def check_arrow(what: str, *libraries: str) -> None:
-    """Raise ``ArrowUnavailable`` if a library is not installed that ``what`` needs: PyArrow, NumPy, or a given one."""
-    for library in ("pyarrow", "numpy", *libraries):
+    """Raise ``ArrowUnavailable`` if a library of the extra, or one of ``libraries``, is not installed."""
+    for library in (*_OF_THE_EXTRA, *libraries):
         if importlib.util.find_spec(library) is None:
-            also = "" if library in ("pyarrow", "numpy") else f" {library}"
+            also = "" if library in _OF_THE_EXTRA else f" {library}"
             raise ArrowUnavailable(f"{what} needs {library}: pip install 'flintmq[arrow]'{also}")
