@@ -352,7 +352,8 @@ def strange_tasks() -> None:
         task = {"task": "tasks.work", "id": "1", "lang": "py"}
         for headers in ({}, {**task, "task": "unknown"}):
             producer.publish([[1], {}, {}], headers=headers, declare=[queue])
-        for body in (5, None, True, "args", [], ["args"], [1, {}, {}], [[], [], {}]):
+        bodies: tuple[object, ...] = (5, None, True, "args", [], ["args"], [1, {}, {}], [[], [], {}])
+        for body in bodies:
             producer.publish(body, headers=task, serializer="json")
         producer.publish([[0], {}, {}], headers=task)
 
