@@ -11,12 +11,12 @@ from ...protocol.commands import (
     CONSUMER_OFFSET_STRUCT,
     UPDATE_CONSUMER_OFFSET,
     ConsumerOffsetsAnswer,
-    ConsumeStatsAnswer,
     ConsumeStatsRequest,
     EmptyAnswer,
     OffsetAnswer,
     QueryConsumerOffsetRequest,
     QueueRequest,
+    RowsAnswer,
     SearchOffsetByTimestampRequest,
     StoreTimeAnswer,
     TimeOffsetAnswer,
@@ -231,7 +231,7 @@ def get_consume_stats(request: Request, store: MessageStore, groups: GroupCoordi
 
     def done(rows: list[tuple[str | int, ...]]) -> None:
         shown = rows if params.uncommitted else [row[:6] for row in rows]
-        request.respond(ConsumeStatsAnswer(count=len(rows)), msgpack.packb(shown))
+        request.respond(RowsAnswer(count=len(rows)), msgpack.packb(shown))
 
     request.after_dispatch(read)
 

@@ -15,7 +15,7 @@ from ..params import SettingType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin import Setting
+    from ....protocol.commands import Setting
 
 
 def _show(value: Any) -> str:

@@ -15,7 +15,7 @@ from ..output import TableColumn, number
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin import ConnectionInfo
+    from ....protocol.commands import ConnectionInfo
     from ...sync.admin import Admin
 
 COLUMNS = (

@@ -25,7 +25,7 @@ from ..topic_reader import matches
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ...core.admin import GroupInfo, GroupMember, GroupQueue, GroupStatus
+    from ....protocol.commands import GroupInfo, GroupMember, GroupQueue, GroupStatus
     from ...core.consume.batch import StoredMessage
 
 TOPICS_SHOWN = 3

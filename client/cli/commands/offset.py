@@ -19,7 +19,7 @@ from ..params import GROUP, TOPIC
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.topics import ConsumeStats
+    from ....protocol.commands import ConsumeStats
 
 STDIN = "<stdin>"
 STATS_COLUMNS = (

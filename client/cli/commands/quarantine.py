@@ -15,7 +15,7 @@ from ..output import TableColumn, number
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin import LostOffsets, QuarantineEntry
+    from ....protocol.commands import LostOffsets, QuarantineEntry
     from ...sync.admin import Admin
 
 COLUMNS = (

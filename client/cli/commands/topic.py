@@ -17,7 +17,7 @@ from ..settings import BrokerChoice
 from ..topic_reader import all_topics_stats, matches
 
 if TYPE_CHECKING:
-    from ...core.topics import QueueStats, TopicInfo
+    from ....protocol.commands import QueueStats, TopicInfo
     from ...sync.admin import Admin
 
 DEFAULT_QUEUES = 4

@@ -16,7 +16,7 @@ from ..params import COUNT, GROUP
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin import TransactionInfo
+    from ....protocol.commands import TransactionInfo
     from ...sync.admin import Admin
 
 PAGE_COUNT = 1_000

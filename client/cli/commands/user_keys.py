@@ -7,7 +7,7 @@ import click
 from ....protocol.auth.scram import make_access_key
 from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
-from ...core.times import from_millis
+from ....protocol.times import from_millis
 from ...operator.display import show_second
 from ..access import given_password
 from ..command import CliGroup, confirm, note, pass_settings

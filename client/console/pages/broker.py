@@ -10,10 +10,9 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN, QUERY
+from ....protocol.commands import ConsumeStats, QuarantineEntry, Setting, SettingValue, TopicTotals
 from ....protocol.display import show_bytes
 from ....protocol.storage.delivery import dead_letter_topic
-from ...core.admin import QuarantineEntry, Setting, Value
-from ...core.topics import ConsumeStats, TopicTotals
 from ...operator.condition import Condition, Lag, lag_by_group
 from ...operator.dead_letters import waiting_by_group
 from ...operator.display import plural, show_seconds
@@ -180,7 +179,7 @@ async def _find(visit: Visit) -> Setting:
     return found
 
 
-def show_value(value: Value) -> str:
+def show_value(value: SettingValue) -> str:
     """Return a value as in ``broker.toml``, without quotes."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
