@@ -22,9 +22,9 @@ from ...protocol.storage.record import (
     PROPERTY_UNIQ_KEY,
 )
 from ..errors import CorruptMessage, InvalidArgument, InvalidArgumentType
-from .properties import Pairs
 from .records import RecordBlock
 from .scan import Ints, Part
+from .slices import property_pairs
 
 # ---- The columns of messages, with their types in Arrow.
 
@@ -146,10 +146,6 @@ class _Values:
         self.block = block
         self._topic = topic
 
-    @cached_property
-    def pairs(self) -> Pairs:
-        return Pairs(self.block.properties())
-
     def topic(self) -> pa.Array:
         if self._topic is None:
             return text(self.block.topics())
@@ -174,21 +170,22 @@ class _Values:
         return pc.replace_with_mask(ids, lacking, rows.offset_ids())
 
     def properties(self) -> pa.Array:
-        names, values, rows = self._shown_pairs()
+        names, values, rows = self._shown_pairs
         return pa.MapArray.from_arrays(self._bounds(rows), text(names), text(values))
 
     def headers(self) -> pa.Array:
-        names, values, rows = self._shown_pairs()
+        names, values, rows = self._shown_pairs
         own = pc.invert(pc.is_in(names, pa.array([name.encode() for name in _OWN_PROPERTIES], pa.binary())))
         kept = pa.StructArray.from_arrays([text(names.filter(own)), values.filter(own)], ["key", "value"])
         bounds = self._bounds(rows[own.to_numpy(zero_copy_only=False)])
         return pa.ListArray.from_arrays(bounds, kept, type=pa.list_(pa.field("element", kept.type)))
 
+    @cached_property
     def _shown_pairs(self) -> tuple[pa.BinaryArray, pa.BinaryArray, Ints]:
-        """Return names, values and records of all properties except the record's checksum."""
-        names, values, rows = self.pairs.names_and_values()
-        if len(self.pairs.find(_RECORD_CRC)[0]):
-            shown = pc.not_equal(names, pa.scalar(_RECORD_CRC, pa.binary()))
+        """Names, values and records of all properties except the record's checksum."""
+        names, values, rows = property_pairs(self.block.properties())
+        shown = pc.not_equal(names, pa.scalar(_RECORD_CRC, pa.binary()))
+        if shown.false_count:
             names, values = names.filter(shown), values.filter(shown)
             rows = rows[shown.to_numpy(zero_copy_only=False)]
         return names, values, rows

@@ -23,7 +23,7 @@ class DataLoss(FlintError):
 
 
 class ArrowUnavailable(ConfigurationError):
-    """PyArrow or NumPy is missing; the message says what to install."""
+    """PyArrow, NumPy or Numba is missing; the message says what to install."""
 
 
 class RowsNotSent(FlintError):
@@ -46,12 +46,15 @@ class RowsNotSent(FlintError):
         return type(self), (self.errors, self.acknowledged)
 
 
-# ---- Checks for PyArrow and NumPy, so that users see a message that says what to install.
+# ---- Checks for the libraries of the extra, so that users see a message that says what to install.
+
+
+_OF_THE_EXTRA = ("pyarrow", "numpy", "numba")
 
 
 def check_arrow(what: str, *libraries: str) -> None:
-    """Raise ``ArrowUnavailable`` if a library is not installed that ``what`` needs: PyArrow, NumPy, or a given one."""
-    for library in ("pyarrow", "numpy", *libraries):
+    """Raise ``ArrowUnavailable`` if a library of the extra, or one of ``libraries``, is not installed."""
+    for library in (*_OF_THE_EXTRA, *libraries):
         if importlib.util.find_spec(library) is None:
-            also = "" if library in ("pyarrow", "numpy") else f" {library}"
+            also = "" if library in _OF_THE_EXTRA else f" {library}"
             raise ArrowUnavailable(f"{what} needs {library}: pip install 'flintmq[arrow]'{also}")

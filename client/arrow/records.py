@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...protocol.storage.arrays.record_positions import gather
@@ -10,11 +11,17 @@ from ...protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYT
 from ...protocol.storage.record import CorruptRecord, decode_record
 from ..core.compression import DecompressionFailed, decompress
 from ..errors import CompressionUnavailable, CorruptMessage
-from .scan import SOUND, Blob, Ints, Part, Rows, scan_records
+from .scan import SOUND, Blob, Ints, Part, Rows
 from .slices import BLOB_BYTES_MAX, slices
 
 _STORE_HOST_AT = RECORD.at["store_host"]
 _HOST_BYTES = 8
+
+
+def _scan(blob: Blob, starts: Ints, sizes: Ints, *, verify: bool) -> tuple[npt.NDArray[np.int64], int]:
+    from .scan_numba import scan_records  # on first use: a Spark driver plans without Numba
+
+    return scan_records(blob, starts, sizes, verify=verify)
 
 
 class RecordBlock:
@@ -31,7 +38,7 @@ class RecordBlock:
         self.starts = starts
         self.sizes = sizes
         self.topic = topic
-        self.parts, damaged = scan_records(blob, starts, sizes, verify=verify)
+        self.parts, damaged = _scan(blob, starts, sizes, verify=verify)
         if damaged != SOUND:
             raise self._damage(damaged)
 
@@ -42,7 +49,7 @@ class RecordBlock:
         """Return the sound records, and the damage of each of the others."""
         damage: list[CorruptMessage] = []
         while True:
-            parts, damaged = scan_records(blob, starts, sizes, verify=True)
+            parts, damaged = _scan(blob, starts, sizes, verify=True)
             block = object.__new__(cls)
             block.blob, block.starts, block.sizes, block.topic, block.parts = blob, starts, sizes, topic, parts
             if damaged == SOUND:

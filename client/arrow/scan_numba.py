@@ -1,4 +1,4 @@
-"""The scan of stored records as one compiled loop. ``arrays.jit`` caches the compiled code."""
+"""The scan of stored records: one compiled loop finds the parts of each, and checks that they are sound."""
 
 from __future__ import annotations
 
@@ -39,8 +39,13 @@ _RECONSUME_TIMES_BEFORE_BODY = RECORD_HEAD_BYTES - RECORD.at["reconsume_times"]
 _VALUES = ((V_TAGS, Part.TAGS_AT), (V_KEYS, Part.KEYS_AT), (V_UNIQ_KEY, Part.UNIQ_KEY_AT))
 
 
-def scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool) -> tuple[npt.NDArray[np.int64], int]:
-    """Scan records as ``scan_records`` describes."""
+def scan_records(blob: Blob, starts: Ints, sizes: Ints, *, verify: bool = True) -> tuple[npt.NDArray[np.int64], int]:
+    """Scan the records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, which must be within it.
+
+    Returns an array with a row for each ``Part`` and a column for each record, and the number of the first unsound
+    record (its size, magic, parts or, with ``verify``, its body's checksum are wrong), or ``SOUND``. If a record is
+    unsound, the array is meaningless.
+    """
     parts = np.full((len(Part), len(starts)), -1, np.int64)
     scratch = np.empty(PARTS + VALUES, np.int64)
     damaged = _scan(np.frombuffer(blob, np.uint8), starts, sizes, int(verify), scratch, parts)
@@ -84,11 +89,15 @@ def _scan(
     return SOUND
 
 
-def find_starts(blob: Blob) -> tuple[Ints, int]:
-    """Find records as ``archive.starts.find_starts_plain`` does."""
+def find_records(blob: Blob) -> tuple[Ints, Ints]:
+    """Return starts and sizes of the complete, adjacent records at the start of ``blob``, going by their sizes alone.
+
+    A blank record, or a size that is invalid or too large, ends them.
+    """
     starts = np.empty(len(blob) // RECORD_BYTES_MIN + 1, np.int64)
     count, end = _find_starts(np.frombuffer(blob, np.uint8), starts)
-    return starts[:count].copy(), end
+    starts = starts[:count].copy()
+    return starts, np.diff(starts, append=end)
 
 
 @kernel(results(i64, i64), read_only_bytes, i64_array)

@@ -13,7 +13,7 @@ from .errors import SparkUnavailable
 
 PYSPARK_MIN = (4, 2)
 """The first PySpark whose streaming sources in Python can limit what a micro-batch reads."""
-LIBRARIES_MIN = {"pyarrow": (18,), "pandas": (2, 2), "numpy": (2,)}
+LIBRARIES_MIN = {"pyarrow": (18,), "pandas": (2, 2), "numpy": (2,), "numba": (0, 63)}
 """Libraries that PySpark and the sources need."""
 
 INSTALL_HINT = 'Install `pip install "flintmq[spark]"`'
@@ -37,7 +37,9 @@ def check_pyspark() -> str:
         try:
             found = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError as error:
-            raise SparkUnavailable(f"PySpark needs {library}, which is not installed. {INSTALL_HINT}") from error
+            raise SparkUnavailable(
+                f"FlintMQ's Spark sources need {library}, which is not installed. {INSTALL_HINT}"
+            ) from error
         if _numbers(found) < oldest:
             raise SparkUnavailable(
                 f"FlintMQ's Spark sources need {library} {_text(oldest)} or newer, and this Python has {found}. "

@@ -103,10 +103,11 @@ def test_memory_is_bounded_by_the_batch_and_not_by_the_topic(shared_broker: Runn
             assert most < 12 << 20
 
 
-def test_the_message_says_what_to_install(shared_broker: RunningBroker, one_queue: str) -> None:
+@pytest.mark.parametrize("library", ["pyarrow", "numba"])
+def test_the_message_says_what_to_install(shared_broker: RunningBroker, one_queue: str, library: str) -> None:
     program = f"""
 import sys
-sys.modules["pyarrow"] = None  # as if it were not installed
+sys.modules[{library!r}] = None  # as if it were not installed
 from flintmq.client import ConfigurationError, Consumer, Producer
 from flintmq.client.arrow import ArrowUnavailable
 for use in (
@@ -124,7 +125,7 @@ for use in (
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=broker_environment()
     )
     assert done.stdout.splitlines() == [
-        "Consumer.arrow needs pyarrow: pip install 'flintmq[arrow]'",
-        "Producer.send_arrow needs pyarrow: pip install 'flintmq[arrow]'",
-        "flintmq.client.polars needs pyarrow: pip install 'flintmq[arrow]'",
+        f"Consumer.arrow needs {library}: pip install 'flintmq[arrow]'",
+        f"Producer.send_arrow needs {library}: pip install 'flintmq[arrow]'",
+        f"flintmq.client.polars needs {library}: pip install 'flintmq[arrow]'",
     ], done.stderr

@@ -32,7 +32,7 @@ SPARK_CASES = {
     "spark-batch": {"noop", "noop_cpu", "parquet", "parquet_cpu", "archive", "archive_cpu"},
     "spark-stream": {"stream", "stream_cpu"},
     "spark-latency": {"p50", "p99"},
-    "spark-decode": {"numba", "numpy"},
+    "spark-decode": {"decode"},
 }
 OF_KAFKA = {
     "spark-batch": {"noop_kafka", "noop_ratio", "parquet_kafka", "parquet_ratio"},

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import struct
-import sys
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,15 +15,11 @@ from hypothesis import strategies as st
 from flintmq.client import StoredMessage
 from flintmq.client.arrow.decoder import HEADERS, PROPERTIES, Decoder
 from flintmq.client.arrow.records import RecordBlock
-from flintmq.client.arrow.scan import SOUND, Part, scanner
-from flintmq.client.arrow.scan_numba import scan as scan_numba
-from flintmq.client.arrow.scan_numpy import scan as scan_numpy
+from flintmq.client.arrow.scan import SOUND, Part
+from flintmq.client.arrow.scan_numba import scan_records
 from flintmq.client.spark.columns import offered
 from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import CorruptRecord, Record, decode_record
-
-SCANS = pytest.mark.parametrize("scan", [scan_numba, scan_numpy], ids=["numba", "numpy"])
-Scan = Callable[[bytes, Any, Any, bool], tuple[Any, int]]
 
 i64 = st.integers(-(2**63), 2**63 - 1)
 millis = st.integers(0, 4_000_000_000_000)
@@ -81,11 +74,10 @@ def is_sound(blob: bytes) -> bool:
     return struct.unpack_from(">i", blob)[0] == len(blob) and record is not None
 
 
-@SCANS
 @given(stored=st.lists(records(), max_size=8), before=st.binary(max_size=9))
-def test_a_scan_finds_the_parts_of_every_record(scan: Scan, stored: list[Record], before: bytes) -> None:
+def test_a_scan_finds_the_parts_of_every_record(stored: list[Record], before: bytes) -> None:
     blob, starts, sizes = laid_out([record.encode() for record in stored], before)
-    parts, damaged = scan(blob, starts, sizes, True)
+    parts, damaged = scan_records(blob, starts, sizes)
     assert damaged == SOUND
     for row, record in enumerate(stored):
         found = {part: int(parts[part, row]) for part in Part}
@@ -108,40 +100,27 @@ def test_a_scan_finds_the_parts_of_every_record(scan: Scan, stored: list[Record]
             assert value == expected.get(name)
 
 
-@SCANS
 @given(stored=st.lists(records(), min_size=1, max_size=5), data=st.data())
-def test_a_scan_finds_the_first_damaged_record(scan: Scan, stored: list[Record], data: st.DataObject) -> None:
+def test_a_scan_finds_the_first_damaged_record(stored: list[Record], data: st.DataObject) -> None:
     blobs = [bytearray(record.encode()) for record in stored]
     for _ in range(data.draw(st.integers(1, 3))):
         victim = data.draw(st.sampled_from(blobs))
         at = data.draw(st.integers(0, len(victim) - 1) | st.sampled_from([0, 3, 4, 8, 36, 39, 84, 87]))
         victim[at] ^= 1 << data.draw(st.integers(0, 7))
     sound = [is_sound(bytes(blob)) for blob in blobs]
-    _, damaged = scan(*laid_out([bytes(blob) for blob in blobs]), True)
+    _, damaged = scan_records(*laid_out([bytes(blob) for blob in blobs]))
     assert damaged == (SOUND if all(sound) else sound.index(False))
 
 
-@SCANS
-def test_a_scan_without_verification_ignores_a_wrong_checksum(scan: Scan) -> None:
+def test_a_scan_without_verification_ignores_a_wrong_checksum() -> None:
     record = dataclasses.replace(Record(b"t", b"body"), body_crc=1)
-    assert scan(*laid_out([record.encode()]), True)[1] == 0
-    assert scan(*laid_out([record.encode()]), False)[1] == SOUND
+    assert scan_records(*laid_out([record.encode()]))[1] == 0
+    assert scan_records(*laid_out([record.encode()]), verify=False)[1] == SOUND
 
 
-@SCANS
 @pytest.mark.parametrize("size", [0, 1, 4, 90])
-def test_an_impossible_size_is_damage(scan: Scan, size: int) -> None:
-    assert scan(bytes(200), np.array([5], np.int64), np.array([size], np.int64), True)[1] == 0
-
-
-def test_the_compiled_scan_is_used_if_numba_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    scanner.cache_clear()
-    assert scanner() is scan_numba
-    scanner.cache_clear()
-    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert scanner() is scan_numpy
-    scanner.cache_clear()
+def test_an_impossible_size_is_damage(size: int) -> None:
+    assert scan_records(bytes(200), np.array([5], np.int64), np.array([size], np.int64))[1] == 0
 
 
 @given(st.lists(records(), max_size=6))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import importlib.util
 import json
 import logging
 import os
@@ -24,79 +23,13 @@ from ...errors import CorruptMessage
 from ..decoder import Decoder
 from ..errors import InvalidOption
 from ..records import RecordBlock
-from ..scan import WORD_BYTES, Blob, Ints, Part, Rows, words_of
+from ..scan import Ints, Part, Rows
 from .errors import SKIP_HINT, AmbiguousBoundary, CorruptLog
 from .log_files import LogFile, LogFiles
 from .options import ArchiveOptions
 from .queues import Queues
 
-# ---- Finds the beginnings of a buffer's records by following their sizes.
-
 _SIZE_AND_MAGIC = struct.Struct(">ii")
-_RUN_MIN = 8
-_RUN_STEPS = (64, 4096)
-
-
-def find_records(blob: Blob) -> tuple[Ints, Ints]:
-    """Return starts and sizes of the complete, adjacent records at the start of ``blob``, going by their sizes alone.
-
-    A blank record, or a size that is invalid or too large, ends them.
-    """
-    if importlib.util.find_spec("numba") is not None:
-        from ..scan_numba import find_starts
-    else:
-        find_starts = find_starts_plain
-    starts, end = find_starts(blob)
-    return starts, np.diff(starts, append=end)
-
-
-def find_starts_plain(blob: Blob) -> tuple[Ints, int]:
-    """Return the starts, and the end of the last record; used if Numba is not installed.
-
-    Many successive records of one size are found by checking all their positions at once: 2 ns each instead of more
-    than 100.
-    """
-    pieces: list[Ints] = []
-    starts: list[int] = []
-    at, end, previous, repeats = 0, len(blob), 0, 0
-    last_start = end - RECORD_BYTES_MIN
-    unpack, append = _SIZE_AND_MAGIC.unpack_from, starts.append
-    while at <= last_start:
-        size, magic = unpack(blob, at)
-        if size < RECORD_BYTES_MIN or at + size > end or magic == MAGIC_BLANK:
-            break
-        if size != previous:
-            previous, repeats = size, 0
-        else:
-            repeats += 1
-            if repeats == _RUN_MIN:
-                repeats = 0
-                run = _run(blob, at, size)
-                pieces += [np.array(starts, np.int64), run]
-                starts.clear()
-                at += size * len(run)
-                continue
-        append(at)
-        at += size
-    pieces.append(np.array(starts, np.int64))
-    return np.concatenate(pieces), at
-
-
-def _run(blob: Blob, at: int, size: int) -> Ints:
-    """Return the positions from ``at`` on, ``size`` bytes apart, at which a complete record has that size."""
-    fitting = (len(blob) - at) // size
-    heads = np.ndarray((fitting,), np.dtype([("size", ">i4"), ("magic", ">i4")]), blob, offset=at, strides=(size,))
-    count, step = 0, _RUN_STEPS[0]
-    while count < fitting:
-        some = heads[count : count + step]
-        differs = (some["size"] != size) | (some["magic"] == MAGIC_BLANK)
-        if differs.any():
-            count += int(differs.argmax())
-            break
-        count += len(some)
-        step = _RUN_STEPS[1]
-    return at + size * np.arange(count, dtype=np.int64)
-
 
 # ---- Walks through a stretch of a log file record by record, in large reads.
 #
@@ -155,6 +88,8 @@ class LogScanner:
         self._buffer = bytearray()
 
     def __iter__(self) -> Iterator[Block]:
+        from ..scan_numba import find_records  # on first use, as in ``records``
+
         end, window = self._stretch.end, WINDOW_BYTES
         while self._at < end:
             blob = self._read(min(window, end - self._at))
@@ -274,7 +209,8 @@ def _ambiguous(stretch: LogRange, at: int, size: int) -> AmbiguousBoundary:
 
 # ---- Finds the records of selected topics in a block, without a Python object for each record.
 
-_MASKS = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], np.uint64)
+_WORD_BYTES = 8
+_MASKS = np.array([(1 << 8 * count) - 1 for count in range(_WORD_BYTES + 1)], np.uint64)
 """Masks that keep the given number of bytes of a little-endian word."""
 _KNOWN_MAX = 65_536
 _SHOWN = 10
@@ -349,14 +285,15 @@ def _runs(block: RecordBlock) -> Ints:
     shortest, longest = int(length.min()), int(length.max())
     differs = np.ones(len(block), np.bool_)
     np.not_equal(length[1:], length[:-1], out=differs[1:])
-    words = words_of(block.blob)
-    for offset in range(0, longest, WORD_BYTES):
+    # The little-endian word at every byte position of the buffer.
+    words = np.ndarray((max(0, len(block.blob) - _WORD_BYTES + 1),), "<u8", block.blob, strides=(1,))
+    for offset in range(0, longest, _WORD_BYTES):
         place = at + offset
         # A word at the end of the buffer cannot be read whole: its record counts as a separate run. Positions ascend.
         beyond = int(np.searchsorted(place, len(words)))
         word = words[np.minimum(place, len(words) - 1)]
-        if shortest < offset + WORD_BYTES:
-            word &= _MASKS[longest - offset if shortest == longest else np.clip(length - offset, 0, WORD_BYTES)]
+        if shortest < offset + _WORD_BYTES:
+            word &= _MASKS[longest - offset if shortest == longest else np.clip(length - offset, 0, _WORD_BYTES)]
         differs[1:] |= word[1:] != word[:-1]
         differs[beyond:] = True
     return np.flatnonzero(differs)
