@@ -20,7 +20,7 @@ T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What a value is, which decides how tables show it; a client's ``operator.display`` has the texts."""
 
     TEXT = "text"
@@ -43,13 +43,13 @@ class Display:
     """How tables show a value. ``spare``: a narrow terminal leaves it out; ``fold``: there it takes several lines."""
 
     heading: str
-    kind: Kind = Kind.TEXT
+    kind: ValueKind = ValueKind.TEXT
     spare: bool = False
     fold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class RowColumn:
     """One value of a row on the wire. ``display``: None if tables do not show it; ``of``: class of the rows in it."""
 
     meaning: str
@@ -62,7 +62,7 @@ class Column:
 def column(
     meaning: str,
     heading: str = "",
-    kind: Kind = Kind.TEXT,
+    kind: ValueKind = ValueKind.TEXT,
     *,
     default: Any = MISSING,
     spare: bool = False,
@@ -76,11 +76,11 @@ def column(
     display = Display(heading, kind, spare, fold) if heading else None
     if of is not None:
         decode = rows_decoder(of)
-    return dataclasses.field(default=default, metadata={"column": Column(meaning, display, of, encode, decode)})
+    return dataclasses.field(default=default, metadata={"column": RowColumn(meaning, display, of, encode, decode)})
 
 
 def shown(
-    heading: str, kind: Kind = Kind.TEXT, *, spare: bool = False, fold: bool = False
+    heading: str, kind: ValueKind = ValueKind.TEXT, *, spare: bool = False, fold: bool = False
 ) -> Callable[[MethodT], MethodT]:
     """Decorate the function of a property of a row that tables show."""
 
@@ -91,7 +91,7 @@ def shown(
     return mark
 
 
-class Layout:
+class RowLayout:
     """Columns of one row class, and its form on the wire."""
 
     __slots__ = ("cls", "columns", "decoders", "encoders", "is_array", "names", "values")
@@ -99,7 +99,7 @@ class Layout:
     def __init__(self, cls: type[Any], *, is_array: bool) -> None:
         self.cls = cls
         self.is_array = is_array
-        self.columns: dict[str, Column] = {each.name: each.metadata["column"] for each in dataclasses.fields(cls)}
+        self.columns: dict[str, RowColumn] = {each.name: each.metadata["column"] for each in dataclasses.fields(cls)}
         self.names = tuple(self.columns)
         assert len(self.names) > 1, "attrgetter returns no tuple for one name"
         self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*self.names)
@@ -107,10 +107,10 @@ class Layout:
         self.decoders = {place: each.decode for place, each in enumerate(self.columns.values()) if each.decode}
 
 
-_LAYOUTS: dict[type[Any], Layout] = {}
+_LAYOUTS: dict[type[Any], RowLayout] = {}
 
 
-def layout_of(cls: type[Any]) -> Layout:
+def layout_of(cls: type[Any]) -> RowLayout:
     """Return the columns of a row class."""
     return _LAYOUTS[cls]
 
@@ -129,7 +129,7 @@ def array_row(cls: type[T]) -> type[T]:
 
 def _made(cls: type[T], *, is_array: bool) -> type[T]:
     made = dataclass(frozen=True, slots=True)(cls)
-    layout = _LAYOUTS[made] = Layout(made, is_array=is_array)
+    layout = _LAYOUTS[made] = RowLayout(made, is_array=is_array)
     meanings = "\n".join(f"- ``{name}``: {each.meaning}" for name, each in layout.columns.items())
     made.__doc__ = f"{made.__doc__}\n\n{meanings}"
     return made

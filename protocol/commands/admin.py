@@ -10,7 +10,7 @@ from typing import Any
 
 from ..auth.permissions import Grant, Permissions
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
-from ..rows import Kind, array_row, column, row, shown
+from ..rows import ValueKind, array_row, column, row, shown
 from ..storage.layout import TOPIC_BYTES_MAX
 from ..times import from_millis
 from .common import QUEUES_MAX, Command, EmptyAnswer, EmptyRequest, RowsAnswer, RowsCommand
@@ -58,9 +58,9 @@ class TopicRequest:
 class TopicInfo:
     """A topic's configuration."""
 
-    topic: str = column("name of the topic", "topic", Kind.NAME, fold=True)
-    read_queues: int = column("number of readable queues", "read queues", Kind.COUNT)
-    write_queues: int = column("number of writable queues", "write queues", Kind.COUNT)
+    topic: str = column("name of the topic", "topic", ValueKind.NAME, fold=True)
+    read_queues: int = column("number of readable queues", "read queues", ValueKind.COUNT)
+    write_queues: int = column("number of writable queues", "write queues", ValueKind.COUNT)
     perm: int = column("4 readable + 2 writable", default=6)
     order: bool = column("stored for RocketMQ's tools; no effect", default=False)
     system: bool = column("whether the topic belongs to the broker itself", default=False)
@@ -91,19 +91,19 @@ class TopicStatsAnswer:
 class QueueStats:
     """The contents of one queue: offsets in ``[min_offset, max_offset)``."""
 
-    queue: int = column("queue of the topic", "queue", Kind.TEXT)
-    min_offset: int = column("offset of its first message", "first offset", Kind.COUNT)
-    max_offset: int = column("offset of its next message", "next offset", Kind.COUNT)
+    queue: int = column("queue of the topic", "queue", ValueKind.TEXT)
+    min_offset: int = column("offset of its first message", "first offset", ValueKind.COUNT)
+    max_offset: int = column("offset of its next message", "next offset", ValueKind.COUNT)
     last_stored_ms: int = column("store time of its last message in ms since 1970 UTC, -1 if the queue is empty")
 
     @property
-    @shown("messages", Kind.COUNT)
+    @shown("messages", ValueKind.COUNT)
     def count(self) -> int:
         """Number of messages in the queue."""
         return self.max_offset - self.min_offset
 
     @property
-    @shown("last stored", Kind.SECOND, spare=True)
+    @shown("last stored", ValueKind.SECOND, spare=True)
     def last_stored_at(self) -> datetime | None:
         """Store time of its last message, None if the queue is empty."""
         return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
@@ -126,9 +126,9 @@ class TopicTotals:
     The last four count what PRODUCE requests and PULL responses have carried since the broker started.
     """
 
-    topic: str = column("name of the topic", "topic", Kind.NAME, fold=True)
+    topic: str = column("name of the topic", "topic", ValueKind.NAME, fold=True)
     queues: int = column("number of queues; 0: the topic is being deleted")
-    messages: int = column("number of messages that it holds", "messages", Kind.COUNT)
+    messages: int = column("number of messages that it holds", "messages", ValueKind.COUNT)
     max_offsets: int = column("sum of the queues' max offsets, which grows by one with each message")
     last_stored_ms: int = column("store time of its newest message in ms since 1970 UTC, -1 if it is empty")
     produced_messages: int = column("number of messages received")
@@ -137,7 +137,7 @@ class TopicTotals:
     pulled_bytes: int = column("bytes of their bodies")
 
     @property
-    @shown("last stored", Kind.SECOND, spare=True)
+    @shown("last stored", ValueKind.SECOND, spare=True)
     def last_stored_at(self) -> datetime | None:
         """Store time of its newest message, None if the topic is empty."""
         return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
@@ -167,7 +167,7 @@ class Setting:
     name: str = column("SECTION.NAME", "setting")
     value: SettingValue = column("the current value", "value", fold=True)
     at_start: SettingValue = column("the value at the broker's start", "at start", fold=True)
-    hot: bool = column("whether it can be changed while the broker runs", "can be set", Kind.FLAG)
+    hot: bool = column("whether it can be changed while the broker runs", "can be set", ValueKind.FLAG)
     rule: str = column("its valid values", "must be")
 
 
@@ -222,8 +222,8 @@ class QuarantineEntry:
     messages again.
     """
 
-    physical_offset: int = column("physical offset of its first byte", "offset", Kind.COUNT)
-    bytes: int = column("its length", "size", Kind.BYTES)
+    physical_offset: int = column("physical offset of its first byte", "offset", ValueKind.COUNT)
+    bytes: int = column("its length", "size", ValueKind.BYTES)
     reason: str = column("what was wrong at its beginning", "damage", fold=True)
     found_ms: int = column("when the broker found it, ms since 1970 UTC")
     stored_ms: int = column(
@@ -237,13 +237,13 @@ class QuarantineEntry:
     lost: list[LostOffsets] = column(f"at most {QUARANTINE_LOST_MAX} ranges of lost messages", of=LostOffsets)
 
     @property
-    @shown("found", Kind.SECOND)
+    @shown("found", ValueKind.SECOND)
     def found_at(self) -> datetime:
         """Time at which the broker found the damage."""
         return from_millis(self.found_ms)
 
     @property
-    @shown("stored about", Kind.SECOND, spare=True)
+    @shown("stored about", ValueKind.SECOND, spare=True)
     def stored_at(self) -> datetime | None:
         """Time at about which its messages were stored, None if that is unknown."""
         return from_millis(self.stored_ms) if self.stored_ms else None
@@ -404,7 +404,7 @@ class SetMember:
     address: str = column("HOST:PORT at which it listens", "address", fold=True)
     in_sync: bool = column("whether it is in sync", "in sync")
     connected: bool = column("whether it follows at the moment", "connected", spare=True)
-    flushed: int = column("physical offset below which its log is on disk", "on disk", Kind.COUNT)
+    flushed: int = column("physical offset below which its log is on disk", "on disk", ValueKind.COUNT)
     behind_ms: int = column("time since it had the whole log; negative: it is not connected", "behind")
 
 
@@ -494,7 +494,7 @@ class AccessKeyInfo:
     created_ms: int = column("when it was added, ms since 1970 UTC")
 
     @property
-    @shown("created", Kind.SECOND)
+    @shown("created", ValueKind.SECOND)
     def created_at(self) -> datetime:
         """Time at which it was added."""
         return from_millis(self.created_ms)
@@ -600,18 +600,18 @@ class GetConnectionsRequest:
 class ConnectionInfo:
     """An open connection."""
 
-    id: int = column("its number since the start of the broker", "ID", Kind.COUNT)
+    id: int = column("its number since the start of the broker", "ID", ValueKind.COUNT)
     host: str = column("the client's address")
     port: int = column("the client's port")
     user: str = column("name of the user; empty if the broker has no users", "user")
     client: str = column("name with which the client introduced itself, or empty", "client", fold=True)
     opened_ms: int = column("when it was opened, ms since 1970 UTC")
     idle_ms: int = column("for how long nothing has arrived and no request has been waiting, to about a second")
-    frames_in: int = column("frames received since it was opened", "frames in", Kind.COUNT)
-    bytes_in: int = column("bytes received, counted without TLS", "in", Kind.BYTES)
-    bytes_out: int = column("bytes sent, counted without TLS", "out", Kind.BYTES)
-    held_pulls: int = column("number of pulls that wait for messages", "held pulls", Kind.COUNT)
-    tls: bool = column("whether it is encrypted", "TLS", Kind.FLAG)
+    frames_in: int = column("frames received since it was opened", "frames in", ValueKind.COUNT)
+    bytes_in: int = column("bytes received, counted without TLS", "in", ValueKind.BYTES)
+    bytes_out: int = column("bytes sent, counted without TLS", "out", ValueKind.BYTES)
+    held_pulls: int = column("number of pulls that wait for messages", "held pulls", ValueKind.COUNT)
+    tls: bool = column("whether it is encrypted", "TLS", ValueKind.FLAG)
 
     @property
     @shown("address")
@@ -620,13 +620,13 @@ class ConnectionInfo:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    @shown("since", Kind.SECOND, spare=True)
+    @shown("since", ValueKind.SECOND, spare=True)
     def opened_at(self) -> datetime:
         """Time at which it was opened."""
         return from_millis(self.opened_ms)
 
     @property
-    @shown("idle", Kind.SECONDS)
+    @shown("idle", ValueKind.SECONDS)
     def idle_seconds(self) -> float:
         """Seconds for which nothing has arrived and no request has been waiting."""
         return self.idle_ms / 1000

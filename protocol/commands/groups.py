@@ -9,7 +9,7 @@ from datetime import datetime
 
 from ..errors import InvalidParameter
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
-from ..rows import Kind, array_row, column, row, shown
+from ..rows import ValueKind, array_row, column, row, shown
 from ..storage.delivery import RETRY_REASON_CHARS_MAX, RETRY_TIMES_MAX, RETRY_TOPIC_PREFIX
 from ..storage.layout import GROUP_BYTES_MAX
 from ..times import from_millis
@@ -160,10 +160,10 @@ def _without_retries(topics: list[str]) -> list[str]:
 class GroupInfo:
     """One group."""
 
-    group: str = column("name of the group", "group", Kind.NAME, fold=True)
+    group: str = column("name of the group", "group", ValueKind.NAME, fold=True)
     mode: str = column("`clustering` or `broadcasting`", "mode", spare=True)
     state: str = column("`empty` (it has no members), `rebalancing` or `stable`", "state")
-    members: int = column("number of live members", "members", Kind.COUNT)
+    members: int = column("number of live members", "members", ValueKind.COUNT)
     epoch: int = column("number of the latest rebalance", "epoch")
     topics: Sequence[str] = column(
         "topics that the group reads; the response also has retry topics of a work group", decode=_without_retries
@@ -190,7 +190,7 @@ class GroupMember:
     since_ms: int = column("time since it joined")
     heartbeat_ms: int = column("time since its last heartbeat")
     orderly: bool = column("whether it consumes each queue one message at a time")
-    queues: int = column("number of queues assigned to it", "queues", Kind.COUNT)
+    queues: int = column("number of queues assigned to it", "queues", ValueKind.COUNT)
     subscriptions: Sequence[Sequence[str]] = column("`[topic, tags, filter]` each")
 
 
@@ -198,13 +198,13 @@ class GroupMember:
 class GroupQueue:
     """A group's progress in one queue."""
 
-    topic: str = column("name of the topic", "topic", Kind.NAME, fold=True)
-    queue: int = column("queue of the topic", "queue", Kind.NUMBER)
+    topic: str = column("name of the topic", "topic", ValueKind.NAME, fold=True)
+    queue: int = column("queue of the topic", "queue", ValueKind.NUMBER)
     member: str = column("member that the queue is assigned to, or the RocketMQ client that read it last; or empty")
-    committed: int = column("the committed offset, -1: none", "committed", Kind.COUNT)
+    committed: int = column("the committed offset, -1: none", "committed", ValueKind.COUNT)
     pulled: int = column("the offset after the last message that a member received, -1: none")
-    min_offset: int = column("offset of the first message of the queue", "first", Kind.COUNT)
-    max_offset: int = column("offset of the next message of the queue", "next", Kind.COUNT)
+    min_offset: int = column("offset of the first message of the queue", "first", ValueKind.COUNT)
+    max_offset: int = column("offset of the next message of the queue", "next", ValueKind.COUNT)
     known: bool = column(
         "False if no offset is committed and the group's first member will set the start rule", default=True
     )
@@ -219,7 +219,7 @@ class GroupQueue:
         return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
 
     @property
-    @shown("lag", Kind.COUNT)
+    @shown("lag", ValueKind.COUNT)
     def lag(self) -> int:
         """Number of stored messages that are not consumed yet; an upper bound if not ``known``."""
         return max(self.max_offset - max(self.committed, self.min_offset), 0)
@@ -230,7 +230,7 @@ class GroupQueue:
         return max(self.min_offset - self.committed, 0) if self.committed >= 0 else 0
 
     @property
-    @shown("in flight", Kind.COUNT)
+    @shown("in flight", ValueKind.COUNT)
     def in_flight(self) -> int:
         """Number of those messages that a member has received, or that are leased."""
         if self.leased:
@@ -238,7 +238,7 @@ class GroupQueue:
         return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
 
     @property
-    @shown("ready", Kind.COUNT)
+    @shown("ready", ValueKind.COUNT)
     def ready(self) -> int:
         """Number of those messages that no member has received."""
         return self.lag - self.in_flight
@@ -248,7 +248,7 @@ class GroupQueue:
 class GroupStatus:
     """One group in full."""
 
-    group: str = column("name of the group", "group", Kind.NAME)
+    group: str = column("name of the group", "group", ValueKind.NAME)
     mode: str = column("`clustering` or `broadcasting`", "mode")
     state: str = column("`empty`, `rebalancing` or `stable`", "state")
     epoch: int = column("number of the latest rebalance", "epoch")

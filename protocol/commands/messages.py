@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
-from ..rows import Kind, array_row, column, shown
+from ..rows import ValueKind, array_row, column, shown
 from ..storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 from ..times import from_millis
 from .common import (
@@ -280,14 +280,14 @@ class ConsumeStats:
     A group that has not committed an offset reads the queue from its first message, unless ``known`` is False.
     """
 
-    group: str = column("name of the group", "group", Kind.NAME, fold=True)
-    topic: str = column("name of the topic", "topic", Kind.NAME, fold=True)
-    queue: int = column("queue of the topic", "queue", Kind.COUNT)
+    group: str = column("name of the group", "group", ValueKind.NAME, fold=True)
+    topic: str = column("name of the topic", "topic", ValueKind.NAME, fold=True)
+    queue: int = column("queue of the topic", "queue", ValueKind.COUNT)
     committed: int = column(
-        "offset of the next message to read; -1: the group has committed none", "committed", Kind.COUNT
+        "offset of the next message to read; -1: the group has committed none", "committed", ValueKind.COUNT
     )
-    min_offset: int = column("offset of the first message of the queue", "first offset", Kind.COUNT, spare=True)
-    max_offset: int = column("offset of the next message of the queue", "next offset", Kind.COUNT)
+    min_offset: int = column("offset of the first message of the queue", "first offset", ValueKind.COUNT, spare=True)
+    max_offset: int = column("offset of the next message of the queue", "next offset", ValueKind.COUNT)
     known: bool = column(
         "only with `uncommitted`; False: the group has not started with the topic, and its first member will set the "
         "start rule",
@@ -304,7 +304,7 @@ class ConsumeStats:
         return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
 
     @property
-    @shown("lag", Kind.COUNT)
+    @shown("lag", ValueKind.COUNT)
     def lag(self) -> int:
         """Number of messages still to read; an upper bound if not ``known``."""
         return max(0, self.max_offset - max(self.committed, self.min_offset))

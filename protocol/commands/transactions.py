@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..fields import I64_MAX, boolean, integer, text
-from ..rows import Kind, column, row, shown
+from ..rows import ValueKind, column, row, shown
 from ..storage.layout import GROUP_BYTES_MAX
 from ..times import from_millis
 from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, Command, EmptyAnswer, RowsCommand
@@ -66,12 +66,12 @@ class TransactionInfo:
     """An open or parked transaction."""
 
     id: str = column("the half message's unique key", "ID")
-    topic: str = column("topic that the message was sent to", "topic", Kind.NAME, fold=True)
+    topic: str = column("topic that the message was sent to", "topic", ValueKind.NAME, fold=True)
     queue: int = column("queue of the topic")
-    group: str = column("producer group of the transaction", "group", Kind.NAME, fold=True)
+    group: str = column("producer group of the transaction", "group", ValueKind.NAME, fold=True)
     born_ms: int = column("when its message was created, ms since 1970 UTC")
     stored_ms: int = column("when the half message was last written, ms since 1970 UTC")
-    checks: int = column("number of checks sent to producers of `group`", "checks", Kind.COUNT)
+    checks: int = column("number of checks sent to producers of `group`", "checks", ValueKind.COUNT)
     half_queue_offset: int = column(
         "queue offset of the half message, or of a parked message in TRANS_CHECK_MAX_TIME_TOPIC"
     )
@@ -79,7 +79,7 @@ class TransactionInfo:
     delivered: bool = column("whether a parked message was committed later")
 
     @property
-    @shown("sent", Kind.MOMENT, spare=True)
+    @shown("sent", ValueKind.MOMENT, spare=True)
     def born_at(self) -> datetime:
         """Time at which its message was created."""
         return from_millis(self.born_ms)
@@ -147,7 +147,7 @@ class AttemptInfo:
     """The messages that an attempt has prepared."""
 
     attempt: str = column("name of the attempt", "attempt")
-    messages: int = column("number of its messages", "messages", Kind.COUNT)
+    messages: int = column("number of its messages", "messages", ValueKind.COUNT)
     topics: tuple[str, ...] = column("topics of its messages", decode=tuple)
     active_ms: int = column("when the last of them arrived, ms since 1970 UTC")
 

@@ -11,7 +11,17 @@ import pytest
 from flintmq.protocol import commands
 from flintmq.protocol.auth.permissions import PUBLISH, TOPIC, Grant
 from flintmq.protocol.commands import COMMANDS, AccessKeyInfo, QuarantineEntry, RowsCommand, TopicInfo, UserInfo
-from flintmq.protocol.rows import Kind, column, decode_row, decode_rows, displays_of, layout_of, pack_rows, row, shown
+from flintmq.protocol.rows import (
+    ValueKind,
+    column,
+    decode_row,
+    decode_rows,
+    displays_of,
+    layout_of,
+    pack_rows,
+    row,
+    shown,
+)
 
 ROWS = sorted(
     {command.rows for command in COMMANDS.values() if isinstance(command, RowsCommand)}
@@ -83,18 +93,18 @@ def test_columns_and_properties_say_how_tables_show_them() -> None:
     class Example:
         """An example."""
 
-        size: int = column("its size", "size", Kind.BYTES, spare=True)
+        size: int = column("its size", "size", ValueKind.BYTES, spare=True)
         hidden: int = column("not for people")
 
         @property
-        @shown("twice", Kind.COUNT)
+        @shown("twice", ValueKind.COUNT)
         def twice(self) -> int:
             return 2 * self.size
 
     displays = displays_of(Example, ("twice", "size"))
     assert [(name, each.heading, each.kind, each.spare) for name, each in displays.items()] == [
-        ("twice", "twice", Kind.COUNT, False),
-        ("size", "size", Kind.BYTES, True),
+        ("twice", "twice", ValueKind.COUNT, False),
+        ("size", "size", ValueKind.BYTES, True),
     ]
     with pytest.raises(AssertionError, match="hidden has no heading"):
         displays_of(Example, ("hidden",))
