@@ -232,9 +232,13 @@ class QuarantineEntry:
     file: str = column(
         "name of the file with the damaged bytes, in `flintmq/quarantine/` of the store", "kept in", spare=True
     )
-    lost_messages: int = column("number of messages that are known to have been in it; 0: none is known")
+    lost_messages: int = column(
+        "number of messages that are known to have been in it; 0: none is known", "lost", ValueKind.COUNT
+    )
     lost_left_out: int = column("number of ranges that `lost` leaves out")
-    lost: list[LostOffsets] = column(f"at most {QUARANTINE_LOST_MAX} ranges of lost messages", of=LostOffsets)
+    lost: list[LostOffsets] = column(
+        f"at most {QUARANTINE_LOST_MAX} ranges of lost messages", "queue offsets", fold=True, of=LostOffsets
+    )
 
     @property
     @shown("found", ValueKind.SECOND)
@@ -402,10 +406,12 @@ class SetMember:
 
     member: str = column("id of the member", "member")
     address: str = column("HOST:PORT at which it listens", "address", fold=True)
-    in_sync: bool = column("whether it is in sync", "in sync")
-    connected: bool = column("whether it follows at the moment", "connected", spare=True)
+    in_sync: bool = column("whether it is in sync", "in sync", ValueKind.FLAG)
+    connected: bool = column("whether it follows at the moment", "connected", ValueKind.FLAG, spare=True)
     flushed: int = column("physical offset below which its log is on disk", "on disk", ValueKind.COUNT)
-    behind_ms: int = column("time since it had the whole log; negative: it is not connected", "behind")
+    behind_ms: int = column(
+        "time since it had the whole log; negative: it is not connected", "behind", ValueKind.NUMBER
+    )
 
 
 @dataclass(slots=True)

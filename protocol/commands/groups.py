@@ -193,6 +193,18 @@ class GroupMember:
     queues: int = column("number of queues assigned to it", "queues", ValueKind.COUNT)
     subscriptions: Sequence[Sequence[str]] = column("`[topic, tags, filter]` each")
 
+    @property
+    @shown("since", ValueKind.SECONDS)
+    def since_seconds(self) -> float:
+        """Seconds since it joined."""
+        return self.since_ms / 1000
+
+    @property
+    @shown("heard", ValueKind.SECONDS)
+    def heartbeat_seconds(self) -> float:
+        """Seconds since its last heartbeat."""
+        return self.heartbeat_ms / 1000
+
 
 @array_row
 class GroupQueue:

@@ -148,7 +148,7 @@ class AttemptInfo:
 
     attempt: str = column("name of the attempt", "attempt")
     messages: int = column("number of its messages", "messages", ValueKind.COUNT)
-    topics: tuple[str, ...] = column("topics of its messages", decode=tuple)
+    topics: tuple[str, ...] = column("topics of its messages", "topics", decode=tuple)
     active_ms: int = column("when the last of them arrived, ms since 1970 UTC")
 
     @property
