@@ -15,8 +15,8 @@ from ...protocol.names import check_name, may_produce_to
 from ...protocol.storage.record import encode_properties
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import delay_of, route
+from ..delivery.topic_changes import topic_values
 from ..delivery.transactions.records import half_request
-from ..requests.request import topic_values
 from ..store import WouldBlock, check_count, common_properties
 from .acknowledgement import acknowledge
 from .staged import FLUSHES, append_staged, check_staged

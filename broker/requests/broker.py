@@ -22,7 +22,7 @@ from ..delivery.groups.producer_groups import ProducerGroups
 from ..delivery.pop.service import PopService
 from ..delivery.scheduled.worker import Delays
 from ..delivery.staged import StagedTransactions
-from ..delivery.topic_changes import TopicChanges
+from ..delivery.topic_changes import TopicChanges, TopicService
 from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
@@ -183,6 +183,7 @@ class Broker:
             expiry_s=limits.sequence_expiry_ms / 1000,
         )
         self.topic_changes = TopicChanges(store, loop, self._topic_deleted)
+        self.topics = TopicService(store, self.topic_changes, self.holds, loop)
         self.writer = RecordWriter(store, self.flush, self.topic_changes, loop, appended, sync=self.sync)
         self.delays = Delays(store, self.writer, loop, self.readers, appended, self.fatal, now_ms=store.clock.now_ms)
         self.groups = GroupCoordinator(

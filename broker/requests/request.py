@@ -199,22 +199,6 @@ def is_by_hand(frame: Frame) -> bool:
     return frame.fields.get("parked") is True or (type(topic) is str and topic.startswith(DEAD_LETTER_TOPIC_PREFIX))
 
 
-def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
-    """Return a topic's values for ``before`` or ``after``."""
-    if config is None:
-        return None
-    attributes = config.extra.get("attributes")
-    return {
-        **({"attributes": attributes} if attributes else {}),
-        "read_queues": config.read_queues,
-        "write_queues": config.write_queues,
-        "perm": config.perm,
-        "order": config.order,
-        "retention_hours": config.retention_hours,
-        "retention_bytes": config.retention_bytes,
-    }
-
-
 def author(peer: ConnectedClient) -> Author:
     """Return the client for the audit log."""
     return Author(peer.user_name, format_address(*peer.address), peer.client)

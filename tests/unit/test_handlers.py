@@ -21,7 +21,7 @@ from flintmq.broker.app.lifecycle import Lifecycle
 from flintmq.broker.background.held_pulls import PullRequestHoldService, Wake
 from flintmq.broker.background.loop_work import StepScheduler
 from flintmq.broker.config import Settings
-from flintmq.broker.delivery.topic_changes import TopicChanges
+from flintmq.broker.delivery.topic_changes import TopicChanges, TopicService
 from flintmq.broker.handlers import broker_admin, produce, pull, queries, topics
 from flintmq.broker.handlers import groups as group_admin
 from flintmq.broker.handlers.registry import ROWS
@@ -96,14 +96,14 @@ async def test_a_topic_is_created_grows_and_never_shrinks(store: MessageStore) -
     loop = asyncio.get_running_loop()
     holds = PullRequestHoldService(loop.time, loop.call_at, StepScheduler(loop.time, loop.call_soon))
     changes = TopicChanges(store, loop, lambda topic: None)
+    service = TopicService(store, changes, holds, loop)
     woken: list[Wake] = []
     holds.hold("orders", 0, 0, loop.time() + 60, woken.append)
 
     async def change(read_queues: int) -> RecordedRequest:
         params = commands.UpdateAndCreateTopicRequest("orders", read_queues, read_queues)
         request = RecordedRequest(commands.UPDATE_AND_CREATE_TOPIC, params)
-        topics.update_and_create_topic(request, store, changes, holds)
-        await request.completed.wait()
+        await topics.update_and_create_topic(request, service)
         return request
 
     grown = await change(3)
@@ -121,7 +121,7 @@ def test_the_figures_of_topics_come_from_the_store_and_the_counters(store: Messa
     counters = Counters()
     counters.produced.of("orders").messages = 7
     request = RecordedRequest(commands.GET_TOPICS_STATS, commands.GetTopicsStatsRequest())
-    topics.get_topics_stats(request, store, counters)
+    request.begin(topics.get_topics_stats(request, store, counters))
     [(answer, body)] = request.answers
     [(name, *figures)] = msgpack.unpackb(body)
     assert (answer.count, name, figures[4]) == (1, "orders", 7)
