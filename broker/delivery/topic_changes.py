@@ -7,11 +7,11 @@ import contextlib
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.commands import DELETE_TOPIC_IN_BROKER, UPDATE_AND_CREATE_TOPIC
 from ...protocol.errors import (
@@ -23,14 +23,16 @@ from ...protocol.errors import (
     TopicExistsAlready,
 )
 from ...protocol.names import check_name, is_system_topic
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, group_of_retries
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, UNREADABLE_TOPICS, group_of_retries
 from ..background.loop_work import called_back
 from ..store import TopicConfig
 
 if TYPE_CHECKING:
-    from ...protocol.commands import Command, UpdateAndCreateTopicRequest
+    from ...protocol.commands import UpdateAndCreateTopicRequest
     from ..background.held_pulls import PullRequestHoldService
     from ..store import MessageStore
+    from ..store.tables.topic_table import TopicTable
+    from .client_handle import Caller
 
 log = logging.getLogger(__name__)
 
@@ -175,8 +177,6 @@ class TopicChanges:
 
 # ---- What clients may change of topics.
 
-Audit: TypeAlias = "Callable[[Command, str, Any, Any], None]"
-"""Records a change by a client: ``Request.audit`` (command, what was changed, its values before and after)."""
 AS_IT_IS = -2
 """Value of ``retention_hours`` that keeps the topic's retention; a new topic then has none of its own."""
 
@@ -197,8 +197,8 @@ class TopicService:
 
     async def change(
         self,
+        caller: Caller,
         params: UpdateAndCreateTopicRequest,
-        audit: Audit,
         extra: Mapping[str, Any] | None = None,
         *,
         may_shrink: bool = False,
@@ -231,21 +231,21 @@ class TopicService:
         # No change is pending, so the table on disk says the same already.
         if old is None or new.to_json() != old.to_json():
             await called_back(self._loop, partial(self._changes.put, new))
-            audit(UPDATE_AND_CREATE_TOPIC, f"topic {name}", topic_values(old), topic_values(new))
+            caller.audit(UPDATE_AND_CREATE_TOPIC, f"topic {name}", topic_values(old), topic_values(new))
             self._holds.wake_topic(name)
 
-    async def delete(self, name: str, written: Callable[[], Awaitable[None]], audit: Audit) -> None:
+    async def delete(self, caller: Caller, name: str) -> None:
         """Delete a topic; return when its files are gone.
 
-        ``written``: waits until its messages that are written are acknowledged and dispatched: those that the deletion
-        overtakes get no units, and its queues would end before the offset from which the topic continues.
+        Its messages that are written are acknowledged and dispatched first: those that the deletion overtakes get no
+        units, and its queues would end before the offset from which the topic continues.
         """
         _check_own(name)
-        await written()
+        await caller.written()
         await self._settled(name)
         old = self._store.topics.existing(name)
         await called_back(self._loop, partial(self._changes.delete, name))
-        audit(DELETE_TOPIC_IN_BROKER, f"topic {name}", topic_values(old), None)
+        caller.audit(DELETE_TOPIC_IN_BROKER, f"topic {name}", topic_values(old), None)
         self._holds.wake_topic(name)
 
     async def _settled(self, topic: str) -> None:
@@ -306,3 +306,26 @@ def _check_retention(params: UpdateAndCreateTopicRequest) -> None:
             f"topic {params.topic} holds messages that group {group} still has to receive again; it cannot have a "
             "retention of its own"
         )
+
+
+# ---- The rules for topics whose messages clients read.
+
+
+def check_readable(topics: TopicTable, name: str) -> None:
+    """Raise if the topic does not exist or must not be read."""
+    topic = topics.existing(name)
+    if name in UNREADABLE_TOPICS:
+        raise _not_delivered(name)
+    if not topic.readable:
+        raise NoPermission(f"topic {name} is not readable (perm {topic.perm}); add 4 to its perm to allow reading")
+
+
+def check_has_messages(topics: TopicTable, name: str) -> None:
+    """Raise if no client may read messages of the topic."""
+    if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
+        raise _not_delivered(name)
+    check_readable(topics, name)
+
+
+def _not_delivered(name: str) -> NoPermission:
+    return NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")

@@ -38,10 +38,11 @@ from ..delivery.old_retries import OldRetries, is_alone
 from ..delivery.pop.redelivery import ReturnRule
 from ..delivery.pop.service import ALL_QUEUES, WaitEnd
 from ..delivery.pop.table import QueueKey, Take
+from ..delivery.topic_changes import check_has_messages, check_readable
 from ..filters import compile_filter
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 from .groups import STARTS
-from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, check_has_messages, check_readable, parse_tags
+from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, parse_tags
 
 if TYPE_CHECKING:
     from ..background.held_pulls import Share

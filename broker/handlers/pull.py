@@ -14,15 +14,14 @@ from ...protocol.errors import (
     BrokerFailure,
     InvalidParameter,
     MessageDamaged,
-    NoPermission,
     OffsetOutOfRange,
 )
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
-from ...protocol.storage.delivery import UNREADABLE_TOPICS
 from ...protocol.storage.javahash import tags_code
 from ...protocol.storage.layout import RECORD_BYTES_MIN
 from ..background.held_pulls import PASSED_OVER_S, Wake
+from ..delivery.topic_changes import check_has_messages, check_readable
 from ..filters import compile_filter
 from ..memo import remembered
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
@@ -34,30 +33,6 @@ if TYPE_CHECKING:
     from ..requests.outlet import Outlet
     from ..requests.request import Request
     from ..store.queues import ConsumeQueue
-    from ..store.tables.topic_table import TopicTable
-
-
-# ---- The rules for topics whose messages clients read.
-
-
-def check_readable(topics: TopicTable, name: str) -> None:
-    """Raise if the topic does not exist or must not be read."""
-    topic = topics.existing(name)
-    if name in UNREADABLE_TOPICS:
-        raise _not_delivered(name)
-    if not topic.readable:
-        raise NoPermission(f"topic {name} is not readable (perm {topic.perm}); add 4 to its perm to allow reading")
-
-
-def check_has_messages(topics: TopicTable, name: str) -> None:
-    """Raise if no client may read messages of the topic."""
-    if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
-        raise _not_delivered(name)
-    check_readable(topics, name)
-
-
-def _not_delivered(name: str) -> NoPermission:
-    return NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
 
 
 HEAD_BYTES_MAX = 1024

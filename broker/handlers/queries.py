@@ -20,10 +20,11 @@ from ...protocol.commands import (
 from ...protocol.errors import BrokerFailure, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import HEADER_BYTES_MAX
+from ..delivery.topic_changes import check_has_messages
 from ..filters import compile_filter
 from ..store import KeySearch, WouldBlock
 from ..store.read.pages import PageBounds, PageSelection
-from .pull import check_has_messages, parse_tags
+from .pull import parse_tags
 
 if TYPE_CHECKING:
     from ..config import LimitsSection

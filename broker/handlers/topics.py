@@ -39,14 +39,14 @@ _NO_TRAFFIC = Traffic()
 async def update_and_create_topic(request: Request, topics: TopicService) -> None:
     """Create or change a topic; respond once the table is on disk."""
     params = decode_fields(UpdateAndCreateTopicRequest, request.frame.fields)
-    await topics.change(params, request.audit)
+    await topics.change(request, params)
     request.respond(EmptyAnswer())
 
 
 async def delete_topic_in_broker(request: Request, topics: TopicService) -> None:
     """Delete a topic and its queues. The end offsets are kept, so that a topic created again continues from them."""
     params = decode_fields(TopicRequest, request.frame.fields)
-    await topics.delete(params.topic, request.written, request.audit)
+    await topics.delete(request, params.topic)
     request.respond(EmptyAnswer())
 
 

@@ -17,6 +17,7 @@ from ..background.loop_work import ColdReads
 from ..budgets import InFlightBudget, ReceiveBudget, SendBudget
 from ..config import PRODUCER_RUNS_MAX
 from ..delivery.deduplication import ProducerSequences
+from ..delivery.groups.admin import GroupAdmin
 from ..delivery.groups.coordinator import GroupChanges, GroupCoordinator, OffsetMover
 from ..delivery.groups.producer_groups import ProducerGroups
 from ..delivery.pop.service import PopService
@@ -204,6 +205,9 @@ class Broker:
             self.counters,
             now_ms=store.clock.now_ms,
             in_flight_max=limits.popped_messages_max,
+        )
+        self.group_admin = GroupAdmin(
+            store, self.groups, self.pops, self.holds, self.topic_changes, loop, self.counters.forget_group
         )
         # A callback, because pops need the groups, and the groups have to know of pops.
         self.groups.clients.popping_of = self.pops.live

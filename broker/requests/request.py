@@ -290,7 +290,7 @@ class Request:
     ``responses`` and ``deferred`` belong to the connection: a PRODUCE puts its encoded response there itself.
     """
 
-    __slots__ = ("_waits", "broker", "deferred", "frame", "peer", "responses", "source")
+    __slots__ = ("_waits", "broker", "deferred", "frame", "peer", "responses", "source", "waits_in_order")
 
     def __init__(self, source: FrameSource, frame: Frame) -> None:
         self.source = source
@@ -301,6 +301,8 @@ class Request:
         self.deferred = source.deferred
         self._waits: set[object] | None = None
         """What ``later`` has begun and nothing has ended yet."""
+        self.waits_in_order = False
+        """True while its connection handles nothing else."""
 
     # ---- responding ----
 
@@ -458,18 +460,18 @@ class Request:
         """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
         self.source.proceed(self.frame, lambda: self.attempt(call))
 
-    def read_in_order(self, read: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Call ``read`` in a reader thread, and ``done`` with its result; an error of either becomes the response.
-
-        ``read`` must not use the frame, whose buffer may go with the connection.
-        """
-
-        def finished(work: asyncio.Future[T]) -> None:
-            work.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
-            self.proceed(lambda: done(work.result()))
-
+    async def read_in_order(self, read: Callable[[], T]) -> T:
+        """Return ``read()`` of a reader thread; the connection handles nothing else meanwhile. The first wait of a
+        handler, which takes what it needs from the frame before."""
         self.suspend()
-        self.in_reader(read).add_done_callback(finished)
+        self.waits_in_order = True
+        try:
+            result = await self.in_reader(read)
+        finally:
+            self.waits_in_order = False
+            self.source.proceed(self.frame, lambda: None)
+        self.check_client()
+        return result
 
     def handle_again(self) -> None:
         """Handle the frame again, from the beginning."""
@@ -614,13 +616,14 @@ class Request:
         """Run a handler up to its first wait; a task does the rest, while later frames of the connection are handled.
 
         A handler that need not wait makes no task. What it raises before its first wait is raised here; a later error
-        becomes the response. After the first wait the frame's body and fields are gone.
+        becomes the response. At each wait, except one in order, the frame's body and fields go.
         """
         try:
             waits = handling.send(None)
         except StopIteration:
             return
-        self.release_frame()
+        if not self.waits_in_order:
+            self.release_frame()
         self.deferred.undispatched += 1
         tasks = self.broker.tasks
         task = self.broker.loop.create_task(self._finish(handling, waits))
@@ -629,7 +632,7 @@ class Request:
 
     async def _finish(self, handling: Coroutine[Any, Any, None], waits: Any) -> None:
         try:
-            await _resumed(handling, waits)
+            await self._resumed(handling, waits)
         except ClientLost:
             pass
         except BrokerError as error:
@@ -641,6 +644,20 @@ class Request:
             self.deferred.undispatched -= 1
             if not self.peer.lost:
                 self.deferred.on_progress()
+
+    @types.coroutine
+    def _resumed(self, handling: Coroutine[Any, Any, None], waits: Any) -> Generator[Any, Any, None]:
+        """Continue a coroutine that waits for the future ``waits``."""
+        with contextlib.suppress(StopIteration):
+            while True:
+                try:
+                    yield waits
+                except BaseException as error:  # noqa: BLE001 - that of what it waits for, or of its task's cancellation
+                    waits = handling.throw(error)
+                else:
+                    waits = handling.send(None)
+                if not self.waits_in_order:
+                    self.release_frame()
 
     def check_client(self) -> None:
         """Raise ``ClientLost`` if the connection was closed, so that nothing more is read for it."""
@@ -719,16 +736,3 @@ class Request:
 
 class ClientLost(Exception):
     """The connection that a request came from is closed: nothing more is read for it."""
-
-
-@types.coroutine
-def _resumed(handling: Coroutine[Any, Any, None], waits: Any) -> Generator[Any, Any, None]:
-    """Continue a coroutine that waits for the future ``waits``."""
-    with contextlib.suppress(StopIteration):
-        while True:
-            try:
-                yield waits
-            except BaseException as error:  # noqa: BLE001 - the error of what it waits for, or that its task is cancelled
-                waits = handling.throw(error)
-            else:
-                waits = handling.send(None)

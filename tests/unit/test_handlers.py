@@ -137,7 +137,7 @@ async def test_only_a_known_group_is_shown(broker: Broker) -> None:
     assert msgpack.unpackb(request.answers[1][1])[0]["topics"] == ["orders"]
     unknown = RecordedRequest(commands.DELETE_SUBSCRIPTIONGROUP, commands.DeleteGroupRequest("other"))
     with pytest.raises(GroupNotExist):
-        group_admin.delete_group(unknown, store, groups, broker.pops, broker.counters, broker.topic_changes)
+        await group_admin.delete_group(unknown, broker.group_admin)
 
 
 def test_one_setting_that_must_not_change_refuses_all() -> None:

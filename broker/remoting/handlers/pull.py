@@ -12,8 +12,9 @@ from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
 from ...delivery.groups.consumer_clients import ClientSubscription
+from ...delivery.topic_changes import check_has_messages
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
-from ...handlers.pull import check_has_messages, pull_records
+from ...handlers.pull import pull_records
 from ...handlers.queries import shown_to
 from ...store import KeySearch, QueryResult, WouldBlock
 from ...store.read.queries import LATEST_MS, QUERY_PAGE_MAX

@@ -190,7 +190,7 @@ async def update_and_create_topic(request: RemotingRequest, topics: TopicService
     }
     params, extra = _decode_topic(JsonFields(row, "the request"))
     # As with RocketMQ, a topic may get fewer queues.
-    await topics.change(params, request.audit, extra, may_shrink=True)
+    await topics.change(request, params, extra, may_shrink=True)
     request.reply()
 
 
@@ -201,7 +201,7 @@ async def update_and_create_topic_list(request: RemotingRequest, topics: TopicSe
     for params, _ in changes:
         check(request, Need((ADMIN,), TOPIC, params.topic))
     for params, extra in changes:
-        await topics.change(params, request.audit, extra, may_shrink=True)
+        await topics.change(request, params, extra, may_shrink=True)
     request.reply()
 
 
@@ -255,7 +255,7 @@ async def delete_topic_in_broker(request: RemotingRequest, store: MessageStore, 
     topic = request.ext.text("topic")
     names = [name for name in (topic, *pop_retry_topics(store, topic)) if store.topics.get(name) is not None]
     for name in names:
-        await topics.delete(name, request.written, request.audit)
+        await topics.delete(request, name)
     request.reply()
 
 
