@@ -187,13 +187,10 @@ class TopicService:
     ``holds``: held pulls, which look again after a change: they may not be allowed to read any more.
     """
 
-    def __init__(
-        self, store: MessageStore, changes: TopicChanges, holds: PullRequestHoldService, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, store: MessageStore, changes: TopicChanges, holds: PullRequestHoldService) -> None:
         self._store = store
         self._changes = changes
         self._holds = holds
-        self._loop = loop
 
     async def change(
         self,
@@ -230,7 +227,7 @@ class TopicService:
             new = dataclasses.replace(new, retention_bytes=params.retention_bytes)
         # No change is pending, so the table on disk says the same already.
         if old is None or new.to_json() != old.to_json():
-            await called_back(self._loop, partial(self._changes.put, new))
+            await called_back(partial(self._changes.put, new))
             caller.audit(UPDATE_AND_CREATE_TOPIC, f"topic {name}", topic_values(old), topic_values(new))
             self._holds.wake_topic(name)
 
@@ -244,7 +241,7 @@ class TopicService:
         await caller.written()
         await self._settled(name)
         old = self._store.topics.existing(name)
-        await called_back(self._loop, partial(self._changes.delete, name))
+        await called_back(partial(self._changes.delete, name))
         caller.audit(DELETE_TOPIC_IN_BROKER, f"topic {name}", topic_values(old), None)
         self._holds.wake_topic(name)
 
@@ -252,7 +249,7 @@ class TopicService:
         """Wait until no change of the topic is pending."""
         while topic in self._changes.pending:
             with contextlib.suppress(BrokerError):  # the error of that change, which its own client gets
-                await called_back(self._loop, partial(self._changes.when_done, topic))
+                await called_back(partial(self._changes.when_done, topic))
 
 
 def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:

@@ -92,7 +92,7 @@ async def heart_beat(
         subscriptions, owned = _decode_body(request.frame.body, joins=joins)
     else:
         blob = memoryview(bytes(request.frame.body))
-        subscriptions, owned = await request.read_in_order(lambda: _decode_body(blob, joins=joins))
+        subscriptions, owned = await request.in_order(request.in_reader(lambda: _decode_body(blob, joins=joins)))
     if request.peer.access is not None:
         for topic in subscriptions:
             request.peer.access.check(Need((CONSUME,), TOPIC, topic))

@@ -25,6 +25,7 @@ from ...protocol.errors import InvalidParameter, NoPermission
 from ...protocol.fields import decode_fields
 from ...protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
 from ...protocol.storage.record import encode_properties
+from ..background.loop_work import called_back
 from ..delivery.routing import delay_of
 from ..delivery.staged import STAGED_CONFIG, TOPICS
 from ..store import ProduceBatch, common_properties
@@ -91,7 +92,7 @@ def append_staged(request: Request, intake: Intake, params: ProduceRequest, queu
     acknowledge(request, intake, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
 
 
-def commit_staged(request: Request, staged: StagedTransactions) -> None:
+async def commit_staged(request: Request, staged: StagedTransactions) -> None:
     """Commit the messages of stages; respond once all of them are in their topics."""
     params = decode_fields(CommitPreparedRequest, request.frame.fields)
     if params.flush not in FLUSHES:
@@ -105,10 +106,9 @@ def commit_staged(request: Request, staged: StagedTransactions) -> None:
         params.series, params.number, wanted, params.drop, sync=params.flush == "sync", may_drop=may_end
     )
     answer = CommitPreparedAnswer(already=result.already, messages=result.messages)
-    if result.pending is None:
-        request.respond(answer)
-    else:
-        result.pending.when_finished(request.later(lambda: request.respond(answer)))
+    if result.pending is not None:
+        await called_back(result.pending.when_finished)
+    request.respond(answer)
 
 
 def _may_end(request: Request) -> Callable[[Stage], bool] | None:
@@ -129,13 +129,13 @@ def _check_may_end(request: Request, staged: StagedTransactions, name: str, may_
         )
 
 
-def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
+async def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
     """Drop the messages of stages; respond once that is stored."""
     params = decode_fields(AbortPreparedRequest, request.frame.fields)
     count, end_offset = staged.abort_stages(params.drop, _may_end(request))
     request.audit(ABORT_PREPARED, f"drop {params.drop}", {"stages": count})
-    done = request.later(lambda: request.respond(AbortPreparedAnswer(count=count)))
-    writer.when_acknowledged(end_offset, done)
+    await writer.acknowledged(end_offset)
+    request.respond(AbortPreparedAnswer(count=count))
 
 
 def get_staged(request: Request, staged: StagedTransactions) -> None:

@@ -21,6 +21,7 @@ from ...protocol.errors import NoPermission
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
+from ..background.loop_work import called_back
 from ..delivery.transactions.records import TOPICS, Half, half_frame
 from ..requests.request import is_by_hand
 from ..store import ProduceBatch, WouldBlock
@@ -97,20 +98,18 @@ def append_half_messages(
     acknowledge(request, intake, params, 0, HALF_TOPIC, 0, appended)
 
 
-def end_transaction(request: Request, transactions: TransactionalMessageService) -> None:
+async def end_transaction(request: Request, transactions: TransactionalMessageService) -> None:
     """Commit or roll back a transaction; respond once that is acknowledged."""
     params = decode_fields(EndTransactionRequest, request.frame.fields)
     check_name("group", params.group)
     check_topic = partial(_check_publish, request.peer.access) if request.peer.access is not None else None
     by_hand = is_by_hand(request.frame)
 
-    def ended() -> None:
-        if by_hand:
-            outcome = "commit" if params.commit else "rollback"
-            request.audit(END_TRANSACTION, f"group {params.group}, transaction {params.transaction_id}", None, outcome)
-        request.respond(EmptyAnswer())
-
-    transactions.end_transaction(params, request.later(ended), check_topic)
+    await called_back(lambda done: transactions.end_transaction(params, done, check_topic))
+    if by_hand:
+        outcome = "commit" if params.commit else "rollback"
+        request.audit(END_TRANSACTION, f"group {params.group}, transaction {params.transaction_id}", None, outcome)
+    request.respond(EmptyAnswer())
 
 
 def _check_publish(access: UserRights, topic: str) -> None:
@@ -119,7 +118,7 @@ def _check_publish(access: UserRights, topic: str) -> None:
         raise NoPermission(f"user {access.name} has no permission to publish to the topic of this transaction")
 
 
-def get_transactions(request: Request, transactions: TransactionalMessageService, store: MessageStore) -> None:
+async def get_transactions(request: Request, transactions: TransactionalMessageService, store: MessageStore) -> None:
     """Return open or parked transactions, one page at a time: as they are on disk, which is what a crash leaves."""
     params = decode_fields(GetTransactionsRequest, request.frame.fields)
     sees = _seen_by(request.peer.access)
@@ -131,24 +130,22 @@ def get_transactions(request: Request, transactions: TransactionalMessageService
         page = _parked_page(history, params) if params.parked else ([], -1)
         return page, history.parked_count()
 
-    def answer(found: tuple[Page, int]) -> None:
-        (rows, next_offset), parked = found
-        # Here and not in ``read``, because the table belongs to the loop.
-        on_disk = transactions.table.on_disk(store.dispatchable_offset)
-        if params.parked:
-            rows = [row for row in rows if sees(row["topic"])]
-        else:
-            rows, next_offset = _open_page(on_disk, params, sees)
-        open_count = len(on_disk)
-        if request.peer.access is not None and not request.peer.access.sees_all:
-            open_count = sum(sees(transaction.half.topic) for transaction in on_disk)
-            parked = len(rows) if params.parked else 0
-        request.respond(
-            TransactionsAnswer(count=len(rows), next_offset=next_offset, open=open_count, parked=parked),
-            msgpack.packb(rows),
-        )
-
-    request.after_dispatch(lambda: request.read_then(read, answer))
+    await request.dispatched()
+    (rows, next_offset), parked = await request.read(read)
+    # Here and not in ``read``, because the table belongs to the loop.
+    on_disk = transactions.table.on_disk(store.dispatchable_offset)
+    if params.parked:
+        rows = [row for row in rows if sees(row["topic"])]
+    else:
+        rows, next_offset = _open_page(on_disk, params, sees)
+    open_count = len(on_disk)
+    if request.peer.access is not None and not request.peer.access.sees_all:
+        open_count = sum(sees(transaction.half.topic) for transaction in on_disk)
+        parked = len(rows) if params.parked else 0
+    request.respond(
+        TransactionsAnswer(count=len(rows), next_offset=next_offset, open=open_count, parked=parked),
+        msgpack.packb(rows),
+    )
 
 
 def _seen_by(access: UserRights | None) -> Callable[[str], bool]:

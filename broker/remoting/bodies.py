@@ -53,7 +53,7 @@ def decoded(handler: RemotingHandler, bytes_max: int) -> RemotingHandler:
         return decode_long_and_handle(request, bytes(body), code)
 
     async def decode_long_and_handle(request: RemotingRequest, body: bytes, code: int) -> None:
-        request.json = await request.read_in_order(lambda: _decoded(body, code))
+        request.json = await request.in_order(request.in_reader(lambda: _decoded(body, code)))
         waits = handler(request)
         if waits is not None:
             await waits

@@ -184,7 +184,7 @@ class Broker:
             expiry_s=limits.sequence_expiry_ms / 1000,
         )
         self.topic_changes = TopicChanges(store, loop, self._topic_deleted)
-        self.topics = TopicService(store, self.topic_changes, self.holds, loop)
+        self.topics = TopicService(store, self.topic_changes, self.holds)
         self.writer = RecordWriter(store, self.flush, self.topic_changes, loop, appended, sync=self.sync)
         self.delays = Delays(store, self.writer, loop, self.readers, appended, self.fatal, now_ms=store.clock.now_ms)
         self.groups = GroupCoordinator(
@@ -207,7 +207,7 @@ class Broker:
             in_flight_max=limits.popped_messages_max,
         )
         self.group_admin = GroupAdmin(
-            store, self.groups, self.pops, self.holds, self.topic_changes, loop, self.counters.forget_group
+            store, self.groups, self.pops, self.holds, self.topic_changes, self.counters.forget_group
         )
         # A callback, because pops need the groups, and the groups have to know of pops.
         self.groups.clients.popping_of = self.pops.live

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ...protocol import commands
@@ -460,13 +460,12 @@ class Request:
         """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
         self.source.proceed(self.frame, lambda: self.attempt(call))
 
-    async def read_in_order(self, read: Callable[[], T]) -> T:
-        """Return ``read()`` of a reader thread; the connection handles nothing else meanwhile. The first wait of a
-        handler, which takes what it needs from the frame before."""
+    async def in_order(self, waits: Awaitable[T]) -> T:
+        """Return the result of ``waits``; the connection handles nothing else meanwhile, and the frame stays valid."""
         self.suspend()
         self.waits_in_order = True
         try:
-            result = await self.in_reader(read)
+            result = await waits
         finally:
             self.waits_in_order = False
             self.source.proceed(self.frame, lambda: None)
@@ -671,7 +670,7 @@ class Request:
         """
         if not self.broker.dispatch.is_done():
             self.deferred.check_may_wait()
-            await called_back(self.broker.loop, self.broker.dispatch.when_done)
+            await called_back(self.broker.dispatch.when_done)
             self.check_client()
 
     async def written(self) -> None:
@@ -682,14 +681,14 @@ class Request:
 
     async def replicated(self) -> None:
         """Wait until a change that a person made would survive a failover."""
-        await called_back(self.broker.loop, self.broker.when_replicated)
+        await called_back(self.broker.when_replicated)
 
     async def saved(self) -> None:
         """Wait until what groups must not forget is on disk and would survive a failover. Raises the error if it cannot
         be written."""
         changes = self.broker.group_changes
         if changes.pending:
-            await called_back(self.broker.loop, changes.when_saved)
+            await called_back(changes.when_saved)
 
     async def read(self, read: Callable[[bool], T]) -> T:
         """Return ``read(True)``; if that would block, ``read(False)`` of a reader thread.
@@ -707,7 +706,7 @@ class Request:
         memory = self.broker.send_memory
         while not memory.may_read(self.responses):
             self.deferred.check_may_wait()
-            await called_back(self.broker.loop, memory.wait)
+            await called_back(memory.wait)
             self.check_client()
 
     async def _read_cold(self, read: Callable[[bool], T]) -> T:
@@ -717,7 +716,7 @@ class Request:
             await deferred.cold_read()
             try:
                 self.check_client()
-                await called_back(broker.loop, lambda done: broker.cold_reads.when_free(done))
+                await called_back(lambda done: broker.cold_reads.when_free(done))
                 try:
                     self.check_client()
                     # Otherwise memory became short while it waited for the thread, which is for another read.

@@ -96,7 +96,7 @@ async def test_a_topic_is_created_grows_and_never_shrinks(store: MessageStore) -
     loop = asyncio.get_running_loop()
     holds = PullRequestHoldService(loop.time, loop.call_at, StepScheduler(loop.time, loop.call_soon))
     changes = TopicChanges(store, loop, lambda topic: None)
-    service = TopicService(store, changes, holds, loop)
+    service = TopicService(store, changes, holds)
     woken: list[Wake] = []
     holds.hold("orders", 0, 0, loop.time() + 60, woken.append)
 
@@ -229,6 +229,6 @@ async def test_pull_returns_what_was_produced_before_it(broker: Broker) -> None:
 def test_a_key_finds_messages_in_the_store(store: MessageStore) -> None:
     put(store, "orders", 0, [Message(b"first", ("o-1",)), Message(b"second", ("o-2",))])
     asked = RecordedRequest(commands.QUERY_BY_KEY, commands.QueryByKeyRequest("orders", "o-2"))
-    queries.query_by_key(asked, store, Settings().limits)
+    asked.begin(queries.query_by_key(asked, store, Settings().limits))
     [(answer, body)] = asked.answers
     assert (answer.count, b"second" in body, b"first" in body) == (1, True, False)

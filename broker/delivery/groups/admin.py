@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,7 +38,6 @@ class GroupAdmin:
         pops: PopService,
         holds: PullRequestHoldService,
         topic_changes: TopicChanges,
-        loop: asyncio.AbstractEventLoop,
         forget: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -47,7 +45,6 @@ class GroupAdmin:
         self._pops = pops
         self._holds = holds
         self._topic_changes = topic_changes
-        self._loop = loop
         self._forget = forget
 
     async def delete(self, caller: Caller, group_name: str) -> None:
@@ -71,7 +68,7 @@ class GroupAdmin:
         await caller.saved()
         for topic in topics:
             if topic not in changes.pending:
-                await called_back(self._loop, partial(changes.delete, topic))
+                await called_back(partial(changes.delete, topic))
 
     async def reset(self, caller: Caller, params: ResetOffsetRequest, given: dict[int, int]) -> dict[int, int]:
         """Move a group's committed offsets; return the new ones, by queue. ``given``: for ``to`` = offset."""

@@ -72,7 +72,7 @@ async def heart_beat(
     if len(request.received.body) <= AT_ONCE_BYTES_MAX:
         heartbeat = _heart_beat_in(body)
     else:
-        heartbeat = await request.read_in_order(lambda: _heart_beat_in(body))
+        heartbeat = await request.in_order(request.in_reader(lambda: _heart_beat_in(body)))
     await _register(request, groups, producer_groups, writer, heartbeat)
 
 
