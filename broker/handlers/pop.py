@@ -22,7 +22,6 @@ from ...protocol.commands import (
     ReceiptsAnswer,
 )
 from ...protocol.errors import (
-    BrokerError,
     BrokerFailure,
     InvalidParameter,
     NoPermission,
@@ -45,6 +44,7 @@ from .groups import STARTS
 from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, parse_tags
 
 if TYPE_CHECKING:
+    from ...protocol.errors import BrokerError
     from ..background.held_pulls import Share
     from ..delivery.pop.service import PopService, Receipt, Wait, Waits
     from ..filters import Filter
@@ -566,7 +566,7 @@ def _answer(request: Request, valid: Sequence[bool]) -> None:
     request.respond(ReceiptsAnswer(sum(valid)), bytes(valid))
 
 
-def change_message_invisibletime(request: Request, pops: PopService) -> None:
+async def change_message_invisibletime(request: Request, pops: PopService) -> None:
     """Renew leases, or take back messages that no consumer has handled."""
     params = decode_fields(ChangeInvisibleTimeRequest, request.frame.fields)
     receipts = receipts_in(request, pops, params.group, params.topic, params.count)
@@ -574,36 +574,6 @@ def change_message_invisibletime(request: Request, pops: PopService) -> None:
         _answer(request, pops.renew_all(receipts, params.lease_ms))
         return
 
-    def answer(valid: bytes, retried: int, dead: int) -> None:
-        request.respond(ReceiptsAnswer(sum(valid)), valid)
-
-    give_back(request, pops, receipts, [""] * len(receipts), NOT_COUNTED, answer)
-
-
-def give_back(
-    request: Request,
-    pops: PopService,
-    receipts: Sequence[Receipt],
-    reasons: Sequence[str],
-    rule: ReturnRule,
-    answer: Callable[[bytes, int, int], None],
-) -> None:
-    """Store popped messages again; then call ``answer`` with a byte for each receipt, 1 if it is valid, and the numbers
-    of messages to be delivered again and of dead letters."""
     request.deferred.check_may_wait()
-    ended: list[tuple[int, int]] = []
-    respond = request.later(lambda: answer(bytes(valid), *ended[0]))
-
-    def done(retried: int, dead: int, error: BrokerError | None) -> None:
-        ended.append((retried, dead))
-        respond(error)
-
-    valid: list[bool] = []
-    try:
-        valid = pops.give_back(receipts, reasons, rule, done)
-    except BrokerError as error:
-        respond(error)
-        return
-    # Then nothing is stored, and the service does not call.
-    if not any(valid):
-        done(0, 0, None)
+    valid, *_ = await pops.give_back(receipts, [""] * len(receipts), NOT_COUNTED)
+    _answer(request, valid)

@@ -20,6 +20,7 @@ from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.admin import GroupAdmin
 from ..delivery.groups.coordinator import GroupChanges, GroupCoordinator, OffsetMover
 from ..delivery.groups.producer_groups import ProducerGroups
+from ..delivery.groups.retry import RetryService
 from ..delivery.pop.service import PopService
 from ..delivery.scheduled.worker import Delays
 from ..delivery.staged import StagedTransactions
@@ -206,6 +207,7 @@ class Broker:
             now_ms=store.clock.now_ms,
             in_flight_max=limits.popped_messages_max,
         )
+        self.retries = RetryService(self.groups, self.writer, self.counters)
         self.group_admin = GroupAdmin(
             store, self.groups, self.pops, self.holds, self.topic_changes, self.counters.forget_group
         )

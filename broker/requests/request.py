@@ -290,17 +290,15 @@ class Request:
     ``responses`` and ``deferred`` belong to the connection: a PRODUCE puts its encoded response there itself.
     """
 
-    __slots__ = ("_waits", "broker", "deferred", "frame", "peer", "responses", "source", "waits_in_order")
+    __slots__ = ("broker", "deferred", "frame", "peer", "received", "responses", "source", "waits_in_order")
 
     def __init__(self, source: FrameSource, frame: Frame) -> None:
         self.source = source
-        self.frame = frame
+        self.frame = self.received = frame
         self.broker = source.broker
         self.peer = source.peer
         self.responses = source.responses
         self.deferred = source.deferred
-        self._waits: set[object] | None = None
-        """What ``later`` has begun and nothing has ended yet."""
         self.waits_in_order = False
         """True while its connection handles nothing else."""
 
@@ -377,11 +375,8 @@ class Request:
         self.respond_encoded(head, body)
 
     def fail(self, error: BrokerError) -> None:
-        """Respond with an error, and end what the request waits for; audit it if its command is audited."""
+        """Respond with an error; audit it if its command is audited."""
         frame, responses = self.frame, self.responses
-        if self._waits:
-            self.deferred.undispatched -= len(self._waits)
-            self._waits.clear()
         self.audit_refused(error)
         responses.count_error(error)
         if log.isEnabledFor(logging.DEBUG):
@@ -452,13 +447,13 @@ class Request:
     def resume(self, error: BrokerError | None) -> None:
         """Continue after ``suspend``: handle the frame again, or respond with ``error``."""
         if error is None:
-            self.source.proceed(self.frame, lambda: self.source.handle(self.frame))
+            self.source.proceed(self.received, lambda: self.source.handle(self.received))
         else:
-            self.source.proceed(self.frame, lambda: self.fail(error))
+            self.source.proceed(self.received, lambda: self.fail(error))
 
     def proceed(self, call: Callable[[], None]) -> None:
         """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
-        self.source.proceed(self.frame, lambda: self.attempt(call))
+        self.source.proceed(self.received, lambda: self.attempt(call))
 
     async def in_order(self, waits: Awaitable[T]) -> T:
         """Return the result of ``waits``; the connection handles nothing else meanwhile, and the frame stays valid."""
@@ -468,13 +463,9 @@ class Request:
             result = await waits
         finally:
             self.waits_in_order = False
-            self.source.proceed(self.frame, lambda: None)
+            self.source.proceed(self.received, lambda: None)
         self.check_client()
         return result
-
-    def handle_again(self) -> None:
-        """Handle the frame again, from the beginning."""
-        self.source.handle(self.frame)
 
     # ---- waiting while later frames of the connection are handled ----
 
@@ -488,28 +479,11 @@ class Request:
         frame.fields = {name: frame.fields[name] for name in _KEPT_FIELDS if name in frame.fields}
 
     def after_dispatch(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once everything acknowledged by now is visible; an error that it raises becomes the response.
-
-        Dispatch runs after the acknowledgement, but every client must find a message that has been acknowledged.
-        """
+        """Call ``call`` after ``dispatched``, for pulls and pops: no task is made unless it waits."""
         if self.broker.dispatch.is_done():
             call()
-            return
-        self.deferred.check_may_wait()
-        done = self.later(call)
-        self.broker.dispatch.when_done(lambda: done(None))
-
-    def after_written(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once everything written by now is acknowledged and visible; an error that it raises, or that
-        the flush ends with, becomes the response."""
-        self.deferred.check_may_wait()
-        broker = self.broker
-        broker.writer.when_acknowledged(broker.store.write_offset, self.later(lambda: self.after_dispatch(call)))
-
-    def after_replicated(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once a change that a person made would survive a failover."""
-        done = self.later(call)
-        self.broker.when_replicated(lambda: done(None))
+        else:
+            self.begin(_afterwards(self.dispatched(), call))
 
     def check_may_save(self) -> None:
         """Raise ``SystemBusy`` if a change of a group would wait and too many requests wait. Before the change."""
@@ -517,40 +491,11 @@ class Request:
             self.deferred.check_may_wait()
 
     def after_saved(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once what groups must not forget is on disk and would survive a failover: at once if it is. If
-        it cannot be written, respond with the error."""
-        changes = self.broker.group_changes
-        if changes.pending:
-            changes.when_saved(self.later(call))
+        """Call ``call`` after ``saved``, for pops: no task is made unless it waits."""
+        if self.broker.group_changes.pending:
+            self.begin(_afterwards(self.saved(), call))
         else:
             call()
-
-    def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
-        """Return a function to be called once, when the request's wait ends.
-
-        Called with None it runs ``call``; called with an error, or if ``call`` raises one, it responds with that error.
-        After the request has failed in another way, it does nothing.
-        """
-        self.release_frame()
-        deferred, wait = self.deferred, object()
-        deferred.undispatched += 1
-        waits = self._waits = self._waits or set()
-        waits.add(wait)
-
-        def done(error: BrokerError | None) -> None:
-            if wait not in waits:
-                return
-            waits.discard(wait)
-            deferred.undispatched -= 1
-            if self.peer.lost:
-                return
-            if error is not None:
-                self.fail(error)
-            else:
-                self.attempt(call)
-            deferred.on_progress()
-
-        return done
 
     def step(self, call: Callable[[], None], instead: Instead = None) -> None:
         """Call ``call`` in a later turn of the loop that has time for it; an error that it raises becomes the response.
@@ -731,6 +676,11 @@ class Request:
                 deferred.cold_reads -= 1
                 broker.loop.call_soon(deferred.run_waiting)
             await self._memory()
+
+
+async def _afterwards(waits: Awaitable[None], call: Callable[[], None]) -> None:
+    await waits
+    call()
 
 
 class ClientLost(Exception):

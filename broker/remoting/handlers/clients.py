@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +9,6 @@ from ....protocol.auth.permissions import CONSUME, GROUP, PUBLISH, QUERY, TOPIC,
 from ....protocol.errors import BrokerError, BrokerFailure, FilterIllegal, InvalidParameter, NoPermission
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
-from ....protocol.remoting.command import RemotingFrame
 from ....protocol.storage.delivery import retry_topic
 from ...delivery.groups.consumer_clients import (
     CLUSTERING,
@@ -29,7 +27,6 @@ from ..rules import INNER_PRODUCER_GROUP, audit_change, check
 from ..subscription import check_subscription, tags_and_filter
 
 if TYPE_CHECKING:
-    from ....protocol.frames import Frame
     from ...delivery.groups.consumer_clients import ConsumerClients
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.group import Queue
@@ -301,25 +298,13 @@ async def _ask(
         raise ClientSilent(f"consumer <{client_id}> does not read what it is sent; try again later")
     # Before the client is asked, which would do its work for nothing.
     request.deferred.check_may_wait()
-    answer: asyncio.Future[tuple[int, str, bytes] | None] = asyncio.get_running_loop().create_future()
-
-    def answered(frame: Frame | None) -> None:
-        if not answer.done():
-            # The body is copied, because the buffer belongs to the connection.
-            answer.set_result(
-                (frame.code, frame.remark, bytes(frame.body)) if isinstance(frame, RemotingFrame) else None
-            )
-
-    client.send_request(code, fields, body, answered)
-    await asyncio.wait([answer], timeout=TIMEOUT_S)
-    if not answer.done():
-        answer.cancel()
-        raise ClientSilent(f"consumer <{client_id}> did not answer within {TIMEOUT_S:.0f} s")
-    found = answer.result()
-    if found is None:
-        raise BrokerFailure(f"the connection of client {client_id} was lost before it answered")
-    code, remark, body = found
-    request.reply(body=body, code=code, remark=remark or None)
+    try:
+        answer = await client.asked(code, fields, body, TIMEOUT_S)
+    except TimeoutError:
+        raise ClientSilent(f"consumer <{client_id}> did not answer within {TIMEOUT_S:.0f} s") from None
+    except ConnectionError:
+        raise BrokerFailure(f"the connection of client {client_id} was lost before it answered") from None
+    request.reply(body=answer.body, code=answer.code, remark=answer.remark or None)
 
 
 # ---- LOCK_BATCH_MQ and UNLOCK_BATCH_MQ: queues that one client of a group consumes in order.

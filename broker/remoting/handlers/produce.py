@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -31,10 +30,10 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decode_host
 from ...addresses import format_address
-from ...delivery.groups.retry import topics_for
+from ...delivery.groups.retry import SendBack, topics_for
 from ...delivery.routing import DAY_MS, route_recall
 from ...handlers.produce import append_frame, append_waiting, check_load
-from ...handlers.send_back import SendBack, SendBackParts, store_again
+from ...handlers.send_back import consumed_by
 from ...store import LAYOUT_BATCH, LAYOUT_BODY, count_batch
 from ..gateway import RemotingClient
 from ..handles import RecallRefused, recall_handle, split_recall_handle
@@ -51,12 +50,9 @@ from ..sends import (
 )
 
 if TYPE_CHECKING:
-    from ....protocol.frames import Frame
     from ...config import Settings
-    from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.producer_groups import ProducerGroups
-    from ...delivery.writer import RecordWriter
-    from ...requests.counters import Counters
+    from ...delivery.groups.retry import RetryService
     from ...requests.intake import Intake
     from ...store import MessageStore
     from ..gateway import RemotingGateway
@@ -195,9 +191,7 @@ def _batch_params(request: RemotingRequest, gateway: RemotingGateway, send: Send
 _I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
 
 
-def consumer_send_msg_back(
-    request: RemotingRequest, store: MessageStore, groups: GroupCoordinator, writer: RecordWriter, counters: Counters
-) -> None:
+async def consumer_send_msg_back(request: RemotingRequest, store: MessageStore, retries: RetryService) -> None:
     """Store a message again for a group: for a later delivery, or as a dead letter after too many of them.
 
     A negative delay level makes it a dead letter at once, and one above the last level counts as the last. The id of
@@ -218,8 +212,9 @@ def consumer_send_msg_back(
         request.reply()
         return
     level = DEAD_LETTER_LEVEL if delay_level < 0 else min(delay_level, DELAY_LEVEL_MAX)
-    parts = SendBackParts(store, groups, writer, counters)
-    store_again(request, parts, SendBack(group, (physical_offset,), level, times_max, ("",)))
+    messages = SendBack(group, (physical_offset,), level, times_max, ("",))
+    await retries.store_again(request, messages, consumed_by(request))
+    request.reply()
 
 
 # ---- RECALL_MESSAGE: a timed message that a producer takes back is never delivered.
@@ -275,7 +270,7 @@ PROPERTY_PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 """Time at which the broker passed a reply on, ms since 1970."""
 
 
-def send_reply_message(
+async def send_reply_message(
     request: RemotingRequest, gateway: RemotingGateway, producer_groups: ProducerGroups, store: MessageStore
 ) -> None:
     """Pass a reply on to the client that it names; respond when that client has it. The reply is not stored."""
@@ -302,7 +297,23 @@ def send_reply_message(
     request.deferred.check_may_wait()
     fields = _fields(request, store, send, properties)
     body = bytes(request.received.body)
-    _Passing(request, client_id, max(send.queue, 0)).begin(asker, fields, body)
+    try:
+        answer = await asker.asked(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, ANSWER_S)
+        failure = "" if answer.code == codes.SUCCESS else f"it answered with code {answer.code}"
+    except ConnectionError:
+        failure = "its connection was lost"
+    except TimeoutError:
+        failure = f"it did not answer in {ANSWER_S:.0f} s"
+    if failure:
+        raise BrokerFailure(f"push reply message to {client_id}fail. {failure}")
+    fields = {
+        "msgId": "0",
+        "queueId": str(max(send.queue, 0)),
+        "queueOffset": "0",
+        PROPERTY_REGION: REGION,
+        PROPERTY_TRACE: "true",
+    }
+    request.reply(fields)
 
 
 def _fields(
@@ -327,47 +338,3 @@ def _fields(
         "reconsumeTimes": str(send.reconsume_times),
         "unitMode": "false",
     }
-
-
-class _Passing:
-    """A reply on its way to the client that asked. ``queue``: named in the answer to the client that replied."""
-
-    def __init__(self, request: RemotingRequest, client_id: str, queue: int) -> None:
-        self._request = request
-        self._client_id = client_id
-        self._queue = queue
-        self._done = request.later(self._passed)
-        self._timer = asyncio.get_running_loop().call_later(
-            ANSWER_S, self._settle, f"it did not answer in {ANSWER_S:.0f} s"
-        )
-        self._settled = False
-
-    def begin(self, asker: RemotingClient, fields: dict[str, str], body: bytes) -> None:
-        """Send the reply."""
-        asker.send_request(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, self._answered)
-
-    def _answered(self, frame: Frame | None) -> None:
-        if frame is None:
-            self._settle("its connection was lost")
-        else:
-            self._settle("" if frame.code == codes.SUCCESS else f"it answered with code {frame.code}")
-
-    def _settle(self, failure: str) -> None:
-        # The answer, the loss of the connection and the timer may all come; the first one decides.
-        if self._settled:
-            return
-        self._settled = True
-        self._timer.cancel()
-        error = BrokerFailure(f"push reply message to {self._client_id}fail. {failure}") if failure else None
-        self._done(error)
-
-    def _passed(self) -> None:
-        self._request.reply(
-            {
-                "msgId": "0",
-                "queueId": str(self._queue),
-                "queueOffset": "0",
-                PROPERTY_REGION: REGION,
-                PROPERTY_TRACE: "true",
-            }
-        )
