@@ -8,14 +8,14 @@ from ...protocol.frames import REQUEST
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
-    from ..requests.intake import Intake
+    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..store import Appended
 
 
 def acknowledge(
     request: Request,
-    intake: Intake,
+    broker: Broker,
     params: ProduceRequest,
     queue: int,
     into: str,
@@ -31,11 +31,11 @@ def acknowledge(
     """
     name, prefix = params.topic, params.unique_prefix
     if into == name:
-        intake.dispatch.appended_to(name, queue, appended)
+        broker.dispatch.appended_to(name, queue, appended)
     else:
-        intake.dispatch.appended()  # one of the broker's own workers waits for them
+        broker.dispatch.appended()  # one of the broker's own workers waits for them
     if prefix:
-        intake.sequences.stored(
+        broker.sequences.stored(
             prefix,
             name,
             params.unique_first,
@@ -47,7 +47,7 @@ def acknowledge(
         )
 
     # The row is nearly always there, and the look-up is cheaper than the call.
-    produced = intake.counters.produced
+    produced = broker.counters.produced
     traffic = produced.by_topic.get(name) or produced.of(name)
     traffic.frames += 1
     traffic.messages += params.count
@@ -56,7 +56,7 @@ def acknowledge(
     answer = b""  # of a one-way frame, whose bytes still count as in flight
     if frame.kind == REQUEST:
         answer = request.encode_stored(queue, appended.queue_offset, appended.store_ms, appended.physical_offsets)
-    if flush and (intake.sync or params.flush == "sync"):
+    if flush and (broker.sync or params.flush == "sync"):
         responses.send_when_flushed(frame.request_id, request.source.frame_bytes, answer, appended.end_offset)
         return
     # ``end_turn`` counts its latency, together with those of the other frames of the turn.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..delivery.staged import Stage, StagedTransactions
     from ..delivery.writer import RecordWriter
-    from ..requests.intake import Intake
+    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..store import Appended
 
@@ -54,19 +54,19 @@ def check_staged(request: Request, staged: StagedTransactions, params: ProduceRe
         _check_may_end(request, staged, params.prepare, may_end)
 
 
-def append_staged(request: Request, intake: Intake, params: ProduceRequest, queue: int) -> None:
+def append_staged(request: Request, broker: Broker, params: ProduceRequest, queue: int) -> None:
     """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the queue of their topic for the commit.
 
     They are acknowledged once they are written; the commit flushes them. If PREPARED_TOPIC has to be created first, the
     frame is handled again afterwards.
     """
     if any(
-        intake.store.topics.get(topic.name) is None or topic.name in intake.topic_changes.pending for topic in TOPICS
+        broker.store.topics.get(topic.name) is None or topic.name in broker.topic_changes.pending for topic in TOPICS
     ):
         request.suspend()
-        intake.writer.with_topics(TOPICS, lambda error: request.resume(error))
+        broker.writer.with_topics(TOPICS, lambda error: request.resume(error))
         return
-    intake.staged.check_new(params.prepare)
+    broker.staged.check_new(params.prepare)
     real = {PROPERTY_REAL_TOPIC: params.topic, PROPERTY_REAL_QUEUE: str(queue)}
     batch = ProduceBatch(
         request.frame.buffer,
@@ -85,11 +85,11 @@ def append_staged(request: Request, intake: Intake, params: ProduceRequest, queu
 
     def append() -> int:
         # ``stage_messages`` calls this between its note and the entry in the table.
-        appended.append(intake.store.append(STAGED_CONFIG, 0, batch))
+        appended.append(broker.store.append(STAGED_CONFIG, 0, batch))
         return appended[0].queue_offset
 
-    intake.staged.stage_messages(params.prepare, params.topic, queue, params.count, append)
-    acknowledge(request, intake, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
+    broker.staged.stage_messages(params.prepare, params.topic, queue, params.count, append)
+    acknowledge(request, broker, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
 
 
 async def commit_staged(request: Request, staged: StagedTransactions) -> None:

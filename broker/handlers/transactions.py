@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..delivery.transactions.records import HalfRequest
     from ..delivery.transactions.service import TransactionalMessageService
     from ..delivery.transactions.table import History, OpenTransaction
-    from ..requests.intake import Intake
+    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..security.users import UserRights
     from ..store import MessageStore
@@ -43,24 +43,24 @@ Page = tuple[list[Row], int]
 
 
 def append_half_messages(
-    request: Request, intake: Intake, params: ProduceRequest, half: HalfRequest, queue: int
+    request: Request, broker: Broker, params: ProduceRequest, half: HalfRequest, queue: int
 ) -> None:
     """Append the frame's messages to the half topic and open their transactions; all or none.
 
     ``queue``: the queue of the request's topic that they will go to. The response contains the offsets of the half
     messages. If the half topic has to be created first, the frame is handled again afterwards.
     """
-    topic = intake.store.topics.get(HALF_TOPIC)
-    if topic is None or HALF_TOPIC in intake.topic_changes.pending:
+    topic = broker.store.topics.get(HALF_TOPIC)
+    if topic is None or HALF_TOPIC in broker.topic_changes.pending:
         request.suspend()
-        intake.writer.with_topics(TOPICS, lambda error: request.resume(error))
+        broker.writer.with_topics(TOPICS, lambda error: request.resume(error))
         return
 
     # Both refuse the whole frame, before anything of it is written.
     made = half_frame(params, half, queue, request.frame.body)
-    intake.transactions.check_new_ids(made.transaction_ids)
+    broker.transactions.check_new_ids(made.transaction_ids)
     born_ms = params.born_ms
-    appended = intake.store.append(
+    appended = broker.store.append(
         topic,
         0,
         ProduceBatch(
@@ -80,7 +80,7 @@ def append_half_messages(
 
     # Each message opens a transaction of its own.
     physical_offsets = struct.unpack(f">{params.count}q", appended.physical_offsets)
-    intake.transactions.add_halves(
+    broker.transactions.add_halves(
         Half(
             transaction_id,
             half.group,
@@ -95,7 +95,7 @@ def append_half_messages(
             zip(made.transaction_ids, physical_offsets, strict=True)
         )
     )
-    acknowledge(request, intake, params, 0, HALF_TOPIC, 0, appended)
+    acknowledge(request, broker, params, 0, HALF_TOPIC, 0, appended)
 
 
 async def end_transaction(request: Request, transactions: TransactionalMessageService) -> None:

@@ -31,8 +31,6 @@ from ..delivery.writer import RecordWriter
 from ..security.users import AccessTable
 from .counters import Counters
 from .dispatch import DispatchScheduler
-from .intake import Intake
-from .outlet import Outlet
 
 if TYPE_CHECKING:
     from ..background.flush import FlushService
@@ -156,9 +154,11 @@ class Broker:
         )
         self.in_flight = InFlightBudget()
         self._limit_in_flight()
-        # Both collect parts that were made above.
-        self.intake = self._intake()
-        self.outlet = self._outlet()
+        self.offset_mover = OffsetMover(store, self.groups, self.writer, settings.server.name)
+        self.produce_frame_bytes_max = limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
+        """Size of the largest PRODUCE frame, including its length field."""
+        self.next_queue: dict[str, int] = {}
+        """By topic: the queue, before the remainder is taken, of its next frame that names none."""
         # These are set later, by the parts around the broker: server, gateway, replica set.
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
@@ -236,39 +236,9 @@ class Broker:
             now_ms=self.delays.now_ms,
         )
 
-    def _intake(self) -> Intake:
-        return Intake(
-            self.store,
-            self.topic_changes,
-            self.sequences,
-            self.in_flight,
-            self.dispatch,
-            self.counters,
-            self.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES,
-            self.sync,
-            self.writer,
-            self.flush,
-            self.stall,
-            self.delays,
-            self.transactions,
-            self.staged,
-        )
-
-    def _outlet(self) -> Outlet:
-        return Outlet(
-            self.store,
-            self.dispatch,
-            self.holds,
-            self.selections,
-            self.groups,
-            OffsetMover(self.store, self.groups, self.writer, self.settings.server.name),
-            self.send_memory,
-            self.cold_reads,
-            self.counters,
-            self.loop,
-            self.limits.frame_bytes_max,
-            lambda: self.member is not None and self.member.refusal() is not None,
-        )
+    def follows(self) -> bool:
+        """Return whether another member of the replica set leads: it may have more of a queue. Any thread."""
+        return self.member is not None and self.member.refusal() is not None
 
     def change_settings(self, settings: Settings) -> None:
         """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
@@ -317,7 +287,7 @@ class Broker:
     def _topic_deleted(self, topic: str) -> None:
         self.counters.forget_topic(topic)
         self.sequences.forget_topic(topic)
-        self.intake.next_queue.pop(topic, None)
+        self.next_queue.pop(topic, None)
         self.pops.topic_deleted(topic)
 
     def _access_changed(self) -> None:

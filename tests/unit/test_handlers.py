@@ -191,7 +191,7 @@ def produced(broker: Broker, rows: int, **others: Any) -> Connected:
     body = b"".join(msgpack.packb(message.to_row()) for message in plain(rows))
     params = commands.ProduceRequest("orders", rows, layout=commands.LAYOUT_ROWS, **others)
     sent = Connected(broker, commands.PRODUCE, params, body)
-    produce.produce(sent.request, broker.intake, broker.settings)
+    produce.produce(sent.request, broker)
     return sent
 
 
@@ -201,16 +201,16 @@ async def test_produce_appends_to_one_queue_after_the_other(broker: Broker) -> N
         answer = decode_fields(commands.ProduceAnswer, produced(broker, 2).answer().fields)
         assert answer.queue == queue
     assert broker.counters.produced.of("orders").messages == 6
-    assert broker.intake.next_queue == {"orders": 1}
+    assert broker.next_queue == {"orders": 1}
 
 
 async def test_produce_is_refused_while_too_many_bytes_are_in_flight(broker: Broker) -> None:
     await create_topic(broker, "orders")
-    broker.intake.in_flight.bytes = broker.intake.in_flight.bytes_max + 1
+    broker.in_flight.bytes = broker.in_flight.bytes_max + 1
     with pytest.raises(SystemBusy, match=r"limits\.in_flight_bytes_max"):
         produced(broker, 1)
-    broker.intake.in_flight.limit(1 << 30, stalled=True)
-    broker.intake.in_flight.bytes = 0
+    broker.in_flight.limit(1 << 30, stalled=True)
+    broker.in_flight.bytes = 0
     with pytest.raises(SystemBusy):
         produced(broker, 1)
     assert broker.store.write_offset == broker.store.min_physical_offset, "nothing was written"
@@ -220,7 +220,7 @@ async def test_pull_returns_what_was_produced_before_it(broker: Broker) -> None:
     await create_topic(broker, "orders")
     produced(broker, 3, queue=1)
     asked = Connected(broker, commands.PULL, commands.PullRequest("orders", 1, 1))
-    pull.pull(asked.request, broker.outlet, None)
+    pull.pull(asked.request, broker, None)
     answer = decode_fields(commands.RecordsAnswer, asked.answer().fields)
     assert (answer.count, answer.next_offset, answer.max_offset) == (2, 3, 3)
     assert broker.counters.pulled.of("orders").messages == 2

@@ -50,32 +50,29 @@ from ..sends import (
 )
 
 if TYPE_CHECKING:
-    from ...config import Settings
     from ...delivery.groups.producer_groups import ProducerGroups
     from ...delivery.groups.retry import RetryService
-    from ...requests.intake import Intake
+    from ...requests.broker import Broker
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
     from ..sends import SendFields
 
 
-def send_message(request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings) -> None:
+def send_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Append one message, or the messages of a batch; answer when they are as safe as the flush policy demands."""
     received = request.received
     send = decode_send(received.code, received.version, request.ext)
     request.default_topic, request.default_queues = send.default_topic, send.default_queues
     if send.batch:
-        append_frame(request, intake, settings, _batch_params(request, gateway, send))
+        append_frame(request, broker, _batch_params(request, gateway, send))
     elif send.topic.startswith(RETRY_TOPIC_PREFIX):
-        _send_retry(request, gateway, intake, settings, send)
+        _send_retry(request, gateway, broker, send)
     else:
-        _send_one(request, gateway, intake, settings, send)
+        _send_one(request, gateway, broker, send)
 
 
-def _send_one(
-    request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings, send: SendFields
-) -> None:
+def _send_one(request: RemotingRequest, gateway: RemotingGateway, broker: Broker, send: SendFields) -> None:
     # Delivery would take the message for a recall whose handle has been checked.
     if f"{PROPERTY_TIMER_RECALLED}\x01" in send.properties:
         raise MessageIllegal(
@@ -84,7 +81,7 @@ def _send_one(
         )
     properties = split_properties(send.properties)
     is_half = settle_half(properties, send.group, send.reconsume_times)
-    params = _params(request, gateway, intake.delays.now_ms(), send, properties)
+    params = _params(request, gateway, broker.delays.now_ms(), send, properties)
     if is_half:
         _as_row(request, params, properties, send)
     # No client resends a one-way send, because it has no answer that could be lost.
@@ -92,11 +89,11 @@ def _send_one(
     if sequence is not None:
         # A client keeps the key when it sends a message again, so the broker can store it once.
         params.unique_prefix, params.unique_first = sequence
-        before = intake.sequences.find(params.unique_prefix, params.topic, params.unique_first, 1)
+        before = broker.sequences.find(params.unique_prefix, params.topic, params.unique_first, 1)
         if before is not None:
-            answer_resend(request, intake, settings, params, before)
+            answer_resend(request, broker, params, before)
             return
-    append_frame(request, intake, settings, params)
+    append_frame(request, broker, params)
 
 
 def _params(
@@ -130,14 +127,12 @@ def _as_row(request: RemotingRequest, params: ProduceRequest, properties: dict[s
     request.translate(bytearray(msgpack.packb(row, unicode_errors="surrogatepass")))
 
 
-def _send_retry(
-    request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings, send: SendFields
-) -> None:
+def _send_retry(request: RemotingRequest, gateway: RemotingGateway, broker: Broker, send: SendFields) -> None:
     """Append a message that a consumer sends again by itself, or make it a dead letter after its last attempt.
 
     The broker does not look for earlier copies: each attempt of a message has the same key.
     """
-    store, group = intake.store, group_of_retries(check_name("topic", send.topic))
+    store, group = broker.store, group_of_retries(check_name("topic", send.topic))
     if not store.groups.has(group):
         raise GroupNotExist(
             f"subscription group not exist, {group}: no client of it has connected, and no command created it"
@@ -145,11 +140,11 @@ def _send_retry(
     missing = [
         config
         for config in topics_for(group)
-        if config.name in intake.topic_changes.pending or store.topics.get(config.name) is None
+        if config.name in broker.topic_changes.pending or store.topics.get(config.name) is None
     ]
     if missing:
         request.suspend()
-        intake.writer.with_topics(missing, request.resume)
+        broker.writer.with_topics(missing, request.resume)
         return
     properties = split_properties(send.properties)
     # It is called for its changes of the properties alone.
@@ -161,8 +156,8 @@ def _send_retry(
     if dead:
         properties[PROPERTY_DELAY] = "0"
         send = send._replace(topic=dead_letter_topic(group), queue=0)
-    append_frame(request, intake, settings, _params(request, gateway, intake.delays.now_ms(), send, properties))
-    intake.counters.count_sent_back(group, 0 if dead else 1, 1 if dead else 0)
+    append_frame(request, broker, _params(request, gateway, broker.delays.now_ms(), send, properties))
+    broker.counters.count_sent_back(group, 0 if dead else 1, 1 if dead else 0)
 
 
 def _batch_params(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> ProduceRequest:
@@ -223,14 +218,14 @@ RECALL_BODY = b"0"
 """Body of a recall's record, as RocketMQ writes it: the properties say everything."""
 
 
-def recall_message(request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings) -> None:
+def recall_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Append the recall of a timed message; answer when it is as safe as the flush policy demands.
 
     As with RocketMQ, a recall of a message that the broker does not have succeeds: only delivery looks for the message.
     """
     topic = request.ext.text("topic")
-    check_load(request, intake, settings)
-    if intake.store.topics.get(topic) is None:
+    check_load(request, broker)
+    if broker.store.topics.get(topic) is None:
         raise TopicNotExist(f"recall failed, the topic[{topic}] not exist; pass the topic that the message was sent to")
     handle = split_recall_handle(request.ext.text("recallHandle", ""))
     if handle.topic != topic:
@@ -243,7 +238,7 @@ def recall_message(request: RemotingRequest, gateway: RemotingGateway, intake: I
             f"recall failed, broker service not available: the message is at broker {handle.broker:.200}, and this is "
             f"{gateway.broker_name}; send the recall to {handle.broker:.200}"
         )
-    now_ms, max_days = intake.delays.now_ms(), settings.delivery.delay_max_days
+    now_ms, max_days = broker.delays.now_ms(), broker.settings.delivery.delay_max_days
     if handle.deliver_ms <= now_ms:
         raise RecallRefused(
             "recall failed, timestamp invalid: the time of the message has come, so it is delivered; consumers must "
@@ -257,7 +252,7 @@ def recall_message(request: RemotingRequest, gateway: RemotingGateway, intake: I
     request.recalled = handle.unique_key
     request.translate(bytearray(RECALL_BODY))
     params = ProduceRequest(topic=topic, count=1, queue=0, layout=LAYOUT_BODY, born_ms=now_ms)
-    append_waiting(request, intake, params, 0, route_recall(topic, handle.unique_key, handle.deliver_ms))
+    append_waiting(request, broker, params, 0, route_recall(topic, handle.unique_key, handle.deliver_ms))
 
 
 # ---- SEND_REPLY_MESSAGE and SEND_REPLY_MESSAGE_V2: replies to requests, passed on to the client that waits

@@ -26,7 +26,7 @@ from .topics import reply_json
 
 if TYPE_CHECKING:
     from ...delivery.groups.coordinator import GroupCoordinator
-    from ...requests.outlet import Outlet
+    from ...requests.broker import Broker
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
@@ -56,9 +56,9 @@ class SubscriptionOutdated(BrokerError):
     code, name, retriable = codes.SUBSCRIPTION_NOT_LATEST, "SUBSCRIPTION_NOT_LATEST", True
 
 
-def pull_message(request: RemotingRequest, gateway: RemotingGateway, outlet: Outlet) -> None:
+def pull_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
-    groups, store = outlet.groups, outlet.store
+    groups, store = broker.groups, broker.store
     ext = request.ext
     topic, group, flags = ext.text("topic"), ext.text("consumerGroup"), ext.integer("sysFlag", 0, high=_I32_MAX)
     queue, offset = ext.integer("queueId", high=_I32_MAX), ext.integer("queueOffset", low=_I64_MIN)
@@ -97,7 +97,7 @@ def pull_message(request: RemotingRequest, gateway: RemotingGateway, outlet: Out
         request.check_pull(params)
         request.begin(_before_the_first(request, store, topic, queue))
         return
-    pull_records(request, outlet, params)
+    pull_records(request, broker, params)
 
 
 async def _before_the_first(request: RemotingRequest, store: MessageStore, topic: str, queue: int) -> None:
