@@ -6,22 +6,22 @@ import contextlib
 import heapq
 from typing import TYPE_CHECKING
 
-import msgpack
-
 from ...protocol.auth.permissions import TOPIC
 from ...protocol.commands import (
     QUEUE_STATS_STRUCT,
     EmptyAnswer,
     GetTopicsStatsRequest,
+    RowsAnswer,
+    TopicInfo,
     TopicRequest,
-    TopicsAnswer,
-    TopicsStatsAnswer,
     TopicStatsAnswer,
+    TopicTotals,
     UpdateAndCreateTopicRequest,
 )
 from ...protocol.errors import TopicNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import is_system_topic
+from ...protocol.rows import pack_rows
 from ..requests.counters import Traffic
 from ..store import WouldBlock
 
@@ -53,20 +53,20 @@ async def delete_topic_in_broker(request: Request, topics: TopicService) -> None
 def get_all_topic_config(request: Request, store: MessageStore) -> None:
     """Return every topic that the user may see, including system topics."""
     topics = [
-        {
-            "topic": config.name,
-            "read_queues": config.read_queues,
-            "write_queues": config.write_queues,
-            "perm": config.perm,
-            "order": config.order,
-            "system": is_system_topic(config.name),
-            "retention_hours": config.retention_hours,
-            "retention_bytes": config.retention_bytes,
-        }
+        TopicInfo(
+            config.name,
+            config.read_queues,
+            config.write_queues,
+            config.perm,
+            config.order,
+            is_system_topic(config.name),
+            config.retention_hours,
+            config.retention_bytes,
+        )
         for config in store.topics
         if request.peer.access is None or request.peer.access.sees(TOPIC, config.name)
     ]
-    request.respond(TopicsAnswer(count=len(topics)), msgpack.packb(topics))
+    request.respond(RowsAnswer(count=len(topics)), pack_rows(topics))
 
 
 async def get_topic_stats_info(request: Request, store: MessageStore) -> None:
@@ -94,8 +94,8 @@ async def get_topics_stats(request: Request, store: MessageStore, counters: Coun
             with contextlib.suppress(TopicNotExist):
                 totals = reads.topic_totals(name)
             into, out = produced.by_topic.get(name, _NO_TRAFFIC), pulled.by_topic.get(name, _NO_TRAFFIC)
-            rows.append((name, *totals, into.messages, into.bytes, out.messages, out.bytes))
-        return len(rows), msgpack.packb(rows)
+            rows.append(TopicTotals(name, *totals, into.messages, into.bytes, out.messages, out.bytes))
+        return len(rows), pack_rows(rows)
 
     # On the loop, to which the table belongs; ``read`` runs in a thread.
     names = heapq.nsmallest(
@@ -108,4 +108,4 @@ async def get_topics_stats(request: Request, store: MessageStore, counters: Coun
     )
     await request.dispatched()
     count, body = await request.read(read)
-    request.respond(TopicsStatsAnswer(count=count), body)
+    request.respond(RowsAnswer(count=count), body)
