@@ -12,13 +12,13 @@ from ...protocol.errors import InvalidParameter, LimitReached, MessageIllegal, N
 from ...protocol.fields import decode_fields
 from ...protocol.frames import FRAME_LENGTH_BYTES, REQUEST
 from ...protocol.names import check_name, may_produce_to
+from ...protocol.storage.delivery import HALF_TOPIC, PREPARED_TOPIC
 from ...protocol.storage.record import encode_properties
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import delay_of, route
 from ..delivery.topic_changes import topic_values
 from ..delivery.transactions.records import half_request
 from ..store import WouldBlock, check_count, common_properties
-from .acknowledgement import acknowledge
 from .staged import FLUSHES, append_staged, check_staged
 from .transactions import append_half_messages
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..delivery.routing import Route
     from ..requests.broker import Broker
     from ..requests.request import Request
-    from ..store import Places, TopicConfig
+    from ..store import Appended, Places, TopicConfig
 
 
 # ---- Duplicate PRODUCE frames: the broker sends the first response again and writes nothing.
@@ -189,10 +189,14 @@ def append_frame(request: Request, broker: Broker, params: ProduceRequest) -> No
         raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
     # Messages that wait for something go to a system topic; the response still names the queue from above.
     if params.prepare:
-        append_staged(request, broker, params, queue)
+        appended = append_staged(request, broker, params, queue)
+        if appended is not None:
+            acknowledge(request, broker, params, queue, PREPARED_TOPIC, 0, appended, flush=False)
         return
     if half is not None:
-        append_half_messages(request, broker, params, half, queue)
+        appended = append_half_messages(request, broker, params, half, queue)
+        if appended is not None:
+            acknowledge(request, broker, params, 0, HALF_TOPIC, 0, appended)
         return
     passed = b""
     if params.common and (delay := delay_of(params.common)) is not None:
@@ -209,6 +213,58 @@ def append_frame(request: Request, broker: Broker, params: ProduceRequest) -> No
     acknowledge(request, broker, params, queue, name, queue, appended)
 
 
+def acknowledge(
+    request: Request,
+    broker: Broker,
+    params: ProduceRequest,
+    queue: int,
+    into: str,
+    into_queue: int,
+    appended: Appended,
+    flush: bool = True,
+) -> None:
+    """Acknowledge messages that were appended to ``into_queue`` of topic ``into``.
+
+    ``into`` differs from the topic of the request for half, staged and scheduled messages; the response names
+    ``queue``. The response is sent, in the order of the connection's PRODUCE frames, once the messages are as safe as
+    flush policy and request demand. ``flush``: False if they need not be flushed now because a later step does it.
+    """
+    name, prefix = params.topic, params.unique_prefix
+    if into == name:
+        broker.dispatch.appended_to(name, queue, appended)
+    else:
+        broker.dispatch.appended()  # one of the broker's own workers waits for them
+    if prefix:
+        broker.sequences.stored(
+            prefix,
+            name,
+            params.unique_first,
+            params.count,
+            into,
+            into_queue,
+            appended.queue_offset,
+            request.frame.began,
+        )
+
+    # The row is nearly always there, and the look-up is cheaper than the call.
+    produced = broker.counters.produced
+    traffic = produced.by_topic.get(name) or produced.of(name)
+    traffic.frames += 1
+    traffic.messages += params.count
+    traffic.bytes += request.frame.body_end - request.frame.body_at
+    frame, responses = request.frame, request.responses
+    answer = b""  # of a one-way frame, whose bytes still count as in flight
+    if frame.kind == REQUEST:
+        answer = request.encode_stored(queue, appended.queue_offset, appended.store_ms, appended.physical_offsets)
+    if flush and (broker.sync or params.flush == "sync"):
+        responses.send_when_flushed(frame.request_id, request.source.frame_bytes, answer, appended.end_offset)
+        return
+    # ``end_turn`` counts its latency, together with those of the other frames of the turn.
+    responses.written += 1
+    if answer:
+        responses.send_in_order(answer)
+
+
 def check_load(request: Request, broker: Broker) -> None:
     """Raise if the request's frame is too large, or if too many bytes wait to be stored."""
     # One condition for the usual frame; only a refused one is looked at closely.
@@ -221,13 +277,9 @@ def check_load(request: Request, broker: Broker) -> None:
 
 def append_waiting(request: Request, broker: Broker, params: ProduceRequest, queue: int, waits: Route) -> None:
     """Append the messages to the queue for scheduled records, whose topic is created if necessary; acknowledge them."""
-    into = waits.config.name
-    if broker.store.topics.get(into) is None or into in broker.topic_changes.pending:
-        request.suspend()
-        broker.writer.with_topics([waits.config], lambda error: request.resume(error))
-        return
-    appended = broker.store.append(waits.config, waits.queue, request.produce_batch(params, waits.common))
-    acknowledge(request, broker, params, queue, into, waits.queue, appended)
+    if request.has_topics((waits.config,)):
+        appended = broker.store.append(waits.config, waits.queue, request.produce_batch(params, waits.common))
+        acknowledge(request, broker, params, queue, waits.config.name, waits.queue, appended)
 
 
 def _too_much(request: Request, broker: Broker) -> BrokerError:

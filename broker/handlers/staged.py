@@ -24,13 +24,12 @@ from ...protocol.commands import (
 from ...protocol.errors import InvalidParameter, NoPermission
 from ...protocol.fields import decode_fields
 from ...protocol.rows import pack_rows
-from ...protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
+from ...protocol.storage.delivery import PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
 from ...protocol.storage.record import encode_properties
 from ..background.loop_work import called_back
 from ..delivery.routing import delay_of
 from ..delivery.staged import STAGED_CONFIG, TOPICS
 from ..store import ProduceBatch, common_properties
-from .acknowledgement import acknowledge
 from .msgpack_body import ArrayBody
 
 if TYPE_CHECKING:
@@ -55,18 +54,14 @@ def check_staged(request: Request, staged: StagedTransactions, params: ProduceRe
         _check_may_end(request, staged, params.prepare, may_end)
 
 
-def append_staged(request: Request, broker: Broker, params: ProduceRequest, queue: int) -> None:
+def append_staged(request: Request, broker: Broker, params: ProduceRequest, queue: int) -> Appended | None:
     """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the queue of their topic for the commit.
 
     They are acknowledged once they are written; the commit flushes them. If PREPARED_TOPIC has to be created first, the
-    frame is handled again afterwards.
+    frame is handled again afterwards; then None.
     """
-    if any(
-        broker.store.topics.get(topic.name) is None or topic.name in broker.topic_changes.pending for topic in TOPICS
-    ):
-        request.suspend()
-        broker.writer.with_topics(TOPICS, lambda error: request.resume(error))
-        return
+    if not request.has_topics(TOPICS):
+        return None
     broker.staged.check_new(params.prepare)
     real = {PROPERTY_REAL_TOPIC: params.topic, PROPERTY_REAL_QUEUE: str(queue)}
     batch = ProduceBatch(
@@ -90,7 +85,7 @@ def append_staged(request: Request, broker: Broker, params: ProduceRequest, queu
         return appended[0].queue_offset
 
     broker.staged.stage_messages(params.prepare, params.topic, queue, params.count, append)
-    acknowledge(request, broker, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
+    return appended[0]
 
 
 async def commit_staged(request: Request, staged: StagedTransactions) -> None:

@@ -25,7 +25,6 @@ from ..background.loop_work import called_back
 from ..delivery.transactions.records import TOPICS, Half, half_frame
 from ..requests.request import is_by_hand
 from ..store import ProduceBatch, WouldBlock
-from .acknowledgement import acknowledge
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from ..requests.broker import Broker
     from ..requests.request import Request
     from ..security.users import UserRights
-    from ..store import MessageStore
+    from ..store import Appended, MessageStore
 
 Page = tuple[list[TransactionInfo], int]
 """Transactions of one page, and the offset of the next page (-1: there is none)."""
@@ -43,17 +42,15 @@ Page = tuple[list[TransactionInfo], int]
 
 def append_half_messages(
     request: Request, broker: Broker, params: ProduceRequest, half: HalfRequest, queue: int
-) -> None:
+) -> Appended | None:
     """Append the frame's messages to the half topic and open their transactions; all or none.
 
     ``queue``: the queue of the request's topic that they will go to. The response contains the offsets of the half
-    messages. If the half topic has to be created first, the frame is handled again afterwards.
+    messages. If the half topic has to be created first, the frame is handled again afterwards; then None.
     """
-    topic = broker.store.topics.get(HALF_TOPIC)
-    if topic is None or HALF_TOPIC in broker.topic_changes.pending:
-        request.suspend()
-        broker.writer.with_topics(TOPICS, lambda error: request.resume(error))
-        return
+    if not request.has_topics(TOPICS):
+        return None
+    topic = broker.store.topics.existing(HALF_TOPIC)
 
     # Both refuse the whole frame, before anything of it is written.
     made = half_frame(params, half, queue, request.frame.body)
@@ -94,7 +91,7 @@ def append_half_messages(
             zip(made.transaction_ids, physical_offsets, strict=True)
         )
     )
-    acknowledge(request, broker, params, 0, HALF_TOPIC, 0, appended)
+    return appended
 
 
 async def end_transaction(request: Request, transactions: TransactionalMessageService) -> None:

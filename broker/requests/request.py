@@ -7,7 +7,7 @@ import contextlib
 import logging
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ...protocol import commands
@@ -450,6 +450,15 @@ class Request:
             self.source.proceed(self.received, lambda: self.source.handle(self.received))
         else:
             self.source.proceed(self.received, lambda: self.fail(error))
+
+    def has_topics(self, configs: Sequence[TopicConfig]) -> bool:
+        """Return whether the topics exist; if not, create them, and then handle the frame again."""
+        topics, pending = self.broker.store.topics, self.broker.topic_changes.pending
+        if all(topics.get(each.name) is not None and each.name not in pending for each in configs):
+            return True
+        self.suspend()
+        self.broker.writer.with_topics(configs, self.resume)
+        return False
 
     def proceed(self, call: Callable[[], None]) -> None:
         """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""

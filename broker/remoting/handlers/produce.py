@@ -137,14 +137,7 @@ def _send_retry(request: RemotingRequest, gateway: RemotingGateway, broker: Brok
         raise GroupNotExist(
             f"subscription group not exist, {group}: no client of it has connected, and no command created it"
         )
-    missing = [
-        config
-        for config in topics_for(group)
-        if config.name in broker.topic_changes.pending or store.topics.get(config.name) is None
-    ]
-    if missing:
-        request.suspend()
-        broker.writer.with_topics(missing, request.resume)
+    if not request.has_topics(topics_for(group)):
         return
     properties = split_properties(send.properties)
     # It is called for its changes of the properties alone.
