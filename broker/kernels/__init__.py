@@ -29,7 +29,9 @@ from pathlib import Path
 SERVING_MODULES = tuple(
     "record_crc text msgpack_reader produce_plan produce dispatch index gather sequences sync_loop deliver".split()
 )
-MODULES = (*SERVING_MODULES, "search", "examine")
+READER_SCAN = "..protocol.storage.reader.scan"
+"""The scan of records that ``dump`` reads with, relative to ``flintmq.broker``."""
+MODULES = (*SERVING_MODULES, "search", "examine", READER_SCAN)
 
 
 def any_compiled() -> bool:
@@ -44,5 +46,5 @@ def warm(modules: Iterable[str] = MODULES) -> Iterator[tuple[str, float]]:
     """Compile every kernel of these modules, or load it from the cache; yields (module, seconds it took) after each."""
     for name in modules:
         started = time.perf_counter()
-        importlib.import_module(f"{__name__}.{name}")
-        yield name, time.perf_counter() - started
+        importlib.import_module(f".{name}", __name__)
+        yield name.rpartition(".")[2], time.perf_counter() - started

@@ -117,10 +117,11 @@ def test_an_array_of_another_type_is_an_error_and_compiles_nothing(name: str, wr
 
 
 def test_warm_goes_through_every_module_of_the_package() -> None:
-    assert set(kernels.MODULES) == {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    own = [name for name in kernels.MODULES if name != kernels.READER_SCAN]
+    assert set(own) == {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     warmed = [name for name, seconds in kernels.warm() if seconds >= 0]
-    assert tuple(warmed) == kernels.MODULES
-    for name in kernels.MODULES:
+    assert warmed == [*own, "scan"]
+    for name in own:
         assert importlib.import_module(f"{kernels.__name__}.{name}").__doc__
 
 
