@@ -14,8 +14,7 @@ With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests u
 ``gather``          choose ConsumeQueue units, copy and check the records of a response
 ``sequences``       producer runs, read back from the log
 ``deliver``         stored messages that are due, as new records of their target topics
-``search``          the next sound record after damage; loaded only if there is damage
-``examine``         for the offline tools: the next record after damage, the records of a topic; no broker loads it
+``search``          the next record after damage; a broker loads it only if there is damage
 ==================  =====================================================================================
 """
 
@@ -31,7 +30,7 @@ SERVING_MODULES = tuple(
 )
 READER_SCAN = "..protocol.storage.reader.scan"
 """The scan of records that ``dump`` reads with, relative to ``flintmq.broker``."""
-MODULES = (*SERVING_MODULES, "search", "examine", READER_SCAN)
+MODULES = (*SERVING_MODULES, "search", READER_SCAN)
 
 
 def any_compiled() -> bool:

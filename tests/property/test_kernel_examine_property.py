@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels import dispatch, examine
+from flintmq.broker.kernels import dispatch, search
 from flintmq.protocol.storage.layout import MAGIC_BLANK
 from flintmq.protocol.storage.record import Record
 from tests.property.test_kernel_dispatch_property import damages, sentinels, stretches, tails
@@ -154,7 +154,7 @@ def test_the_next_record_after_damage_is_found(
     log += blank.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True) + bytes(blank - 8)
     for begin, end in ((at + skip, len(log)), (at + skip, len(log) // 2), (len(log) - 3, len(log))):
         array, parts = fenced(log, sentinel=sentinel), room(dispatch.PARTS, np.int64, sentinel)
-        found = examine.next_record(array.array, begin, end, file_base, parts.array)
+        found = search.next_record(array.array, begin, end, file_base, parts.array)
         assert array.intact
         assert parts.intact
         assert found == next(iter(places(log, begin, end, file_base, blank)), end)

@@ -16,18 +16,7 @@ import numpy as np
 import pytest
 
 from flintmq.broker import kernels
-from flintmq.broker.kernels import (
-    deliver,
-    dispatch,
-    examine,
-    gather,
-    index,
-    produce,
-    produce_plan,
-    search,
-    sequences,
-    text,
-)
+from flintmq.broker.kernels import deliver, dispatch, gather, index, produce, produce_plan, search, sequences, text
 from flintmq.protocol.storage.arrays import crc32, jit, kernel_caches
 from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
 
@@ -36,7 +25,7 @@ pytestmark = pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled")
 
 KERNELS = {
     f"{module.__name__.rpartition('.')[2]}.{name.lstrip('_')}": value
-    for module in (crc32, text, produce_plan, produce, dispatch, index, gather, sequences, deliver, search, examine)
+    for module in (crc32, text, produce_plan, produce, dispatch, index, gather, sequences, deliver, search)
     for name, value in vars(module).items()
     # Functions that are only inlined into kernels may be compiled for further types when a kernel is compiled.
     if not getattr(value, "_can_compile", True) and value.__module__ == module.__name__
@@ -54,8 +43,7 @@ def test_every_kernel_is_known_to_these_tests() -> None:
         "gather": {"choose", "plan_reads", "gather", "finish"},
         "sequences": {"stored_runs"},
         "deliver": {"find_targets", "deliver"},
-        "search": {"find_record"},
-        "examine": {"next_record", "pick"},
+        "search": {"find_record", "next_record"},
     }
     assert {f"{module}.{name}" for module, names in expected.items() for name in names} <= set(KERNELS)
 
