@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from ..arrow.decoder import Decoder
     from ..arrow.records import RecordBlock
+    from ..arrow.rows import RowProducer
     from ..arrow.stream import ArrowStream, IndexPage, Losses, PulledRows
-    from .producer import Producer
     from .row_pulls import Gap, QueuePart
 
 
@@ -247,7 +247,7 @@ class ArrowData(Protocol):
 
 
 def send_rows(
-    producer: Producer, topic: str, data: ArrowData, named: Mapping[str, str | None], properties: Sequence[str]
+    producer: RowProducer, topic: str, data: ArrowData, named: Mapping[str, str | None], properties: Sequence[str]
 ) -> int:
     """Do the work of ``Producer.send_arrow``. ``named``: the column of each part of a message, None without one."""
     check_arrow("Producer.send_arrow")
