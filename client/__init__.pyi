@@ -110,4 +110,4 @@ from .names import encode_name as encode_name
 from .sync.admin import Admin as Admin
 from .sync.consumer import Consumer as Consumer
 from .sync.producer import Producer as Producer
-from .sync.sending import SendFuture as SendFuture
+from .sync.sender import SendFuture as SendFuture

@@ -15,13 +15,13 @@ from ..core.rpc.access import AccessOptions
 from ..core.rpc.timeouts import DELIVERY_SECONDS
 from ..endpoint import client_name
 from ..message import Body, Message
-from .sending import Sender, SendFuture
+from .sender import Sender, SendFuture
 
 
 # sync: class Producer(Sender):
 # => class Producer(ArrowSends, Sender):
-# sync: from .sending import
-# => from .arrow_methods import ArrowSends\nfrom .sending import
+# sync: from .sender import
+# => from .arrow_methods import ArrowSends\nfrom .sender import
 # sync: Any number of tasks of one event loop may use it.
 # => Thread-safe.
 # sync: above which further messages wait

@@ -18,7 +18,7 @@ from ..core.rpc.timeouts import DELIVERY_SECONDS
 from ..endpoint import client_name
 from ..message import Body, Message
 from .arrow_methods import ArrowSends
-from .sending import Sender, SendFuture
+from .sender import Sender, SendFuture
 
 
 class Producer(ArrowSends, Sender):
