@@ -18,11 +18,12 @@ from ..arrow.errors import DataLoss, RowsNotSent, check_arrow
 from ..arrow.options import ArrowOptions, ReadRules, read_rules
 from ..core.consume import requests
 from ..core.consume.positions import ENDS, LATEST, Position, check_position, resolve_span
+from ..core.produce.receipts import DeliveryFailed
 from ..core.rpc.operation import Plan
 from ..core.rpc.timeouts import check_timeout
 from ..core.times import to_millis
 from ..core.topics import topic_stats
-from ..errors import DeliveryFailed, InvalidArgument
+from ..errors import InvalidArgument
 from ..message import check_topic
 from .pool import Caller
 
