@@ -135,7 +135,7 @@ def _made(cls: type[T], *, is_array: bool) -> type[T]:
 
 def pack_rows(value: Any) -> bytes:
     """Return msgpack of rows, or of values with rows in them."""
-    import msgpack  # here: the help of the command line needs only the columns
+    import msgpack  # the command line, which shows rows, starts without it
 
     packed: bytes = msgpack.packb(value, default=_encode_row)
     return packed
