@@ -276,7 +276,7 @@ HOT_QUEUES_MAX = 16
 """Number of queues above which a reader thread finds the next messages of a group: each takes a record's head."""
 
 
-def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
+def get_all_subscriptiongroup_config(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Return every group that has ever existed and was not deleted."""
     decode_fields(EmptyRequest, request.frame.fields)
     rows = []
@@ -300,7 +300,7 @@ def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinat
     request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
-def get_group_members(
+def get_consumer_connection_list(
     request: Request, store: MessageStore, groups: GroupCoordinator, delays: Delays, pops: PopService
 ) -> None:
     """Return one group: its members, their queues, and the progress in each queue."""
@@ -508,7 +508,7 @@ class ProgressParts(NamedTuple):
     holds: PullRequestHoldService
 
 
-def delete_group(
+def delete_subscriptiongroup(
     request: Request,
     store: MessageStore,
     groups: GroupCoordinator,
@@ -554,7 +554,7 @@ def _delete_topics(request: Request, parts: GroupParts, names: list[str], done: 
     )
 
 
-def reset_offset(
+def invoke_broker_to_reset_offset(
     request: Request, store: MessageStore, groups: GroupCoordinator, pops: PopService, holds: PullRequestHoldService
 ) -> None:
     """Move a group's committed offsets to the beginning, the end, a time or given offsets."""

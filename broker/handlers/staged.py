@@ -92,7 +92,7 @@ def append_staged(request: Request, intake: Intake, params: ProduceRequest, queu
     acknowledge(request, intake, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
 
 
-def commit_staged(request: Request, staged: StagedTransactions) -> None:
+def commit_prepared(request: Request, staged: StagedTransactions) -> None:
     """Commit the messages of stages; respond once all of them are in their topics."""
     params = decode_fields(CommitPreparedRequest, request.frame.fields)
     if params.flush not in FLUSHES:
@@ -130,7 +130,7 @@ def _check_may_end(request: Request, staged: StagedTransactions, name: str, may_
         )
 
 
-def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
+def abort_prepared(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
     """Drop the messages of stages; respond once that is stored."""
     params = decode_fields(AbortPreparedRequest, request.frame.fields)
     count, end_offset = staged.abort_stages(params.drop, _may_end(request))
@@ -139,7 +139,7 @@ def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWri
     writer.when_acknowledged(end_offset, done)
 
 
-def get_staged(request: Request, staged: StagedTransactions) -> None:
+def get_prepared(request: Request, staged: StagedTransactions) -> None:
     """Return the stages that are not committed, and the commits in progress."""
     params = decode_fields(GetPreparedRequest, request.frame.fields)
     table = staged.table
