@@ -30,7 +30,15 @@ from flintmq.testing.started_broker import DAEMON, LISTENING, broker_environment
 from tests.client_drivers import SYNC, Clients
 from tests.client_drivers import aio_clients as clients_of_aio
 from tests.forked import FORKS, ForkedProcess, ForkServer
-from tests.processes import free_port, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
+from tests.processes import (  # noqa: F401 - hooks
+    free_port,
+    pytest_collection_modifyitems,
+    pytest_deselected,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    pytest_xdist_make_scheduler,
+)
 
 pytest_plugins = ["pytester"]  # runs pytest with the plug-in of flintmq.testing
 
