@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from flintmq.broker.requests.connected_client import ConnectedClient
 from flintmq.broker.requests.request import Request
@@ -14,6 +14,8 @@ from flintmq.protocol.errors import BrokerError
 from flintmq.protocol.fields import encode_fields
 from flintmq.protocol.frames import REQUEST, Frame
 from tests.remotes import FakeRemote
+
+T = TypeVar("T")
 
 
 class RecordedRequest(Request):
@@ -55,7 +57,19 @@ class RecordedRequest(Request):
         """Return a function that runs ``call``, or keeps the error that it gets."""
         return lambda error: call() if error is None else self.fail(error)
 
-    def read(self, read: Callable[[bool], Any], done: Callable[[Any], None], instead: Any = None) -> None:
+    async def dispatched(self) -> None:
+        """Return at once."""
+
+    written = replicated = saved = dispatched
+
+    async def read(self, read: Callable[[bool], T]) -> T:
+        """Read as a reader thread would if the first attempt would block."""
+        try:
+            return read(True)
+        except WouldBlock:
+            return read(False)
+
+    def read_then(self, read: Callable[[bool], Any], done: Callable[[Any], None], instead: Any = None) -> None:
         """Read, as a reader thread would if the first attempt would block, and pass on the result."""
         try:
             result = read(True)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...protocol.errors import NotEnoughReplicas, NotPrimary, ServiceNotAvailable
 from ..store import StoreError
@@ -36,6 +36,26 @@ class LoopTimer(Protocol):
 
 CallAt: TypeAlias = Callable[[float, Callable[[], None]], LoopTimer]
 """``loop.call_at`` or ``loop.call_later``: calls a function at a time of the loop's clock, or after some seconds."""
+
+
+async def called_back(loop: asyncio.AbstractEventLoop, register: Callable[[Callable[..., Any]], object]) -> None:
+    """Wait until the callback that ``register`` gets is called; raise the error that it is called with, if any.
+
+    The callback returns False if nobody waits for it any more.
+    """
+    future: asyncio.Future[None] = loop.create_future()
+
+    def done(error: Exception | None = None) -> bool:
+        if future.done():  # the task that waits was cancelled
+            return False
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+        return True
+
+    register(done)
+    await future
 
 
 class StepScheduler:

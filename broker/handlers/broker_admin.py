@@ -347,7 +347,7 @@ def get_delay_stats(request: Request, delays: Delays) -> None:
         )
         request.respond(answer, msgpack.packb({"levels": counts.levels, "hours": counts.hours(params.max_hours)}))
 
-    request.after_dispatch(lambda: request.read(lambda hot: delayed_counts(delays, hot=hot), done))
+    request.after_dispatch(lambda: request.read_then(lambda hot: delayed_counts(delays, hot=hot), done))
 
 
 # ---- GET_QUARANTINE: the damaged ranges of the CommitLog, and the messages that are lost in them.
@@ -368,7 +368,7 @@ def get_quarantine(request: Request, store: MessageStore) -> None:
         count, body = page
         request.respond(QuarantineAnswer(count=count), body)
 
-    request.read(read, done)
+    request.read_then(read, done)
 
 
 def _packed(entries: Iterable[QuarantinedRange]) -> bytes:

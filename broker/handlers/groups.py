@@ -186,7 +186,7 @@ class _Assignment:
         if self.left_ms:  # the other queues begin when the time has come: a later heartbeat gets them
             missing = [queue for queue in missing if queue in first]
         self.request.after_dispatch(
-            lambda: self.request.read(lambda hot: self._begins(missing, first, hot), self._send)
+            lambda: self.request.read_then(lambda hot: self._begins(missing, first, hot), self._send)
         )
 
     @property
@@ -339,7 +339,7 @@ def get_group_members(
         }
         request.respond(GroupMembersAnswer(group=name), msgpack.packb(content))
 
-    request.after_dispatch(lambda: request.read(lambda hot: _queue_ends(store, queues, progress, hot), done))
+    request.after_dispatch(lambda: request.read_then(lambda hot: _queue_ends(store, queues, progress, hot), done))
 
 
 def _progress(
@@ -601,7 +601,7 @@ def reset_progress(
         request.after_saved(lambda: answer(after))
 
     request.after_dispatch(
-        lambda: request.read(
+        lambda: request.read_then(
             lambda hot: {queue_id: _target(store, params, given, queue_id, hot) for queue_id in wanted}, done
         )
     )

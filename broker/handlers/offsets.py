@@ -44,51 +44,43 @@ HOT_TIMED_ROWS_MAX = 16
 """The same for rows with the store time of the next message: each takes a record's head."""
 
 
-def search_offset_by_timestamp(request: Request, store: MessageStore) -> None:
+async def search_offset_by_timestamp(request: Request, store: MessageStore) -> None:
     """Return the first offset whose store time is not before the given time."""
     params = decode_fields(SearchOffsetByTimestampRequest, request.frame.fields)
-    check_readable(store.topics, params.topic)
+    topic, queue, timestamp_ms = params.topic, params.queue, params.timestamp_ms
+    check_readable(store.topics, topic)
     # Before the search: if the time has come, every message of that time or later is behind what the search sees.
-    left_ms = max(0, params.timestamp_ms - store.commitlog.next_store_ms())
-    request.after_dispatch(
-        lambda: request.read(
-            lambda hot: store.queue_reads.offset_by_time(params.topic, params.queue, params.timestamp_ms, hot=hot),
-            lambda offset: request.respond(TimeOffsetAnswer(offset, left_ms)),
-        )
-    )
+    left_ms = max(0, timestamp_ms - store.commitlog.next_store_ms())
+    await request.dispatched()
+    offset = await request.read(lambda hot: store.queue_reads.offset_by_time(topic, queue, timestamp_ms, hot=hot))
+    request.respond(TimeOffsetAnswer(offset, left_ms))
 
 
-def get_max_offset(request: Request, store: MessageStore) -> None:
+async def get_max_offset(request: Request, store: MessageStore) -> None:
     """Return the offset that the queue's next message will have."""
     params = decode_fields(QueueRequest, request.frame.fields)
     check_readable(store.topics, params.topic)
-
-    def answer() -> None:
-        request.respond(OffsetAnswer(offset=store.queue_reads.max_offset(params.topic, params.queue)))
-
-    request.after_dispatch(answer)
+    await request.dispatched()
+    request.respond(OffsetAnswer(offset=store.queue_reads.max_offset(params.topic, params.queue)))
 
 
-def get_min_offset(request: Request, store: MessageStore) -> None:
+async def get_min_offset(request: Request, store: MessageStore) -> None:
     """Return the queue's first readable offset."""
     params = decode_fields(QueueRequest, request.frame.fields)
     check_readable(store.topics, params.topic)
-    request.read(
-        lambda hot: store.queue_reads.min_offset(params.topic, params.queue, hot=hot),
-        lambda offset: request.respond(OffsetAnswer(offset=offset)),
-    )
+    offset = await request.read(lambda hot: store.queue_reads.min_offset(params.topic, params.queue, hot=hot))
+    request.respond(OffsetAnswer(offset=offset))
 
 
-def get_earliest_msg_storetime(request: Request, store: MessageStore) -> None:
+async def get_earliest_msg_storetime(request: Request, store: MessageStore) -> None:
     """Return the store time of the queue's first message, or -1 if the queue is empty."""
     params = decode_fields(QueueRequest, request.frame.fields)
     check_readable(store.topics, params.topic)
-    request.after_dispatch(
-        lambda: request.read(
-            lambda hot: store.queue_reads.earliest_store_time(params.topic, params.queue, hot=hot),
-            lambda timestamp_ms: request.respond(StoreTimeAnswer(timestamp_ms=timestamp_ms)),
-        )
+    await request.dispatched()
+    timestamp_ms = await request.read(
+        lambda hot: store.queue_reads.earliest_store_time(params.topic, params.queue, hot=hot)
     )
+    request.respond(StoreTimeAnswer(timestamp_ms=timestamp_ms))
 
 
 def query_consumer_offset(request: Request, store: MessageStore) -> None:
@@ -105,7 +97,7 @@ def query_consumer_offset(request: Request, store: MessageStore) -> None:
     request.respond(ConsumerOffsetsAnswer(count=len(entries)), b"".join(entries))
 
 
-def update_consumer_offset(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
+async def update_consumer_offset(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Commit a group's progress.
 
     An invalid offset refuses the whole commit. Queues that the member does not hold are refused, and the others are
@@ -123,40 +115,32 @@ def update_consumer_offset(request: Request, store: MessageStore, groups: GroupC
         )
     entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(request.frame.body))
 
-    def commit() -> None:
-        request.check_may_save()
-        name, held, fenced = _who_commits(groups, params, entries)
-        # All checks before the first commit, so that a refused request changes nothing.
-        _check_commit(store, params.topic, held)
-        groups.check_may_commit(name, ((params.topic, queue) for queue, _ in held))
-        if not params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-            groups.ensure_group(params.group)
-        table = store.consumer_offsets
-        # An operator has purged the dead letters or sent them again, so the audit log records it.
-        if params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-            target = f"group {params.group}, topic {params.topic}"
-            request.audit(UPDATE_CONSUMER_OFFSET, target, table.committed(name, params.topic), dict(held))
-            table.keep(name, params.topic)
-        for queue, offset in held:
-            # A commit never moves progress back; only a reset does.
-            if offset > (table.committed_of(name, params.topic, queue) or -1):
-                table.commit(name, params.topic, queue, offset)
-        if table.is_unsaved(name, params.topic):
-            request.after_saved(lambda: answer(fenced))
-        else:
-            answer(fenced)
-
-    def answer(fenced: EpochFenced | None) -> None:
-        if fenced is not None:
-            raise fenced
-        request.respond(EmptyAnswer())
-
     _check_queues(store, params.topic, entries)
     # A larger offset may follow a message that is acknowledged and not dispatched yet.
-    if all(offset <= store.queue_reads.end_offset(params.topic, queue) for queue, offset in entries):
-        commit()
+    if any(offset > store.queue_reads.end_offset(params.topic, queue) for queue, offset in entries):
+        await request.dispatched()
+    request.check_may_save()
+    name, held, fenced = _who_commits(groups, params, entries)
+    # All checks before the first commit, so that a refused request changes nothing.
+    _check_commit(store, params.topic, held)
+    groups.check_may_commit(name, ((params.topic, queue) for queue, _ in held))
+    table = store.consumer_offsets
+    if params.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+        # An operator has purged the dead letters or sent them again, so the audit log records it.
+        target = f"group {params.group}, topic {params.topic}"
+        request.audit(UPDATE_CONSUMER_OFFSET, target, table.committed(name, params.topic), dict(held))
+        table.keep(name, params.topic)
     else:
-        request.after_dispatch(commit)
+        groups.ensure_group(params.group)
+    for queue, offset in held:
+        # A commit never moves progress back; only a reset does.
+        if offset > (table.committed_of(name, params.topic, queue) or -1):
+            table.commit(name, params.topic, queue, offset)
+    if table.is_unsaved(name, params.topic):
+        await request.saved()
+    if fenced is not None:
+        raise fenced
+    request.respond(EmptyAnswer())
 
 
 def _who_commits(
@@ -212,7 +196,7 @@ def _check_commit(store: MessageStore, topic: str, entries: list[tuple[int, int]
             )
 
 
-def get_consume_stats(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
+async def get_consume_stats(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Return the progress of one or all groups in one or all topics, with both ends of each queue."""
     params = decode_fields(ConsumeStatsRequest, request.frame.fields)
     if params.group:
@@ -220,20 +204,16 @@ def get_consume_stats(request: Request, store: MessageStore, groups: GroupCoordi
     if params.topic:
         check_readable(store.topics, params.topic)
 
-    def read() -> None:
-        wanted = [
-            row
-            for row in _all_queues(store, groups, uncommitted=params.uncommitted)
-            if params.group in ("", row[0]) and params.topic in ("", row[1]) and sees_progress(request, row[0], row[1])
-        ]
-        times = params.times and params.uncommitted
-        request.read(lambda hot: _consume_stats(store, wanted, times, hot), done)
-
-    def done(rows: list[tuple[str | int, ...]]) -> None:
-        shown = rows if params.uncommitted else [row[:6] for row in rows]
-        request.respond(ConsumeStatsAnswer(count=len(rows)), msgpack.packb(shown))
-
-    request.after_dispatch(read)
+    await request.dispatched()
+    wanted = [
+        row
+        for row in _all_queues(store, groups, uncommitted=params.uncommitted)
+        if params.group in ("", row[0]) and params.topic in ("", row[1]) and sees_progress(request, row[0], row[1])
+    ]
+    times = params.times and params.uncommitted
+    rows = await request.read(lambda hot: _consume_stats(store, wanted, times, hot))
+    shown = rows if params.uncommitted else [row[:6] for row in rows]
+    request.respond(ConsumeStatsAnswer(count=len(rows)), msgpack.packb(shown))
 
 
 def sees_progress(request: Request, group: str, topic: str) -> bool:

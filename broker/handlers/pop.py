@@ -245,7 +245,7 @@ class Pop:
             self._begins_at = self._outlet.loop.time() + left_ms / 1000
             self._next()
         else:
-            self._request.read(self._begins, self._begun)
+            self._request.read_then(self._begins, self._begun)
 
     def _begins(self, hot: bool) -> dict[int, int]:
         """Return where the group begins with each queue of a topic that it has not read before. Any thread."""
@@ -317,9 +317,9 @@ class Pop:
         instead = self._finish if self._popped.count else None
         if filtered:
             self._fruitless = 0
-            self._request.step(lambda: self._request.read(read, got, instead), instead)
+            self._request.step(lambda: self._request.read_then(read, got, instead), instead)
         else:
-            self._request.read(read, got, instead)
+            self._request.read_then(read, got, instead)
         return False
 
     def _selection(self, key: QueueKey, room: int) -> PullSelection:

@@ -278,7 +278,7 @@ class _Pull:
         """Time that the broker had spent on the pull when it was held."""
 
     def read(self) -> None:
-        self.request.read(self._read, self.pulled)
+        self.request.read_then(self._read, self.pulled)
 
     def _read(self, hot: bool) -> PullResult:
         outlet, params = self.outlet, self.params
@@ -411,7 +411,7 @@ class _FilteredPull(_Pull):
         self.request.step(self.read, self._send_found if self.found else None)
 
     def read(self) -> None:
-        self.request.read(self._read, self.pulled, self._send_found if self.found else None)
+        self.request.read_then(self._read, self.pulled, self._send_found if self.found else None)
 
     def look_again(self) -> None:
         self.next_step()

@@ -57,7 +57,7 @@ class _Query:
         self.max_count = params.max_count
 
     def read(self) -> None:
-        self.request.read(self._read, self._found)
+        self.request.read_then(self._read, self._found)
 
     def _read(self, hot: bool) -> QueryResult:
         params = self.params
@@ -86,7 +86,9 @@ def view_message_by_id(request: Request, store: MessageStore, limits: LimitsSect
         request.respond(ViewMessageAnswer(count=found.count), found.body)
 
     may_show = shown_to(request)
-    request.after_dispatch(lambda: request.read(lambda hot: store.view(params.id, params.topic, hot, may_show), found))
+    request.after_dispatch(
+        lambda: request.read_then(lambda hot: store.view(params.id, params.topic, hot, may_show), found)
+    )
 
 
 def shown_to(request: Request) -> Callable[[str], bool] | None:
@@ -154,4 +156,4 @@ def browse_messages(request: Request, store: MessageStore) -> None:
         )
         request.respond(answer, msgpack.packb(page.rows))
 
-    request.after_dispatch(lambda: request.read(read, done))
+    request.after_dispatch(lambda: request.read_then(read, done))

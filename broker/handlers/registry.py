@@ -6,7 +6,7 @@ A handler names the parts of the broker that it uses as parameters after the req
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -165,14 +165,14 @@ def of_members(handlers: dict[int, Served]) -> dict[int, Served]:
 
 
 def _on_primary(handler: Handler, *, reads: bool) -> Handler:
-    def check_and_handle(request: Request, *services: Any) -> None:
+    def check_and_handle(request: Request, *services: Any) -> Coroutine[Any, Any, None] | None:
         member = request.broker.member
         assert member is not None, "for members of a replica set"
         may_follow = reads and request.peer.reads_any and not request.frame.fields.get("group")
         refusal = member.refusal(may_follow=may_follow)
         if refusal is not None:
             raise refusal
-        handler(request, *services)
+        return handler(request, *services)
 
     return check_and_handle
 

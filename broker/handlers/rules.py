@@ -8,7 +8,7 @@ handler refuses such a request before it does anything. If a permission depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.auth.permissions import ANY, BROKER, CONSUME, GROUP, PUBLISH, TOPIC, Need
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ..requests.request import Request
 
 Rule = Callable[[Mapping[str, Any]], tuple[Need, ...]]
-Handler = Callable[..., None]
-"""Gets a ``Request`` and the parts of the broker that it names."""
+Handler = Callable[..., "Coroutine[Any, Any, None] | None"]
+"""Gets a ``Request`` and the parts of the broker that it names. One that may wait is a coroutine function."""
 
 
 def anybody(fields: Mapping[str, Any]) -> tuple[Need, ...]:
@@ -69,12 +69,12 @@ def guarded(handler: Handler, rule: Rule) -> Handler:
     if rule is anybody:
         return handler
 
-    def check_and_handle(request: Request, *services: Any) -> None:
+    def check_and_handle(request: Request, *services: Any) -> Coroutine[Any, Any, None] | None:
         access = request.peer.access
         assert access is not None, "for connections with a user"
         for need in rule(request.frame.fields):
             access.check(need)
-        handler(request, *services)
+        return handler(request, *services)
 
     return check_and_handle
 

@@ -133,7 +133,7 @@ def store_again(request: Request, parts: SendBackParts, messages: SendBack) -> N
         writer.when_acknowledged(end_offset, request.later(lambda: request.respond(answer)))
 
     offsets = messages.physical_offsets
-    request.read(lambda hot: [_record(store, offset, permissions, hot) for offset in offsets], make_topics)
+    request.read_then(lambda hot: [_record(store, offset, permissions, hot) for offset in offsets], make_topics)
 
 
 def _record(store: MessageStore, physical_offset: int, permissions: Permissions | None, hot: bool) -> Record:

@@ -221,7 +221,9 @@ def get_topic_stats_info(request: Request, store: MessageStore) -> None:
         body = b"".join([QUEUE_STATS_STRUCT.pack(*entry) for entry in stats])
         request.respond(TopicStatsAnswer(count=len(stats)), body)
 
-    request.after_dispatch(lambda: request.read(lambda hot: store.queue_reads.topic_stats(params.topic, hot=hot), done))
+    request.after_dispatch(
+        lambda: request.read_then(lambda hot: store.queue_reads.topic_stats(params.topic, hot=hot), done)
+    )
 
 
 def get_topics_stats(request: Request, store: MessageStore, counters: Counters) -> None:
@@ -256,4 +258,4 @@ def get_topics_stats(request: Request, store: MessageStore, counters: Counters) 
             if config.name > params.after and (access is None or access.sees(TOPIC, config.name))
         ),
     )
-    request.after_dispatch(lambda: request.read(read, done))
+    request.after_dispatch(lambda: request.read_then(read, done))

@@ -148,7 +148,7 @@ def get_transactions(request: Request, transactions: TransactionalMessageService
             msgpack.packb(rows),
         )
 
-    request.after_dispatch(lambda: request.read(read, answer))
+    request.after_dispatch(lambda: request.read_then(read, answer))
 
 
 def _seen_by(access: UserRights | None) -> Callable[[str], bool]:

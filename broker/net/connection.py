@@ -169,8 +169,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         # First, because the callbacks below must see that nothing can be sent any more.
         self.peer.lost = self.responses.closed = True
         self.stops |= STOP_ENDING
-        self.deferred.cancel_held()
-        self.deferred.waiting.clear()
+        self.deferred.connection_lost()
         self.broker.in_flight.bytes -= self.arrived
         self.arrived = 0
         self.responses.discard()
@@ -276,7 +275,9 @@ class ClientConnection(asyncio.BufferedProtocol):
                 if served is None:
                     return
             handler, services = served
-            handler(request, *services(request))
+            waits = handler(request, *services(request))
+            if waits is not None:
+                request.begin(waits)
         except BrokerError as error:
             if self.peer.follower:
                 request.refuse(error)  # it is read although it may not read: it must get no responses

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeAlias
 
 from ...protocol.errors import InvalidParameter
 from ...protocol.remoting import codes
 from ...protocol.remoting.fastjson import FastjsonError, decode
 from .request import RemotingRequest
+
+Waits: TypeAlias = "Coroutine[Any, Any, None] | None"
+"""What a handler returns: the rest of its work if it may wait."""
+RemotingHandler: TypeAlias = Callable[[RemotingRequest], Waits]
 
 JSON_BYTES_MAX = {
     codes.HEART_BEAT: 512 * 1024,
@@ -30,13 +34,13 @@ LINES_MAX = 256
 """Maximum number of lines in a body of settings."""
 
 
-def decoded(handler: Callable[[RemotingRequest], None], bytes_max: int) -> Callable[[RemotingRequest], None]:
+def decoded(handler: RemotingHandler, bytes_max: int) -> RemotingHandler:
     """Return ``handler`` for requests with JSON in their bodies: it is called once the body is decoded.
 
     A long body is decoded in a reader thread, while the connection waits and all others are served.
     """
 
-    def decode_and_handle(request: RemotingRequest) -> None:
+    def decode_and_handle(request: RemotingRequest) -> Waits:
         body, code = request.received.body, request.received.code
         if len(body) > bytes_max:
             raise InvalidParameter(
@@ -44,15 +48,17 @@ def decoded(handler: Callable[[RemotingRequest], None], bytes_max: int) -> Calla
             )
         if len(body) <= AT_ONCE_BYTES_MAX:
             request.json = _decoded(body, code)
-            handler(request)
-            return
+            return handler(request)
 
         def handle(value: Any) -> None:
             request.json = value
-            handler(request)
+            waits = handler(request)
+            if waits is not None:
+                request.begin(waits)
 
         blob = bytes(body)
         request.read_in_order(lambda: _decoded(blob, code), handle)
+        return None
 
     return decode_and_handle
 

@@ -160,7 +160,9 @@ class RemotingConnection(ClientConnection):
             handler = self.handlers_by_code.get(frame.code)
             if handler is None:
                 raise unsupported(frame.code)
-            handler(request)
+            waits = handler(request)
+            if waits is not None:
+                request.begin(waits)
         except BrokerError as error:
             request.fail(error)
         except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down

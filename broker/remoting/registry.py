@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
 from ...protocol.errors import BrokerError, UnknownCommand
@@ -11,14 +10,12 @@ from ...protocol.remoting import codes
 from ..handlers.registry import services_of
 from ..requests.broker import Broker
 from . import rules
-from .bodies import JSON_BYTES_MAX, decoded
+from .bodies import JSON_BYTES_MAX, RemotingHandler, Waits, decoded
 from .handlers import broker_admin, clients, groups, offsets, pop, produce, pull, topics, transactions
 from .request import RemotingRequest
 from .rules import Rule
 
-RemotingHandler: TypeAlias = Callable[[RemotingRequest], None]
-
-ROWS: tuple[tuple[int, Callable[..., None], Rule], ...] = (
+ROWS: tuple[tuple[int, Callable[..., Waits], Rule], ...] = (
     (codes.SEND_MESSAGE, produce.send_message, rules.PUBLISHES),
     (codes.SEND_MESSAGE_V2, produce.send_message, rules.PUBLISHES_V2),
     (codes.SEND_BATCH_MESSAGE, produce.send_message, rules.PUBLISHES_V2),
@@ -117,7 +114,7 @@ ROWS: tuple[tuple[int, Callable[..., None], Rule], ...] = (
 )
 
 
-def with_parts(handler: Callable[..., None]) -> RemotingHandler:
+def with_parts(handler: Callable[..., Waits]) -> RemotingHandler:
     """Return ``handler`` as a function of the request alone: it gets the gateway, or parts of the broker, by name."""
     # Once for each handler, not for each request.
     services = services_of(handler)
@@ -129,9 +126,9 @@ def guarded(handler: RemotingHandler, rule: Rule) -> RemotingHandler:
     if rule is rules.anybody:
         return handler
 
-    def check_and_handle(request: RemotingRequest) -> None:
+    def check_and_handle(request: RemotingRequest) -> Waits:
         rules.check(request, *rule(request.received.fields))
-        handler(request)
+        return handler(request)
 
     return check_and_handle
 
@@ -139,11 +136,11 @@ def guarded(handler: RemotingHandler, rule: Rule) -> RemotingHandler:
 def on_primary(handler: RemotingHandler) -> RemotingHandler:
     """Return ``handler`` for a member of a replica set: it refuses to answer while another member leads."""
 
-    def check_and_handle(request: RemotingRequest) -> None:
+    def check_and_handle(request: RemotingRequest) -> Waits:
         refusal = _refusal(request)
         if refusal is not None:
             raise refusal
-        handler(request)
+        return handler(request)
 
     return check_and_handle
 
@@ -152,12 +149,12 @@ def routes_on_primary(handler: RemotingHandler) -> RemotingHandler:
     """Return ``handler`` for a member of a replica set: while another member leads, it closes the connection after its
     answer, because only then a client asks the next of its name servers."""
 
-    def check_and_handle(request: RemotingRequest) -> None:
+    def check_and_handle(request: RemotingRequest) -> Waits:
         refusal = _refusal(request)
         if refusal is not None:
             request.refuse(refusal)
-        else:
-            handler(request)
+            return None
+        return handler(request)
 
     return check_and_handle
 

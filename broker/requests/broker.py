@@ -132,6 +132,8 @@ class Broker:
         self.recovery_seconds = process.recovery_seconds
         self.metrics_address = process.metrics_address
         self.started_at = time.monotonic()
+        self.tasks: set[asyncio.Task[None]] = set()
+        """The tasks of requests that wait; the loop itself refers to tasks only weakly."""
         self.access = AccessTable(self._access_changed)
         self.selections = Selections()
         self.counters = Counters()

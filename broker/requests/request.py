@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import types
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Coroutine, Generator, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ...protocol import commands
@@ -18,6 +20,7 @@ from ...protocol.produce_frame import encode_produce_answer, encode_records_head
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..addresses import format_address
 from ..background.held_pulls import HELD_PULL_BYTES, Share, Shares
+from ..background.loop_work import called_back
 from ..config import BUSY_RETRY_AFTER_MS
 from ..security.audit import Author
 from ..store import ProduceBatch, TopicConfig, WouldBlock
@@ -53,7 +56,7 @@ class DeferredRequests:
     """
 
     __slots__ = tuple(
-        "_broker _responses cold_reads held_pulls on_progress selected steps undispatched waiting".split()
+        "_broker _responses cold_reads cold_waiting held_pulls on_progress selected steps undispatched waiting".split()
     )
 
     def __init__(self, broker: Broker, responses: ResponseQueue, on_progress: Callable[[], None]) -> None:
@@ -65,10 +68,12 @@ class DeferredRequests:
         self.selected = Shares()
         """Tags and filters of the pulls that wait or search for messages."""
         self.waiting: deque[Callable[[], None]] = deque()
-        """Requests that wait for the client to read, or for one of its cold reads to finish."""
+        """Requests that wait for the client to read."""
         self.cold_reads = 0
+        self.cold_waiting: list[asyncio.Future[None]] = []
+        """Cold reads that wait for the client to read, or for another one to finish."""
         self.undispatched = 0
-        """Number of requests that wait for the dispatch, or for other work that always completes."""
+        """Number of requests that a task handles, or that wait for work that always completes."""
         self.steps = 0
         """Number of requests that wait for their turn."""
 
@@ -78,8 +83,35 @@ class DeferredRequests:
 
     def run_waiting(self) -> None:
         """Continue requests that waited for the client to read, or for one of its cold reads to finish."""
-        while self.waiting and not self._responses.paused and self.cold_reads < COLD_READS_MAX:
+        while self.waiting and not self._responses.paused:
             self.waiting.popleft()()
+        while self.cold_waiting and not self.reads_must_wait():
+            waits = self.cold_waiting.pop(0)
+            if not waits.done():
+                self.cold_reads += 1
+                waits.set_result(None)
+
+    def reads_must_wait(self) -> bool:
+        """Return whether a cold read would wait for the client to read, or for another one to finish."""
+        return self._responses.paused or self.cold_reads >= COLD_READS_MAX
+
+    async def cold_read(self) -> None:
+        """Wait until a cold read may begin, and count it in ``cold_reads``. Raises ``SystemBusy`` if too many wait."""
+        if not self.reads_must_wait():
+            self.cold_reads += 1
+            return
+        self.check_may_wait()
+        waits = self._broker.loop.create_future()
+        self.cold_waiting.append(waits)
+        await waits
+
+    def connection_lost(self) -> None:
+        """Cancel what waits for messages, or for the client to read."""
+        self.cancel_held()
+        self.waiting.clear()
+        for waits in self.cold_waiting:
+            waits.cancel()
+        self.cold_waiting.clear()
 
     def holds_many(self) -> bool:
         """Return whether many pulls of this connection are held."""
@@ -565,70 +597,154 @@ class Request:
         """Call ``call`` in a reader thread; return its future, which belongs to the loop."""
         return self.broker.loop.run_in_executor(self.broker.readers, call)
 
-    def read(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead = None) -> None:
-        """Call ``read(True)``; if that would block, ``read(False)`` in a reader thread. Pass the result to ``done``.
+    def read_then(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead = None) -> None:
+        """Do what ``read`` does for pulls and pops, and pass the result to ``done``; no task is made unless it waits.
 
-        Later frames of the connection are handled meanwhile. Errors of ``read`` and ``done`` become the response. A
-        caller that already has part of a response passes ``instead``: it is called instead of waiting for memory, or
-        for the client to read.
+        Errors of ``read`` and ``done`` become the response. A caller that already has part of a response passes
+        ``instead``: it is called instead of waiting for memory, or for the client to read.
         """
-        self._attempt_late(lambda: self._read(read, done, instead))
+        self._attempt_late(lambda: self._read_then(read, done, instead))
 
-    def _read(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
-        if not self.broker.send_memory.may_read(self.responses):
-            self._read_when_memory(read, done, instead)
-            return
-        try:
-            result = read(True)
-        except WouldBlock:
-            self._read_cold(read, done, instead)
-        else:
-            done(result)
+    def _read_then(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
+        async def late(reading: Coroutine[Any, Any, T]) -> None:
+            done(await reading)
 
-    def _read_when_memory(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
-        """Wait until there is memory for a response."""
-        if instead is not None:
-            instead()
-            return
-        self.deferred.check_may_wait()
-        retry = self.later(lambda: self._read(read, done, None))
-        self.broker.send_memory.wait(lambda: retry(None))
-
-    def _read_cold(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
-        self.release_frame()
-        deferred = self.deferred
-        if deferred.cold_reads < COLD_READS_MAX and not self.responses.paused:
-            self._start_cold(read, done, instead)
+        if self.broker.send_memory.may_read(self.responses):
+            try:
+                result = read(True)
+            except WouldBlock:
+                if instead is not None and self.deferred.reads_must_wait():
+                    instead()
+                else:
+                    self.begin(late(self._read_cold(read)))
+            else:
+                done(result)
         elif instead is not None:
             instead()
         else:
-            deferred.check_may_wait()
-            deferred.waiting.append(lambda: self._start_cold(read, done, None))
+            self.begin(late(self.read(read)))
 
-    def _start_cold(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> None:
-        self.deferred.cold_reads += 1
-        self.broker.cold_reads.when_free(lambda: self._submit_cold(read, done, instead))
+    # ---- waiting by coroutines ----
 
-    def _submit_cold(self, read: Callable[[bool], T], done: Callable[[T], None], instead: Instead) -> bool:
-        """Give the read to a free thread; return False if it does not need the thread now."""
+    def begin(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Run a handler up to its first wait; a task does the rest, while later frames of the connection are handled.
+
+        A handler that need not wait makes no task. What it raises before its first wait is raised here; a later error
+        becomes the response. After the first wait the frame's body and fields are gone.
+        """
+        try:
+            waits = handling.send(None)
+        except StopIteration:
+            return
+        self.release_frame()
+        self.deferred.undispatched += 1
+        tasks = self.broker.tasks
+        task = self.broker.loop.create_task(self._finish(handling, waits))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _finish(self, handling: Coroutine[Any, Any, None], waits: Any) -> None:
+        try:
+            await _resumed(handling, waits)
+        except ClientLost:
+            pass
+        except BrokerError as error:
+            if not self.peer.lost:
+                self.fail(error)
+        except Exception as error:  # noqa: BLE001 - as in ``attempt``
+            self.fail_unexpectedly(error)
+        finally:
+            self.deferred.undispatched -= 1
+            if not self.peer.lost:
+                self.deferred.on_progress()
+
+    def check_client(self) -> None:
+        """Raise ``ClientLost`` if the connection was closed, so that nothing more is read for it."""
         if self.peer.lost:
-            return False
-        if not self.broker.send_memory.may_read(self.responses):  # memory became short while it waited for the thread
-            self.deferred.cold_reads -= 1
-            self._attempt_late(lambda: self._read_when_memory(read, done, instead))
-            # Another read of this connection may start instead; in a later turn, because ``ColdReads`` is just starting
-            # reads.
-            self.broker.loop.call_soon(self.deferred.run_waiting)
-            return False
-        future = self.in_reader(lambda: read(False))
-        future.add_done_callback(lambda future: self._cold_done(future, done))
-        return True
+            raise ClientLost
 
-    def _cold_done(self, future: asyncio.Future[T], done: Callable[[T], None]) -> None:
-        self.deferred.cold_reads -= 1
-        future.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
-        if not self.peer.lost:
-            self._attempt_late(lambda: done(future.result()))
-            self.deferred.run_waiting()
-        # Only now, when the result is counted: see ``background/cold_reads.py``.
-        self.broker.cold_reads.release()
+    async def dispatched(self) -> None:
+        """Wait until everything acknowledged by now is visible. Raises ``SystemBusy`` if too many requests wait.
+
+        Dispatch runs after the acknowledgement, but every client must find a message that has been acknowledged.
+        """
+        if not self.broker.dispatch.is_done():
+            self.deferred.check_may_wait()
+            await called_back(self.broker.loop, self.broker.dispatch.when_done)
+            self.check_client()
+
+    async def written(self) -> None:
+        """Wait until everything written by now is acknowledged and visible. Raises the error of a failed flush."""
+        self.deferred.check_may_wait()
+        await self.broker.writer.acknowledged(self.broker.store.write_offset)
+        await self.dispatched()
+
+    async def replicated(self) -> None:
+        """Wait until a change that a person made would survive a failover."""
+        await called_back(self.broker.loop, self.broker.when_replicated)
+
+    async def saved(self) -> None:
+        """Wait until what groups must not forget is on disk and would survive a failover. Raises the error if it cannot
+        be written."""
+        changes = self.broker.group_changes
+        if changes.pending:
+            await called_back(self.broker.loop, changes.when_saved)
+
+    async def read(self, read: Callable[[bool], T]) -> T:
+        """Return ``read(True)``; if that would block, ``read(False)`` of a reader thread.
+
+        Waits first until there is memory for a response. Raises ``SystemBusy`` if too many requests wait.
+        """
+        await self._memory()
+        try:
+            return read(True)
+        except WouldBlock:
+            return await self._read_cold(read)
+
+    async def _memory(self) -> None:
+        """Wait until there is memory for a response."""
+        memory = self.broker.send_memory
+        while not memory.may_read(self.responses):
+            self.deferred.check_may_wait()
+            await called_back(self.broker.loop, memory.wait)
+            self.check_client()
+
+    async def _read_cold(self, read: Callable[[bool], T]) -> T:
+        """Return ``read(False)`` of a reader thread."""
+        broker, deferred = self.broker, self.deferred
+        while True:
+            await deferred.cold_read()
+            try:
+                self.check_client()
+                await called_back(broker.loop, lambda done: broker.cold_reads.when_free(done))
+                try:
+                    self.check_client()
+                    # Otherwise memory became short while it waited for the thread, which is for another read.
+                    if broker.send_memory.may_read(self.responses):
+                        result = await self.in_reader(lambda: read(False))
+                        self.check_client()
+                        return result
+                finally:
+                    # Later, when the result is counted: see ``ColdReads``.
+                    broker.loop.call_soon(broker.cold_reads.release)
+            finally:
+                deferred.cold_reads -= 1
+                broker.loop.call_soon(deferred.run_waiting)
+            await self._memory()
+
+
+class ClientLost(Exception):
+    """The connection that a request came from is closed: nothing more is read for it."""
+
+
+@types.coroutine
+def _resumed(handling: Coroutine[Any, Any, None], waits: Any) -> Generator[Any, Any, None]:
+    """Continue a coroutine that waits for the future ``waits``."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            try:
+                yield waits
+            except BaseException as error:  # noqa: BLE001 - the error of what it waits for, or that its task is cancelled
+                waits = handling.throw(error)
+            else:
+                waits = handling.send(None)

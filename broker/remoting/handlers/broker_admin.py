@@ -32,7 +32,7 @@ def get_broker_runtime_info(request: RemotingRequest, gateway: RemotingGateway, 
         table = runtime_table(broker, gateway.figures, earliest_ms, gateway.names.is_primary())
         reply_json(request, {"table": table})
 
-    request.read(partial(_earliest_ms, broker.store), done)
+    request.read_then(partial(_earliest_ms, broker.store), done)
 
 
 def _earliest_ms(store: MessageStore, hot: bool) -> int:

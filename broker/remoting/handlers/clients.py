@@ -274,7 +274,7 @@ def consume_message_directly(
         audit_change(request, f"group {fields['consumerGroup']}, client {client_id}, message {message_id}")
         _ask(request, client, client_id, codes.CONSUME_MESSAGE_DIRECTLY, fields, bytes(record))
 
-    request.after_dispatch(lambda: request.read(view, found))
+    request.after_dispatch(lambda: request.read_then(view, found))
 
 
 def _passed_on(request: RemotingRequest, names: tuple[str, ...]) -> dict[str, str]:

@@ -88,7 +88,9 @@ def query_consume_time_span(request: RemotingRequest, gateway: RemotingGateway, 
             rows.append(row | ({"delayTime": max(now_ms - next_ms, 0)} if next_ms is not None else {}))
         return rows
 
-    request.after_dispatch(lambda: request.read(read, lambda rows: reply_json(request, {"consumeTimeSpanSet": rows})))
+    request.after_dispatch(
+        lambda: request.read_then(read, lambda rows: reply_json(request, {"consumeTimeSpanSet": rows}))
+    )
 
 
 def get_broker_consume_stats(
@@ -118,7 +120,7 @@ def get_broker_consume_stats(
             {"brokerAddr": gateway.address, "consumeStatsList": listed, "totalDiff": total, "totalInflightDiff": 0}
         )
 
-    request.after_dispatch(lambda: request.read(read, lambda body: request.reply(body=body)))
+    request.after_dispatch(lambda: request.read_then(read, lambda body: request.reply(body=body)))
 
 
 def _progress_table(store: MessageStore, broker_name: str, topic: str, committed: dict[int, int]) -> ObjectMap:
@@ -279,7 +281,7 @@ def get_consume_stats(
         table = ObjectMap((queue_row(gateway, queue), row) for queue, row in rows)
         request.reply(body=fastjson.encode({"consumeTps": 0.0, "offsetTable": table}))
 
-    request.after_dispatch(lambda: request.read(lambda hot: _progress(store, group, pulled, hot), answer))
+    request.after_dispatch(lambda: request.read_then(lambda hot: _progress(store, group, pulled, hot), answer))
 
 
 def _progress(

@@ -35,33 +35,29 @@ def _queue(request: RemotingRequest, store: MessageStore) -> tuple[str, int]:
     return topic, request.ext.integer("queueId", high=_QUEUE_MAX)
 
 
-def get_max_offset(request: RemotingRequest, store: MessageStore) -> None:
+async def get_max_offset(request: RemotingRequest, store: MessageStore) -> None:
     """Return the offset that the queue's next message will have."""
     topic, queue = _queue(request, store)
-    request.after_dispatch(lambda: request.reply({"offset": str(store.queue_reads.max_offset(topic, queue))}))
+    await request.dispatched()
+    request.reply({"offset": str(store.queue_reads.max_offset(topic, queue))})
 
 
-def get_min_offset(request: RemotingRequest, store: MessageStore) -> None:
+async def get_min_offset(request: RemotingRequest, store: MessageStore) -> None:
     """Return the queue's first readable offset."""
     topic, queue = _queue(request, store)
-    request.read(
-        lambda hot: store.queue_reads.min_offset(topic, queue, hot=hot),
-        lambda offset: request.reply({"offset": str(offset)}),
-    )
+    offset = await request.read(lambda hot: store.queue_reads.min_offset(topic, queue, hot=hot))
+    request.reply({"offset": str(offset)})
 
 
-def get_earliest_msg_storetime(request: RemotingRequest, store: MessageStore) -> None:
+async def get_earliest_msg_storetime(request: RemotingRequest, store: MessageStore) -> None:
     """Return the store time of the queue's first message in ms, or -1 if the queue is empty."""
     topic, queue = _queue(request, store)
-    request.after_dispatch(
-        lambda: request.read(
-            lambda hot: store.queue_reads.earliest_store_time(topic, queue, hot=hot),
-            lambda stored_ms: request.reply({"timestamp": str(stored_ms)}),
-        )
-    )
+    await request.dispatched()
+    stored_ms = await request.read(lambda hot: store.queue_reads.earliest_store_time(topic, queue, hot=hot))
+    request.reply({"timestamp": str(stored_ms)})
 
 
-def search_offset_by_timestamp(request: RemotingRequest, store: MessageStore) -> None:
+async def search_offset_by_timestamp(request: RemotingRequest, store: MessageStore) -> None:
     """Return the first offset whose message was stored at a time or later; for ``UPPER`` the last at it or earlier."""
     topic, queue = _queue(request, store)
     timestamp_ms = max(request.ext.integer("timestamp", low=_TIME_MS_MIN), 0)
@@ -77,10 +73,11 @@ def search_offset_by_timestamp(request: RemotingRequest, store: MessageStore) ->
         after = reads.offset_by_time(topic, queue, min(timestamp_ms + 1, _I64_MAX), hot=hot)
         return max(after - 1, reads.min_offset(topic, queue, hot=hot))
 
-    request.after_dispatch(lambda: request.read(find, lambda offset: request.reply({"offset": str(offset)})))
+    await request.dispatched()
+    request.reply({"offset": str(await request.read(find))})
 
 
-def query_consumer_offset(request: RemotingRequest, store: MessageStore) -> None:
+async def query_consumer_offset(request: RemotingRequest, store: MessageStore) -> None:
     """Return the committed offset of a group in a queue.
 
     A group that has committed nothing gets 0 if the queue still has its first message and that one is young: so a new
@@ -93,18 +90,15 @@ def query_consumer_offset(request: RemotingRequest, store: MessageStore) -> None
     if committed is not None:
         request.reply({"offset": str(committed)})
         return
-
-    def answer(young: bool) -> None:
-        if young:
-            request.reply({"offset": "0"})
-        else:
-            remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
-            request.reply(code=codes.QUERY_NOT_FOUND, remark=remark)
-
-    if may_be_zero:
-        request.after_dispatch(lambda: request.read(lambda hot: _is_young(store, topic, queue, hot), answer))
-    else:
+    if not may_be_zero:
         request.reply(code=codes.QUERY_NOT_FOUND, remark="Not found, do not set to zero, maybe this group boot first")
+        return
+    await request.dispatched()
+    if await request.read(lambda hot: _is_young(store, topic, queue, hot)):
+        request.reply({"offset": "0"})
+    else:
+        remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+        request.reply(code=codes.QUERY_NOT_FOUND, remark=remark)
 
 
 def _is_young(store: MessageStore, topic: str, queue: int, hot: bool) -> bool:
@@ -115,7 +109,7 @@ def _is_young(store: MessageStore, topic: str, queue: int, hot: bool) -> bool:
     return log_bytes is not None and log_bytes < YOUNG_SHARE * MEMORY_BYTES
 
 
-def update_consumer_offset(
+async def update_consumer_offset(
     request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Set the committed offset of a group in a queue, also backwards.
@@ -136,9 +130,8 @@ def update_consumer_offset(
     gateway.commit(group, topic, queue, offset)
     remark = "Offset has been previously reset" if ignored else None
     if store.consumer_offsets.is_unsaved(group, topic):
-        request.after_saved(lambda: request.reply(remark=remark))
-    else:
-        request.reply(remark=remark)
+        await request.saved()
+    request.reply(remark=remark)
 
 
 def query_correction_offset(request: RemotingRequest, store: MessageStore) -> None:

@@ -95,7 +95,7 @@ def pull_message(request: RemotingRequest, gateway: RemotingGateway, outlet: Out
     if offset < 0:
         request.check_pull(params)
         request.after_dispatch(
-            lambda: request.read(
+            lambda: request.read_then(
                 lambda hot: store.queue_reads.min_offset(topic, queue, hot=hot),
                 lambda low: _before_the_first(request, low, store.queue_reads.max_offset(topic, queue)),
             )
@@ -183,7 +183,7 @@ def view_message_by_id(request: RemotingRequest, store: MessageStore) -> None:
             return
         request.reply({}, record)
 
-    request.after_dispatch(lambda: request.read(read, done))
+    request.after_dispatch(lambda: request.read_then(read, done))
 
 
 def query_message(request: RemotingRequest, store: MessageStore) -> None:
@@ -222,7 +222,7 @@ def query_message(request: RemotingRequest, store: MessageStore) -> None:
     if count == 0 or search.begin_ms > search.end_ms:
         done(QueryResult(0, "", 0, bytearray()))
         return
-    request.after_dispatch(lambda: request.read(lambda hot: store.query(search, hot=hot), done))
+    request.after_dispatch(lambda: request.read_then(lambda hot: store.query(search, hot=hot), done))
 
 
 def _subscription_of(request: RemotingRequest, gateway: RemotingGateway, group: str, topic: str) -> dict[str, Any]:
@@ -264,4 +264,4 @@ def query_consume_queue(request: RemotingRequest, gateway: RemotingGateway, stor
             ]
         return {"maxQueueIndex": high, "minQueueIndex": low, "queueData": rows, **wanted}
 
-    request.after_dispatch(lambda: request.read(read, lambda found: reply_json(request, found)))
+    request.after_dispatch(lambda: request.read_then(read, lambda found: reply_json(request, found)))

@@ -334,7 +334,7 @@ def get_topic_stats_info(
         )
         request.reply(body=encode({"offsetTable": table, "topicPutTps": gateway.figures.put_tps(config.name)}))
 
-    request.after_dispatch(lambda: request.read(read, done))
+    request.after_dispatch(lambda: request.read_then(read, done))
 
 
 def get_system_topic_list_from_broker(request: RemotingRequest, gateway: RemotingGateway) -> None:

@@ -62,7 +62,7 @@ def end_transaction(request: RemotingRequest, transactions: TransactionalMessage
     elif params.transaction_id:
         end(params.transaction_id)
     else:
-        request.read(lambda hot: _id_of(store, physical_offset, hot), end)
+        request.read_then(lambda hot: _id_of(store, physical_offset, hot), end)
 
 
 def _topic_check(request: RemotingRequest) -> Callable[[str], None]:
@@ -133,4 +133,4 @@ def resume_check_half_message(
         audit_change(request, f"group {reopened.group}, transaction {reopened.transaction_id}")
         writer.when_acknowledged(end_offset, request.later(request.reply))
 
-    request.read(read, resume)
+    request.read_then(read, resume)
