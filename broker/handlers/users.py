@@ -262,7 +262,7 @@ def _begin(request: Request, authenticator: Authenticator, params: AuthRequest) 
 def _finish(
     request: Request, authenticator: Authenticator, audit: AuditLog, exchange: ServerExchange, client_final: str
 ) -> None:
-    host = request.peer.address[0]
+    host, name = request.peer.address[0], exchange.name
 
     def judge() -> None:
         try:
@@ -270,7 +270,7 @@ def _finish(
         except AuthenticationFailed as error:
             audit.write(
                 AUTH.name,
-                f"user {exchange.name}",
+                f"user {name}",
                 author=Author(address=format_address(*request.peer.address), client=request.peer.client),
                 outcome=error.name,
                 reason=error.message,
@@ -279,11 +279,11 @@ def _finish(
             return
         request.source.admit(user)
         request.respond(AuthAnswer(message=answer, done=True))
-        authenticator.backoff.record_success(host)
+        authenticator.backoff.record_success(host, name)
 
     # Right and wrong proofs wait alike, so that the time to the response does not tell them apart.
-    if authenticator.backoff.must_wait(host):
-        request.peer.when_lost(authenticator.backoff.wait(host, lambda: request.proceed(judge)))
+    if authenticator.backoff.must_wait(host, name):
+        request.peer.when_lost(authenticator.backoff.wait(host, name, lambda: request.proceed(judge)))
         request.suspend()
     else:
         judge()

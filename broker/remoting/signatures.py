@@ -29,9 +29,9 @@ _NO_ONES_SECRET = secrets.token_bytes(40)
 class SignatureCheck:
     """The check of one connection's requests. ``access_key``: the key that its last accepted request was signed with.
 
-    A request with another key waits its turn after failed attempts from the same address, like a login. After a failure
-    the connection stays open, because only then every client shows the reason to its program; what it sends before its
-    next turn is refused without a look at the signature.
+    A request with another key waits its turn after failed attempts with it from the same address, like a login. After a
+    failure the connection stays open, because only then every client shows the reason to its program; what it sends
+    before its next turn is refused without a look at the signature.
     """
 
     __slots__ = ("_authenticator", "_connection", "_failed", "access_key")
@@ -65,10 +65,10 @@ class SignatureCheck:
                 return True
         else:
             host = connection.peer.address[0]
-            if backoff.must_wait(host):
+            if backoff.must_wait(host, key):
                 if self._failed:
                     raise AuthenticationFailed(_wrong(key))
-                cancel = backoff.wait(host, lambda: connection.proceed(frame, lambda: self._turn(frame)))
+                cancel = backoff.wait(host, key, lambda: connection.proceed(frame, lambda: self._turn(frame)))
                 connection.peer.when_lost(cancel)
                 connection.suspend()
                 return False
@@ -107,7 +107,7 @@ class SignatureCheck:
         self.access_key = key
         connection.admit(user)
         authenticator.successes += 1
-        authenticator.backoff.record_success(host)
+        authenticator.backoff.record_success(host, key)
 
     def _signer(self, frame: RemotingFrame, key: str) -> User | None:
         """Return the user that has signed the frame; None if the key or the signature is wrong, which takes as long."""

@@ -313,9 +313,9 @@ class Authenticator:
             raise AuthenticationFailed(str(error)) from None
 
     def finish(self, exchange: ServerExchange, client_final: str, host: str) -> tuple[User, str]:
-        """Check a client's proof, when the backoff gives ``host`` its turn. Return (the user, the response).
+        """Check a client's proof, when the backoff gives the attempt its turn. Return (the user, the response).
 
-        Raises ``AuthenticationFailed`` if the proof is wrong; then the next attempt from this address has to wait.
+        Raises ``AuthenticationFailed`` if the proof is wrong; then the user's next attempt from ``host`` has to wait.
         """
         try:
             user, answer = self._judge(exchange, client_final)
@@ -329,9 +329,9 @@ class Authenticator:
     def record_failure(self, host: str, name: str, reason: str) -> None:
         """Note a failed attempt of ``host`` as the user, or with the access key, ``name``; the next one has to wait."""
         self.failures += 1
-        pause_s = self.backoff.record_failure(host)
+        pause_s = self.backoff.record_failure(host, name)
         log.warning(
-            "%s failed to authenticate as %s: %s; the next attempt from this address waits %.1f s",
+            "%s failed to authenticate as %s: %s; the next such attempt from this address waits %.1f s",
             host,
             ascii(name[:NAME_CHARS_LOGGED]),
             reason,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import closing
 from datetime import datetime
 from typing import Unpack
 
@@ -75,13 +74,8 @@ class Iteration:
                     await self._guarded_wait()
                     continue
                 passed += len(messages)
-                if (active := hooks.installed) is None:
-                    for message in messages:
-                        yield message
-                    continue
-                with closing(hooks.handed_out(active, self._side, topic, messages, began_ns)) as handed_out:
-                    for message in handed_out:
-                        yield message
+                for message in hooks.active.handed_out(self._side, topic, messages, began_ns):
+                    yield message
                 began_ns = time.time_ns()
         finally:
             self._disconnect()
@@ -217,12 +211,8 @@ class Consumer(Client):
         """
         deadline = self._caller.deadline(timeout)
         plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, self._watch.now)
-        if (active := hooks.installed) is None:
-            return await self._caller.run(plan, deadline)
-        with hooks.Receiving(active, self._side, topic) as receiving:
-            batch = await self._caller.run(plan, deadline)
-            receiving.messages = batch.messages
-        return batch
+        with hooks.active.receiving(self._side, topic) as receiving:
+            return receiving.batch(await self._caller.run(plan, deadline))
 
     def iter(
         self,

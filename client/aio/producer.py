@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Any, Unpack
@@ -16,7 +15,7 @@ from ..core import hooks
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import Bulk, Single
 from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.produce.packer import BulkProperties, Flush, check_bodies, check_messages
+from ..core.produce.packer import BulkProperties, Flush, check_bodies, check_message, check_messages
 from ..core.produce.producer_core import ASK, BulkTerms, Groups, Prepared, ProducerCore, raise_unseen
 from ..core.produce.receipts import Receipt
 from ..core.rpc.access import AccessOptions
@@ -133,6 +132,8 @@ class Admission:
     def _refuse(self, held: Held, error: FlintError) -> None:
         if not held.future.done():
             held.future.set_exception(detached(error))
+            if isinstance(held.future, SendFuture):
+                held.future.observed.end(error)
 
     # ---- deadlines and the end
 
@@ -168,12 +169,14 @@ class SendFuture(asyncio.Future[Receipt]):
     """True if the application asked for the outcome. ``flush`` and ``close`` raise the errors that it did not see."""
     abandon: Callable[[], None] | None = None
     """Called if the future is cancelled."""
+    observed: hooks.SendingOne
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Discard the outcome. A message that was not sent yet is never sent; one that was sent may be stored."""
         cancelled = super().cancel(msg)
         if cancelled and self.abandon is not None:
             self.abandon()
+            self.observed.end(asyncio.CancelledError())
         return cancelled
 
     def result(self) -> Receipt:
@@ -258,15 +261,20 @@ class Producer(Base):
         sent; one that was sent may be stored.
         """
         future = self._life.enter().create_future()
-        hand_over = self._hand_over if hooks.installed is None else self._hand_over_observed
-        handed_over = hand_over(message, queue, flush, timeout, future)
+        check_message(message)
+        message, observed = hooks.active.send(self._side, message, self._sending.record_bytes_max)
+        handed_over: Single | Held | None = None
         try:
+            handed_over = self._hand_over(message, queue, flush, timeout, future)
             receipt: Receipt = await future
-        except asyncio.CancelledError:
-            self._abandon(handed_over)
+        except BaseException as error:
+            if handed_over is not None and isinstance(error, asyncio.CancelledError):
+                self._abandon(handed_over)
+            observed.end(error)
             raise
         finally:
             del future, handed_over  # else the raised error would be a local of a frame in its own traceback
+        observed.end(None, receipt)
         return receipt
 
     def send_async(
@@ -278,8 +286,14 @@ class Producer(Base):
         a future, or ``flush()``, now and then.
         """
         future = SendFuture(loop=self._life.enter())
-        hand_over = self._hand_over if hooks.installed is None else self._hand_over_observed
-        handed_over = hand_over(message, queue, flush, timeout, future)
+        check_message(message)
+        message, observed = hooks.active.send(self._side, message, self._sending.record_bytes_max)
+        try:
+            handed_over = self._hand_over(message, queue, flush, timeout, future)
+        except BaseException as error:
+            observed.end(error)
+            raise
+        future.observed = observed
         self._unsettled[future] = None
         future.abandon = lambda: self._abandon(handed_over)
         future.add_done_callback(self._unsettled.pop)
@@ -304,26 +318,6 @@ class Producer(Base):
             return self._admission.hold(message, prepared, future)
         return self._add(message, prepared, future)
 
-    def _hand_over_observed(
-        self,
-        message: Message,
-        queue: int | None,
-        flush: Flush | None,
-        timeout: float | None,
-        future: asyncio.Future[Any],
-    ) -> Single | Held:
-        active = hooks.installed
-        if active is None or not isinstance(message, Message):
-            return self._hand_over(message, queue, flush, timeout, future)
-        observed = active.send(self._side, [message], self._sending.record_bytes_max, several=False)
-        try:
-            handed_over = self._hand_over(observed.messages[0], queue, flush, timeout, future)
-        except BaseException as error:
-            observed.end(error)
-            raise
-        future.add_done_callback(partial(_end, observed))
-        return handed_over
-
     def _add(self, message: Message, prepared: Prepared, future: asyncio.Future[Any]) -> Single:
         to, row, mode, deadline = prepared
         single = self._delivery.add_single(message.topic, to, row, mode, deadline, future, message.common)
@@ -346,10 +340,14 @@ class Producer(Base):
             if future.done():  # the sender was cancelled
                 continue
             if error is None:
-                future.set_result(single.receipt())
+                receipt = single.receipt()
+                if type(future) is SendFuture:
+                    future.observed.end(None, receipt)
+                future.set_result(receipt)
                 continue
             future.set_exception(error)
             if isinstance(future, SendFuture):
+                future.observed.end(error)
                 self._failed.append(future)
                 asyncio.Future.exception(future)  # mark it retrieved: close() raises it, so the loop need not warn
 
@@ -384,10 +382,8 @@ class Producer(Base):
         Raises ``DeliveryFailed``, which has the error of each failed message and the receipts of the others.
         """
         terms = BulkTerms(queue, flush, prepare, timeout)
-        if (active := hooks.installed) is None:
-            return await self._deliver(self._sending.many(messages, terms, self._watch.now()), timeout)
         several = check_messages(messages)
-        with active.send(self._side, several, self._sending.record_bytes_max, several=True) as observed:
+        with hooks.active.send_many(self._side, several, self._sending.record_bytes_max) as observed:
             return await self._deliver(self._sending.many(observed.messages, terms, self._watch.now()), timeout)
 
     async def send_bulk(
@@ -406,11 +402,8 @@ class Producer(Base):
         None); ``tags``, ``properties``, ``sharding_key`` and the delay are those of ``Message`` and apply to all
         bodies (``BulkProperties``). Otherwise like ``send_many``."""
         terms = BulkTerms(queue, flush, prepare, timeout)
-        if (active := hooks.installed) is None:
-            plan = self._sending.columns(topic, bodies, keys, shared, terms, self._watch.now())
-            return await self._deliver(plan, timeout)
         several = check_bodies(bodies)
-        with active.send_bulk(self._side, topic, several, shared, self._sending.record_bytes_max) as observed:
+        with hooks.active.send_bulk(self._side, topic, several, shared, self._sending.record_bytes_max) as observed:
             plan = self._sending.columns(topic, several, keys, observed.shared, terms, self._watch.now())
             return await self._deliver(plan, timeout)
 
@@ -537,11 +530,3 @@ class Producer(Base):
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._close(raised)
-
-
-def _end(observed: hooks.Sending, future: asyncio.Future[Receipt]) -> None:
-    """Tell the hooks the outcome of a message, without counting as the application that looks at it."""
-    error = asyncio.CancelledError() if future.cancelled() else asyncio.Future.exception(future)
-    if error is None:
-        observed.receipt = asyncio.Future.result(future)
-    observed.end(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -217,14 +218,16 @@ class Sessions:
 
 # ---- Limit of login attempts.
 #
-# The broker slows an address down after wrong passwords, and to the broker everyone who uses the console has
-# the console's address. So the console refuses a guesser itself, before the broker hears of it. As at the
-# broker, an IPv6 network counts as one address.
+# To the broker everyone who uses the console has the console's address, and its pauses after wrong passwords would
+# reach all of them. So the console refuses a guesser itself, before the broker hears of it. As at the broker, an IPv6
+# network counts as one address, and one user's wrong passwords keep no other user out.
 
 FREE_FAILURES = 5
-"""Number of wrong passwords that a network may send without waiting."""
+"""Number of wrong passwords that a user may send from a network without waiting."""
+FREE_NAMES = 5
+"""Number of users whose passwords may be wrong from one network without a wait for all others behind it."""
 WAIT_SECONDS = 30.0
-"""Seconds between further attempts of such a network."""
+"""Seconds between further attempts."""
 FORGET_SECONDS = 600.0
 """Seconds without a failure after which a network starts again without a wait."""
 CONCURRENT_MAX = 4
@@ -235,62 +238,87 @@ NETWORKS_MAX = 10_000
 """Maximum number of networks with failures to remember; the one that failed least recently is forgotten first."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """Failures of one user from a network: their number, and the time of the last one."""
+
+    number: int
+    at: float
+
+
+_NO_FAILURES = _Failures(0, -math.inf)
+
+
 class LoginAttempts:
     """Failures by network and user. ``clock``: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Number of failures by user, and the time of the last one; the latest network is at the end.
-        self._failures: dict[str, tuple[Counter[str], float]] = {}
-        self._in_progress: Counter[str] = Counter()
+        # The network, and in it the user, that failed last is at the end.
+        self._failures: dict[str, dict[str, _Failures]] = {}
+        self._in_progress: dict[str, Counter[str]] = {}
 
     @contextlib.contextmanager
     def attempt(self, address: str, user: str) -> Iterator[None]:
         """Judge the attempt that the block makes. Raises ``Refused`` if it must wait.
 
-        Another attempt of the same network counts as failed until it is over, so many at once gain nothing.
+        Another attempt of the same network and user counts as failed until it is over, so many at once gain nothing.
         """
         network = network_of(address)
-        others = self._in_progress.get(network, 0)
-        if self._in_progress.total() >= ALL_CONCURRENT_MAX or others >= CONCURRENT_MAX:
+        others = self._in_progress.get(network, Counter())
+        in_all = sum(each.total() for each in self._in_progress.values())
+        if in_all >= ALL_CONCURRENT_MAX or others.total() >= CONCURRENT_MAX:
             raise Refused(429, "too many logins at the same time; try again in a second")
-        failures, last = self._of(network)
-        if failures.total() + others >= FREE_FAILURES:
-            seconds = last + WAIT_SECONDS - self._clock() if failures.total() >= FREE_FAILURES else 0.0
-            if others or seconds > 0:
-                raise Refused(429, f"too many failed logins from {address}; try again in {max(1.0, seconds):.0f} s")
-        self._in_progress[network] += 1
+        if (seconds := self._seconds_to_wait(network, user, others)) > 0:
+            raise Refused(429, f"too many failed logins from {address}; try again in {max(1.0, seconds):.0f} s")
+        others[user] += 1
+        self._in_progress[network] = others
         try:
             yield
         except AuthenticationFailed:
             self._failed(network, user)
             raise
         finally:
-            self._in_progress[network] -= 1
-            if not self._in_progress[network]:
+            others[user] -= 1
+            if not others.total():
                 del self._in_progress[network]
         self._succeeded(network, user)
 
-    def _of(self, network: str) -> tuple[Counter[str], float]:
-        failures, last = self._failures.get(network, (Counter[str](), self._clock()))
-        return (failures, last) if self._clock() - last <= FORGET_SECONDS else (Counter[str](), last)
+    def _seconds_to_wait(self, network: str, user: str, others: Counter[str]) -> float:
+        """Return the seconds for which an attempt must wait, beside others in progress; 0: none."""
+        now = self._clock()
+        failures = self._of(network, now)
+        own = failures.get(user, _NO_FAILURES)
+        seconds = 0.0
+        if own.number + others[user] >= FREE_FAILURES:
+            seconds = max(float(others[user]), own.at + WAIT_SECONDS - now)
+        if len(failures.keys() | (+others).keys()) >= FREE_NAMES:
+            last = max((each.at for each in failures.values()), default=-math.inf)
+            seconds = max(seconds, float(others.total()), last + WAIT_SECONDS - now)
+        return seconds
+
+    def _of(self, network: str, now: float) -> dict[str, _Failures]:
+        """Return the failures of a network by user, without those that are forgotten by now."""
+        found = self._failures.get(network, {})
+        return {user: failures for user, failures in found.items() if now - failures.at <= FORGET_SECONDS}
 
     def _failed(self, network: str, user: str) -> None:
-        failures, _ = self._of(network)
-        # Names take memory, so only some are kept.
-        failures[user if user in failures or len(failures) < FREE_FAILURES else ""] += 1
+        now = self._clock()
+        failures = self._of(network, now)
+        earlier = failures.pop(user, _NO_FAILURES)
+        if len(failures) >= FREE_NAMES:  # names take memory; so many make the whole network wait already
+            del failures[next(iter(failures))]
+        failures[user] = _Failures(earlier.number + 1, now)
         self._failures.pop(network, None)
         if len(self._failures) >= NETWORKS_MAX:
             del self._failures[next(iter(self._failures))]
-        self._failures[network] = failures, self._clock()
+        self._failures[network] = failures
 
     def _succeeded(self, network: str, user: str) -> None:
         """Forget the failures of this user from there: who has one password does not guess others faster."""
-        failures, last = self._of(network)
+        failures = self._failures.get(network, {})
         failures.pop(user, None)
-        if failures:
-            self._failures[network] = failures, last
-        else:
+        if not failures:
             self._failures.pop(network, None)
 
 

@@ -190,7 +190,7 @@ class SendSpan(_Timed, hooks.Sending):
         instruments: Instruments,
         operation: TracedOperation,
         span: trace.Span,
-        messages: Sequence[Message],
+        messages: list[Message],
         count: int,
         only: Message | None = None,
         shared: BulkProperties = _NOTHING_SHARED,
@@ -201,12 +201,11 @@ class SendSpan(_Timed, hooks.Sending):
         self._ended = False
         self.messages = messages
         self.shared = shared
-        self.receipt = None
         self._count = count
         self._only = only
         self._began = time.perf_counter()
 
-    def end(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None, receipt: Receipt | None = None) -> None:
         """Note the end; only the first one counts."""
         if self._ended:
             return
@@ -215,7 +214,7 @@ class SendSpan(_Timed, hooks.Sending):
         span = self._span
         if span.is_recording():
             if self._only is not None:
-                span.set_attributes(of_sent(self._only, self.receipt))
+                span.set_attributes(of_sent(self._only, receipt))
             if error is not None:
                 note_error(span, error)
         span.end()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from opentelemetry.propagate import get_global_textmap
 
 from ..core import hooks
 from ..core.hooks import Side
-from ..errors import InvalidMessage
+from ..errors import ClientClosed, InvalidMessage
 from ..message import Message, check_properties, have_room, wire_of, with_properties
 from .context import (
     BAGGAGE,
@@ -43,6 +44,7 @@ from .spans import (
 )
 
 if TYPE_CHECKING:
+    from ..core.consume.batch import Batch, StoredMessage
     from ..core.produce.packer import BulkProperties
 
 
@@ -70,13 +72,13 @@ class Tracer(hooks.Hooks):
 
     # ---- sending
 
-    def send(self, side: Side, messages: Sequence[Message], record_bytes_max: int, *, several: bool) -> SendSpan:
-        """Begin a call that sends messages, each of which gets the context of a span, unless it has one."""
-        if several or self._create_spans:
-            return self._send(side, messages, record_bytes_max, several=several)
+    def send(self, side: Side, message: Message, record_bytes_max: int) -> tuple[Message, SendSpan]:
+        """Begin a call that sends a message, which gets the context of a span, unless it has one."""
+        if self._create_spans:
+            created = self._send(side, [message], record_bytes_max, several=False)
+            return created.messages[0], created
         # By itself and with few calls: a single send waits for the broker, and what runs after a wait has cold caches.
-        message = messages[0]
-        topic = message.topic
+        sent, topic = message, message.topic
         operation = side.kept.get(("send", topic))
         if operation is None or operation.server is not side.addresses.first:
             operation = operation_of(side, "send", topic)
@@ -86,12 +88,14 @@ class Tracer(hooks.Hooks):
         else:
             span = self._tracer.start_span(operation.name, current, _PRODUCER, operation.attributes)
             if added := injected(span, current, fields):
-                messages = (
-                    with_properties(message, added, record_bytes_max) or carrying(message, added, record_bytes_max),
-                )
-        return SendSpan(self._instruments, operation, span, messages, 1, message)
+                sent = with_properties(message, added, record_bytes_max) or carrying(message, added, record_bytes_max)
+        return sent, SendSpan(self._instruments, operation, span, [], 1, message)
 
-    def _send(self, side: Side, messages: Sequence[Message], record_bytes_max: int, *, several: bool) -> SendSpan:
+    def send_many(self, side: Side, messages: list[Message], record_bytes_max: int) -> SendSpan:
+        """Begin a ``send_many``, whose messages get the context of a span, unless they have one."""
+        return self._send(side, messages, record_bytes_max, several=True)
+
+    def _send(self, side: Side, messages: list[Message], record_bytes_max: int, *, several: bool) -> SendSpan:
         operation = operation_of(side, "send", common_topic(messages))
         count, only = (len(messages), None) if several else (None, messages[0])
         current, fields = get_current(), fields_of(get_global_textmap())
@@ -129,7 +133,7 @@ class Tracer(hooks.Hooks):
                 if variant and have_room(own, variant, bodies, record_bytes_max):
                     shared = {**shared, "properties": {**variant, **own}}
                     break
-        return SendSpan(self._instruments, operation, span, (), len(bodies), shared=shared)
+        return SendSpan(self._instruments, operation, span, [], len(bodies), shared=shared)
 
     def _created(self, side: Side, message: Message, record_bytes_max: int, links: list[trace.Link]) -> Message:
         """Return a message with the context of a span of its own, to which the span of the call gets a link."""
@@ -146,8 +150,25 @@ class Tracer(hooks.Hooks):
 
     # ---- receiving
 
+    def receiving(self, side: Side, topic: str = "") -> hooks.Receiving:
+        """Begin a call that receives messages."""
+        return _ReceiveSpan(self, side, topic)
+
+    def handed_out(
+        self, side: Side, topic: str, messages: list[StoredMessage], began_ns: int
+    ) -> Generator[StoredMessage, None, None]:
+        """Yield the messages, and note those that the application has taken when it takes no more."""
+        times_ns = began_ns, time.time_ns()
+        count = 0
+        try:
+            for message in messages:
+                count += 1
+                yield message
+        finally:
+            self.received(side, topic, messages[:count], times_ns)
+
     def received(self, side: Side, topic: str, messages: hooks.Messages, times_ns: tuple[int, int]) -> None:
-        """Note messages that the application gets now."""
+        """Note messages that the application gets now. ``times_ns``: when the call began, and when it had them."""
         operation = operation_of(side, "receive", topic or common_topic(messages))
         links = SenderLinks(messages)
         began_ns, ended_ns = times_ns
@@ -208,3 +229,34 @@ class Tracer(hooks.Hooks):
         if count is not None:
             attributes = {**attributes, BATCH_COUNT: count}
         return self._tracer.start_span(operation.name, context, kind, attributes, links, began_ns)
+
+
+class _ReceiveSpan(hooks.Receiving):
+    """A call that receives messages."""
+
+    __slots__ = ("_began_ns", "_side", "_topic", "_tracer")
+
+    def __init__(self, tracer: Tracer, side: Side, topic: str) -> None:
+        self._tracer = tracer
+        self._side = side
+        self._topic = topic
+        self._began_ns = time.time_ns()
+
+    def end(self, error: BaseException | None) -> None:
+        # To be closed or cancelled is how a wait for messages ends.
+        if isinstance(error, Exception) and not isinstance(error, ClientClosed):
+            self._tracer.not_received(self._side, self._topic, error, (self._began_ns, time.time_ns()))
+
+    def batch(self, batch: Batch) -> Batch:
+        self._received(batch.messages)
+        return batch
+
+    def deliveries(self, found: list[hooks.HandedT]) -> list[hooks.HandedT]:
+        self._received([each.message for each in found])
+        for each in found:
+            each.handling = self._tracer.process(self._side, (each.message,), several=False, pushed=False)
+        return found
+
+    def _received(self, messages: hooks.Messages) -> None:
+        if messages:
+            self._tracer.received(self._side, self._topic, messages, (self._began_ns, time.time_ns()))

@@ -69,11 +69,8 @@ class _Iteration:
                 # Take what has arrived without waiting: a queue without messages may have some by now.
                 elif reading.someone_waits or not self._iterating.outstanding:
                     self._guarded(wait=False)
-                messages = reading.turn()
-                if not messages or (active := hooks.installed) is None:
-                    yield from messages
-                else:
-                    yield from hooks.handed_out(active, self._side, reading.topic, messages, began_ns)
+                if messages := reading.turn():
+                    yield from hooks.active.handed_out(self._side, reading.topic, messages, began_ns)
                     began_ns = time.time_ns()
         finally:
             self._disconnect()
@@ -177,12 +174,8 @@ class Consumer(Client):
         """
         deadline = self._caller.deadline(timeout)
         plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, time.monotonic)
-        if (active := hooks.installed) is None:
-            return self._caller.run(plan, deadline)
-        with hooks.Receiving(active, self._side, topic) as receiving:
-            batch = self._caller.run(plan, deadline)
-            receiving.messages = batch.messages
-        return batch
+        with hooks.active.receiving(self._side, topic) as receiving:
+            return receiving.batch(self._caller.run(plan, deadline))
 
     def iter(
         self,

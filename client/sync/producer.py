@@ -20,7 +20,7 @@ from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.produce.accumulator import NEVER, Bulk, Single
 from ..core.produce.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.produce.packer import BulkProperties, Flush, check_bodies, check_messages, check_queue
+from ..core.produce.packer import BulkProperties, Flush, check_bodies, check_message, check_messages, check_queue
 from ..core.produce.producer_core import ASK, BulkTerms, Groups, ProducerCore, raise_unseen
 from ..core.produce.receipts import Receipt
 from ..core.rpc.access import AccessOptions, access_for
@@ -47,6 +47,7 @@ class SendFuture(Future[Receipt]):
 
     looked_at = False
     """True if the application asked for the outcome. ``flush`` and ``close`` raise the errors that it did not see."""
+    observed: hooks.SendingOne
 
     def cancel(self) -> bool:
         """Return False: a message that was handed over cannot be taken back."""
@@ -146,17 +147,15 @@ class Producer:
         seconds, instead of ``delivery_timeout``. Raises the broker's refusal, or ``ConnectionFailed`` or
         ``RequestTimeout`` when the time is over.
         """
-        if (active := hooks.installed) is None or not isinstance(message, Message):
-            return self._send(message, queue, flush, timeout)
+        check_message(message)
         # No ``with``: it takes two more calls, and after a wait each of them has cold caches.
-        observed = active.send(self._side, [message], self._sending.record_bytes_max, several=False)
+        message, observed = hooks.active.send(self._side, message, self._sending.record_bytes_max)
         try:
-            receipt = self._send(observed.messages[0], queue, flush, timeout)
+            receipt = self._send(message, queue, flush, timeout)
         except BaseException as error:
             observed.end(error)
             raise
-        observed.receipt = receipt
-        observed.end(None)
+        observed.end(None, receipt)
         return receipt
 
     def _send(self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None) -> Receipt:
@@ -191,26 +190,16 @@ class Producer:
 
         The future completes without further calls, possibly in another thread.
         """
-        if (active := hooks.installed) is None or not isinstance(message, Message):
-            return self._send_async(message, queue, flush, timeout)
-        observed = active.send(self._side, [message], self._sending.record_bytes_max, several=False)
-        try:
-            future = self._send_async(observed.messages[0], queue, flush, timeout)
-        except BaseException as error:
-            observed.end(error)
-            raise
-        future.add_done_callback(partial(_end, observed))
-        return future
-
-    def _send_async(
-        self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None
-    ) -> SendFuture:
+        check_message(message)
+        message, observed = hooks.active.send(self._side, message, self._sending.record_bytes_max)
         future = SendFuture()
+        future.observed = observed
         try:
             self._add(message, queue, flush, timeout, future)
             self._driver.nudge()
-        except BaseException:
+        except BaseException as error:
             self._driver.abandon()
+            observed.end(error)
             raise
         return future
 
@@ -246,10 +235,13 @@ class Producer:
         future: SendFuture = single.future
         del self._unsettled[single]
         if single.error is None:
-            future.set_result(single.receipt())
+            receipt = single.receipt()
+            future.observed.end(None, receipt)
+            future.set_result(receipt)
         else:
             self._sending.learn(single.error)
             self._failed.append(future)
+            future.observed.end(single.error)
             future.set_exception(single.error)
 
     # ---- several messages
@@ -273,10 +265,8 @@ class Producer:
         Raises ``DeliveryFailed``, which has the error of each failed message and the receipts of the others.
         """
         terms = BulkTerms(queue, flush, prepare, timeout)
-        if (active := hooks.installed) is None:
-            return self._deliver(self._sending.many(messages, terms, time.monotonic()), timeout)
         several = check_messages(messages)
-        with active.send(self._side, several, self._sending.record_bytes_max, several=True) as observed:
+        with hooks.active.send_many(self._side, several, self._sending.record_bytes_max) as observed:
             return self._deliver(self._sending.many(observed.messages, terms, time.monotonic()), timeout)
 
     def send_bulk(
@@ -295,11 +285,8 @@ class Producer:
         None); ``tags``, ``properties``, ``sharding_key`` and the delay are those of ``Message`` and apply to all
         bodies (``BulkProperties``). Otherwise like ``send_many``."""
         terms = BulkTerms(queue, flush, prepare, timeout)
-        if (active := hooks.installed) is None:
-            plan = self._sending.columns(topic, bodies, keys, shared, terms, time.monotonic())
-            return self._deliver(plan, timeout)
         several = check_bodies(bodies)
-        with active.send_bulk(self._side, topic, several, shared, self._sending.record_bytes_max) as observed:
+        with hooks.active.send_bulk(self._side, topic, several, shared, self._sending.record_bytes_max) as observed:
             plan = self._sending.columns(topic, several, keys, observed.shared, terms, time.monotonic())
             return self._deliver(plan, timeout)
 
@@ -437,11 +424,3 @@ def _call_back(called: Callable[[Future[Receipt]], object], future: Future[Recei
         if isinstance(error, Exception) or ends_program(error):
             raise  # an ``Exception`` is logged by the future
         log.exception("a callback of a message that was sent failed")
-
-
-def _end(observed: hooks.Sending, future: Future[Receipt]) -> None:
-    """Tell the hooks the outcome of a message without marking its future as looked at by the application."""
-    error = Future.exception(future)
-    if error is None:
-        observed.receipt = Future.result(future)
-    observed.end(error)

@@ -49,65 +49,29 @@ class _Recorder(trace.NoOpTracer):
         return _Recorded(trace.get_current_span(context).get_span_context())
 
 
-class _Call(hooks.Sending):
-    """A call, or the handling of messages, of which nothing is noted."""
-
-    def __init__(self, messages: Any, shared: Any = None) -> None:
-        self.messages = messages
-        self.shared = shared
-
-    def end(self, error: BaseException | None) -> None:
-        """Note nothing."""
-
-
-class TimedSends(hooks.Sending):
+class TimedSends(hooks.SendingOne):
     """Times the calls of the hooks ``inner`` for single sends: their beginning and their end, without the send itself.
     It is the hooks and the call at once, because one send is under way at a time. ``taken_ns``: of each send."""
 
     def __init__(self, inner: hooks.Hooks) -> None:
         self.taken_ns: list[int] = []
-        self.receipt = None
         self._inner = inner
 
-    def send(self, *arguments: Any, **options: Any) -> Self:
+    def send(self, *arguments: Any) -> tuple[Any, Self]:
         """Begin a call."""
         began = time.perf_counter_ns()
-        self._call = self._inner.send(*arguments, **options)
+        message, self._call = self._inner.send(*arguments)
         self._began_ns = time.perf_counter_ns() - began
-        self.messages = self._call.messages
-        return self
+        return message, self
 
-    def end(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None, receipt: Any = None) -> None:
         """End the call."""
-        self._call.receipt = self.receipt
         began = time.perf_counter_ns()
-        self._call.end(error)
+        self._call.end(error, receipt)
         self.taken_ns.append(self._began_ns + time.perf_counter_ns() - began)
 
 
-class _Nothing(hooks.Hooks):
-    """Hooks that do nothing."""
-
-    def send(self, side: hooks.Side, messages: Any, record_bytes_max: int, *, several: bool) -> _Call:
-        """Begin a call."""
-        return _Call(messages)
-
-    def send_bulk(self, side: hooks.Side, topic: str, bodies: Any, shared: Any, record_bytes_max: int) -> _Call:
-        """Begin a call."""
-        return _Call((), shared)
-
-    def received(self, side: hooks.Side, topic: str, messages: Any, times_ns: tuple[int, int]) -> None:
-        """Note nothing."""
-
-    def not_received(self, side: hooks.Side, topic: str, error: BaseException, times_ns: tuple[int, int]) -> None:
-        """Note nothing."""
-
-    def process(self, side: hooks.Side, messages: Any, *, several: bool, pushed: bool) -> _Call:
-        """Begin the handling of messages."""
-        return _Call(messages)
-
-
-class _Interface(_Nothing):
+class _Interface(hooks.Hooks):
     """Hooks that call what every instrumentation must call: a span and its end, a current span for a listener, and two
     metrics."""
 
@@ -119,20 +83,24 @@ class _Interface(_Nothing):
     def _begin(self, kind: trace.SpanKind, parent: context.Context) -> trace.Span:
         return self._tracer.start_span("send bench", parent, kind, _ATTRIBUTES)
 
-    def send(self, side: hooks.Side, messages: Any, record_bytes_max: int, *, several: bool) -> _Call:
+    def send(self, side: hooks.Side, message: Any, record_bytes_max: int) -> tuple[Any, _Span]:
+        """Begin a call."""
+        return message, self.send_many(side, [message], record_bytes_max)
+
+    def send_many(self, side: hooks.Side, messages: Any, record_bytes_max: int) -> _Span:
         """Begin a call."""
         return _Span(self, self._begin(trace.SpanKind.PRODUCER, context.get_current()), messages)
 
-    def send_bulk(self, side: hooks.Side, topic: str, bodies: Any, shared: Any, record_bytes_max: int) -> _Call:
+    def send_bulk(self, side: hooks.Side, topic: str, bodies: Any, shared: Any, record_bytes_max: int) -> _Span:
         """Begin a call."""
         return _Span(self, self._begin(trace.SpanKind.PRODUCER, context.get_current()), (), shared)
 
-    def process(self, side: hooks.Side, messages: Any, *, several: bool, pushed: bool) -> _Call:
+    def process(self, side: hooks.Side, messages: Any, *, several: bool, pushed: bool) -> _Span:
         """Begin the handling of messages."""
         return _Handling(self, self._begin(trace.SpanKind.CONSUMER, context.Context()), messages)
 
 
-class _Span(_Call):
+class _Span(hooks.Sending):
     """A span, which ends with two metrics."""
 
     def __init__(self, owner: _Interface, span: trace.Span, messages: Any, shared: Any = None) -> None:
@@ -141,7 +109,7 @@ class _Span(_Call):
         self.messages = messages
         self.shared = shared
 
-    def end(self, error: BaseException | None) -> None:
+    def end(self, error: BaseException | None, receipt: Any = None) -> None:
         """End the span."""
         self.span.end()
         histogram, counter = self.owner.instruments
@@ -182,7 +150,7 @@ def ways() -> Iterator[dict[str, hooks.Hooks | None]]:
     with _sdk() as (tracers, meters), _in_a_span():
         yield {
             "off": None,
-            "nothing": _Nothing(),
+            "nothing": hooks.Hooks(),
             "interface": _Interface(no_tracer),
             "all": Tracer(no_tracer, no_meter),
             "recorded_interface": _Interface(_Recorder()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import select
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.broker.security.backoff import FREE_NAMES
 from flintmq.client import (
     AuthenticationFailed,
     AuthenticationRequired,
@@ -124,42 +125,26 @@ class TestTheCommand:
 
 @dataclass
 class Own:
-    """A user for one test, on a broker that several tests share."""
+    """A broker of one test, with a user that has the usual password."""
 
     running: RunningBroker
     name: str
-    log_from: int
 
     @property
     def log(self) -> str:
-        """Return the broker's log since the test began."""
-        return self.running.log[self.log_from :]
+        """Return the broker's log."""
+        return self.running.log
 
     def set(self, password: str | None) -> None:
         """Set another password, or remove the user (None)."""
         set_user(self.running.store, self.name, password)
 
 
-@pytest.fixture(scope="module")
-def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker for tests that add and remove users, or fail to authenticate."""
-    folder = tmp_path_factory.mktemp("changing")
-    set_user(folder / "store", "billing")
-    brokers = Brokers(folder)
-    yield brokers.start(store=folder / "store", settings=SCRAM)
-    brokers.stop_all()
-
-
-_numbers = itertools.count()
-
-
 @pytest.fixture
-def own(changing: RunningBroker, connect: ConnectionFactory) -> Own:
-    """A user with the usual password. Its login resets the failures of earlier tests."""
-    name = f"user-{next(_numbers)}"
-    set_user(changing.store, name)
-    authenticate(connect(changing), name)
-    return Own(changing, name, len(changing.log))
+def own(broker: BrokerFactory, tmp_path: Path) -> Own:
+    set_user(tmp_path / "store", "billing")
+    set_user(tmp_path / "store", "shop")
+    return Own(broker(store=tmp_path / "store", settings=SCRAM), "shop")
 
 
 class TestWrongOnes:
@@ -193,6 +178,34 @@ class TestWrongOnes:
         with pytest.raises(AuthenticationFailed):
             authenticate(connect(running), own.name, "wrong")
         assert own.log.count("waits 0.1 s") == 2
+
+    def test_one_users_failures_delay_no_one_else_behind_the_address(
+        self, own: Own, connect: ConnectionFactory
+    ) -> None:
+        """The other user's login is answered while the one that has failed still waits for its turn."""
+        running = own.running
+        other = f"{own.name}-beside"
+        set_user(running.store, other)
+        waiting, exchange = connect(running), ClientExchange(own.name, PASSWORD)
+        answer = waiting.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
+        for _ in range(5):
+            with pytest.raises(AuthenticationFailed):
+                authenticate(connect(running), own.name, "wrong")
+        request_id = waiting.send(AUTH, {"message": exchange.final(answer.fields["message"])})
+        authenticate(connect(running), other)
+        poller = select.poll()
+        poller.register(waiting.sock, select.POLLIN)
+        assert not poller.poll(0)
+        waiting.receive_for(request_id).raise_for_error()
+
+    def test_guesses_with_many_names_delay_the_whole_address(self, own: Own, connect: ConnectionFactory) -> None:
+        names = [f"guessed-{own.name}-{number}" for number in range(FREE_NAMES + 2)]
+        for name in names:
+            with pytest.raises(AuthenticationFailed):
+                authenticate(connect(own.running), name, "wrong")
+        for name, pause in zip(names, ["0.1"] * (FREE_NAMES + 1) + ["0.2"], strict=True):
+            [line] = [line for line in own.log.splitlines() if f"authenticate as '{name}'" in line]
+            assert line.endswith(f"waits {pause} s")
 
     def test_an_attempt_that_would_wait_too_long_gets_system_busy(self, own: Own, connect: ConnectionFactory) -> None:
         running = own.running

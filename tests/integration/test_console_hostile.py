@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Message, Producer
 from flintmq.client.console.pages import PAGES
-from flintmq.client.console.sessions import FREE_FAILURES
+from flintmq.client.console.sessions import FREE_FAILURES, FREE_NAMES
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, log_in
 from tests.dead_letter_tools import bury
@@ -191,7 +191,25 @@ def test_a_network_that_guesses_does_not_lock_the_others_out(tmp_path: Path) -> 
         # A user with a password does not guess that of another one faster.
         for number in range(FREE_FAILURES):
             assert attempt(f"192.0.2.1:{number + 1}", "wrong") == 403
-            assert attempt("192.0.2.1", PASSWORD, "guesser") == (303 if number + 1 < FREE_FAILURES else 429)
+            assert attempt("192.0.2.1", PASSWORD, "guesser") == 303
+        assert attempt("192.0.2.1", PASSWORD) == 429
+
+
+def test_one_users_wrong_passwords_keep_no_one_else_behind_the_address_out(tmp_path: Path) -> None:
+    grants: dict[str, list[dict[str, Any]]] = {"ops": [{"actions": ["admin"], "broker": True}], "other": []}
+    with broker_with_users(tmp_path, grants, {}) as running, console_of(running) as client:
+        for _ in range(FREE_FAILURES):
+            assert log_in(client, "ops", "wrong").status_code == 403
+        assert log_in(client, "ops", PASSWORD).status_code == 429
+        assert log_in(client, "other", PASSWORD).status_code == 303
+
+
+def test_guesses_with_many_names_make_all_behind_the_address_wait(tmp_path: Path) -> None:
+    with broker_with_users(tmp_path, {"ops": []}, {}) as running, console_of(running) as client:
+        for number in range(FREE_NAMES):
+            assert log_in(client, f"guessed-{number}", "wrong").status_code == 403
+        assert log_in(client, "guessed-again", "wrong").status_code == 429
+        assert log_in(client, "ops", PASSWORD).status_code == 429
 
 
 # ---- other sites

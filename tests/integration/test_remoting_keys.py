@@ -258,3 +258,16 @@ def test_failed_attempts_make_the_next_ones_of_the_address_wait(own: RemotingBro
         last = clients[-1].receive_for(sent[-1])
         assert last.code == codes.SYSTEM_BUSY
         assert "attempts to authenticate from 127.0.0.1 have failed" in last.remark
+
+
+def test_one_users_wrong_secret_keeps_no_one_else_behind_the_address_waiting(own: RemotingBroker) -> None:
+    """The other user is served while requests with the first one's key still wait for their turn."""
+    with contextlib.ExitStack() as open_clients:
+        clients = [open_clients.enter_context(SignedSocket(own.address, "shop", "a wrong secret")) for _ in range(5)]
+        sent = [client.send(codes.SEND_MESSAGE_V2, send_fields("orders", {})) for client in clients]
+        assert clients[0].receive_for(sent[0]).code == codes.NO_PERMISSION
+        with SignedSocket(own.address, "ops") as ops:
+            assert ops.produce("orders").code == codes.SUCCESS
+        failures = own.running.log.count("failed to authenticate as")
+        assert failures < len(clients)
+        assert clients[-1].receive_for(sent[-1]).code == codes.NO_PERMISSION

@@ -73,9 +73,9 @@ def propagator(request: pytest.FixtureRequest) -> Iterator[None]:
     propagate.set_global_textmap(usual)
 
 
-def installed() -> hooks.Hooks:
-    assert hooks.installed is not None
-    return hooks.installed
+def tracer() -> Tracer:
+    assert isinstance(hooks.active, Tracer)
+    return hooks.active
 
 
 @pytest.mark.parametrize("propagator", [Broken, Odd], indirect=True)
@@ -83,10 +83,11 @@ def test_a_context_that_cannot_be_written_is_left_out(
     propagator: None, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = Message("orders", b"", properties={"a": "b"})
-    with installed().send(SIDE, [message], 1 << 20, several=False) as sending:
-        assert list(sending.messages) == [message]
-    with installed().send_bulk(SIDE, "orders", [b""], {"properties": {"a": "b"}}, 1 << 20) as sending:
-        assert sending.shared == {"properties": {"a": "b"}}
+    sent, sending = hooks.active.send(SIDE, message, 1 << 20)
+    sending.end(None)
+    assert sent == message
+    with hooks.active.send_bulk(SIDE, "orders", [b""], {"properties": {"a": "b"}}, 1 << 20) as bulk:
+        assert bulk.shared == {"properties": {"a": "b"}}
     assert len(traces.named("send orders")) == 2
     assert "no context is sent" in caplog.text
 
@@ -96,9 +97,9 @@ def test_a_context_that_cannot_be_read_is_no_link(
     propagator: None, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = stored(b"0", traceparent="00-1-2-01")
-    with installed().process(SIDE, [message], several=False, pushed=True):
+    with hooks.active.process(SIDE, [message], several=False, pushed=True):
         pass
-    installed().received(SIDE, "orders", [message], (1, 2))
+    tracer().received(SIDE, "orders", [message], (1, 2))
     assert traces.one("process orders").links == traces.one("receive orders").links == ()
     assert "the context of a message cannot be read: RuntimeError: no extract" in caplog.text
 
@@ -182,15 +183,15 @@ def test_a_message_of_a_span_that_is_not_sampled_is_not_decoded(monkeypatch: pyt
 @pytest.mark.parametrize("body", [b"", b"baggage\x01a=c\x02", bytes(100_000)])
 @pytest.mark.parametrize("bag", [{}, {"baggage": "a=b"}])
 def test_a_listener_runs_with_the_baggage_of_its_message(traces: Traces, body: bytes, bag: dict[str, str]) -> None:
-    with installed().process(SIDE, [stored(body, **bag)], several=False, pushed=True):
+    with hooks.active.process(SIDE, [stored(body, **bag)], several=False, pushed=True):
         assert baggage.get_all() == ({"a": "b"} if bag else {})
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_damaged_message_has_a_span_without_its_parts(traces: Traces, several: bool) -> None:
-    with installed().process(SIDE, [DAMAGED], several=several, pushed=True):
+    with hooks.active.process(SIDE, [DAMAGED], several=several, pushed=True):
         pass
-    installed().received(SIDE, "", [DAMAGED], (1, 2))
+    tracer().received(SIDE, "", [DAMAGED], (1, 2))
     assert link_to(DAMAGED) is None
     assert context_of(DAMAGED) == Context()
     span = traces.one("process orders")
@@ -201,8 +202,8 @@ def test_a_damaged_message_has_a_span_without_its_parts(traces: Traces, several:
 
 
 def test_the_first_end_counts(traces: Traces, caplog: pytest.LogCaptureFixture) -> None:
-    sending = installed().send(SIDE, [Message("orders", b"")], 1 << 20, several=False)
-    handling = installed().process(SIDE, [DAMAGED], several=False, pushed=False)
+    _, sending = hooks.active.send(SIDE, Message("orders", b""), 1 << 20)
+    handling = hooks.active.process(SIDE, [DAMAGED], several=False, pushed=False)
     for observed in (sending, handling):
         observed.end(None)
         observed.end(ValueError("late"))
@@ -225,7 +226,7 @@ def test_a_settlement_is_named_by_the_outcome() -> None:
 
 def test_a_lost_delivery_has_no_settlement() -> None:
     with traced(settle_spans=True) as traces:
-        installed().process(SIDE, [DAMAGED], several=False, pushed=False).end(DeliveryLost("gone"))
+        hooks.active.process(SIDE, [DAMAGED], several=False, pushed=False).end(DeliveryLost("gone"))
     assert [span.name for span in traces.all()] == ["process orders"]
 
 

@@ -325,6 +325,12 @@ def check_flush(flush: Any) -> str:
     return str(mode)
 
 
+def check_message(message: Any) -> None:
+    """Raise unless the argument of a ``send`` is a ``Message``."""
+    if type(message) is not Message and not isinstance(message, Message):
+        raise InvalidMessageType(f"the message must be a flintmq.client.Message, not {type(message).__name__}")
+
+
 def check_messages(messages: Iterable[Message]) -> list[Message]:
     """Return the messages of a ``send_many`` as a list, after checking that each is a ``Message``."""
     if isinstance(messages, Message):

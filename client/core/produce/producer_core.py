@@ -17,8 +17,8 @@ from ....protocol.errors import FlintError, QueueNotExist, RemoteProtocolError, 
 from ....protocol.fields import decode_fields
 from ....protocol.produce_frame import ANY_QUEUE
 from ....protocol.storage import record
-from ...errors import DeliveryFailed, InvalidArgument, InvalidArgumentType, InvalidMessageType
-from ...message import Body, Message, Row, check_topic
+from ...errors import DeliveryFailed, InvalidArgument, InvalidArgumentType
+from ...message import Message, Row, check_topic
 from .. import topics as topic_operations
 from ..compression import Compressor
 from ..rpc.operation import Operation, Plan, operation, pack_body, unpack_body
@@ -33,10 +33,8 @@ from .packer import (
     Flush,
     QueueCounts,
     RowSource,
-    check_bodies,
     check_bulk_keys,
     check_flush,
-    check_messages,
     check_queue,
     common_properties,
     group_messages,
@@ -244,9 +242,7 @@ class ProducerCore:
     def prepare(
         self, message: Message, queue: int | None, flush: str | None, timeout: float | None, now: float
     ) -> Prepared:
-        """Check the arguments of a ``send``; raises if one is not valid."""
-        if type(message) is not Message and not isinstance(message, Message):
-            raise InvalidMessageType(f"the message must be a flintmq.client.Message, not {type(message).__name__}")
+        """Check the other arguments of a ``send``; raises if one is not valid."""
         deadline = now + (self.delivery_seconds if timeout is None else check_timeout("timeout", timeout))
         to = ANY_QUEUE if queue is None else check_queue(queue)
         if to == ANY_QUEUE and (sharding_key := message.sharding_key) is not None:
@@ -274,9 +270,8 @@ class ProducerCore:
 
     # ---- several messages
 
-    def many(self, messages: Iterable[Message], terms: BulkTerms, now: float) -> Plan[tuple[Bulk, Groups]]:
-        """Check the arguments of a ``send_many`` and group its messages by destination."""
-        several = check_messages(messages)
+    def many(self, several: list[Message], terms: BulkTerms, now: float) -> Plan[tuple[Bulk, Groups]]:
+        """Check the other arguments of a ``send_many`` and group its messages by destination."""
         to, mode, bulk = self._new_bulk(len(several), terms, now)
         counts: Mapping[str, int] = {}
         if to == ANY_QUEUE:
@@ -294,15 +289,14 @@ class ProducerCore:
     def columns(
         self,
         topic: str,
-        bodies: Iterable[Body],
+        several: list[bytes],
         keys: Iterable[str | Sequence[str] | None] | None,
         shared: BulkProperties,
         terms: BulkTerms,
         now: float,
     ) -> Plan[tuple[Bulk, Groups]]:
-        """Check the arguments of a ``send_bulk``."""
+        """Check the other arguments of a ``send_bulk``."""
         check_topic(topic)
-        several = check_bodies(bodies)
         entries = check_bulk_keys(keys, len(several))
         common = common_properties(shared)
         to, mode, bulk = self._new_bulk(len(several), terms, now)

@@ -354,11 +354,8 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
         """Await the listener; returns the messages to redeliver, with their delay levels."""
         messages = (handed,) if isinstance(handed, StoredMessage) else work.messages
         try:
-            if (active := hooks.installed) is None:
+            with hooks.active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
                 check_returned(await self._listener(handed))
-            else:
-                with active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
-                    check_returned(await self._listener(handed))
         except BaseException as error:
             task = asyncio.current_task()
             assert task is not None
@@ -423,12 +420,9 @@ class GroupConsumer(ReceiverShell, TaskMember):
         lost.
         """
         deadline = self._life.enter().time() + self._check_receive(max_count, timeout)
-        if (active := hooks.installed) is None:
-            return self._deliveries.take(max_count) or await self._receive_later(max_count, deadline)
-        with hooks.Receiving(active, self._side) as receiving:
+        with hooks.active.receiving(self._side) as receiving:
             found = self._deliveries.take(max_count) or await self._receive_later(max_count, deadline)
-            receiving.messages = [delivery.message for delivery in found]
-        return self._begun(active, found)
+            return receiving.deliveries(found)
 
     async def _receive_later(self, max_count: int, deadline: float) -> list[Delivery]:
         loop, deliveries = self._life.loop, self._deliveries

@@ -294,12 +294,8 @@ class GroupConsumer(ReceiverShell, ThreadMember):
         closed, also while this waits, and ``ClientFailed`` if it cannot continue.
         """
         deadline = time.monotonic() + self._check_receive(max_count, timeout)
-        if (active := hooks.installed) is None:
-            return self._deliveries.take(max_count) or self._receive_later(max_count, deadline)
-        with hooks.Receiving(active, self._side) as receiving:
-            found = self._deliveries.take(max_count) or self._receive_later(max_count, deadline)
-            receiving.messages = [delivery.message for delivery in found]
-        return self._begun(active, found)
+        with hooks.active.receiving(self._side) as receiving:
+            return receiving.deliveries(self._deliveries.take(max_count) or self._receive_later(max_count, deadline))
 
     def _receive_later(self, max_count: int, deadline: float) -> list[Delivery]:
         deliveries = self._deliveries

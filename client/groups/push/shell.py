@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack, overload
 
 from ....protocol.errors import FlintError
 from ...core.client_guard import Guard
-from ...core.hooks import Hooks, Side
+from ...core.hooks import Side
 from ...core.rpc.access import AccessOptions, ClientAccess, access_for
 from ...core.rpc.address import parse_addresses
 from ...core.rpc.timeouts import wait_seconds
@@ -22,7 +22,7 @@ from ...endpoint import ConnectionLog
 from ...errors import InvalidArgument, InvalidArgumentType, ListenerTimeout
 from ...sync.pool import Dialer
 from ..callables import is_coroutine_function, is_generator_function, name_of
-from .delivery import Deliveries, Delivery, DeliverySource
+from .delivery import Deliveries, DeliverySource
 from .group_client import Engine, MemberEngine
 from .options import (
     Addresses,
@@ -226,12 +226,6 @@ class ReceiverShell(MemberShell):
         deliveries = self._deliveries = Deliveries(options, guard, changed)
         deliveries.engine = Engine(options, dialer, deliveries.add, deliveries.recall, deliveries.give_up, ended)
         return deliveries.engine
-
-    def _begun(self, active: Hooks, found: list[Delivery]) -> list[Delivery]:
-        """Begin the handling of deliveries, which ends with their settlement or their loss."""
-        for delivery in found:
-            delivery.handling = active.process(self._side, (delivery.message,), several=False, pushed=False)
-        return found
 
     def _check_receive(self, max_count: Any, timeout: Any) -> float:
         """Return how many seconds to wait; raise if ``receive`` cannot be called, or not with these arguments."""

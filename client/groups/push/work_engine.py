@@ -466,11 +466,8 @@ class Workers:
     def _failed(self, handed: Any, messages: Sequence[StoredMessage], work: WorkItem) -> Failed:
         """Call the listener; returns the messages to redeliver, with their delay levels."""
         try:
-            if (active := hooks.installed) is None:
+            with hooks.active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
                 self._call(handed)
-            else:
-                with active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
-                    self._call(handed)
         except BaseException as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
             return failed_with(error, self._options, messages, work)
         return []
