@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flintmq.client.arrow.archive.log_files import find_log
-from flintmq.client.arrow.archive.log_reader import LogRange, PartitionReader
+from flintmq.client.arrow.archive.find_log import find_log
 from flintmq.client.arrow.archive.options import ArchiveOptions
-from flintmq.client.arrow.archive.plan import find_end, plan
+from flintmq.client.arrow.archive.partition_reader import PartitionReader
+from flintmq.client.arrow.archive.plan import plan
 from flintmq.client.arrow.decoder import Decoder
 from flintmq.client.spark.columns import offered
 from flintmq.protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, RECORD_BYTES_MIN
+from flintmq.protocol.storage.reader.log_reader import LogRange, find_end
 from flintmq.protocol.storage.record import Record, decode_record
 
 COLUMNS = offered(properties=True, headers=True)
@@ -90,8 +91,7 @@ def forge(physical_offset: int, count: int, *, topic: bytes = b"forged", body: b
 def plan_of(path: Path | str, **options: Any) -> list[list[LogRange]]:
     """Return the partitions of a read with these ``ArchiveOptions``."""
     wanted = ArchiveOptions(str(path), **options)
-    log = find_log(wanted.path, fail_on_corruption=wanted.fail_on_corruption)
-    return plan(find_end(log, fail_on_corruption=wanted.fail_on_corruption), wanted)
+    return plan(find_end(find_log(wanted.path, wanted.on_damage), wanted.on_damage), wanted)
 
 
 def read_rows(path: Path | str, **options: Any) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from ...protocol.storage.delivery import PROPERTY_RECORD_CRC
 from ...protocol.storage.layout import SysFlag
+from ...protocol.storage.reader.parts import Ints, Part
 from ...protocol.storage.record import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
@@ -23,7 +24,6 @@ from ...protocol.storage.record import (
 )
 from ..errors import CorruptMessage, InvalidArgument, InvalidArgumentType
 from .records import RecordBlock
-from .scan import Ints, Part
 from .slices import property_pairs
 
 # ---- The columns of messages, with their types in Arrow.

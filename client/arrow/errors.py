@@ -6,20 +6,14 @@ import importlib.util
 from collections.abc import Mapping
 
 from ...protocol.errors import ConfigurationError, FlintError
+from ...protocol.storage.reader.errors import CorruptLog as CorruptLog
+from ...protocol.storage.reader.errors import DataLoss as DataLoss
 from ..errors import InvalidArgument
 
 
 class InvalidOption(InvalidArgument):
     """An option of a source, a sink or a read of a store is unknown, malformed or contradicts another; the message
     names it."""
-
-
-class DataLoss(FlintError):
-    """Messages that a read should return are no longer in the log: retention deleted them, a topic was deleted, or the
-    log is damaged.
-
-    The message names the range, and the argument or option that skips it and continues.
-    """
 
 
 class ArrowUnavailable(ConfigurationError):

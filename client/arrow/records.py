@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ...protocol.storage.arrays.record_positions import gather
 from ...protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RecordHead, SysFlag
+from ...protocol.storage.reader.parts import SOUND, Blob, Ints, Part
+from ...protocol.storage.reader.records import ScannedRecords, scan
 from ...protocol.storage.record import CorruptRecord, decode_record
 from ..core.compression import DecompressionFailed, decompress
 from ..errors import CompressionUnavailable, CorruptMessage
-from .scan import SOUND, Blob, Ints, Part, Rows
 from .slices import BLOB_BYTES_MAX, slices
 
 _STORE_HOST_AT = RECORD.at["store_host"]
 _HOST_BYTES = 8
 
 
-def _scan(blob: Blob, starts: Ints, sizes: Ints, *, verify: bool) -> tuple[npt.NDArray[np.int64], int]:
-    from .scan_numba import scan_records  # on first use: a Spark driver plans without Numba
-
-    return scan_records(blob, starts, sizes, verify=verify)
-
-
-class RecordBlock:
-    """Records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, in ascending order and within it.
+class RecordBlock(ScannedRecords):
+    """Records whose parts become Arrow arrays.
 
     Raises ``CorruptMessage`` for the first damaged one; with ``verify`` a wrong body checksum counts as damage.
-    ``parts[Part.X]`` has a number for each record. ``topic`` is the topic's name in errors.
+    ``topic`` is the topic's name in errors.
     """
 
     def __init__(self, blob: Blob, starts: Ints, sizes: Ints, *, topic: str = "", verify: bool = True) -> None:
         if len(blob) > BLOB_BYTES_MAX:
             raise ValueError(f"a block of {len(blob)} bytes; at most {BLOB_BYTES_MAX}")
-        self.blob = blob
-        self.starts = starts
-        self.sizes = sizes
+        parts, damaged = scan(blob, starts, sizes, verify=verify)
+        super().__init__(blob, starts, sizes, parts)
         self.topic = topic
-        self.parts, damaged = _scan(blob, starts, sizes, verify=verify)
         if damaged != SOUND:
             raise self._damage(damaged)
+
+    @classmethod
+    def of(cls, records: ScannedRecords, topic: str = "") -> RecordBlock:
+        """Return records that are known to be sound."""
+        block = object.__new__(cls)
+        ScannedRecords.__init__(block, records.blob, records.starts, records.sizes, records.parts)
+        block.topic = topic
+        return block
 
     @classmethod
     def without_damaged(
@@ -49,28 +49,12 @@ class RecordBlock:
         """Return the sound records, and the damage of each of the others."""
         damage: list[CorruptMessage] = []
         while True:
-            parts, damaged = _scan(blob, starts, sizes, verify=True)
-            block = object.__new__(cls)
-            block.blob, block.starts, block.sizes, block.topic, block.parts = blob, starts, sizes, topic, parts
+            parts, damaged = scan(blob, starts, sizes, verify=True)
+            block = cls.of(ScannedRecords(blob, starts, sizes, parts), topic)
             if damaged == SOUND:
                 return block, damage
             damage.append(block._damage(damaged))
             starts, sizes = np.delete(starts, damaged), np.delete(sizes, damaged)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def select(self, rows: Rows) -> RecordBlock:
-        """Return the records for which ``rows`` is true, as a block over the same buffer."""
-        if rows.all():
-            return self
-        chosen = object.__new__(RecordBlock)
-        chosen.blob = self.blob
-        chosen.topic = self.topic
-        chosen.starts = self.starts[rows]
-        chosen.sizes = self.sizes[rows]
-        chosen.parts = self.parts[:, rows]
-        return chosen
 
     # ---- parts as Arrow arrays
 
@@ -126,11 +110,6 @@ class RecordBlock:
         return pa.array(ids, pa.string())
 
     # ---- damage
-
-    def record(self, row: int) -> memoryview:
-        """Return the bytes of one record."""
-        start = int(self.starts[row])
-        return memoryview(self.blob)[start : start + int(self.sizes[row])]
 
     def _damage(self, row: int) -> CorruptMessage:
         record = self.record(row)

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...protocol.storage.reader.parts import Ints
 from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
 from ..core.produce.packer import check_queue
 from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage
 from ..message import Message, check_properties, check_tag, check_text, check_topic, join_keys
-from .scan import Ints
 
 if TYPE_CHECKING:
     from ..sync.producer import Producer

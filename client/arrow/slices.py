@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .scan import Ints, Rows
+from ...protocol.storage.reader.parts import Ints, Rows
 
 BLOB_BYTES_MAX = 2**31 - 1
 """Maximum size of a buffer: Arrow's offsets into binary values have 32 bits."""

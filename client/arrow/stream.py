@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from ...protocol import commands
 from ...protocol.errors import FlintError, RemoteProtocolError
 from ...protocol.fields import decode_fields
+from ...protocol.storage.reader.parts import Ints, Part
 from ..core.consume import requests
 from ..core.consume.batch import Batch, Found, TagFilter
 from ..core.rpc.operation import Operation
 from ..core.rpc.session import Answer
 from .records import RecordBlock
-from .scan import Ints, Part
 
 LOSSES_MAX = 1000
 """Maximum number of errors that a stream keeps of one read."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from ...protocol.fields import I64_MAX
+from ...protocol.storage.reader.parts import Part
 from ..arrow.decoder import Decoder
 from ..arrow.records import RecordBlock
-from ..arrow.scan import Part
 from ..arrow.stream import PULL_COUNT, PulledRows, with_tag
 from ..sync.arrow import key_pages
 from ..sync.row_pulls import Gap, QueuePart, RowPulls

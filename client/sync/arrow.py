@@ -123,7 +123,7 @@ class _Reading:
     # ---- queues
 
     def _of_queues(self) -> Iterator[pa.RecordBatch]:
-        from ..arrow.scan import Part
+        from ...protocol.storage.reader.parts import Part
         from .row_pulls import RowPulls
 
         rules = self._rules
@@ -159,7 +159,7 @@ class _Reading:
     # ---- a key
 
     def _of_key(self, key: str) -> Iterator[pa.RecordBatch]:
-        from ..arrow.scan import Part
+        from ...protocol.storage.reader.parts import Part
 
         read = self._read
         begin_ms, end_ms = _times(read.from_, read.until)

@@ -222,7 +222,7 @@ class TestPickle:
             assert (again.args, vars(again)) == (error.args, vars(error))
 
     def test_every_exception(self) -> None:
-        importlib.import_module("flintmq.client.arrow.archive.errors")  # a class below another
+        importlib.import_module("flintmq.protocol.storage.reader.errors")  # a class below another
         kinds = sorted(_kinds(FlintError) | {TryLater, GiveUp}, key=lambda kind: kind.__name__)
         assert len(kinds) > 50
         for kind in kinds:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from flintmq.client import StoredMessage
 from flintmq.client.arrow.decoder import HEADERS, PROPERTIES, Decoder
 from flintmq.client.arrow.records import RecordBlock
-from flintmq.client.arrow.scan import SOUND, Part
-from flintmq.client.arrow.scan_numba import scan_records
 from flintmq.client.spark.columns import offered
 from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.reader.parts import SOUND, Part
+from flintmq.protocol.storage.reader.scan import scan_records
 from flintmq.protocol.storage.record import CorruptRecord, Record, decode_record
 
 i64 = st.integers(-(2**63), 2**63 - 1)

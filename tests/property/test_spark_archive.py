@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flintmq.client.arrow.archive import log_reader
-from flintmq.client.arrow.scan_numba import find_records
+from flintmq.client.arrow.archive import partition_reader
 from flintmq.protocol.names import is_system_topic
 from flintmq.protocol.storage.layout import RECORD_BYTES_MIN
+from flintmq.protocol.storage.reader import log_reader
+from flintmq.protocol.storage.reader.scan import find_records
 from flintmq.protocol.storage.record import Record
 from tests.archive_tools import make_log, plain_walk, read_rows
 
@@ -51,7 +52,7 @@ def test_every_split_returns_each_record_once(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_reader, "WINDOW_BYTES", window)
         patch.setattr(log_reader, "BLOCK_ROWS_MAX", rows)
-        patch.setattr(log_reader, "BATCH_ROWS_MIN", rows // 2)
+        patch.setattr(partition_reader, "BATCH_ROWS_MIN", rows // 2)
         patch.setattr(log_reader, "_SCAN_BYTES", 512)
         found = read_rows(log.write(Path(folder)), partition_bytes=partition_bytes)
     expected = [record for record in log.records if not is_system_topic(record.topic.decode())]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.arrow.archive.errors import CorruptLog
-from flintmq.client.arrow.archive.log_files import find_log
-from flintmq.client.arrow.archive.log_reader import check_topics
-from flintmq.client.arrow.archive.plan import find_end, plan
+from flintmq.client.arrow.archive.find_log import check_topics, find_log
+from flintmq.client.arrow.archive.plan import plan
 from flintmq.client.spark.archive.options import ARCHIVE_OPTIONS, archive_options
 from flintmq.client.spark.errors import DataLoss, InvalidOption
+from flintmq.protocol.storage.reader.errors import CorruptLog
+from flintmq.protocol.storage.reader.log_reader import find_end
 from flintmq.protocol.storage.record import Record
 from tests.archive_tools import MadeLog, make_log, read_offsets
 from tests.store_tools import Message, append, kill, open_store, overwrite, plain, put

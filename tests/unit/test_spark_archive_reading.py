@@ -17,16 +17,17 @@ import pytest
 
 from flintmq.client import CompressionUnavailable
 from flintmq.client.arrow import decoder
-from flintmq.client.arrow.archive import log_reader
-from flintmq.client.arrow.archive import plan as log_end
-from flintmq.client.arrow.archive.errors import AmbiguousBoundary, CorruptLog
-from flintmq.client.arrow.archive.log_files import LogFile, find_log
-from flintmq.client.arrow.archive.log_reader import LogRange, PartitionReader, find_boundary, next_record
+from flintmq.client.arrow.archive.find_log import find_log
 from flintmq.client.arrow.archive.options import ArchiveOptions
+from flintmq.client.arrow.archive.partition_reader import PartitionReader
 from flintmq.client.arrow.archive.plan import plan
 from flintmq.client.arrow.decoder import Decoder
 from flintmq.client.core.compression import Compressor
 from flintmq.protocol.storage.layout import RECORD, RECORD_HEAD_BYTES, SysFlag
+from flintmq.protocol.storage.reader import log_reader
+from flintmq.protocol.storage.reader.errors import AmbiguousBoundary, CorruptLog
+from flintmq.protocol.storage.reader.files import LocalFiles
+from flintmq.protocol.storage.reader.log_reader import LogRange, ReadableLog, find_boundary, next_record
 from flintmq.protocol.storage.record import Record
 from tests.archive_tools import COLUMNS, MadeLog, forge, make_log, plan_of, read_offsets, read_rows
 from tests.store_tools import Message, open_store, plain, put
@@ -77,17 +78,16 @@ def test_small_files_share_a_partition_and_large_ones_are_cut(store: Path, log: 
 def test_a_log_is_planned_without_reading_it(store: Path, log: MadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning takes a few reads for each partition if the store's checkpoint or last file says where the log ends."""
     read = 0
-    plain_read = LogFile.read
+    plain_read = LocalFiles.read_into
 
-    def counting(self: LogFile, fd: int, physical_offset: int, count: int) -> bytes:
+    def counting(self: LocalFiles, handle: int, buffer: memoryview, at: int) -> int:
         nonlocal read
-        read += count
-        return plain_read(self, fd, physical_offset, count)
+        read += len(buffer)
+        return plain_read(self, handle, buffer, at)
 
     first = find_log(str(store)).files[0]
-    known = log_end.ReadableLog(dataclasses.replace(find_log(str(store)), files=(first,)), first.end)
-    monkeypatch.setattr(LogFile, "read", counting)
-    monkeypatch.delattr(LogFile, "read_into")
+    known = ReadableLog(dataclasses.replace(find_log(str(store)), files=(first,)), first.end)
+    monkeypatch.setattr(LocalFiles, "read_into", counting)
     monkeypatch.setattr(log_reader, "_SCAN_BYTES", 1024)
     partitions = plan(known, ArchiveOptions("", partition_bytes=FILE_BYTES // 4))
     assert len(partitions) == 4

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ....protocol.storage.reader.errors import OnDamage, log_damage, raise_damage
+
 PARTITION_BYTES = 128 * 1024 * 1024
 
 
@@ -24,3 +26,8 @@ class ArchiveOptions:
     include_headers: bool = False
     verify_checksums: bool = True
     fail_on_corruption: bool = True
+
+    @property
+    def on_damage(self) -> OnDamage:
+        """What happens at damage."""
+        return raise_damage if self.fail_on_corruption else log_damage

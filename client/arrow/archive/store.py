@@ -9,16 +9,17 @@ from typing import TypedDict, Unpack, get_args
 
 import pyarrow as pa
 
+from ....protocol.storage.reader.log_reader import find_end
 from ...core.times import to_millis
 from ...errors import InvalidArgument
 from ..bounds import Bounds
 from ..decoder import Decoder, chosen
 from ..options import OnLoss
 from ..stream import ArrowStream, Losses
-from .log_files import find_log
-from .log_reader import PartitionReader, check_topics
+from .find_log import check_topics, find_log
 from .options import ArchiveOptions
-from .plan import find_end, plan
+from .partition_reader import PartitionReader
+from .plan import plan
 
 
 class StoreOptions(TypedDict, total=False):
@@ -60,7 +61,7 @@ def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptio
         ending_ms=min((ms for ms in (_millis("until", until), bounds.until_ms) if ms is not None), default=None),
         fail_on_corruption=on_loss == "raise",
     )
-    check_topics((topic,), find_log(asked.path, fail_on_corruption=asked.fail_on_corruption))
+    check_topics((topic,), find_log(asked.path, asked.on_damage))
 
     def read(losses: Losses) -> Iterator[pa.RecordBatch]:
         if bounds.wants_topic(topic):
@@ -70,8 +71,7 @@ def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptio
 
 
 def _batches(asked: ArchiveOptions, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
-    fail = asked.fail_on_corruption
-    log = find_end(find_log(asked.path, fail_on_corruption=fail), fail_on_corruption=fail)
+    log = find_end(find_log(asked.path, asked.on_damage), asked.on_damage)
     for stretches in plan(log, asked):
         yield from PartitionReader(stretches, decoder, asked, losses.add).batches()
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 from pyspark.sql.types import StructType
 
-from ...arrow.archive.log_files import find_log
-from ...arrow.archive.log_reader import LogRange, check_topics
+from ....protocol.storage.reader.log_reader import LogRange, find_end
+from ...arrow.archive.find_log import check_topics, find_log
 from ...arrow.archive.options import ArchiveOptions
-from ...arrow.archive.plan import find_end, plan
+from ...arrow.archive.plan import plan
 from ...arrow.decoder import Column
 from ..columns import columns_of, ddl, offered
 from ..errors import InvalidOption, hide_traceback, hide_traceback_each
@@ -39,7 +39,7 @@ class ArchiveSource(DataSource):
     def schema(self) -> str:
         """Return the columns; ``load`` calls this, so options and path are checked here."""
         options = self._options()
-        log = find_log(options.path, fail_on_corruption=options.fail_on_corruption)
+        log = find_log(options.path, options.on_damage)
         check_topics(options.topics or (), log)
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
@@ -83,15 +83,15 @@ class ArchiveReader(DataSourceReader):
     @hide_traceback
     def partitions(self) -> Sequence[InputPartition]:
         """Return the log as of now, cut at record boundaries."""
-        fail = self._options.fail_on_corruption
-        log = find_end(find_log(self._options.path, fail_on_corruption=fail), fail_on_corruption=fail)
+        on_damage = self._options.on_damage
+        log = find_end(find_log(self._options.path, on_damage), on_damage)
         return [LogPartition(tuple(stretches)) for stretches in plan(log, self._options)]
 
     @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         if isinstance(partition, LogPartition):  # otherwise it is Spark's placeholder for an empty plan
-            from ...arrow.archive.log_reader import PartitionReader  # only tasks need these
+            from ...arrow.archive.partition_reader import PartitionReader  # only tasks need these
             from ...arrow.decoder import Decoder
 
             with freeze_gc():

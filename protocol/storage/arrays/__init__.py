@@ -1,4 +1,4 @@
-"""The record's format in NumPy arrays: what the broker's kernels and the scans of ``client.spark`` share.
+"""The record's format in NumPy arrays: what the broker's kernels and ``storage.reader`` share.
 
 Only these two import it: everything else in ``protocol``, and the rest of the client, works without NumPy and Numba.
 Read first: ``record_parts``.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...protocol.storage.arrays.jit import i64, i64_array, i64_table, kernel, read_only_bytes, results
-from ...protocol.storage.arrays.record_parts import (
+from ..arrays.jit import i64, i64_array, i64_table, kernel, read_only_bytes, results
+from ..arrays.record_parts import (
     DONE,
     PARTS,
     R_BODY_AT,
@@ -25,9 +25,9 @@ from ...protocol.storage.arrays.record_parts import (
     find_properties,
     locate_parts,
 )
-from ...protocol.storage.arrays.words import load_be32, load_be64
-from ...protocol.storage.layout import MAGIC_BLANK, RECORD, RECORD_BYTES_MIN, RECORD_HEAD_BYTES
-from .scan import SOUND, Blob, Ints, Part
+from ..arrays.words import load_be32, load_be64
+from ..layout import MAGIC_BLANK, RECORD, RECORD_BYTES_MIN, RECORD_HEAD_BYTES
+from .parts import SOUND, Blob, Ints, Part
 
 _AT_MAGIC = RECORD.at["magic"]
 _AT_QUEUE_ID = RECORD.at["queue_id"]

@@ -1,4 +1,4 @@
-"""The parts of stored records that ``scan_numba`` finds. Naming them does not load Numba."""
+"""The parts of stored records that ``scan`` finds. Naming them does not load Numba."""
 
 from __future__ import annotations
 
