@@ -29,7 +29,10 @@ OLDEST = "python-oldest"
 PYTHON_MINUTES = 7.0
 LONG = re.compile(r"\bmark\.long\(seconds=(\d+)\)")
 """The marker of a long test, or of the tests of a file, with the seconds that they take on two quiet cores."""
-KILLS = ("integration/test_kill9.py", "integration/test_transactions_kill9.py", "integration/test_delay_kill9.py")
+KILLS = (
+    *(f"tests/integration/test_{name}.py" for name in ("kill9", "transactions_kill9", "delay_kill9", "follow_master")),
+    *(f"tests/fault/test_{name}.py" for name in ("kill9", "delay_interrupted", "prepared_interrupted", "etcd_cluster")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def parts() -> list[Part]:
         Part("soak-replication", 6, [soak, "replication", "--seeds", "5000"]),
         Part("soak-rounds", 8, [soak, "--rounds", "200"]),
         Part("rocketmq-suite", 8, ["./scripts/rocketmq-suite"]),
-        pytest_part("kills", 8, *(f"tests/{name}" for name in KILLS), "--timeout=1800", FLINTMQ_KILL_ROUNDS="40"),
+        pytest_part("kills", 10, *KILLS, "-k", "kill or interrupted", "--timeout=1800", FLINTMQ_KILL_ROUNDS="40"),
     ]
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if seconds := [int(number) for number in LONG.findall(path.read_text(encoding="utf-8"))]:
