@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,13 +70,17 @@ def parts() -> list[Part]:
         Part("rocketmq-suite", 8, ["./scripts/rocketmq-suite"]),
         pytest_part("kills", 10, *KILLS, "-k", "kill or interrupted", "--timeout=1800", FLINTMQ_KILL_ROUNDS="40"),
     ]
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        if seconds := [int(number) for number in LONG.findall(path.read_text(encoding="utf-8"))]:
-            file = str(path.relative_to(ROOT))
-            found.append(pytest_part(path.stem.removeprefix("test_"), sum(seconds) / 60, "-m", "long", file))
     pythons = other_pythons.other_pythons()
     found += [Part(f"python-{release}", PYTHON_MINUTES, python=python) for release, python in pythons.items()]
-    return found
+    return [*found, *files_with_long_tests()]
+
+
+def files_with_long_tests() -> Iterator[Part]:
+    """Yield a part for each test file in which a test or all have the marker."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if seconds := [int(number) for number in LONG.findall(path.read_text(encoding="utf-8"))]:
+            name = f"{path.parent.name}/{path.stem.removeprefix('test_')}"
+            yield pytest_part(name, sum(seconds) / 60, "-m", "long", str(path.relative_to(ROOT)))
 
 
 def rotated(found: Sequence[Part], commit: str) -> list[Part]:

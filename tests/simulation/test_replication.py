@@ -10,7 +10,7 @@ from flintmq.broker.replication.core.replica import Role
 from flintmq.broker.replication.core.rules import Rules
 from tests.simulation.chaos import run_seed, run_seeds
 from tests.simulation.disk import Disk, Violation
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, KeepReportsOfOldDisks
 from tests.simulation.registry import REGISTRY
 from tests.simulation.rule_table import HALVES, RANDOM
 from tests.simulation.schedules import whole_world
@@ -36,7 +36,15 @@ def test_a_set_keeps_its_promises_through_any_faults(seeds: range) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", [each for each in MUTANTS if each not in SHOWN_BY_SCHEDULES], ids=name_of)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(each, marks=[pytest.mark.long(seconds=40)] if each is KeepReportsOfOldDisks else [])
+        for each in MUTANTS
+        if each not in SHOWN_BY_SCHEDULES
+    ],
+    ids=name_of,
+)
 def test_random_lives_show_a_broken_rule(mutant: type[Rules]) -> None:
     with pytest.raises(Violation):
         run_seeds(range(SEEDS_MAX), mutant())
