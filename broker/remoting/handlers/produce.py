@@ -32,7 +32,7 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decode_host, offset_ids
 from ...addresses import format_address
-from ...delivery.groups.retry import SendBack, topics_for
+from ...delivery.groups.retry import RetryPolicy, SendBack, topics_for
 from ...delivery.routing import DAY_MS, route_recall
 from ...handlers.produce import NATIVE, SendContext, append_frame, append_waiting, check_load
 from ...handlers.send_back import consumed_by
@@ -247,10 +247,7 @@ def _send_retry(request: RemotingRequest, gateway: RemotingGateway, send: SendFi
     properties = split_properties(send.properties)
     # It is called for its changes of the properties alone.
     settle_half(properties, send.group, send.reconsume_times)
-    times_max = send.max_reconsume_times
-    if times_max < 0:
-        times_max = store.groups.retry_times_max(group)
-    dead = send.reconsume_times > times_max
+    dead = send.reconsume_times > store.groups.retry_times_max(group, send.max_reconsume_times)
     if dead:
         properties[PROPERTY_DELAY] = "0"
         send = send._replace(topic=dead_letter_topic(group), queue=0)
@@ -306,7 +303,7 @@ async def consumer_send_msg_back(request: RemotingRequest, store: MessageStore, 
         request.reply()
         return
     level = DEAD_LETTER_LEVEL if delay_level < 0 else min(delay_level, DELAY_LEVEL_MAX)
-    messages = SendBack(group, (physical_offset,), level, times_max, ("",))
+    messages = SendBack(group, (physical_offset,), RetryPolicy(level, times_max), ("",))
     await retries.store_again(request, messages, consumed_by(request))
     request.reply()
 
