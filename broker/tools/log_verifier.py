@@ -15,7 +15,7 @@ from ...protocol.storage.layout import RECORD
 from ..kernels import dispatch as kernel
 from ..kernels import examine
 from ..store.check import EntryComparison, UnitComparison, UnitFlaw, unit_place
-from ..store.derivation import CheckDerivation
+from ..store.derivation import CheckDerivation, ends_file, message_at
 from ..store.files.mapped_file import MappedFile
 from ..store.files.system_calls import usable_processors, will_read
 from ..store.index import IndexFile
@@ -101,7 +101,7 @@ class Examiner:
             status, at = derivation.step(array, at, chunk_end, file.start_offset)
             self._take(segment)
             # Buffers that are full need nothing: the next turn continues where this one stopped.
-            if status == kernel.BLANK and self._fills_file(array, at):
+            if status == kernel.BLANK and ends_file(array, at):
                 at = file.size
             elif status == kernel.NEW_QUEUE:
                 at = self._skip_queue(segment, array, at)
@@ -113,10 +113,6 @@ class Examiner:
         segment.reached = at
         self._note_spans(segment)
         return segment
-
-    @staticmethod
-    def _fills_file(array: np.ndarray, at: int) -> bool:
-        return int.from_bytes(array[at : at + 4].tobytes(), "big") == len(array) - at
 
     def _take(self, segment: Segment) -> None:
         """Take over the results of the last call, except keys."""
@@ -237,10 +233,9 @@ def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
 def which_message(array: np.ndarray, at: int) -> tuple[str, int, int]:
     """Return (topic, queue, queue offset) of the record at ``at``, whose parts are sound."""
     parts = np.zeros(kernel.PARTS, np.int64)
-    head = RECORD.unpack(array.data, at)
-    kernel.locate(array, at, len(array), head.physical_offset, parts)
-    topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-    return topic.decode("utf-8", "replace"), head.queue_id, head.queue_offset
+    kernel.locate(array, at, len(array), RECORD.unpack(array.data, at).physical_offset, parts)
+    topic, queue_id, queue_offset = message_at(array, at, parts)
+    return topic.decode("utf-8", "replace"), queue_id, queue_offset
 
 
 def store_time(store: OfflineStore, physical_offset: int) -> int | None:
