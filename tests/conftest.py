@@ -57,10 +57,6 @@ START_TIMEOUT_S = 100.0
 STOP_TIMEOUT_S = 60.0
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-transcripts", action="store_true", help="write tests/transcripts/*.txt anew")
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Name the failed tests once more, in the last lines of a log whose reports may be long."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")

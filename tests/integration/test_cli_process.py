@@ -87,6 +87,23 @@ class TestTopicAlone:
         assert cli.spawn("stauts", "-n", "1").out == "x\n"
         cli.run("topic", "delete", "stauts", "-y")
 
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            (("sned", "orders", "x"), "there is no command sned; did you mean 'send'?"),
+            (("consum", "orders"), "there is no command consum; did you mean 'consume' or 'console'?"),
+            (("get", "orders"), "there is no command get; did you mean"),
+            (
+                ("orders", "two words"),
+                "there is no command orders; to send to a topic of that name, use flintmq send orders 'two words'",
+            ),
+        ],
+    )
+    def test_a_mistyped_command_with_arguments_is_named(self, cli: Cli, arguments: tuple[str, ...], error: str) -> None:
+        done = cli.run(*arguments)
+        assert done.code == EXIT_USAGE
+        assert error in done.err
+
     def test_a_topic_with_the_name_of_a_command_is_reached(self, cli: Cli) -> None:
         assert cli.run("send", "tail", "x").code == 0
         assert cli.run("tail", "tail", "-n", "1").lines == ["x"]
@@ -139,6 +156,15 @@ class TestPipes:
             process = cli.start(*arguments.format(topic=filled).split(), stdout=full)
         _, err = process.communicate()
         assert err.decode() == f"flintmq: cannot write the output: {os.strerror(errno.ENOSPC)}\n"
+        assert process.returncode == EXIT_OUTPUT
+
+    @pytest.mark.parametrize("arguments", ["status --bogus", "status -b 127.0.0.1:1", "pull {topic}x", "unknown x"])
+    def test_errors_that_cannot_be_written_have_an_exit_code_of_their_own(
+        self, cli: Cli, topic: str, arguments: str
+    ) -> None:
+        with Path("/dev/full").open("wb") as full:
+            process = cli.start(*arguments.format(topic=topic).split(), stderr=full)
+        process.communicate()
         assert process.returncode == EXIT_OUTPUT
 
     @pytest.mark.parametrize(("stream", "arguments"), [("0", "send {topic}"), ("1", "status")])
