@@ -34,9 +34,7 @@ def _operations(path: Path) -> list[str]:
 def with_methods() -> str:
     """Return the text of the asyncio client with a line for each operation."""
     before, _, rest = ADMIN.read_text("utf-8").partition(BEGIN)
-    lines = [
-        f"    {name} = async_method({module}.{name})\n" for module in CORE for name in _operations(CORE[module])
-    ]
+    lines = [f"    {name} = async_method({module}.{name})\n" for module in CORE for name in _operations(CORE[module])]
     return before + BEGIN + "".join(lines) + END + rest.partition(END)[2]
 
 
