@@ -20,6 +20,7 @@ from flintmq.protocol.rows import (
     layout_of,
     pack_rows,
     row,
+    row_classes,
     shown,
 )
 
