@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..delivery.staged import Stage, StagedTransactions
     from ..delivery.writer import RecordWriter
-    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..store import Appended
 
@@ -54,12 +53,13 @@ def check_staged(request: Request, staged: StagedTransactions, params: ProduceRe
         _check_may_end(request, staged, params.prepare, may_end)
 
 
-def append_staged(request: Request, broker: Broker, params: ProduceRequest, queue: int) -> Appended | None:
+def append_staged(request: Request, params: ProduceRequest, queue: int) -> Appended | None:
     """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the queue of their topic for the commit.
 
     They are acknowledged once they are written; the commit flushes them. If PREPARED_TOPIC has to be created first, the
     frame is handled again afterwards; then None.
     """
+    broker = request.broker
     if not request.has_topics(TOPICS):
         return None
     broker.staged.check_new(params.prepare)
@@ -88,7 +88,7 @@ def append_staged(request: Request, broker: Broker, params: ProduceRequest, queu
     return appended[0]
 
 
-async def commit_staged(request: Request, staged: StagedTransactions) -> None:
+async def commit_prepared(request: Request, staged: StagedTransactions) -> None:
     """Commit the messages of stages; respond once all of them are in their topics."""
     params = decode_fields(CommitPreparedRequest, request.frame.fields)
     if params.flush not in FLUSHES:
@@ -125,7 +125,7 @@ def _check_may_end(request: Request, staged: StagedTransactions, name: str, may_
         )
 
 
-async def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
+async def abort_prepared(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
     """Drop the messages of stages; respond once that is stored."""
     params = decode_fields(AbortPreparedRequest, request.frame.fields)
     count, end_offset = staged.abort_stages(params.drop, _may_end(request))
@@ -134,7 +134,7 @@ async def abort_staged(request: Request, staged: StagedTransactions, writer: Rec
     request.respond(AbortPreparedAnswer(count=count))
 
 
-def get_staged(request: Request, staged: StagedTransactions) -> None:
+def get_prepared(request: Request, staged: StagedTransactions) -> None:
     """Return the stages that are not committed, and the commits in progress."""
     params = decode_fields(GetPreparedRequest, request.frame.fields)
     table = staged.table
