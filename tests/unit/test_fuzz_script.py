@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=20)
 def test_a_failure_is_printed_once_with_its_seed_and_the_example_to_add(folder: Path) -> None:
     (folder / "test_broken.py").write_text(BROKEN)
     done = fuzz("0.4", folder)
@@ -66,7 +66,7 @@ def test_a_failure_is_printed_once_with_its_seed_and_the_example_to_add(folder: 
     assert "over 2 files, 2 tests failed" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=20)
 def test_without_failures_it_ends_when_its_time_is_up(folder: Path) -> None:
     done = fuzz("0.2", folder)
     assert done.returncode == 0, done.stdout + done.stderr

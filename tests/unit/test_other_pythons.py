@@ -1,4 +1,4 @@
-"""``scripts/test-pythons``: which interpreters it finds, and what it says about packages that one cannot have."""
+"""Other Pythons as parts of ``scripts/test-long``: which are found, and what is said if one cannot have a package."""
 
 from __future__ import annotations
 

@@ -14,14 +14,15 @@ from ...background.loop_work import LoopWorker
 from ...store import SettledAhead
 from . import table
 from .redelivery import Moving, Redelivery, ReturnedBatch
-from .table import Expired, InFlightTable, QueueKey, Take
+from .table import IN_FLIGHT_MAX, Expired, InFlightTable, QueueKey, Take
 
 if TYPE_CHECKING:
     from ...background.services import OnFatal
     from ...store import MessageStore, PopEntry
     from ..groups.coordinator import GroupCoordinator
+    from ..groups.retry import RetryPolicy
     from ..writer import RecordWriter
-    from .redelivery import ReturnRule, Tally
+    from .redelivery import Tally
     from .table import InFlight, QueueInFlight
 
 
@@ -205,9 +206,8 @@ class PopService:
         tally: Tally,
         *,
         now_ms: Callable[[], int],
-        in_flight_max: int,
     ) -> None:
-        self.table = InFlightTable(writer.store.consumer_offsets, in_flight_max, self._forgotten)
+        self.table = InFlightTable(writer.store.consumer_offsets, IN_FLIGHT_MAX, self._forgotten)
         self.waits = Waits(loop.call_at)
         """Consumers that wait for messages."""
         self.watches = Waits(loop.call_at, every=True)
@@ -353,7 +353,7 @@ class PopService:
         return renewed
 
     async def give_back(
-        self, receipts: Sequence[Receipt], reasons: Sequence[str], rule: ReturnRule
+        self, receipts: Sequence[Receipt], reasons: Sequence[str], policy: RetryPolicy
     ) -> tuple[list[bool], int, int]:
         """Store messages again, or as dead letters. Return for each whether its receipt is that of its current
         delivery; and, once they are stored, how many are delivered again, and how many are dead letters now.
@@ -365,7 +365,7 @@ class PopService:
         valid = [delivery is not None for delivery in found]
         if not any(valid):
             return valid, 0, 0
-        batch = ReturnedBatch(rule, sum(valid), self._loop.create_future())
+        batch = ReturnedBatch(policy, sum(valid), self._loop.create_future())
         self._redelivery.give_back(
             Moving(Expired(*receipt), delivery.visible_ms, batch, reason)
             for receipt, delivery, reason in zip(receipts, found, reasons, strict=True)
