@@ -105,7 +105,7 @@ def test_help_and_completion_of_commands_import_neither_rich_nor_a_client() -> N
     [
         ("stauts", "there is no command stauts; did you mean 'status'?"),
         ("topic lst", "there is no command topic lst; did you mean 'list'?"),
-        ("topic zzz", "there is no command topic zzz; the commands are create, delete, list, status, update"),
+        ("topic zzz", "there is no command topic zzz; the commands are create, delete, list,"),
         ("group stat", "there is no command group stat; did you mean 'status'?"),
         ("group reset billing orders --to x", "'x' is not a position; use earliest"),
         ("dlq show billing --queue-offset 9:3", "'9:3' is not a range of offsets; use 17, 17:20 (17 to 19), 17: or"),
