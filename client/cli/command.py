@@ -40,7 +40,7 @@ SUBCOMMAND_ALIASES = {
     "ls": ("list",),
     "rm": ("delete", "remove"),
 }
-"""Subcommands by alias; a group of commands has at most one of them."""
+"""Subcommands by alias; the first that a group of commands has is meant."""
 
 OTHER_NAMES = {
     "acl": "user grant",
