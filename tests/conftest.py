@@ -66,6 +66,10 @@ PORT_TRIES = 3
 STOP_TIMEOUT_S = 120.0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-transcripts", action="store_true", help="write tests/transcripts/*.txt anew")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Name the failed tests once more, in the last lines of a log whose reports may be long."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
