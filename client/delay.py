@@ -7,7 +7,8 @@ from typing import Any
 
 from ..protocol.storage.delivery import DELAY_LEVEL_MAX, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS
 from ..protocol.storage.record import PROPERTY_DELAY, decode_properties, encode_properties
-from .core.times import from_millis, to_millis
+from ..protocol.times import from_millis
+from .core.times import to_millis
 from .errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 
 DELAY_LEVEL_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

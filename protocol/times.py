@@ -1,4 +1,4 @@
-"""Milliseconds since 1970 UTC from finer times: which of them belong to a bound; and the longest timeout."""
+"""Milliseconds since 1970 UTC as times, and from finer times; and the longest timeout."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_MILLIS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_MILLIS_MIN = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 SECONDS_MAX = 1e9
 """Maximum length of a timeout, more than 31 years: the system's own waits fail for far longer ones."""
+
+
+def from_millis(millis: int) -> datetime:
+    """Return a time in UTC; a value outside a datetime's range becomes the first or last datetime."""
+    return _EPOCH + timedelta(milliseconds=min(max(millis, _MILLIS_MIN), _MILLIS_MAX))
 
 
 def first_millis(moment: datetime) -> int:

@@ -21,9 +21,8 @@ from ...protocol.commands import (
     READ_FROM_ANY,
     SETTINGS_MAX,
     UPDATE_BROKER_CONFIG,
-    BrokerConfigAnswer,
+    ChangedSetting,
     CloseConnectionRequest,
-    ConnectionsAnswer,
     DelayStatsAnswer,
     EmptyAnswer,
     EmptyRequest,
@@ -32,15 +31,17 @@ from ...protocol.commands import (
     GetQuarantineRequest,
     HelloAnswer,
     HelloRequest,
-    QuarantineAnswer,
+    LostOffsets,
+    QuarantineEntry,
     RightsAnswer,
+    RowsAnswer,
     RuntimeInfoAnswer,
-    UpdateBrokerConfigAnswer,
+    Setting,
     UpdateBrokerConfigRequest,
 )
 from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES, ConfigurationError, InvalidParameter, VersionNotSupported
 from ...protocol.fields import decode_fields
-from ..addresses import format_address
+from ...protocol.rows import pack_rows
 from ..config import FIELDS, valid_values, value_of
 from ..config_sources import changed_settings
 from ..delivery.scheduled.worker import delayed_counts
@@ -48,6 +49,7 @@ from ..security.users import QUERY_BROKER
 from ..store import WouldBlock
 
 if TYPE_CHECKING:
+    from ...protocol.commands import ConnectionInfo
     from ...protocol.frames import Frame
     from ..config import Settings
     from ..delivery.scheduled.worker import DelayedCounts, Delays
@@ -140,30 +142,26 @@ def get_broker_config(request: Request, settings: Settings, settings_at_start: S
     """Return every setting except those of ``[security]``, in the order of ``broker.toml``."""
     decode_fields(EmptyRequest, request.frame.fields)
     rows = [
-        {
-            "name": name,
-            "value": value_of(settings, name),
-            "at_start": value_of(settings_at_start, name),
-            "hot": name in HOT_SETTINGS,
-            "rule": valid_values(name),
-        }
+        Setting(
+            name, value_of(settings, name), value_of(settings_at_start, name), name in HOT_SETTINGS, valid_values(name)
+        )
         for name in FIELDS
         if not name.startswith(HIDDEN_SECTION)
     ]
-    request.respond(BrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
+    request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
 def update_broker_config(request: Request, settings: Settings, change_settings: Callable[[Settings], None]) -> None:
     """Change settings, all or none; the values apply at once, until the broker restarts."""
     params = decode_fields(UpdateBrokerConfigRequest, request.frame.fields)
     rows = change_hot_settings(request, settings, change_settings, _decode_body(request.frame, params.count))
-    request.respond(UpdateBrokerConfigAnswer(count=len(rows)), msgpack.packb(rows))
+    request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
 def change_hot_settings(
     request: Request, settings: Settings, change_settings: Callable[[Settings], None], changes: Mapping[str, Any]
-) -> list[tuple[str, Any, Any]]:
-    """Change settings, all or none; return (name, old, new) of each. Raises ``InvalidParameter``."""
+) -> list[ChangedSetting]:
+    """Change settings, all or none. Raises ``InvalidParameter``."""
     for name in changes:
         if name not in HOT_SETTINGS and name in FIELDS:
             raise InvalidParameter(
@@ -175,9 +173,9 @@ def change_hot_settings(
     except ConfigurationError as error:
         raise InvalidParameter(f"{error}; nothing was changed") from None
     change_settings(after)
-    rows = [(name, value_of(settings, name), value_of(after, name)) for name in changes]
-    for setting, old, new in rows:
-        request.audit(UPDATE_BROKER_CONFIG, f"setting {setting}", old, new)
+    rows = [ChangedSetting(name, value_of(settings, name), value_of(after, name)) for name in changes]
+    for each in rows:
+        request.audit(UPDATE_BROKER_CONFIG, f"setting {each.name}", each.before, each.after)
     return rows
 
 
@@ -300,14 +298,14 @@ def _memory() -> tuple[int, int]:
 # may do.
 
 
-def get_connections(request: Request, list_connections: Callable[[int, int], list[tuple[Any, ...]]]) -> None:
+def get_connections(request: Request, list_connections: Callable[[int, int], list[ConnectionInfo]]) -> None:
     """Return the next open connections, in the order in which they were opened."""
     params = decode_fields(GetConnectionsRequest, request.frame.fields)
     rows = list_connections(params.after, params.max_count)
-    request.respond(ConnectionsAnswer(count=len(rows)), msgpack.packb(rows))
+    request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
-def close_connection(request: Request, close_connection: Callable[[int, int], tuple[Any, ...] | None]) -> None:
+def close_connection(request: Request, close_connection: Callable[[int, int], ConnectionInfo | None]) -> None:
     """Close a connection, which may be that of the request itself."""
     params = decode_fields(CloseConnectionRequest, request.frame.fields)
     row = close_connection(params.connection, params.opened_ms)
@@ -316,8 +314,7 @@ def close_connection(request: Request, close_connection: Callable[[int, int], tu
             f"connection {params.connection} is not open any more; GET_CONNECTIONS (flintmq connections) has the open "
             "ones"
         )
-    _, host, port, user, client, *_ = row
-    before = {"address": format_address(host, port), "user": user, "client": client}
+    before = {"address": row.address, "user": row.user, "client": row.client}
     request.audit(CLOSE_CONNECTION, f"connection {params.connection}", before)
     request.respond(EmptyAnswer())
 
@@ -366,14 +363,14 @@ def get_quarantine(request: Request, store: MessageStore) -> None:
 
     def done(page: tuple[int, bytes]) -> None:
         count, body = page
-        request.respond(QuarantineAnswer(count=count), body)
+        request.respond(RowsAnswer(count=count), body)
 
     request.read_then(read, done)
 
 
 def _packed(entries: Iterable[QuarantinedRange]) -> bytes:
-    rows: list[tuple[Any, ...]] = [
-        (
+    rows = [
+        QuarantineEntry(
             each.physical_offset,
             each.bytes,
             each.reason,
@@ -382,9 +379,8 @@ def _packed(entries: Iterable[QuarantinedRange]) -> bytes:
             each.file,
             sum(lost.messages for lost in each.lost),
             max(len(each.lost) - QUARANTINE_LOST_MAX, 0),
-            each.lost[:QUARANTINE_LOST_MAX],
+            [LostOffsets(*lost) for lost in each.lost[:QUARANTINE_LOST_MAX]],
         )
         for each in entries
     ]
-    packed: bytes = msgpack.packb(rows)
-    return packed
+    return pack_rows(rows)

@@ -19,12 +19,16 @@ from ...protocol.commands import (
     DeleteGroupRequest,
     EmptyAnswer,
     EmptyRequest,
+    GroupInfo,
+    GroupMember,
     GroupMembersAnswer,
+    GroupQueue,
     GroupRequest,
-    GroupsAnswer,
+    GroupStatus,
     HeartBeatAnswer,
     HeartBeatRequest,
     ResetOffsetRequest,
+    RowsAnswer,
     UnregisterClientRequest,
 )
 from ...protocol.errors import (
@@ -37,6 +41,7 @@ from ...protocol.errors import (
 )
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
+from ...protocol.rows import pack_rows
 from ...protocol.storage.delivery import UNREADABLE_TOPICS, popped_from, retry_topic
 from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
 from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE, MemberSubscription
@@ -283,16 +288,16 @@ def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinat
             partial = not all(sees_progress(request, name, topic) for topic in topics)
             topics = {topic for topic in topics if request.peer.access.sees(TOPIC, topic)}
         rows.append(
-            {
-                "group": name,
+            GroupInfo(
+                group=name,
                 **_condition(groups, name),
-                "members": len(_members(request, groups, name)),
-                "topics": sorted(topics - {retry_topic(name)}),
-                "partial": partial,
-                "retry_times_max": store.groups.retry_times_max(name),
-            }
+                members=len(_members(request, groups, name)),
+                topics=sorted(topics - {retry_topic(name)}),
+                partial=partial,
+                retry_times_max=store.groups.retry_times_max(name),
+            )
         )
-    request.respond(GroupsAnswer(count=len(rows)), msgpack.packb(rows))
+    request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
 def get_group_members(
@@ -312,13 +317,13 @@ def get_group_members(
     retry_topics = {retry_topic(name)}.union(*(pop_retry_topics(store, name, topic) for topic in topics))
 
     def done(ends: _Ends) -> None:
-        content = {
-            "group": name,
+        status = GroupStatus(
+            group=name,
             **_condition(groups, name),
-            "waiting": sorted(groups.clients.waiting(name)),
-            "members": members,
-            "queues": [
-                [
+            waiting=sorted(groups.clients.waiting(name)),
+            members=members,
+            queues=[
+                GroupQueue(
                     *queue,
                     member,
                     committed,
@@ -330,14 +335,14 @@ def get_group_members(
                     or ends.bounds[queue][0] == ends.bounds[queue][1],
                     ends.next_ms[queue, committed],
                     pops.table.in_flight_in(QueueKey(name, *queue)),
-                ]
+                )
                 for queue, member, committed in progress
                 if queue in ends.bounds
             ],
-            "delayed": sum(map(delays.pending_of, retry_topics)),
-            "partial": partial,
-        }
-        request.respond(GroupMembersAnswer(group=name), msgpack.packb(content))
+            delayed=sum(map(delays.pending_of, retry_topics)),
+            partial=partial,
+        )
+        request.respond(GroupMembersAnswer(group=name), pack_rows(status))
 
     request.after_dispatch(lambda: request.read_then(lambda hot: _queue_ends(store, queues, progress, hot), done))
 
@@ -422,7 +427,7 @@ def _condition(groups: GroupCoordinator, name: str) -> dict[str, Any]:
     return {"kind": "", "mode": CLUSTERING, "state": EMPTY, "epoch": 0}
 
 
-def _members(request: Request, groups: GroupCoordinator, name: str) -> list[dict[str, Any]]:
+def _members(request: Request, groups: GroupCoordinator, name: str) -> list[GroupMember]:
     """Return the rows of a group's live members, or of the RocketMQ clients that share its queues, by name."""
     group, shared = groups.groups.get(name), groups.clients.sharing(name)
     rows = []
@@ -431,8 +436,9 @@ def _members(request: Request, groups: GroupCoordinator, name: str) -> list[dict
         queues = len(member.granted)
         times = (member.joined_at, member.heard_at)
         rows.append(
-            _member(request, member.name, member.remote, times, wanted, queues)
-            | {"epoch": member.joined_epoch, "orderly": member.orderly}
+            _member(
+                request, member.name, member.remote, times, wanted, queues, member.joined_epoch, orderly=member.orderly
+            )
         )
     for client_id, client in shared.clients.items() if shared is not None else ():
         assert shared is not None
@@ -444,10 +450,17 @@ def _members(request: Request, groups: GroupCoordinator, name: str) -> list[dict
         queues = sum(reader == client_id for reader in shared.pulled_by.values())
         times = (client.joined_at, client.heard_at)
         rows.append(
-            _member(request, client_id, client.identity.remote, times, wanted, queues)
-            | {"epoch": 0, "orderly": groups.clients.locks.holds_any(name, client_id)}
+            _member(
+                request,
+                client_id,
+                client.identity.remote,
+                times,
+                wanted,
+                queues,
+                orderly=groups.clients.locks.holds_any(name, client_id),
+            )
         )
-    return sorted(rows, key=lambda row: str(row["member"]))
+    return sorted(rows, key=lambda row: row.member)
 
 
 def _member(
@@ -457,18 +470,23 @@ def _member(
     times: tuple[float, float],
     wanted: list[tuple[str, str, str]],
     queues: int,
-) -> dict[str, Any]:
-    """Return what the rows of both kinds have. ``times``: when it joined, and when it was heard last."""
+    epoch: int = 0,
+    *,
+    orderly: bool,
+) -> GroupMember:
+    """Return the row of a member. ``times``: when it joined, and when it was heard last."""
     now = asyncio.get_running_loop().time()
-    return {
-        "member": name,
-        "client": remote.client,
-        "address": f"{remote.address[0]}:{remote.address[1]}",
-        "since_ms": int((now - times[0]) * 1000),
-        "heartbeat_ms": int((now - times[1]) * 1000),
-        "queues": queues,
-        "subscriptions": [list(row) for row in sorted(wanted) if _sees(request, row[0])],
-    }
+    return GroupMember(
+        name,
+        remote.client,
+        f"{remote.address[0]}:{remote.address[1]}",
+        epoch,
+        since_ms=int((now - times[0]) * 1000),
+        heartbeat_ms=int((now - times[1]) * 1000),
+        orderly=orderly,
+        queues=queues,
+        subscriptions=[row for row in sorted(wanted) if _sees(request, row[0])],
+    )
 
 
 class GroupParts(NamedTuple):

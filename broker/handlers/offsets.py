@@ -11,12 +11,12 @@ from ...protocol.commands import (
     CONSUMER_OFFSET_STRUCT,
     UPDATE_CONSUMER_OFFSET,
     ConsumerOffsetsAnswer,
-    ConsumeStatsAnswer,
     ConsumeStatsRequest,
     EmptyAnswer,
     OffsetAnswer,
     QueryConsumerOffsetRequest,
     QueueRequest,
+    RowsAnswer,
     SearchOffsetByTimestampRequest,
     StoreTimeAnswer,
     TimeOffsetAnswer,
@@ -213,7 +213,7 @@ async def get_consume_stats(request: Request, store: MessageStore, groups: Group
     times = params.times and params.uncommitted
     rows = await request.read(lambda hot: _consume_stats(store, wanted, times, hot))
     shown = rows if params.uncommitted else [row[:6] for row in rows]
-    request.respond(ConsumeStatsAnswer(count=len(rows)), msgpack.packb(shown))
+    request.respond(RowsAnswer(count=len(rows)), msgpack.packb(shown))
 
 
 def sees_progress(request: Request, group: str, topic: str) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgpack
-
 from ...protocol import commands
 from ...protocol.commands import (
     ChangeMembersRequest,
@@ -17,6 +15,7 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import ConfigurationError, InvalidParameter, ReplicationRefused
 from ...protocol.fields import decode_fields
+from ...protocol.rows import pack_rows
 from ..addresses import parse_address
 from ..replication.member.primary_link import hello_of, position_of
 
@@ -87,7 +86,7 @@ def report_position(request: Request, member: ReplicaMember | None) -> None:
 def get_replica_status(request: Request, member: ReplicaMember | None) -> None:
     """Return the set as this member sees it."""
     if member is None:
-        request.respond(ReplicaStatusAnswer(), msgpack.packb([]))
+        request.respond(ReplicaStatusAnswer(), pack_rows([]))
         return
     status = member.status()
     answer = ReplicaStatusAnswer(
@@ -101,7 +100,7 @@ def get_replica_status(request: Request, member: ReplicaMember | None) -> None:
         confirmed=status.confirmed,
         reason=status.reason,
     )
-    request.respond(answer, msgpack.packb([list(row) for row in status.rows]))
+    request.respond(answer, pack_rows(status.rows))
 
 
 def switch_primary(request: Request, member: ReplicaMember | None) -> None:

@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgpack
-
 from ...protocol.auth.permissions import PUBLISH, TOPIC
 from ...protocol.commands import (
     ABORT_PREPARED,
     PREPARED_NAME_CHARS_MAX,
     AbortPreparedAnswer,
     AbortPreparedRequest,
+    AttemptInfo,
     CommitPreparedAnswer,
     CommitPreparedRequest,
+    CopyingInfo,
     GetPreparedRequest,
     PreparedAnswer,
 )
 from ...protocol.errors import InvalidParameter, NoPermission
 from ...protocol.fields import decode_fields
+from ...protocol.rows import pack_rows
 from ...protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
 from ...protocol.storage.record import encode_properties
 from ..delivery.routing import delay_of
@@ -148,20 +149,20 @@ def get_staged(request: Request, staged: StagedTransactions) -> None:
     if may_end is not None:
         names = [name for name in names if may_end(table.stages[name])]
     stages = [
-        {
-            "attempt": name,
-            "messages": (stage := table.stages[name]).messages,
-            "topics": sorted({topic for topic, _ in stage.targets}),
-            "active_ms": stage.active_ms,
-        }
+        AttemptInfo(
+            name,
+            (stage := table.stages[name]).messages,
+            tuple(sorted({topic for topic, _ in stage.targets})),
+            stage.active_ms,
+        )
         for name in names[: params.max_count]
     ]
     copying = [
-        {"series": each.scope, "number": each.sequence, "messages": each.messages, "copied": each.position}
+        CopyingInfo(each.scope, each.sequence, each.messages, each.position)
         for each in (table.commits.values() if sees_all else ())
     ]
     answer = PreparedAnswer(count=len(stages), attempts=len(table.stages) if sees_all else len(names))
-    request.respond(answer, msgpack.packb({"attempts": stages, "copying": copying}))
+    request.respond(answer, pack_rows({"attempts": stages, "copying": copying}))
 
 
 def _wanted(params: CommitPreparedRequest, body: memoryview) -> list[tuple[str, int]]:

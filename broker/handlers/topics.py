@@ -9,23 +9,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgpack
-
 from ...protocol import commands
 from ...protocol.auth.permissions import TOPIC
 from ...protocol.commands import (
     QUEUE_STATS_STRUCT,
     EmptyAnswer,
     GetTopicsStatsRequest,
+    RowsAnswer,
+    TopicInfo,
     TopicRequest,
-    TopicsAnswer,
-    TopicsStatsAnswer,
     TopicStatsAnswer,
+    TopicTotals,
     UpdateAndCreateTopicRequest,
 )
 from ...protocol.errors import InvalidParameter, NoPermission, TopicExistsAlready, TopicNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name, is_system_topic
+from ...protocol.rows import pack_rows
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, group_of_retries
 from ..requests.counters import Traffic
 from ..requests.request import topic_values
@@ -196,20 +196,20 @@ def _changed(
 def get_all_topic_config(request: Request, store: MessageStore) -> None:
     """Return every topic that the user may see, including system topics."""
     topics = [
-        {
-            "topic": config.name,
-            "read_queues": config.read_queues,
-            "write_queues": config.write_queues,
-            "perm": config.perm,
-            "order": config.order,
-            "system": is_system_topic(config.name),
-            "retention_hours": config.retention_hours,
-            "retention_bytes": config.retention_bytes,
-        }
+        TopicInfo(
+            config.name,
+            config.read_queues,
+            config.write_queues,
+            config.perm,
+            config.order,
+            is_system_topic(config.name),
+            config.retention_hours,
+            config.retention_bytes,
+        )
         for config in store.topics
         if request.peer.access is None or request.peer.access.sees(TOPIC, config.name)
     ]
-    request.respond(TopicsAnswer(count=len(topics)), msgpack.packb(topics))
+    request.respond(RowsAnswer(count=len(topics)), pack_rows(topics))
 
 
 def get_topic_stats_info(request: Request, store: MessageStore) -> None:
@@ -242,12 +242,12 @@ def get_topics_stats(request: Request, store: MessageStore, counters: Counters) 
             with contextlib.suppress(TopicNotExist):
                 totals = reads.topic_totals(name)
             into, out = produced.by_topic.get(name, _NO_TRAFFIC), pulled.by_topic.get(name, _NO_TRAFFIC)
-            rows.append((name, *totals, into.messages, into.bytes, out.messages, out.bytes))
-        return len(rows), msgpack.packb(rows)
+            rows.append(TopicTotals(name, *totals, into.messages, into.bytes, out.messages, out.bytes))
+        return len(rows), pack_rows(rows)
 
     def done(found: tuple[int, bytes]) -> None:
         count, body = found
-        request.respond(TopicsStatsAnswer(count=count), body)
+        request.respond(RowsAnswer(count=count), body)
 
     # On the loop, to which the table belongs; ``read`` runs in a thread.
     names = heapq.nsmallest(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import msgpack
+from typing import TYPE_CHECKING
 
 from ...protocol.auth.permissions import PUBLISH, TOPIC
 from ...protocol.commands import (
@@ -15,11 +13,13 @@ from ...protocol.commands import (
     EmptyAnswer,
     EndTransactionRequest,
     GetTransactionsRequest,
+    TransactionInfo,
     TransactionsAnswer,
 )
 from ...protocol.errors import NoPermission
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
+from ...protocol.rows import pack_rows
 from ...protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from ..delivery.transactions.records import TOPICS, Half, half_frame
 from ..requests.request import is_by_hand
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from ..security.users import UserRights
     from ..store import MessageStore
 
-Row = dict[str, Any]
-Page = tuple[list[Row], int]
+Page = tuple[list[TransactionInfo], int]
 """Transactions of one page, and the offset of the next page (-1: there is none)."""
 
 
@@ -136,7 +135,7 @@ def get_transactions(request: Request, transactions: TransactionalMessageService
         # Here and not in ``read``, because the table belongs to the loop.
         on_disk = transactions.table.on_disk(store.dispatchable_offset)
         if params.parked:
-            rows = [row for row in rows if sees(row["topic"])]
+            rows = [row for row in rows if sees(row.topic)]
         else:
             rows, next_offset = _open_page(on_disk, params, sees)
         open_count = len(on_disk)
@@ -145,7 +144,7 @@ def get_transactions(request: Request, transactions: TransactionalMessageService
             parked = len(rows) if params.parked else 0
         request.respond(
             TransactionsAnswer(count=len(rows), next_offset=next_offset, open=open_count, parked=parked),
-            msgpack.packb(rows),
+            pack_rows(rows),
         )
 
     request.after_dispatch(lambda: request.read_then(read, answer))
@@ -159,7 +158,7 @@ def _seen_by(access: UserRights | None) -> Callable[[str], bool]:
 
 
 def _open_page(table: Sequence[OpenTransaction], params: GetTransactionsRequest, sees: Callable[[str], bool]) -> Page:
-    rows: list[Row] = []
+    rows: list[TransactionInfo] = []
     for transaction in table:
         half = transaction.half
         if half.queue_offset < params.from_offset or not sees(half.topic):
@@ -176,16 +175,16 @@ def _parked_page(history: History, params: GetTransactionsRequest) -> Page:
     return [_row(half, delivered=history.is_delivered(half)) for half in halves], next_offset if more else -1
 
 
-def _row(half: Half, *, delivered: bool) -> Row:
-    return {
-        "id": half.transaction_id,
-        "topic": half.topic,
-        "queue": half.queue,
-        "group": half.group,
-        "born_ms": half.born_ms,
-        "stored_ms": half.store_ms,
-        "checks": half.check_times,
-        "half_queue_offset": half.queue_offset,
-        "half_physical_offset": half.physical_offset,
-        "delivered": delivered,
-    }
+def _row(half: Half, *, delivered: bool) -> TransactionInfo:
+    return TransactionInfo(
+        half.transaction_id,
+        half.topic,
+        half.queue,
+        half.group,
+        half.born_ms,
+        half.store_ms,
+        half.check_times,
+        half.queue_offset,
+        half.physical_offset,
+        delivered,
+    )

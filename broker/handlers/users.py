@@ -33,14 +33,16 @@ from ...protocol.auth.users import (
 from ...protocol.commands import (
     AUTH,
     USER_BODY_BYTES_MAX,
+    AccessKeyInfo,
     AuthAnswer,
     AuthRequest,
     CreateUserRequest,
     DeleteUserRequest,
     EmptyAnswer,
     ListUsersRequest,
+    RowsAnswer,
     UpdateUserRequest,
-    UsersAnswer,
+    UserInfo,
 )
 from ...protocol.errors import (
     AuthenticationFailed,
@@ -50,6 +52,7 @@ from ...protocol.errors import (
     ServiceNotAvailable,
 )
 from ...protocol.fields import decode_fields
+from ...protocol.rows import pack_rows
 from ..addresses import format_address
 from ..requests.connected_client import ConnectedClient
 from ..security.audit import Author
@@ -77,14 +80,14 @@ def auth_list_user(request: Request, authenticator: Authenticator | None) -> Non
     if params.user:
         by_name = {params.user: _checked(lambda: user_named(Users(by_name), params.user))}
     rows = [
-        {
-            "user": name,
-            "grants": list(user.permissions),
-            "access_keys": [{"key": each.key, "created_ms": each.created_ms} for each in user.access_keys],
-        }
+        UserInfo(
+            name,
+            Permissions.parse(user.permissions, name).grants,
+            [AccessKeyInfo(each.key, each.created_ms) for each in user.access_keys],
+        )
         for name, user in sorted(by_name.items())
     ]
-    request.respond(UsersAnswer(count=len(rows)), msgpack.packb(rows))
+    request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
 def auth_create_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:

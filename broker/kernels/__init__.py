@@ -9,13 +9,13 @@ With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests u
 ``msgpack_reader``  the heads of msgpack values
 ``produce_plan``    a PRODUCE frame's messages: validate them, and find their parts
 ``produce``         then make records of them for the CommitLog
-``dispatch``        CommitLog records: check, and turn them into ConsumeQueue units and index keys
+``dispatch``        CommitLog records: check, and turn them into ConsumeQueue units and index keys, or find their flaws
 ``index``           put entries into an IndexFile, check one, compare its entries with keys
 ``gather``          choose ConsumeQueue units, copy and check the records of a response
 ``sequences``       producer runs, read back from the log
 ``deliver``         stored messages that are due, as new records of their target topics
 ``search``          the next sound record after damage; loaded only if there is damage
-``examine``         for the offline tools: find everything that is wrong with records; no broker loads it
+``examine``         for the offline tools: the next record after damage, the records of a topic; no broker loads it
 ==================  =====================================================================================
 """
 

@@ -14,8 +14,8 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ...protocol.commands import ConnectionInfo
 from ...protocol.errors import (
     AuthenticationRequired,
     BrokerError,
@@ -465,11 +465,11 @@ class Server:
         else:
             self._by_address.pop(host, None)
 
-    def _list(self, after: int, count: int) -> list[tuple[Any, ...]]:
+    def _list(self, after: int, count: int) -> list[ConnectionInfo]:
         later = (connection for connection in self._connections if connection.number > after)
         return [_row(each) for each in heapq.nsmallest(count, later, key=lambda each: each.number)]
 
-    def _close(self, number: int, opened_ms: int) -> tuple[Any, ...] | None:
+    def _close(self, number: int, opened_ms: int) -> ConnectionInfo | None:
         found = next((each for each in self._connections if each.number == number), None)
         if found is None or found.ending or opened_ms not in (-1, found.opened_ms):
             return None
@@ -518,11 +518,10 @@ class Server:
                 connection.users_changed()
 
 
-def _row(connection: ClientConnection) -> tuple[int, str, int, str, str, int, int, int, int, int, int, bool]:
-    """Return the connection's row of a GET_CONNECTIONS response."""
+def _row(connection: ClientConnection) -> ConnectionInfo:
     broker, peer = connection.broker, connection.peer
     is_idle = connection.reads == connection.reads_seen
-    return (
+    return ConnectionInfo(
         connection.number,
         *peer.address,
         "" if peer.user is None else peer.user.name,

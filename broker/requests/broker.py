@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.frames import FRAME_LENGTH_BYTES
 from ..background.flush import DiskStall
@@ -33,6 +33,7 @@ from .intake import Intake
 from .outlet import Outlet
 
 if TYPE_CHECKING:
+    from ...protocol.commands import ConnectionInfo
     from ..background.flush import FlushService
     from ..background.held_pulls import PullRequestHoldService
     from ..background.reput import ReputMessageService
@@ -97,7 +98,7 @@ class RemotingFigures(NamedTuple):
 class Broker:
     """The parts of the broker that handlers use, by name. Belongs to the event loop."""
 
-    close_connection: Callable[[int, int], tuple[Any, ...] | None]
+    close_connection: Callable[[int, int], ConnectionInfo | None]
     """Callback, which the server sets, that closes the connection with this number and time of opening (ms since 1970,
     or -1: any) and returns its GET_CONNECTIONS row; None: it is not open."""
 
@@ -160,7 +161,7 @@ class Broker:
         # These are set later, by the parts around the broker: server, gateway, replica set.
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
-        self.list_connections: Callable[[int, int], list[tuple[Any, ...]]] = lambda after, count: []
+        self.list_connections: Callable[[int, int], list[ConnectionInfo]] = lambda after, count: []
         """Callback that returns the GET_CONNECTIONS rows of the first ``count`` connections after number ``after``."""
         self.remoting_figures: Callable[[], RemotingFigures] = RemotingFigures
         """Callback that returns the number of RocketMQ's connections, and of their held pulls. Any thread."""

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...protocol.commands.common import QUEUES_MAX
 from ...protocol.errors import MessageNotFound
-from ...protocol.names import is_folder_name
 from ...protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, SCHEDULE_TOPIC, TIMER_TOPIC
-from ...protocol.storage.layout import INDEX_ENTRY_BYTES, RECORD, RECORD_HEAD_BYTES_MAX, UNIT_BYTES
+from ...protocol.storage.layout import INDEX_ENTRY_BYTES, RECORD_HEAD_BYTES_MAX, UNIT_BYTES
 from ...protocol.storage.record import decode_record, unpack_head
 from ..kernels import dispatch, sequences
 from ..kernels import dispatch as kernel
+from .derivation import Derivation, may_be_queue
 from .errors import CorruptLog, DamagedRecord
 from .queues import UNIT_DTYPE, ConsumeQueue, is_filling
 from .tables.store_state import Snapshot
@@ -41,11 +40,6 @@ if TYPE_CHECKING:
 #
 # One ``step`` makes one kernel call over a chunk of the log and writes the units and entries that it found.
 # Only the owner of reput calls it.
-
-UNITS_MAX = 16_384
-"""Maximum number of units of one kernel call."""
-KEYS_MAX = 65_536
-"""Keys of one kernel call. One record fits always: its 32,767 bytes of properties hold at most 16,384 keys."""
 
 GAP_MAX = 10_000_000
 """Maximum jump of a queue's offsets that counts as lost messages; a larger one is damage."""
@@ -75,16 +69,7 @@ class Dispatcher:
         """Bytes of units and entries that were derived from the log since the store was opened."""
         self.deleted_topics: deque[str] = deque()
         """Topics deleted since the last step."""
-        self._units = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
-        self._unit_rows = np.zeros(UNITS_MAX, np.int64)
-        self._grouped = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
-        self._grouped_view = memoryview(self._grouped.data)
-        self._touched = np.zeros(3 * UNITS_MAX, np.int64)
-        self._keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
-        self._scratch = np.zeros(kernel.PARTS + kernel.VALUES, np.int64)
-        self._state = np.zeros(kernel.STATE, np.int64)
-        self._counts = memoryview(self._state.data)
-        """View of ``_state`` that returns Python integers: cheaper than NumPy scalars."""
+        self._derivation = Derivation(kernel.DISPATCH)
         self._unfinished: _Unfinished | None = None
 
     def step(self, end_offset: int, chunk_bytes: int, *, on_gap: OnGap | None = None) -> list[tuple[str, int, int]]:
@@ -114,13 +99,14 @@ class Dispatcher:
         position = at - file.start_offset
         # A chunk bounds the time of one step: on the event loop, other clients wait for it.
         end = min(end_offset - file.start_offset, file.size, position + chunk_bytes)
-        counts = self._counts
+        derivation = self._derivation
+        counts = derivation.counts
+        counts[kernel.S_INDEX_FROM] = self._index.indexed_below
         array = file.array()
-        status, position = self.derive(
-            array, position, end, file.start_offset, queues.kernel_rows, index_from=self._index.indexed_below
+        status, position = derivation.call(
+            array, position, end, file.start_offset, queues.slots, queues.kernel_rows, queues.topics
         )
         stopped_at = file.start_offset + position
-        touched = self._touched[: 3 * counts[kernel.S_TOUCHED]].tolist()
         keys = counts[kernel.S_KEYS]
         # A blank fills the rest of the file: the next record is the first one of the next file.
         next_offset = file.end_offset if status == kernel.BLANK else stopped_at
@@ -129,87 +115,27 @@ class Dispatcher:
         self.derived_bytes += UNIT_BYTES * self.dispatched_records + INDEX_ENTRY_BYTES * keys
         # The units found so far are written even if the kernel stopped at a special record: what follows below needs
         # queues that end directly before that record.
-        result = self._finish(_Unfinished(touched, keys, next_offset, store_ms))
+        result = self._finish(_Unfinished(derivation.runs(), keys, next_offset, store_ms))
         if status == kernel.NEW_QUEUE:
-            self.add_queue(array, position)
+            self._add_queue(array, position)
         elif status == kernel.GAP:
             self._close_gap(array, position, on_gap)
         elif status not in (kernel.DONE, kernel.BLANK, kernel.FULL):
-            raise self.damaged_record(file, position, status)
+            raise damaged_record(file, position, status)
         return result
-
-    @staticmethod
-    def damaged_record(file: MappedFile, position: int, status: int) -> DamagedRecord:
-        """Return the error for a position below the log's end at which ``derive`` stopped because of damage."""
-        physical_offset = file.start_offset + position
-        return DamagedRecord(
-            f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {physical_offset:,}), "
-            "below the log's end. Start the broker again: a start contains it",
-            physical_offset,
-            kernel.BAD_NAMES[status],
-        )
-
-    @property
-    def record_bytes(self) -> int:
-        """Size of the record at which the last ``derive`` stopped, if its parts are sound."""
-        return int(self._scratch[kernel.R_SIZE])
-
-    def derive(
-        self, array: np.ndarray, position: int, end: int, file_base: int, rows: np.ndarray, *, index_from: int
-    ) -> tuple[int, int]:
-        """Call the dispatch kernel once, which writes no file; return (the reason why it stopped, the position).
-
-        ``touched``, ``units`` and ``keys`` return its results until the next call. ``rows``: the queues' rows, as in
-        ``ConsumeQueueTable``.
-        """
-        self._counts[kernel.S_INDEX_FROM] = index_from
-        status, position = kernel.dispatch(
-            array,
-            position,
-            end,
-            file_base,
-            self._queues.slots,
-            rows,
-            self._queues.topics,
-            self._units,
-            self._unit_rows,
-            self._grouped,
-            self._touched,
-            self._keys,
-            self._scratch,
-            self._state,
-        )
-        return status, position
-
-    def touched(self) -> list[tuple[int, int, int]]:
-        """Return (row, first unit, number of units) of each queue for which the last ``derive`` found units."""
-        flat = self._touched[: 3 * self._counts[kernel.S_TOUCHED]]
-        return [(row, first, count) for row, first, count in flat.reshape(-1, 3).tolist()]
-
-    def units(self, first: int, count: int) -> memoryview:
-        """Return the bytes of ``count`` units of the last ``derive``."""
-        return self._grouped_view[first * UNIT_BYTES : (first + count) * UNIT_BYTES]
-
-    def keys(self) -> np.ndarray:
-        """Return a row of (hash, physical offset, store ms) for each key that the last ``derive`` found."""
-        return self._keys[: self._counts[kernel.S_KEYS] * kernel.KEY_ROW].reshape(-1, kernel.KEY_ROW)
-
-    def gap_row(self) -> int:
-        """Return the row of the queue for which the last ``derive`` stopped with ``GAP``."""
-        return self._counts[kernel.S_GAP_QUEUE]
 
     def _finish(self, work: _Unfinished) -> list[tuple[str, int, int]]:
         """Write the units and entries of a kernel call; if the disk is full, keep the rest for the next step."""
         self._unfinished = work
-        rows, touched, grouped = self._queues.rows, work.touched, self._grouped_view
-        # Plain indexing instead of `units` and slices: with many topics, this runs once for each message.
-        while (at := work.touched_at) < len(touched):
-            queue = rows[touched[at]]
-            begin = touched[at + 1] * UNIT_BYTES
-            queue.append(grouped[begin : begin + touched[at + 2] * UNIT_BYTES])
+        rows, runs, grouped = self._queues.rows, work.runs, self._derivation.grouped
+        # Plain indexing instead of a row for each run: with many topics, this runs once for each message.
+        while (at := work.runs_at) < len(runs):
+            queue = rows[runs[at]]
+            begin = runs[at + kernel.U_FIRST] * UNIT_BYTES
+            queue.append(grouped[begin : begin + runs[at + kernel.U_COUNT] * UNIT_BYTES])
             work.result.append((queue.topic, queue.queue_id, queue.max_offset))
-            work.touched_at = at + 3
-        for done in self._index.put(self._keys, work.keys, work.keys_done):
+            work.runs_at = at + kernel.RUN_ROW
+        for done in self._index.put(self._derivation.keys, work.keys, work.keys_done):
             work.keys_done = done
         # Everything is written: only now may readers look at queues and index up to the new offset.
         self._unfinished = None
@@ -217,25 +143,12 @@ class Dispatcher:
         self.reput_offset = work.next_offset
         return work.result
 
-    def record_queue(self, log_array: np.ndarray, position: int) -> tuple[bytes, int, int]:
-        """Return (topic, queue id, queue offset) of the record at which the last ``derive`` stopped."""
-        parts = self._scratch
-        topic = log_array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-        head = RECORD.unpack(log_array.data, position)
-        return topic, head.queue_id, head.queue_offset
-
-    def add_queue(self, log_array: np.ndarray, position: int) -> ConsumeQueue:
-        """Add the queue of the record for which the last ``derive`` stopped with ``NEW_QUEUE``."""
-        topic, queue_id, _ = self.record_queue(log_array, position)
-        if not _safe_folder_name(topic) or not 0 <= queue_id < QUEUES_MAX:
-            at = RECORD.unpack(log_array.data, position).physical_offset
-            raise DamagedRecord(
-                f"the record at physical offset {at:,} in {self._commitlog.queue.folder} names topic {topic!r}, queue "
-                f"{queue_id}, which cannot be a queue. Start the broker again: a start contains it",
-                at,
-                "a topic or queue that cannot be one",
-            )
-        return self._queues.add(topic.decode(), queue_id)
+    def _add_queue(self, log_array: np.ndarray, position: int) -> None:
+        """Add the queue of the record for which the kernel stopped with ``NEW_QUEUE``."""
+        topic, queue_id, _ = self._derivation.record_queue(log_array, position)
+        if not may_be_queue(topic, queue_id):
+            raise impossible_queue(self._commitlog, self.reput_offset, topic, queue_id)
+        self._queues.add(topic.decode(), queue_id)
 
     def _close_gap(self, log_array: np.ndarray, position: int, on_gap: OnGap | None) -> None:
         """Make the queue continue at the record's queue offset, which is beyond the queue's next.
@@ -243,8 +156,8 @@ class Dispatcher:
         An empty queue begins there: retention or the deletion of the topic took the messages before. In the middle of a
         queue the gap is filled, so that later units keep their queue offsets.
         """
-        queue = self._queues.rows[self._counts[kernel.S_GAP_QUEUE]]
-        _, _, queue_offset = self.record_queue(log_array, position)
+        queue = self._queues.rows[self._derivation.counts[kernel.S_GAP_QUEUE]]
+        _, _, queue_offset = self._derivation.record_queue(log_array, position)
         # Recovery raises here if the record may be wrong, or if units of the queue may only have been lost.
         if on_gap is not None:
             on_gap(queue, queue_offset)
@@ -274,11 +187,11 @@ class Dispatcher:
 class _Unfinished:
     """The results of a kernel call, and how many of them are written."""
 
-    __slots__ = ("keys", "keys_done", "next_offset", "result", "store_ms", "touched", "touched_at")
+    __slots__ = ("keys", "keys_done", "next_offset", "result", "runs", "runs_at", "store_ms")
 
-    def __init__(self, touched: list[int], keys: int, next_offset: int, store_ms: int) -> None:
-        self.touched = touched
-        self.touched_at = 0
+    def __init__(self, runs: list[int], keys: int, next_offset: int, store_ms: int) -> None:
+        self.runs = runs
+        self.runs_at = 0
         self.keys = keys
         self.keys_done = 0
         self.next_offset = next_offset
@@ -286,11 +199,25 @@ class _Unfinished:
         self.result: list[tuple[str, int, int]] = []
 
 
-def _safe_folder_name(topic: bytes) -> bool:
-    try:
-        return is_folder_name(topic.decode())
-    except UnicodeDecodeError:
-        return False
+def damaged_record(file: MappedFile, position: int, status: int) -> DamagedRecord:
+    """Return the error for a record below the log's end that the kernel refused with ``status``."""
+    physical_offset = file.start_offset + position
+    return DamagedRecord(
+        f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {physical_offset:,}), "
+        "below the log's end. Start the broker again: a start contains it",
+        physical_offset,
+        kernel.BAD_NAMES[status],
+    )
+
+
+def impossible_queue(commitlog: CommitLog, physical_offset: int, topic: bytes, queue_id: int) -> DamagedRecord:
+    """Return the error for a record that names a queue that cannot exist."""
+    return DamagedRecord(
+        f"the record at physical offset {physical_offset:,} in {commitlog.queue.folder} names topic {topic!r}, queue "
+        f"{queue_id}, which cannot be a queue. Start the broker again: a start contains it",
+        physical_offset,
+        "a topic or queue that cannot be one",
+    )
 
 
 # ---- Derived files (ConsumeQueues, index): syncs them to disk, and deletes the oldest ones with those of the

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ...protocol.commands.common import QUEUES_MAX
-from ...protocol.storage.layout import RECORD, UNIT_BYTES
+from ...protocol.storage.layout import RECORD
 from ..kernels import dispatch as kernel
 from ..kernels import examine
-from ..store.dispatch import KEYS_MAX, UNITS_MAX
+from ..store.derivation import CheckDerivation
 from ..store.files.mapped_file import MappedFile
 from ..store.files.system_calls import usable_processors, will_read
 from ..store.index import IndexCursor, IndexFile
-from ..store.queues import ConsumeQueue
 from .derived_checks import EntryAlignment, EntryComparison, UnitComparison, check_file
 from .findings import Findings
 from .offline import LogEnd, OfflineStore
@@ -27,7 +25,6 @@ from .offline import LogEnd, OfflineStore
 _QUEUE_ID_AT = RECORD.at["queue_id"]
 _QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
 CHUNK_BYTES = 4 * 1024 * 1024
-FLAWS_MAX = 4096
 CLOCK_MARGIN_MS = 3_000
 """RocketMQ's own tolerance for times."""
 
@@ -75,19 +72,9 @@ class Examiner:
         self._adding = adding
         self._stop = stop
         self.bytes_done = 0
-        self._units = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
-        self._unit_runs = np.zeros(UNITS_MAX, np.int64)
-        self._grouped = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
-        self._grouped_view = memoryview(self._grouped.data)
-        self._runs = np.zeros(UNITS_MAX * examine.RUN_ROW, np.int64)
-        self._keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
-        self._optional_keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
-        self._flaws = np.zeros(FLAWS_MAX * examine.FLAW_ROW, np.int64)
-        self._scratch = np.zeros(kernel.PARTS + kernel.VALUES, np.int64)
-        self._state = np.zeros(examine.EXAMINED_STATE, np.int64)
-        self._optional_state = np.zeros(kernel.STATE, np.int64)
-        self._rows = np.zeros((0, examine.EXAMINED_ROW), np.int64)
-        self._queues: list[ConsumeQueue] = []
+        self._derivation = CheckDerivation(store.queues, kernel.EXAMINE, adding)
+        self._derivation.counts[kernel.S_CLOCK_MARGIN_MS] = CLOCK_MARGIN_MS
+        self._parts = np.zeros(kernel.PARTS, np.int64)
 
     def run(self, segment: Segment, entries: EntryComparison | EntryAlignment | None) -> Segment:
         """Check the segment. ``entries``: the comparison of its keys with the index; None: ignore the index. Raises
@@ -96,44 +83,24 @@ class Examiner:
         file, array = segment.file, segment.file.array()
         # Page faults alone read ahead too little from a disk.
         will_read(file.fd, segment.begin, segment.end - segment.begin)
-        self._rows = np.zeros((0, examine.EXAMINED_ROW), np.int64)
+        derivation = self._derivation
+        derivation.begin()
         self._begun_again: dict[int, int] = {}
-        self._know_queues()
-        self._state[:] = 0
-        self._state[examine.S_CLOCK_MARGIN_MS] = CLOCK_MARGIN_MS
         at = segment.begin
         while at < segment.end:
             if self._stop.is_set():
                 raise PassStopped
             before = at
             # Which checksum a record must have changes only at a border.
-            self._state[kernel.S_CHECKSUMMED], border = self._store.state.checksummed.at(file.start_offset + at)
+            derivation.counts[kernel.S_CHECKSUMMED], border = self._store.state.checksummed.at(file.start_offset + at)
             chunk_end = min(at + CHUNK_BYTES, segment.end, border - file.start_offset)
-            status, at = examine.examine(
-                array,
-                at,
-                chunk_end,
-                file.start_offset,
-                self._slots,
-                self._rows,
-                self._topics,
-                self._units,
-                self._unit_runs,
-                self._grouped,
-                self._runs,
-                self._keys,
-                self._optional_keys,
-                self._flaws,
-                self._scratch,
-                self._state,
-                self._optional_state,
-            )
+            status, at = derivation.step(array, at, chunk_end, file.start_offset)
             self._take(segment)
             # Buffers that are full need nothing: the next turn continues where this one stopped.
             if status == kernel.BLANK and self._fills_file(array, at):
                 at = file.size
             elif status == kernel.NEW_QUEUE:
-                at = self._new_queue(segment, array, at)
+                at = self._skip_queue(segment, array, at)
             elif status not in (kernel.DONE, kernel.FULL):
                 at = self._pass_over(segment, array, at, status)
             if entries is not None:
@@ -149,20 +116,17 @@ class Examiner:
 
     def _take(self, segment: Segment) -> None:
         """Take over the results of the last call, except keys."""
-        state = self._state
-        segment.records += int(state[kernel.S_RECORDS])
-        flaws = self._flaws[: examine.FLAW_ROW * int(state[examine.S_FLAWS])].reshape(-1, examine.FLAW_ROW)
-        for kind, place, detail in flaws.tolist():
-            if kind == examine.FLAW_QUEUE_OFFSET and self._begins_again(segment, place):
+        derivation = self._derivation
+        segment.records += derivation.counts[kernel.S_RECORDS]
+        for kind, place, detail in derivation.flaws():
+            if kind == kernel.FLAW_QUEUE_OFFSET and self._begins_again(segment, place):
                 row = self._row_of(segment.file.array(), place)
                 self._begun_again[row] = segment.file.start_offset + place
             else:
                 add_flaw(segment, kind, place, detail)
         assert segment.units is not None
-        runs = self._runs[: examine.RUN_ROW * int(state[kernel.S_TOUCHED])].reshape(-1, examine.RUN_ROW)
-        for row, queue_offset, first, count in runs.tolist():
-            units = self._grouped_view[first * UNIT_BYTES : (first + count) * UNIT_BYTES]
-            segment.units.compare(self._queues[row], queue_offset, units)
+        for run in derivation.unit_runs():
+            segment.units.compare(*run)
 
     def _begins_again(self, segment: Segment, at: int) -> bool:
         """Return whether the record may be the first of a topic that RocketMQ deleted and recreated: it counts from
@@ -180,53 +144,26 @@ class Examiner:
         return queue.row
 
     def _compare_keys(self, segment: Segment, entries: EntryComparison | EntryAlignment, reached: int) -> None:
-        keys = self._keys[: kernel.KEY_ROW * int(self._state[kernel.S_KEYS])]
-        optional = self._optional_keys[: kernel.KEY_ROW * int(self._state[examine.S_OPTIONAL_KEYS])]
-        if not entries.compare(keys, optional, reached, segment.findings):
+        derivation = self._derivation
+        if not entries.compare(derivation.required_keys(), derivation.optional_keys(), reached, segment.findings):
             segment.index_differs = True
 
-    def _know_queues(self) -> None:
-        """Copy the current table of queues; other threads may add to it meanwhile."""
-        table = self._store.queues
-        with self._adding:
-            self._slots, self._topics = table.slots.copy(), table.topics.copy()
-            self._queues = list(table.rows)
-            rows = np.zeros((len(table.kernel_rows), examine.EXAMINED_ROW), np.int64)
-            rows[:, : kernel.QUEUE_ROW] = table.kernel_rows
-        # The value -1 means that this segment has no record of the queue yet.
-        for column in (kernel.Q_NEXT, examine.Q_OTHER, examine.Q_FIRST):
-            rows[:, column] = -1
-        # Rows keep their numbers, so what the segment has seen of its queues stays where it is.
-        rows[: len(self._rows)] = self._rows
-        self._rows = rows
-
-    def _new_queue(self, segment: Segment, array: np.ndarray, at: int) -> int:
-        """Add the queue of the record at ``at``; return where to continue."""
-        parts = self._scratch
-        topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-        queue_id = int.from_bytes(array[at + _QUEUE_ID_AT : at + _QUEUE_ID_AT + 4].tobytes(), "big", signed=True)
-        name = topic.decode("utf-8", "replace")
-        if not _may_be_a_folder(topic) or not 0 <= queue_id < QUEUES_MAX:
-            segment.findings.add(
-                "topic",
-                segment.file.path,
-                f"topic {name!r}, queue {queue_id}",
-                position=at,
-                physical_offset=segment.file.start_offset + at,
-            )
-            segment.records += 1
-            return at + int(parts[kernel.R_SIZE])
-        with self._adding:
-            self._store.queues.add(name, queue_id)
-        # This segment's queue state stays valid: rows are only ever added.
-        known = self._rows[: len(self._queues)].copy()
-        self._rows = known
-        self._know_queues()
-        return at
+    def _skip_queue(self, segment: Segment, array: np.ndarray, at: int) -> int:
+        """Report the record at ``at``, whose queue cannot exist; return where to continue."""
+        topic, queue_id, _ = self._derivation.record_queue(array, at)
+        segment.findings.add(
+            "topic",
+            segment.file.path,
+            f"topic {topic.decode('utf-8', 'replace')!r}, queue {queue_id}",
+            position=at,
+            physical_offset=segment.file.start_offset + at,
+        )
+        segment.records += 1
+        return at + self._derivation.record_bytes
 
     def _pass_over(self, segment: Segment, array: np.ndarray, at: int, status: int) -> int:
         """Report a range without a record that begins at ``at``; return its end."""
-        found = examine.next_record(array, at + 1, segment.end, segment.file.start_offset, self._scratch)
+        found = examine.next_record(array, at + 1, segment.end, segment.file.start_offset, self._parts)
         lost = found - at
         segment.findings.add(
             "record",
@@ -238,30 +175,28 @@ class Examiner:
         return int(found)
 
     def _note_spans(self, segment: Segment) -> None:
-        rows = self._rows[: len(self._queues)]
-        for row in np.flatnonzero(rows[:, examine.Q_RECORDS]).tolist():
-            values = rows[row]
+        for row, values in self._derivation.seen():
             segment.spans[row] = QueueSpan(
-                int(values[examine.Q_FIRST]),
-                int(values[examine.Q_FIRST_AT]),
+                int(values[kernel.Q_FIRST]),
+                int(values[kernel.Q_FIRST_AT]),
                 int(values[kernel.Q_NEXT]),
-                int(values[examine.Q_OTHER]),
-                int(values[examine.Q_RECORDS]),
+                int(values[kernel.Q_OTHER]),
+                int(values[kernel.Q_RECORDS]),
                 self._begun_again.get(row, 0),
             )
 
 
 _BAD_NAMES = {**kernel.BAD_NAMES, kernel.BLANK: "a blank record that does not end its file"}
 _FLAWS = {
-    examine.FLAW_CRC: ("body-crc", "its body is not the one that was stored"),
-    examine.FLAW_RECORD_CRC: (
+    kernel.FLAW_CRC: ("body-crc", "its body is not the one that was stored"),
+    kernel.FLAW_RECORD_CRC: (
         "record-crc",
         "its checksum over the whole record (__CRC32#) is missing or wrong, although its body is right",
     ),
-    examine.FLAW_PROPERTIES: ("properties", "its properties are not pairs of a name and a value in UTF-8"),
-    examine.FLAW_TIME: ("store-time", "its store time is before that of the previous record, {:,} ms"),
-    examine.FLAW_QUEUE_OFFSET: ("queue-offset", "message {:,} of that queue comes next"),
-    examine.FLAW_NO_QUEUE_OFFSET: ("queue-offset", "no queue can have a message of that number"),
+    kernel.FLAW_PROPERTIES: ("properties", "its properties are not pairs of a name and a value in UTF-8"),
+    kernel.FLAW_TIME: ("store-time", "its store time is before that of the previous record, {:,} ms"),
+    kernel.FLAW_QUEUE_OFFSET: ("queue-offset", "message {:,} of that queue comes next"),
+    kernel.FLAW_NO_QUEUE_OFFSET: ("queue-offset", "no queue can have a message of that number"),
 }
 
 
@@ -297,14 +232,6 @@ def store_time(store: OfflineStore, physical_offset: int) -> int | None:
     array, at = file.array(), physical_offset - file.start_offset
     found = kernel.locate(array, at, len(array), physical_offset, parts)
     return int(parts[kernel.R_STORE_MS]) if found in (kernel.DONE, kernel.BAD_CRC) else None
-
-
-def _may_be_a_folder(topic: bytes) -> bool:
-    try:
-        topic.decode()
-    except UnicodeDecodeError:
-        return False
-    return 0 < len(topic) <= 255 and b"/" not in topic and b"\0" not in topic and topic not in (b".", b"..")
 
 
 # ---- The pass over the whole log, by several threads.

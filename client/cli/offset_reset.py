@@ -15,7 +15,7 @@ from .params import GROUP, POSITION, QUEUE, TOPIC
 from .settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ..core.topics import QueueStats
+    from ...protocol.commands import QueueStats
     from ..sync.consumer import Consumer
 
 RESET_FORMS = f"earliest, latest, {OFFSET_FORMS}"

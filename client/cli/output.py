@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ...protocol.display import JSON, PLAIN, TABLE, escape, to_json, to_plain
-from ..operator.display import shown_name
+from ...protocol.display import JSON, PLAIN, TABLE, escape, show_bytes, to_json, to_plain
+from ...protocol.rows import ValueKind, displays_of
+from ..operator.display import show_flag, show_moment, show_second, show_seconds, show_value, shown_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +57,35 @@ def name_column(name: str, heading: str) -> TableColumn:
     return TableColumn(name, heading, shown_name, fold=True)
 
 
+_SHOWN: dict[ValueKind, tuple[Callable[[Any], str], bool]] = {
+    ValueKind.TEXT: (show_value, False),
+    ValueKind.NAME: (shown_name, False),
+    ValueKind.COUNT: ("{:,}".format, True),
+    ValueKind.NUMBER: (str, True),
+    ValueKind.BYTES: (show_bytes, False),
+    ValueKind.SECONDS: (show_seconds, False),
+    ValueKind.MOMENT: (show_moment, False),
+    ValueKind.SECOND: (show_second, False),
+    ValueKind.FLAG: (show_flag, False),
+}
+"""How a table shows each kind of value, and whether it is aligned to the right."""
+
+
+def columns_of(cls: type[Any], names: str, **shows: Callable[[Any], str]) -> tuple[TableColumn, ...]:
+    """Return columns of a row class, with the headings that it declares. ``names``: of its columns and properties,
+    separated by spaces; ``shows``: functions that show some of them in another way."""
+    found = []
+    for name, display in displays_of(cls, names.split()).items():
+        show, is_number = _SHOWN[display.kind]
+        show, heading = shows.get(name, show), display.heading.upper()
+        found.append(TableColumn(name, heading, show, number=is_number, spare=display.spare, fold=display.fold))
+    return tuple(found)
+
+
+def _value(row: Any, name: str) -> Any:
+    return row.get(name) if isinstance(row, Mapping) else getattr(row, name)
+
+
 def use_colour(stream: TextIO) -> bool:
     """Return whether ``stream`` is a terminal with colours, and the user has not switched them off (``NO_COLOR``)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -85,8 +115,8 @@ class Output:
         """Escape and write one line of text."""
         self.write(escape(text) + "\n")
 
-    def rows(self, columns: Sequence[TableColumn], rows: Iterable[Mapping[str, Any]], *, empty: str = "") -> None:
-        """Print rows of the same columns. ``empty``: line that a table shows if there are no rows."""
+    def rows(self, columns: Sequence[TableColumn], rows: Iterable[Any], *, empty: str = "") -> None:
+        """Print mappings, or rows of the protocol. ``empty``: line that a table shows if there are no rows."""
         if self.mode == TABLE:
             several = list(rows)
             if several:
@@ -96,9 +126,9 @@ class Output:
             return
         for row in rows:
             if self.mode == JSON:
-                self.write(to_json({column.name: row.get(column.name) for column in columns}) + "\n")
+                self.write(to_json({column.name: _value(row, column.name) for column in columns}) + "\n")
             else:
-                self.write("\t".join(to_plain(row.get(column.name)) for column in columns) + "\n")
+                self.write("\t".join(to_plain(_value(row, column.name)) for column in columns) + "\n")
 
     def record(self, columns: Sequence[TableColumn], row: Mapping[str, Any]) -> None:
         """Print one record: JSON and plain have all of ``row`` (plain: one name and value per line), a table only
@@ -136,7 +166,7 @@ class Output:
             legacy_windows=False,
         )
 
-    def _table(self, columns: Sequence[TableColumn], rows: list[Mapping[str, Any]]) -> None:
+    def _table(self, columns: Sequence[TableColumn], rows: list[Any]) -> None:
         from rich.measure import Measurement
         from rich.text import Text
 
@@ -169,9 +199,7 @@ class Output:
         self._stream.flush()  # later writes go to the buffer below this text layer
 
     @staticmethod
-    def _drawn(
-        columns: Sequence[TableColumn], rows: list[Mapping[str, Any]], *, tight: bool = False, over: int = 0
-    ) -> Table:
+    def _drawn(columns: Sequence[TableColumn], rows: list[Any], *, tight: bool = False, over: int = 0) -> Table:
         """Return the table. ``over``: number of characters by which the widest ``fold`` column is narrowed."""
         from rich import box
         from rich.table import Table
@@ -204,7 +232,7 @@ class Output:
             table.add_row(*(Text(_shown(column, row), style=column.style) for column in columns))
         return table
 
-    def _blocks(self, columns: Sequence[TableColumn], rows: list[Mapping[str, Any]]) -> None:
+    def _blocks(self, columns: Sequence[TableColumn], rows: list[Any]) -> None:
         """Print each row as lines of heading and value, which fit a terminal of any width."""
         from rich.table import Table
         from rich.text import Text
@@ -217,12 +245,12 @@ class Output:
             grid.add_column(no_wrap=True)
             grid.add_column(overflow="fold")
             for column in columns:
-                if column.name in row:
+                if not isinstance(row, Mapping) or column.name in row:
                     grid.add_row(Text(column.heading, style="dim"), Text(_shown(column, row), style=column.style))
             console.print(grid)
         self._stream.flush()
 
 
-def _shown(column: TableColumn, row: Mapping[str, Any]) -> str:
-    value = row.get(column.name)
+def _shown(column: TableColumn, row: Any) -> str:
+    value = _value(row, column.name)
     return "–" if value is None else escape(column.show(value))

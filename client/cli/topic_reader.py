@@ -26,7 +26,7 @@ from .params import FORMAT
 from .settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ..core.topics import TopicTotals
+    from ...protocol.commands import TopicTotals
     from ..sync.admin import Admin
 
 FORMAT_HELP = (

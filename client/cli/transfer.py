@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...protocol.display import show_bytes
+from ...protocol.times import from_millis
 from ..core.consume.positions import EARLIEST, LATEST
-from ..core.times import from_millis, to_millis
+from ..core.times import to_millis
 from ..errors import CorruptMessage, DeliveryFailed, InvalidArgument
 from ..operator.display import plural, show_rate, show_seconds
 from ..operator.positions import POSITION_FORMS, Typed, end_of, start_of
@@ -31,8 +32,8 @@ from .topic_reader import FILTER_HELP, TAG_HELP, pointed_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...protocol.commands import QueueStats
     from ..core.consume.batch import StoredMessage
-    from ..core.topics import QueueStats
     from ..message import Message
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer

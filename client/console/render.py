@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from markupsafe import Markup
 
 from ...protocol.display import escape, iso, show_bytes
-from ..core.times import from_millis
+from ...protocol.times import from_millis
 from ..operator.display import plural, show_count, show_rate, show_seconds, shown_name
 
 FOLDER = Path(__file__).parent

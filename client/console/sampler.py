@@ -12,11 +12,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from ...protocol.commands import TOPICS_STATS_MAX
+from ...protocol.commands import TOPICS_STATS_MAX, ConsumeStats, GroupInfo, Setting, TopicInfo, TopicTotals
 from ...protocol.errors import FlintError, NoPermission
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
-from ..core.admin import GroupInfo, Setting
-from ..core.topics import ConsumeStats, TopicInfo, TopicTotals
 from ..operator.condition import Condition
 from ..operator.display import plural, shown_name
 from .sessions import STATUS_SECONDS, ConsoleSession

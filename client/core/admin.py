@@ -7,9 +7,8 @@ imports another. A request that producers or readers send too belongs to their r
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,54 +16,39 @@ from ...protocol import commands
 from ...protocol.auth.permissions import Grant, Permissions
 from ...protocol.auth.scram import AccessKey, make_access_key, make_verifier
 from ...protocol.auth.users import verifier_row
-from ...protocol.commands import CONNECTIONS_MAX, CONSUMER_OFFSET_STRUCT, QUARANTINE_MAX, ReplicaStatusAnswer
+from ...protocol.commands import (
+    CONNECTIONS_MAX,
+    CONSUMER_OFFSET_STRUCT,
+    QUARANTINE_MAX,
+    ChangedSetting,
+    ConnectionInfo,
+    GroupInfo,
+    GroupStatus,
+    QuarantineEntry,
+    ReplicaStatusAnswer,
+    SetMember,
+    Setting,
+    SettingValue,
+    TransactionInfo,
+    UserInfo,
+)
 from ...protocol.errors import RemoteProtocolError, TransactionEnded, error_from_answer
 from ...protocol.fields import decode_fields
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ...protocol.times import duration_millis
-from .rpc.operation import Operation, nothing, operation, pack_body, unpack_body, unpack_rows
+from ...protocol.rows import decode_row, decode_rows
+from ...protocol.times import duration_millis, from_millis
+from .rpc.operation import Operation, listing, nothing, operation, pack_body, unpack_body
 from .rpc.session import Answer
 from .rpc.timeouts import check_timeout
-from .times import from_millis
 from .topics import encode_offsets
 
 # ---- Users of the broker as an administrator sees and changes them. Passwords stay here: the broker gets
 # verifiers.
 
 
-@dataclass(frozen=True, slots=True)
-class AccessKeyInfo:
-    """One access key of a user, without its secret. ``created_ms``: milliseconds since the epoch."""
-
-    key: str
-    created_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class UserInfo:
-    """One user, its grants, and its access keys for RocketMQ's clients."""
-
-    user: str
-    grants: Sequence[Grant]
-    access_keys: Sequence[AccessKeyInfo] = ()
-
-
 def users(user: str | None = None, *, timeout: float | None = None) -> Operation[list[UserInfo]]:
     """Return the users of the broker by name, or one of them. This and every change of users needs ``admin`` on the
     broker. Raises ``UserNotExist``."""
-
-    def decode(answer: Answer) -> list[UserInfo]:
-        rows = unpack_rows(answer, "users")
-        return [
-            UserInfo(
-                row["user"],
-                Permissions.parse(row["grants"], row["user"]).grants,
-                [AccessKeyInfo(each["key"], each["created_ms"]) for each in row.get("access_keys", ())],
-            )
-            for row in rows
-        ]
-
-    return operation(commands.AUTH_LIST_USER, decode, timeout=timeout, user=user or "")
+    return listing(commands.AUTH_LIST_USER, timeout=timeout, user=user or "")
 
 
 def create_user(
@@ -132,35 +116,6 @@ def _user_rows(grants: Iterable[Grant]) -> list[dict[str, Any]]:
 # ---- The broker's connections, and the rights of the client's own user.
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionInfo:
-    """An open connection. ``id``: its number since the start of the broker; ``host``, ``port``: the client's address;
-    ``user``: empty if the broker has no users; ``client``: the name with which the client introduced itself.
-
-    ``opened_ms``: when it was opened, ms since 1970 UTC; ``idle_ms``: for how long nothing has arrived and no request
-    has been waiting; ``frames_in``, ``bytes_in``, ``bytes_out``: counts since it was opened, without TLS;
-    ``held_pulls``: number of pulls that wait for messages; ``tls``: whether it is encrypted.
-    """
-
-    id: int
-    host: str
-    port: int
-    user: str
-    client: str
-    opened_ms: int
-    idle_ms: int
-    frames_in: int
-    bytes_in: int
-    bytes_out: int
-    held_pulls: int
-    tls: bool
-
-    @property
-    def opened_at(self) -> datetime:
-        """Time at which it was opened."""
-        return from_millis(self.opened_ms)
-
-
 def connections(
     after: int = 0, *, max_count: int = CONNECTIONS_MAX, timeout: float | None = None
 ) -> Operation[list[ConnectionInfo]]:
@@ -168,11 +123,7 @@ def connections(
 
     If there are ``max_count`` of them, call it again with the last id. Needs ``query`` on the broker.
     """
-
-    def decode(answer: Answer) -> list[ConnectionInfo]:
-        return [ConnectionInfo(*row) for row in unpack_rows(answer, "connections")]
-
-    return operation(commands.GET_CONNECTIONS, decode, timeout=timeout, after=after, max_count=max_count)
+    return listing(commands.GET_CONNECTIONS, timeout=timeout, after=after, max_count=max_count)
 
 
 def close_connection(connection: int, opened_ms: int = -1, *, timeout: float | None = None) -> Operation[None]:
@@ -190,7 +141,7 @@ def whoami(*, timeout: float | None = None) -> Operation[UserInfo]:
 
     def decode(answer: Answer) -> UserInfo:
         user = decode_fields(commands.RightsAnswer, answer.fields).user
-        return UserInfo(user, Permissions.parse(unpack_rows(answer, "grants"), user).grants)
+        return UserInfo(user, Permissions.parse(unpack_body(answer), user).grants)
 
     return operation(commands.GET_RIGHTS, decode, timeout=timeout)
 
@@ -248,129 +199,16 @@ def delays(*, max_hours: int = 24, timeout: float | None = None) -> Operation[De
 # ---- Consumer groups as an operator sees them, and the operations on them.
 
 
-@dataclass(frozen=True, slots=True)
-class GroupInfo:
-    """One group. ``state``: ``empty`` (it has no members), ``rebalancing`` or ``stable``; ``retry_times_max``: number
-    of redeliveries before a message becomes a dead letter; ``partial``: the group has topics whose progress the user
-    may not see; ``topics``: those that the group reads, without its retry topics; ``kind``: ``native``, ``remoting`` if
-    RocketMQ's clients share its queues, ``work`` if its consumers lease messages, empty without consumers."""
-
-    group: str
-    mode: str
-    state: str
-    members: int
-    epoch: int
-    topics: Sequence[str]
-    retry_times_max: int
-    partial: bool = False
-    kind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMember:
-    """One member. ``since_ms``, ``heartbeat_ms``: time since it joined, and since its last heartbeat;
-    ``subscriptions``: (topic, tags, filter) each."""
-
-    member: str
-    client: str
-    address: str
-    epoch: int
-    since_ms: int
-    heartbeat_ms: int
-    orderly: bool
-    queues: int
-    subscriptions: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupQueue:
-    """A group's progress in one queue. ``member``: the one that the queue is assigned to, or empty; ``committed``: the
-    committed offset, -1: none; ``pulled``: the offset after the last message that a member received, -1: none;
-    ``known``: False if no offset is committed and the group's first member will set the start rule;
-    ``next_stored_ms``: store time of the next message to read, ms since 1970 UTC, or -1; ``leased``: number of
-    messages that consumers of a work group have popped and not settled."""
-
-    topic: str
-    queue: int
-    member: str
-    committed: int
-    pulled: int
-    min_offset: int
-    max_offset: int
-    known: bool = True
-    next_stored_ms: int = -1
-    leased: int = 0
-
-    @property
-    def next_stored_at(self) -> datetime | None:
-        """Store time of the next message to read; its age is the lag in time. None if everything is read."""
-        return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
-
-    @property
-    def lag(self) -> int:
-        """Number of stored messages that are not consumed yet; an upper bound if not ``known``."""
-        return max(self.max_offset - max(self.committed, self.min_offset), 0)
-
-    @property
-    def deleted_unread(self) -> int:
-        """Number of messages that retention deleted before the group read them; 0 if nothing is committed."""
-        return max(self.min_offset - self.committed, 0) if self.committed >= 0 else 0
-
-    @property
-    def in_flight(self) -> int:
-        """Number of those messages that a member has received, or that are leased."""
-        if self.leased:
-            return min(self.leased, self.lag)
-        return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
-
-    @property
-    def ready(self) -> int:
-        """Number of those messages that no member has received."""
-        return self.lag - self.in_flight
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStatus:
-    """One group in full. ``queues``: one row for each queue, in a broadcasting group for each queue and member;
-    ``delayed``: messages that wait for redelivery and are in no queue of the group yet; ``partial``: the group has
-    topics that the user may not see; ``kind``: as in ``GroupInfo``; ``waiting``: RocketMQ clients that get nothing as
-    long as the group has native members. The member of a queue of RocketMQ's clients is the one that read it last."""
-
-    group: str
-    mode: str
-    state: str
-    epoch: int
-    members: Sequence[GroupMember] = field(default_factory=tuple)
-    queues: Sequence[GroupQueue] = field(default_factory=tuple)
-    delayed: int = 0
-    partial: bool = False
-    kind: str = ""
-    waiting: Sequence[str] = ()
-
-
 def groups(*, timeout: float | None = None) -> Operation[list[GroupInfo]]:
     """Return every consumer group, by name."""
-
-    def decode(answer: Answer) -> list[GroupInfo]:
-        return [_of(GroupInfo, row | {"topics": _wanted(row)}) for row in _rows(unpack_body(answer))]
-
-    return operation(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, decode, timeout=timeout)
+    return listing(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, timeout=timeout)
 
 
 def group(group: str, *, timeout: float | None = None) -> Operation[GroupStatus]:
     """Return one group: its members, their assignments and the progress in each queue. Raises ``GroupNotExist``."""
 
     def decode(answer: Answer) -> GroupStatus:
-        content = unpack_body(answer)
-        if not isinstance(content, dict):
-            raise RemoteProtocolError(f"expected a group as a map, got {type(content).__name__}")
-        members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
-        queues = [GroupQueue(*row[:10]) for row in _rows(content.get("queues"))]
-        delayed = int(content.get("delayed", 0))
-        name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
-        partial, kind = bool(content.get("partial")), str(content.get("kind", ""))
-        waiting = [str(client) for client in content.get("waiting", ())]
-        return GroupStatus(name, mode, state, epoch, members, queues, delayed, partial, kind, waiting)
+        return decode_row(GroupStatus, unpack_body(answer))
 
     return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, timeout=timeout, group=group)
 
@@ -401,70 +239,7 @@ def _offsets(answer: Answer) -> dict[int, int]:
     return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
 
 
-def _rows(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise RemoteProtocolError(f"expected a list of rows, got {type(value).__name__}")
-    return value
-
-
-def _wanted(row: dict[str, Any]) -> list[str]:
-    """Return a group's topics without its retry topics; a work group has one for each of its topics."""
-    return [topic for topic in row["topics"] if not topic.startswith(RETRY_TOPIC_PREFIX)]
-
-
-def _of(cls: type[Any], row: dict[str, Any]) -> Any:
-    fields = dataclasses.fields(cls)
-    return cls(**{each.name: row[each.name] for each in fields if each.name in row or each.default is MISSING})
-
-
 # ---- The broker's quarantine: damaged ranges of its log, and the messages that are lost in them.
-
-_UNKNOWN_MS = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LostOffsets:
-    """Consecutive lost messages of a queue. ``messages``: their number; ``queue_offset``: offset of the first."""
-
-    topic: str
-    queue: int
-    queue_offset: int
-    messages: int
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantineEntry:
-    """A damaged range of the broker's log. ``reason``: what was wrong at its beginning; ``found_ms``: when the broker
-    found it, ms since 1970 UTC.
-
-    ``stored_ms``: store time of the record before it, or of the one after it if none precedes it; 0: unknown. Its
-    messages were stored at about that time. ``file``: name of the file with the damaged bytes, in
-    ``flintmq/quarantine/`` of the store.
-
-    ``lost_messages``: number of messages that are known to have been in it. ``lost``: where they are missing;
-    ``lost_left_out``: number of further such ranges. Damage that hits a range again makes another entry, which lists
-    the messages again.
-    """
-
-    physical_offset: int
-    bytes: int
-    reason: str
-    found_ms: int
-    stored_ms: int
-    file: str
-    lost_messages: int
-    lost_left_out: int
-    lost: list[LostOffsets]
-
-    @property
-    def found_at(self) -> datetime:
-        """Time at which the broker found the damage."""
-        return from_millis(self.found_ms)
-
-    @property
-    def stored_at(self) -> datetime | None:
-        """Time at about which its messages were stored, None if that is unknown."""
-        return from_millis(self.stored_ms) if self.stored_ms != _UNKNOWN_MS else None
 
 
 def quarantine(
@@ -474,38 +249,15 @@ def quarantine(
 
     If there are ``max_count`` of them, call it again with the last one. Needs ``query`` on the broker.
     """
-
-    def decode(answer: Answer) -> list[QuarantineEntry]:
-        return [_entry(row) for row in unpack_rows(answer, "quarantine entries")]
-
     place: dict[str, Any] = {}
     if after is not None:
         place = {"after": after.physical_offset, "after_found_ms": after.found_ms}
-    return operation(commands.GET_QUARANTINE, decode, timeout=timeout, max_count=max_count, **place)
-
-
-def _entry(row: Any) -> QuarantineEntry:
-    entry = QuarantineEntry(*row)
-    ranges: list[Any] = list(entry.lost)
-    return replace(entry, lost=[LostOffsets(*each) for each in ranges])
+    return listing(commands.GET_QUARANTINE, timeout=timeout, max_count=max_count, **place)
 
 
 # ---- The replica set that the broker is a member of.
 
 SWITCH_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class SetMember:
-    """One member of a replica set. ``flushed``: physical offset below which its log is on disk; ``behind_ms``: time
-    since it had the whole log. Only a primary knows both; otherwise they are -1."""
-
-    member: str
-    address: str
-    in_sync: bool
-    connected: bool
-    flushed: int
-    behind_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,7 +297,7 @@ def replica_status(*, timeout: float | None = None) -> Operation[ReplicaSetStatu
             end=found.end,
             confirmed=found.confirmed,
             reason=found.reason,
-            members=[SetMember(*row) for row in unpack_rows(answer, "members")],
+            members=decode_rows(SetMember, unpack_body(answer)),
         )
 
     return operation(commands.GET_REPLICA_STATUS, decode, timeout=timeout)
@@ -586,54 +338,21 @@ def remove_member(member: str, *, timeout: float | None = None) -> Operation[Non
 
 # ---- The broker's settings as an administrator sees and changes them, and its status.
 
-Value = int | str | bool
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting, by its name SECTION.NAME. ``value``: the current value; ``at_start``: the value at the broker's
-    start; ``hot``: it can be changed while the broker runs; ``rule``: its valid values."""
-
-    name: str
-    value: Value
-    at_start: Value
-    hot: bool
-    rule: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedSetting:
-    """A setting that was changed; it returns to its configured value when the broker restarts."""
-
-    name: str
-    before: Value
-    after: Value
-
 
 def settings(*, timeout: float | None = None) -> Operation[list[Setting]]:
     """Return the broker's settings, except those of ``[security]``, in the order of ``broker.toml``."""
-
-    def decode(answer: Answer) -> list[Setting]:
-        names = Setting.__dataclass_fields__
-        return [Setting(**{name: row[name] for name in names}) for row in unpack_rows(answer, "settings")]
-
-    return operation(commands.GET_BROKER_CONFIG, decode, timeout=timeout)
+    return listing(commands.GET_BROKER_CONFIG, timeout=timeout)
 
 
 def change_settings(
-    changes: Mapping[str, int | str | bool], *, timeout: float | None = None
+    changes: Mapping[str, SettingValue], *, timeout: float | None = None
 ) -> Operation[list[ChangedSetting]]:
     """Change settings, by SECTION.NAME, all or none. They apply at once and until the broker restarts.
 
     Values are as in ``broker.toml`` or as on a command line. Raises ``InvalidParameter`` if a setting does not
     exist, cannot be changed while the broker runs, or cannot have that value.
     """
-
-    def decode(answer: Answer) -> list[ChangedSetting]:
-        return [ChangedSetting(*row) for row in unpack_rows(answer, "settings")]
-
-    body = pack_body(dict(changes))
-    return operation(commands.UPDATE_BROKER_CONFIG, decode, body, timeout=timeout, count=len(changes))
+    return listing(commands.UPDATE_BROKER_CONFIG, pack_body(dict(changes)), timeout=timeout, count=len(changes))
 
 
 def status(*, timeout: float | None = None) -> Operation[dict[str, Any]]:
@@ -649,30 +368,6 @@ def status(*, timeout: float | None = None) -> Operation[dict[str, Any]]:
 
 
 # ---- Transactions as an operator sees them, and the operation that ends one.
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionInfo:
-    """An open or parked transaction. ``checks``: number of checks sent to producers of ``group``; ``born_ms``: when its
-    message was created, ``stored_ms``: when the half message was last written, ms since 1970 UTC;
-    ``half_queue_offset``, ``half_physical_offset``: the location of the half message, or of a parked message;
-    ``delivered``: a parked message was committed later."""
-
-    id: str
-    topic: str
-    queue: int
-    group: str
-    born_ms: int
-    stored_ms: int
-    checks: int
-    half_queue_offset: int
-    half_physical_offset: int
-    delivered: bool
-
-    @property
-    def born_at(self) -> datetime:
-        """Time at which its message was created."""
-        return from_millis(self.born_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -695,18 +390,11 @@ def transactions(
 
     def decode(answer: Answer) -> Transactions:
         head = decode_fields(commands.TransactionsAnswer, answer.fields)
-        rows = unpack_body(answer)
-        if not isinstance(rows, list) or len(rows) != head.count:
-            raise RemoteProtocolError(f"expected {head.count} transactions, got another body")
-        return Transactions([_info(row) for row in rows], head.next_offset, head.open, head.parked)
+        return Transactions(decode_rows(TransactionInfo, unpack_body(answer)), head.next_offset, head.open, head.parked)
 
     return operation(
         commands.GET_TRANSACTIONS, decode, timeout=timeout, parked=parked, from_offset=from_offset, max_count=max_count
     )
-
-
-def _info(row: dict[str, Any]) -> TransactionInfo:
-    return TransactionInfo(**{name: row[name] for name in TransactionInfo.__dataclass_fields__})
 
 
 class EndTransaction(Operation[None]):

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from ...protocol.times import first_millis
 from ..errors import InvalidArgument, InvalidArgumentType
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
-_MILLIS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
-_MILLIS_MIN = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
-
 
 def now_millis() -> int:
     """Return this machine's clock in ms since 1970 UTC."""
     return time.time_ns() // 1_000_000
-
-
-def from_millis(millis: int) -> datetime:
-    """Return a time in UTC; a value outside a datetime's range becomes the first or last datetime."""
-    return _EPOCH + timedelta(milliseconds=min(max(millis, _MILLIS_MIN), _MILLIS_MAX))
 
 
 def to_millis(what: str, moment: Any) -> int:

@@ -7,124 +7,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from ...protocol import commands
-from ...protocol.commands import CONSUMER_OFFSET_STRUCT, QUEUE_STATS_STRUCT, TOPICS_STATS_MAX
+from ...protocol.commands import (
+    CONSUMER_OFFSET_STRUCT,
+    QUEUE_STATS_STRUCT,
+    TOPICS_STATS_MAX,
+    ConsumeStats,
+    QueueStats,
+    TopicInfo,
+    TopicTotals,
+)
 from ...protocol.fields import decode_fields
+from ...protocol.rows import decode_rows
 from ..errors import InvalidArgument
-from .rpc.operation import Operation, check_body, nothing, operation, unpack_rows
+from .rpc.operation import Operation, check_body, listing, nothing, operation, unpack_body
 from .rpc.session import Answer
-from .times import from_millis
 
 ALL_QUEUES = -1
-EMPTY_QUEUE_MS = -1
-
-
-@dataclass(frozen=True, slots=True)
-class TopicInfo:
-    """A topic's configuration. ``system``: it belongs to the broker itself; ``perm``: 4 readable + 2 writable.
-
-    ``retention_hours``: how long its messages are kept; 0: as long as the broker keeps its log, -1: forever.
-    ``retention_bytes``: maximum bytes of its records, the newest are kept; 0: no limit.
-    """
-
-    topic: str
-    read_queues: int
-    write_queues: int
-    perm: int = 6
-    order: bool = False
-    system: bool = False
-    retention_hours: int = 0
-    retention_bytes: int = 0
-
-    @property
-    def name(self) -> str:
-        """The same as ``topic``."""
-        return self.topic
-
-    @property
-    def queues(self) -> int:
-        """Queues that can be read."""
-        return self.read_queues
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """The contents of one queue: offsets in ``[min_offset, max_offset)``."""
-
-    queue: int
-    min_offset: int
-    max_offset: int
-    last_stored_ms: int
-    """Store time of its last message in ms since 1970 UTC, -1 if the queue is empty."""
-
-    @property
-    def count(self) -> int:
-        """Number of messages in the queue."""
-        return self.max_offset - self.min_offset
-
-    @property
-    def last_stored_at(self) -> datetime | None:
-        """Store time of its last message, None if the queue is empty."""
-        return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
-
-
-@dataclass(frozen=True, slots=True)
-class TopicTotals:
-    """The figures of one topic over all of its queues.
-
-    ``messages``: number of messages that it holds; ``max_offsets``: sum of the queues' max offsets, which grows by one
-    with each message; ``last_stored_ms``: store time of its newest message in ms since 1970 UTC, -1 if it is empty. The
-    last four count what PRODUCE requests and PULL responses have carried since the broker started.
-    """
-
-    topic: str
-    queues: int
-    messages: int
-    max_offsets: int
-    last_stored_ms: int
-    produced_messages: int
-    produced_bytes: int
-    pulled_messages: int
-    pulled_bytes: int
-
-    @property
-    def last_stored_at(self) -> datetime | None:
-        """Store time of its newest message, None if the topic is empty."""
-        return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumeStats:
-    """A group's progress in one queue, which has the offsets in ``[min_offset, max_offset)``.
-
-    ``committed``: offset of the next message to read; -1: the group has not committed one in this queue. In that case
-    it reads the queue from its first message, unless ``known`` is False: then it has not started with the topic, and
-    its first member will set the start rule. ``next_stored_ms``: store time of the next message to read, ms since 1970
-    UTC, or -1: everything is read, or it was not asked for.
-    """
-
-    group: str
-    topic: str
-    queue: int
-    committed: int
-    min_offset: int
-    max_offset: int
-    known: bool = True
-    next_stored_ms: int = -1
-
-    @property
-    def next_stored_at(self) -> datetime | None:
-        """Store time of the next message to read; None if everything is read, or it was not asked for."""
-        return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
-
-    @property
-    def lag(self) -> int:
-        """Number of messages still to read; an upper bound if not ``known``."""
-        return max(0, self.max_offset - max(self.committed, self.min_offset))
 
 
 def topic_stats(topic: str, *, timeout: float | None = None) -> Operation[list[QueueStats]]:
@@ -146,11 +47,7 @@ def topics_stats(
     System topics are included, and topics that the user may not see are left out. If there are ``max_count`` of them,
     call it again with the last name.
     """
-
-    def decode(answer: Answer) -> list[TopicTotals]:
-        return [TopicTotals(*row) for row in unpack_rows(answer, "topics stats")]
-
-    return operation(commands.GET_TOPICS_STATS, decode, timeout=timeout, after=after, max_count=max_count)
+    return listing(commands.GET_TOPICS_STATS, timeout=timeout, after=after, max_count=max_count)
 
 
 def _queue(stats: QueueStats) -> int:
@@ -161,13 +58,7 @@ def topics(*, system: bool = False, timeout: float | None = None) -> Operation[d
     """Return the topics by name; ``system``: include the broker's own."""
 
     def decode(answer: Answer) -> dict[str, TopicInfo]:
-        known = TopicInfo.__dataclass_fields__.keys()
-        # A newer broker may send fields that this client does not know.
-        rows = (
-            row if set(row) <= known else {name: row[name] for name in known if name in row}
-            for row in unpack_rows(answer, "topics")
-        )
-        found = [TopicInfo(**row) for row in rows]
+        found = decode_rows(TopicInfo, unpack_body(answer))
         return {topic.topic: topic for topic in sorted(found, key=_name) if system or not topic.system}
 
     return operation(commands.GET_ALL_TOPIC_CONFIG, decode, timeout=timeout)
@@ -246,13 +137,8 @@ def consume_stats(
     """
     if times and not uncommitted:
         raise InvalidArgument("times needs uncommitted: the lag in time includes queues without a committed offset")
-
-    def decode(answer: Answer) -> list[ConsumeStats]:
-        return [ConsumeStats(*row) for row in unpack_rows(answer, "consume stats")]
-
-    return operation(
+    return listing(
         commands.GET_CONSUME_STATS,
-        decode,
         timeout=timeout,
         group=group or "",
         topic=topic or "",

@@ -12,12 +12,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.storage.delivery import MEMBER_SEPARATOR, dead_letter_topic
-from ..core.times import from_millis
+from ...protocol.times import from_millis
 from .display import plural
 
 if TYPE_CHECKING:
-    from ..core.admin import GroupInfo, GroupQueue
-    from ..core.topics import ConsumeStats
+    from ...protocol.commands import ConsumeStats, GroupInfo, GroupQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from ..errors import CorruptMessage, DeliveryFailed, InvalidMessage
 from ..message import Message, with_properties
 
 if TYPE_CHECKING:
+    from ...protocol.commands import ConsumeStats, TopicTotals
     from ..core.consume.batch import StoredMessage
-    from ..core.topics import ConsumeStats, TopicTotals
     from ..sync.admin import Admin
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer

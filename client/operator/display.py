@@ -71,6 +71,19 @@ def plural(count: int, noun: str, several: str = "") -> str:
     return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
+# ---- Values of rows.
+
+
+def show_value(value: int | str | bool) -> str:
+    """Return a value as in ``broker.toml``, without quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def show_flag(flag: bool) -> str:
+    """Return ``yes``, or an empty string."""
+    return "yes" if flag else ""
+
+
 # ---- Names of topics and groups as people read and type them: decoded where ``encode_name`` made them.
 #
 # The functions are inverse. People see a decoded name only if it breaks RocketMQ's rule and has no white

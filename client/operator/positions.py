@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
+from ...protocol.commands import QueueStats
 from ...protocol.errors import OffsetOutOfRange
 from ...protocol.fields import I64_MAX
 from ..core.consume.positions import EARLIEST, ENDS, End, Position
-from ..core.topics import QueueStats
 from ..errors import InvalidArgument
 
 TIME_FORMS = (

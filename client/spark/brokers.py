@@ -13,13 +13,13 @@ import time
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ...protocol.commands import QueueStats, TopicInfo
 from ...protocol.errors import ConnectionFailed
 from ..core import topics as topic_operations
 from ..core.client_guard import Guard
 from ..core.rpc.access import NO_ACCESS, ClientAccess
 from ..core.rpc.address import parse_addresses
 from ..core.rpc.operation import Operation
-from ..core.topics import QueueStats, TopicInfo
 from ..endpoint import ConnectionLog
 from ..errors import InvalidArgument, TlsFailed
 from ..sync.pool import Caller, Dialer

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ...protocol.commands import QueueStats, TopicInfo
 from ...protocol.errors import NoPermission, TopicNotExist
 from ...protocol.names import name_fault
 from ..arrow import bounds
 from ..arrow.bounds import Bounds, ColumnCondition
 from ..core.consume import requests
 from ..core.consume.batch import TagFilter
-from ..core.topics import QueueStats, TopicInfo
 from . import brokers
 from .brokers import BrokerAddress
 from .errors import DataLoss, InvalidOption

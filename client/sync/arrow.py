@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...protocol.commands import QueueStats
 from ...protocol.errors import FlintError
 from ...protocol.fields import I64_MAX
 from ..arrow.bounds import Bounds
@@ -20,7 +21,7 @@ from ..core.consume.positions import ENDS, LATEST, Position, check_position, res
 from ..core.rpc.operation import Plan
 from ..core.rpc.timeouts import check_timeout
 from ..core.times import to_millis
-from ..core.topics import QueueStats, topic_stats
+from ..core.topics import topic_stats
 from ..errors import DeliveryFailed, InvalidArgument
 from ..message import check_topic
 from .pool import Caller

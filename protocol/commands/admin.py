@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
+from ..auth.permissions import Grant, Permissions
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
+from ..rows import ValueKind, array_row, column, row, shown
 from ..storage.layout import TOPIC_BYTES_MAX
-from .common import QUEUES_MAX, Command, EmptyAnswer, EmptyRequest
+from ..times import from_millis
+from .common import QUEUES_MAX, Command, EmptyAnswer, EmptyRequest, RowsAnswer, RowsCommand
 
 QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
 """Queue, its min offset, its max offset and the store time of its last message (ms, -1: the queue is empty)."""
@@ -17,6 +23,9 @@ QUARANTINE_MAX = 1000
 """Maximum number of entries in one GET_QUARANTINE response."""
 QUARANTINE_LOST_MAX = 20
 """Maximum number of ranges of lost messages in one entry: a full page stays below the default frame limit."""
+EMPTY_QUEUE_MS = -1
+"""Store time of the last message of an empty queue or topic."""
+SettingValue = int | str | bool
 SETTINGS_MAX = 100
 """Maximum number of settings that one UPDATE_BROKER_CONFIG changes."""
 
@@ -45,12 +54,30 @@ class TopicRequest:
     topic: str = text("topic", 32767, 1)
 
 
-@dataclass(slots=True)
-class TopicsAnswer:
-    """Body: one msgpack array of maps ``{topic, read_queues, write_queues, perm, order, system, retention_hours,
-    retention_bytes}``."""
+@row
+class TopicInfo:
+    """A topic's configuration."""
 
-    count: int = integer("number of topics in the body")
+    topic: str = column("name of the topic", "topic", ValueKind.NAME, fold=True)
+    read_queues: int = column("number of readable queues", "read queues", ValueKind.COUNT)
+    write_queues: int = column("number of writable queues", "write queues", ValueKind.COUNT)
+    perm: int = column("4 readable + 2 writable", default=6)
+    order: bool = column("stored for RocketMQ's tools; no effect", default=False)
+    system: bool = column("whether the topic belongs to the broker itself", default=False)
+    retention_hours: int = column(
+        "how long its messages are kept; 0: as long as the broker keeps its log, -1: forever", default=0
+    )
+    retention_bytes: int = column("maximum bytes of its records, the newest are kept; 0: no limit", default=0)
+
+    @property
+    def name(self) -> str:
+        """The same as ``topic``."""
+        return self.topic
+
+    @property
+    def queues(self) -> int:
+        """Queues that can be read."""
+        return self.read_queues
 
 
 @dataclass(slots=True)
@@ -60,22 +87,60 @@ class TopicStatsAnswer:
     count: int = integer("number of queues in the body")
 
 
+@array_row
+class QueueStats:
+    """The contents of one queue: offsets in ``[min_offset, max_offset)``."""
+
+    queue: int = column("queue of the topic", "queue", ValueKind.TEXT)
+    min_offset: int = column("offset of its first message", "first offset", ValueKind.COUNT)
+    max_offset: int = column("offset of its next message", "next offset", ValueKind.COUNT)
+    last_stored_ms: int = column("store time of its last message in ms since 1970 UTC, -1 if the queue is empty")
+
+    @property
+    @shown("messages", ValueKind.COUNT)
+    def count(self) -> int:
+        """Number of messages in the queue."""
+        return self.max_offset - self.min_offset
+
+    @property
+    @shown("last stored", ValueKind.SECOND, spare=True)
+    def last_stored_at(self) -> datetime | None:
+        """Store time of its last message, None if the queue is empty."""
+        return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
+
+
 @dataclass(slots=True)
 class GetTopicsStatsRequest:
     """Get the figures of many topics, in ascending order of their names."""
 
     after: str = text("name after which to begin, such as the last one of the previous response", 32767, default="")
-    max_count: int = integer("maximum number of topics in the response", 1, TOPICS_STATS_MAX, TOPICS_STATS_MAX)
+    max_count: int = integer(
+        "maximum number of rows in the response; fewer: there are no more", 1, TOPICS_STATS_MAX, TOPICS_STATS_MAX
+    )
 
 
-@dataclass(slots=True)
-class TopicsStatsAnswer:
-    """Body: one msgpack array of `[topic, queues, messages, max_offsets, last_stored_ms, produced_messages,
-    produced_bytes, pulled_messages, pulled_bytes]`. `max_offsets` is the sum of the queues' max offsets,
-    `last_stored_ms` the store time of the newest message (-1: there is none); the last four count since the start of
-    the broker. A topic that is being deleted has 0 queues."""
+@array_row
+class TopicTotals:
+    """The figures of one topic over all of its queues.
 
-    count: int = integer("number of topics in the body; fewer than `max_count`: there are no more")
+    The last four count what PRODUCE requests and PULL responses have carried since the broker started.
+    """
+
+    topic: str = column("name of the topic", "topic", ValueKind.NAME, fold=True)
+    queues: int = column("number of queues; 0: the topic is being deleted")
+    messages: int = column("number of messages that it holds", "messages", ValueKind.COUNT)
+    max_offsets: int = column("sum of the queues' max offsets, which grows by one with each message")
+    last_stored_ms: int = column("store time of its newest message in ms since 1970 UTC, -1 if it is empty")
+    produced_messages: int = column("number of messages received")
+    produced_bytes: int = column("bytes of their bodies")
+    pulled_messages: int = column("number of messages sent to clients")
+    pulled_bytes: int = column("bytes of their bodies")
+
+    @property
+    @shown("last stored", ValueKind.SECOND, spare=True)
+    def last_stored_at(self) -> datetime | None:
+        """Store time of its newest message, None if the topic is empty."""
+        return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
 
 
 @dataclass(slots=True)
@@ -86,19 +151,24 @@ class UpdateBrokerConfigRequest:
     count: int = integer("number of settings in the body", 1, SETTINGS_MAX)
 
 
-@dataclass(slots=True)
-class UpdateBrokerConfigAnswer:
-    """The new values apply until the broker restarts. Body: one msgpack array of `[name, before, after]`."""
+@array_row
+class ChangedSetting:
+    """A setting that was changed; it returns to its configured value when the broker restarts."""
 
-    count: int = integer("number of settings in the body")
+    name: str = column("SECTION.NAME", "setting")
+    before: SettingValue = column("the value before", "before", fold=True)
+    after: SettingValue = column("the value from now on", "now", fold=True)
 
 
-@dataclass(slots=True)
-class BrokerConfigAnswer:
-    """Body: one msgpack array of maps `{name, value, at_start, hot, rule}`: the current value, the value at the start,
-    whether it can be changed while the broker runs, and the values it accepts."""
+@row
+class Setting:
+    """One setting of the broker."""
 
-    count: int = integer("number of settings in the body")
+    name: str = column("SECTION.NAME", "setting")
+    value: SettingValue = column("the current value", "value", fold=True)
+    at_start: SettingValue = column("the value at the broker's start", "at start", fold=True)
+    hot: bool = column("whether it can be changed while the broker runs", "can be set", ValueKind.FLAG)
+    rule: str = column("its valid values", "must be")
 
 
 @dataclass(slots=True)
@@ -129,20 +199,58 @@ class GetQuarantineRequest:
     after_found_ms: int = integer(
         "`found_ms` of that entry, which matters if others have the same physical offset", 0, I64_MAX, I64_MAX
     )
-    max_count: int = integer("maximum number of entries in the response", 1, QUARANTINE_MAX, QUARANTINE_MAX)
+    max_count: int = integer(
+        "maximum number of rows in the response; fewer: there are no more", 1, QUARANTINE_MAX, QUARANTINE_MAX
+    )
 
 
-@dataclass(slots=True)
-class QuarantineAnswer:
-    """Body: one msgpack array of `[physical_offset, bytes, reason, found_ms, stored_ms, file, lost_messages,
-    lost_left_out, lost]`. `reason` is what was wrong at the beginning of the range; `stored_ms` the store time of the
-    record before it, or of the one after it if none precedes it (0: unknown); `file` the name of the file in
-    `flintmq/quarantine/` that has the damaged bytes. `lost_messages` is the number of messages known to have been in
-    the range (0: none is known), `lost` an array of at most 20 `[topic, queue, first queue offset, messages]`, and
-    `lost_left_out` the number of further ones. Damage that hits a range again makes another entry, which has the same
-    messages."""
+@array_row
+class LostOffsets:
+    """Consecutive lost messages of a queue."""
 
-    count: int = integer("number of entries in the body; fewer than `max_count`: there are no more")
+    topic: str = column("name of the topic")
+    queue: int = column("queue of the topic")
+    queue_offset: int = column("queue offset of the first of them")
+    messages: int = column("their number")
+
+
+@array_row
+class QuarantineEntry:
+    """A damaged range of the broker's log.
+
+    Its messages were stored at about ``stored_ms``. Damage that hits a range again makes another entry, which lists the
+    messages again.
+    """
+
+    physical_offset: int = column("physical offset of its first byte", "offset", ValueKind.COUNT)
+    bytes: int = column("its length", "size", ValueKind.BYTES)
+    reason: str = column("what was wrong at its beginning", "damage", fold=True)
+    found_ms: int = column("when the broker found it, ms since 1970 UTC")
+    stored_ms: int = column(
+        "store time of the record before it, or of the one after it if none precedes it, ms since 1970 UTC; 0: unknown"
+    )
+    file: str = column(
+        "name of the file with the damaged bytes, in `flintmq/quarantine/` of the store", "kept in", spare=True
+    )
+    lost_messages: int = column(
+        "number of messages that are known to have been in it; 0: none is known", "lost", ValueKind.COUNT
+    )
+    lost_left_out: int = column("number of ranges that `lost` leaves out")
+    lost: list[LostOffsets] = column(
+        f"at most {QUARANTINE_LOST_MAX} ranges of lost messages", "queue offsets", fold=True, of=LostOffsets
+    )
+
+    @property
+    @shown("found", ValueKind.SECOND)
+    def found_at(self) -> datetime:
+        """Time at which the broker found the damage."""
+        return from_millis(self.found_ms)
+
+    @property
+    @shown("stored about", ValueKind.SECOND, spare=True)
+    def stored_at(self) -> datetime | None:
+        """Time at about which its messages were stored, None if that is unknown."""
+        return from_millis(self.stored_ms) if self.stored_ms else None
 
 
 @dataclass(slots=True)
@@ -213,12 +321,14 @@ occurred: the number of responses with that result since the start. Names are ad
 
 
 GET_DELAY_STATS = Command("GET_DELAY_STATS", 1011, GetDelayStatsRequest, DelayStatsAnswer)
-GET_TOPICS_STATS = Command("GET_TOPICS_STATS", 1012, GetTopicsStatsRequest, TopicsStatsAnswer)
-GET_QUARANTINE = Command("GET_QUARANTINE", 1015, GetQuarantineRequest, QuarantineAnswer)
+GET_TOPICS_STATS = RowsCommand("GET_TOPICS_STATS", 1012, GetTopicsStatsRequest, RowsAnswer, rows=TopicTotals)
+GET_QUARANTINE = RowsCommand("GET_QUARANTINE", 1015, GetQuarantineRequest, RowsAnswer, rows=QuarantineEntry)
 UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
-GET_ALL_TOPIC_CONFIG = Command("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, TopicsAnswer)
-UPDATE_BROKER_CONFIG = Command("UPDATE_BROKER_CONFIG", 25, UpdateBrokerConfigRequest, UpdateBrokerConfigAnswer)
-GET_BROKER_CONFIG = Command("GET_BROKER_CONFIG", 26, EmptyRequest, BrokerConfigAnswer)
+GET_ALL_TOPIC_CONFIG = RowsCommand("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, RowsAnswer, rows=TopicInfo)
+UPDATE_BROKER_CONFIG = RowsCommand(
+    "UPDATE_BROKER_CONFIG", 25, UpdateBrokerConfigRequest, RowsAnswer, rows=ChangedSetting
+)
+GET_BROKER_CONFIG = RowsCommand("GET_BROKER_CONFIG", 26, EmptyRequest, RowsAnswer, rows=Setting)
 GET_BROKER_RUNTIME_INFO = Command("GET_BROKER_RUNTIME_INFO", 28, EmptyRequest, RuntimeInfoAnswer)
 GET_TOPIC_STATS_INFO = Command("GET_TOPIC_STATS_INFO", 202, TopicRequest, TopicStatsAnswer)
 DELETE_TOPIC_IN_BROKER = Command("DELETE_TOPIC_IN_BROKER", 215, TopicRequest, EmptyAnswer)
@@ -290,12 +400,23 @@ class ReportPositionRequest:
     stops: bool = boolean("whether it is about to stop, and should leave the members in sync before", False)
 
 
+@array_row
+class SetMember:
+    """One member of a replica set, as another one sees it. Only a primary knows the last two; others say -1."""
+
+    member: str = column("id of the member", "member")
+    address: str = column("HOST:PORT at which it listens", "address", fold=True)
+    in_sync: bool = column("whether it is in sync", "in sync", ValueKind.FLAG)
+    connected: bool = column("whether it follows at the moment", "connected", ValueKind.FLAG, spare=True)
+    flushed: int = column("physical offset below which its log is on disk", "on disk", ValueKind.COUNT)
+    behind_ms: int = column(
+        "time since it had the whole log; negative: it is not connected", "behind", ValueKind.NUMBER
+    )
+
+
 @dataclass(slots=True)
 class ReplicaStatusAnswer:
-    """The broker's replica set, as this member sees it. Body: one msgpack array with a row for each member, in the
-    order of their ids: `[id, address, in_sync, connected, flushed, behind_ms]`. `flushed` is the physical offset below
-    which its log is on disk, `behind_ms` the time since it had everything; only a primary knows both, and a follower
-    says -1."""
+    """The broker's replica set, as this member sees it. The body has the members, in the order of their ids."""
 
     set: str = text("name of the set; empty: the broker is on its own", 256, default="")
     member: str = text("id of this member", MEMBER_MAX, default="")
@@ -328,7 +449,7 @@ REPLICATE = Command("REPLICATE", 1030, ReplicateRequest, ReplicateAnswer)
 REPLICATE_LOG = Command("REPLICATE_LOG", 1031, ReplicateLogRequest, EmptyAnswer, one_way=True, from_broker=True)
 REPLICATE_TABLE = Command("REPLICATE_TABLE", 1032, ReplicateTableRequest, EmptyAnswer, one_way=True, from_broker=True)
 REPORT_POSITION = Command("REPORT_POSITION", 1033, ReportPositionRequest, EmptyAnswer, one_way=True)
-GET_REPLICA_STATUS = Command("GET_REPLICA_STATUS", 1034, EmptyRequest, ReplicaStatusAnswer)
+GET_REPLICA_STATUS = RowsCommand("GET_REPLICA_STATUS", 1034, EmptyRequest, ReplicaStatusAnswer, rows=SetMember)
 SWITCH_PRIMARY = Command("SWITCH_PRIMARY", 1035, SwitchPrimaryRequest, EmptyAnswer)
 CHANGE_MEMBERS = Command("CHANGE_MEMBERS", 1036, ChangeMembersRequest, EmptyAnswer)
 
@@ -366,23 +487,46 @@ class DeleteUserRequest:
 
 @dataclass(slots=True)
 class ListUsersRequest:
-    """List users, their grants and the names of their access keys."""
+    """List users, their grants and the names of their access keys, sorted by name."""
 
     user: str = text("name of the user; empty: all", USER_CHARS_MAX, default="")
 
 
-@dataclass(slots=True)
-class UsersAnswer:
-    """Body: one msgpack array of maps `{user, grants, access_keys}`, sorted by name; an access key is a map
-    `{key, created_ms}`."""
+@row
+class AccessKeyInfo:
+    """One access key of a user, without its secret."""
 
-    count: int = integer("number of users in the body")
+    key: str = column("the access key", "access key")
+    created_ms: int = column("when it was added, ms since 1970 UTC")
+
+    @property
+    @shown("created", ValueKind.SECOND)
+    def created_at(self) -> datetime:
+        """Time at which it was added."""
+        return from_millis(self.created_ms)
+
+
+def _packed_grants(grants: Sequence[Grant]) -> list[dict[str, Any]]:
+    return [grant.as_json() for grant in grants]
+
+
+def _grants(packed: Any) -> Sequence[Grant]:
+    return Permissions.parse(packed, "in the response").grants
+
+
+@row
+class UserInfo:
+    """One user, its grants, and its access keys for RocketMQ's clients."""
+
+    user: str = column("name of the user", "user")
+    grants: Sequence[Grant] = column("its grants, as in `users.json`", encode=_packed_grants, decode=_grants)
+    access_keys: Sequence[AccessKeyInfo] = column("its access keys", of=AccessKeyInfo, default=())
 
 
 AUTH_CREATE_USER = Command("AUTH_CREATE_USER", 3001, CreateUserRequest, EmptyAnswer)
 AUTH_UPDATE_USER = Command("AUTH_UPDATE_USER", 3002, UpdateUserRequest, EmptyAnswer)
 AUTH_DELETE_USER = Command("AUTH_DELETE_USER", 3003, DeleteUserRequest, EmptyAnswer)
-AUTH_LIST_USER = Command("AUTH_LIST_USER", 3005, ListUsersRequest, UsersAnswer)
+AUTH_LIST_USER = RowsCommand("AUTH_LIST_USER", 3005, ListUsersRequest, RowsAnswer, rows=UserInfo)
 
 
 # ---- The first requests of a connection: HELLO and AUTH.
@@ -453,17 +597,45 @@ class GetConnectionsRequest:
     """List the open connections, in the order in which they were opened."""
 
     after: int = integer("id after which to begin, such as the last one of the previous response", 0, I64_MAX, 0)
-    max_count: int = integer("maximum number of connections in the response", 1, CONNECTIONS_MAX, CONNECTIONS_MAX)
+    max_count: int = integer(
+        "maximum number of rows in the response; fewer: there are no more", 1, CONNECTIONS_MAX, CONNECTIONS_MAX
+    )
 
 
-@dataclass(slots=True)
-class ConnectionsAnswer:
-    """Body: one msgpack array of `[id, host, port, user, client, opened_ms, idle_ms, frames_in, bytes_in, bytes_out,
-    held_pulls, tls]`. `id` counts the connections since the start of the broker; `user` and `client` are empty if
-    unknown; `idle_ms` is the time for which nothing has arrived and no request has waited, to about a second; bytes are
-    counted without TLS."""
+@array_row
+class ConnectionInfo:
+    """An open connection."""
 
-    count: int = integer("number of connections in the body; fewer than `max_count`: there are no more")
+    id: int = column("its number since the start of the broker", "ID", ValueKind.COUNT)
+    host: str = column("the client's address")
+    port: int = column("the client's port")
+    user: str = column("name of the user; empty if the broker has no users", "user")
+    client: str = column("name with which the client introduced itself, or empty", "client", fold=True)
+    opened_ms: int = column("when it was opened, ms since 1970 UTC")
+    idle_ms: int = column("for how long nothing has arrived and no request has been waiting, to about a second")
+    frames_in: int = column("frames received since it was opened", "frames in", ValueKind.COUNT)
+    bytes_in: int = column("bytes received, counted without TLS", "in", ValueKind.BYTES)
+    bytes_out: int = column("bytes sent, counted without TLS", "out", ValueKind.BYTES)
+    held_pulls: int = column("number of pulls that wait for messages", "held pulls", ValueKind.COUNT)
+    tls: bool = column("whether it is encrypted", "TLS", ValueKind.FLAG)
+
+    @property
+    @shown("address")
+    def address(self) -> str:
+        """Address and port of the client."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    @shown("since", ValueKind.SECOND, spare=True)
+    def opened_at(self) -> datetime:
+        """Time at which it was opened."""
+        return from_millis(self.opened_ms)
+
+    @property
+    @shown("idle", ValueKind.SECONDS)
+    def idle_seconds(self) -> float:
+        """Seconds for which nothing has arrived and no request has been waiting."""
+        return self.idle_ms / 1000
 
 
 @dataclass(slots=True)
@@ -486,6 +658,6 @@ class RightsAnswer:
 
 HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
 AUTH = Command("AUTH", 1001, AuthRequest, AuthAnswer)
-GET_CONNECTIONS = Command("GET_CONNECTIONS", 1013, GetConnectionsRequest, ConnectionsAnswer)
+GET_CONNECTIONS = RowsCommand("GET_CONNECTIONS", 1013, GetConnectionsRequest, RowsAnswer, rows=ConnectionInfo)
 GET_RIGHTS = Command("GET_RIGHTS", 1014, EmptyRequest, RightsAnswer)
 CLOSE_CONNECTION = Command("CLOSE_CONNECTION", 1017, CloseConnectionRequest, EmptyAnswer)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from ..fields import integer
+
+RowT = TypeVar("RowT")
 
 KEY_CHARS_MAX = 32767
 FILTER_CHARS_MAX = 4096
@@ -22,6 +27,13 @@ class EmptyRequest:
 @dataclass(slots=True)
 class EmptyAnswer:
     """No fields."""
+
+
+@dataclass(slots=True)
+class RowsAnswer:
+    """The rows of a list."""
+
+    count: int = integer("number of rows in the body")
 
 
 # ---- Rows of the table of commands: each module of this package adds its own where it defines requests and
@@ -47,3 +59,10 @@ class Command:
 
     def __post_init__(self) -> None:
         assert COMMANDS.setdefault(self.code, self) is self, f"two commands have code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCommand(Command, Generic[RowT]):
+    """A command whose response has one msgpack array of ``rows`` in its body."""
+
+    rows: type[RowT] = dataclasses.field(kw_only=True)

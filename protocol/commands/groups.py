@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from ..errors import InvalidParameter
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
-from ..storage.delivery import RETRY_REASON_CHARS_MAX, RETRY_TIMES_MAX
+from ..rows import ValueKind, array_row, column, row, shown
+from ..storage.delivery import RETRY_REASON_CHARS_MAX, RETRY_TIMES_MAX, RETRY_TOPIC_PREFIX
 from ..storage.layout import GROUP_BYTES_MAX
-from .common import FILTER_CHARS_MAX, MEMBER_CHARS_MAX, QUEUES_MAX, Command, EmptyAnswer, EmptyRequest
+from ..times import from_millis
+from .common import (
+    FILTER_CHARS_MAX,
+    MEMBER_CHARS_MAX,
+    QUEUES_MAX,
+    Command,
+    EmptyAnswer,
+    EmptyRequest,
+    RowsAnswer,
+    RowsCommand,
+)
 from .messages import ConsumerOffsetsAnswer
 
 SEND_BACK_MAX = 1_024
@@ -139,22 +152,133 @@ class DeleteGroupRequest:
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 
 
-@dataclass(slots=True)
-class GroupsAnswer:
-    """Body: one msgpack array of maps `{group, kind, mode, state, members, epoch, topics, partial,
-    retry_times_max}`."""
+def _without_retries(topics: list[str]) -> list[str]:
+    return [topic for topic in topics if not topic.startswith(RETRY_TOPIC_PREFIX)]
 
-    count: int = integer("number of groups in the body")
+
+@row
+class GroupInfo:
+    """One group."""
+
+    group: str = column("name of the group", "group", ValueKind.NAME, fold=True)
+    mode: str = column("`clustering` or `broadcasting`", "mode", spare=True)
+    state: str = column("`empty` (it has no members), `rebalancing` or `stable`", "state")
+    members: int = column("number of live members", "members", ValueKind.COUNT)
+    epoch: int = column("number of the latest rebalance", "epoch")
+    topics: Sequence[str] = column(
+        "topics that the group reads; the response also has retry topics of a work group", decode=_without_retries
+    )
+    retry_times_max: int = column("number of redeliveries before a message becomes a dead letter")
+    partial: bool = column("whether the group has topics whose progress the user may not see", default=False)
+    kind: str = column(
+        "`native`, `remoting` if RocketMQ's clients share its queues, `work` if its consumers lease messages; empty "
+        "without consumers",
+        "kind",
+        default="",
+        spare=True,
+    )
+
+
+@row
+class GroupMember:
+    """One member."""
+
+    member: str = column("its name, unique in the group", "member")
+    client: str = column("name with which its client introduced itself")
+    address: str = column("HOST:PORT of its client", "address", spare=True)
+    epoch: int = column("epoch of its assignment")
+    since_ms: int = column("time since it joined")
+    heartbeat_ms: int = column("time since its last heartbeat")
+    orderly: bool = column("whether it consumes each queue one message at a time")
+    queues: int = column("number of queues assigned to it", "queues", ValueKind.COUNT)
+    subscriptions: Sequence[Sequence[str]] = column("`[topic, tags, filter]` each")
+
+    @property
+    @shown("since", ValueKind.SECONDS)
+    def since_seconds(self) -> float:
+        """Seconds since it joined."""
+        return self.since_ms / 1000
+
+    @property
+    @shown("heard", ValueKind.SECONDS)
+    def heartbeat_seconds(self) -> float:
+        """Seconds since its last heartbeat."""
+        return self.heartbeat_ms / 1000
+
+
+@array_row
+class GroupQueue:
+    """A group's progress in one queue."""
+
+    topic: str = column("name of the topic", "topic", ValueKind.NAME, fold=True)
+    queue: int = column("queue of the topic", "queue", ValueKind.NUMBER)
+    member: str = column("member that the queue is assigned to, or the RocketMQ client that read it last; or empty")
+    committed: int = column("the committed offset, -1: none", "committed", ValueKind.COUNT)
+    pulled: int = column("the offset after the last message that a member received, -1: none")
+    min_offset: int = column("offset of the first message of the queue", "first", ValueKind.COUNT)
+    max_offset: int = column("offset of the next message of the queue", "next", ValueKind.COUNT)
+    known: bool = column(
+        "False if no offset is committed and the group's first member will set the start rule", default=True
+    )
+    next_stored_ms: int = column(
+        "store time of the next message to read, ms since 1970 UTC, or -1; its age is the lag in time", default=-1
+    )
+    leased: int = column("number of messages that consumers of a work group have popped and not settled", default=0)
+
+    @property
+    def next_stored_at(self) -> datetime | None:
+        """Store time of the next message to read; its age is the lag in time. None if everything is read."""
+        return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
+
+    @property
+    @shown("lag", ValueKind.COUNT)
+    def lag(self) -> int:
+        """Number of stored messages that are not consumed yet; an upper bound if not ``known``."""
+        return max(self.max_offset - max(self.committed, self.min_offset), 0)
+
+    @property
+    def deleted_unread(self) -> int:
+        """Number of messages that retention deleted before the group read them; 0 if nothing is committed."""
+        return max(self.min_offset - self.committed, 0) if self.committed >= 0 else 0
+
+    @property
+    @shown("in flight", ValueKind.COUNT)
+    def in_flight(self) -> int:
+        """Number of those messages that a member has received, or that are leased."""
+        if self.leased:
+            return min(self.leased, self.lag)
+        return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
+
+    @property
+    @shown("ready", ValueKind.COUNT)
+    def ready(self) -> int:
+        """Number of those messages that no member has received."""
+        return self.lag - self.in_flight
+
+
+@row
+class GroupStatus:
+    """One group in full."""
+
+    group: str = column("name of the group", "group", ValueKind.NAME)
+    mode: str = column("`clustering` or `broadcasting`", "mode")
+    state: str = column("`empty`, `rebalancing` or `stable`", "state")
+    epoch: int = column("number of the latest rebalance", "epoch")
+    members: Sequence[GroupMember] = column("its live members", of=GroupMember, default=())
+    queues: Sequence[GroupQueue] = column(
+        "its progress in each queue; in a broadcasting group, in each queue and member", of=GroupQueue, default=()
+    )
+    delayed: int = column("messages that wait for redelivery and are in no queue of the group yet", default=0)
+    partial: bool = column("whether the group has topics that the user may not see", default=False)
+    kind: str = column("as in the list of groups", "kind", default="")
+    waiting: Sequence[str] = column(
+        "RocketMQ clients that get nothing as long as the group has native members", default=()
+    )
 
 
 @dataclass(slots=True)
 class GroupMembersAnswer:
-    """Body: one msgpack map `{group, kind, mode, state, epoch, waiting, members, queues, delayed, partial}`. `members`
-    is an array of maps `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`,
-    `queues` an array of `[topic, queue, member, committed, pulled, min_offset, max_offset, known, next_stored_ms,
-    leased]`, and `delayed` the number of messages that wait for their delivery to `%RETRY%group`, and to
-    `%RETRY%group+topic` of each topic. `next_stored_ms` is the store time of the next message to read (-1: there is
-    none): its age is the lag in time. `leased` is the number of messages that are popped and not settled."""
+    """The group is in the body."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 
@@ -165,7 +289,9 @@ CONSUMER_SEND_MSG_BACK = Command("CONSUMER_SEND_MSG_BACK", 36, SendMessageBackRe
 NOTIFY_CONSUMER_IDS_CHANGED = Command(
     "NOTIFY_CONSUMER_IDS_CHANGED", 40, IdsChangedRequest, EmptyAnswer, one_way=True, from_broker=True
 )
-GET_ALL_SUBSCRIPTIONGROUP_CONFIG = Command("GET_ALL_SUBSCRIPTIONGROUP_CONFIG", 201, EmptyRequest, GroupsAnswer)
+GET_ALL_SUBSCRIPTIONGROUP_CONFIG = RowsCommand(
+    "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", 201, EmptyRequest, RowsAnswer, rows=GroupInfo
+)
 GET_CONSUMER_CONNECTION_LIST = Command("GET_CONSUMER_CONNECTION_LIST", 203, GroupRequest, GroupMembersAnswer)
 DELETE_SUBSCRIPTIONGROUP = Command("DELETE_SUBSCRIPTIONGROUP", 207, DeleteGroupRequest, EmptyAnswer)
 INVOKE_BROKER_TO_RESET_OFFSET = Command("INVOKE_BROKER_TO_RESET_OFFSET", 222, ResetOffsetRequest, ConsumerOffsetsAnswer)

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from datetime import datetime
 
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
+from ..rows import ValueKind, array_row, column, shown
 from ..storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
+from ..times import from_millis
 from .common import (
     FILTER_CHARS_MAX,
     KEY_CHARS_MAX,
@@ -18,6 +21,8 @@ from .common import (
     QUEUES_MAX,
     Command,
     EmptyAnswer,
+    RowsAnswer,
+    RowsCommand,
 )
 
 LAYOUT_ROWS = 0
@@ -268,13 +273,41 @@ class ConsumeStatsRequest:
     times: bool = boolean("with `uncommitted`: also the store time of the next message to read", False)
 
 
-@dataclass(slots=True)
-class ConsumeStatsAnswer:
-    """Body: one msgpack array of arrays ``[group, topic, queue, committed, min_offset, max_offset]``; with
-    ``uncommitted`` each has a seventh item ``known``, and with ``times`` too an eighth, ``next_stored_ms``: the store
-    time of the next message to read (-1: everything is read)."""
+@array_row
+class ConsumeStats:
+    """A group's progress in one queue, which has the offsets in ``[min_offset, max_offset)``.
 
-    count: int = integer("number of rows in the body")
+    A group that has not committed an offset reads the queue from its first message, unless ``known`` is False.
+    """
+
+    group: str = column("name of the group", "group", ValueKind.NAME, fold=True)
+    topic: str = column("name of the topic", "topic", ValueKind.NAME, fold=True)
+    queue: int = column("queue of the topic", "queue", ValueKind.COUNT)
+    committed: int = column(
+        "offset of the next message to read; -1: the group has committed none", "committed", ValueKind.COUNT
+    )
+    min_offset: int = column("offset of the first message of the queue", "first offset", ValueKind.COUNT, spare=True)
+    max_offset: int = column("offset of the next message of the queue", "next offset", ValueKind.COUNT)
+    known: bool = column(
+        "only with `uncommitted`; False: the group has not started with the topic, and its first member will set the "
+        "start rule",
+        default=True,
+    )
+    next_stored_ms: int = column(
+        "only with `times`: store time of the next message to read, ms since 1970 UTC, or -1: everything is read",
+        default=-1,
+    )
+
+    @property
+    def next_stored_at(self) -> datetime | None:
+        """Store time of the next message to read; None if everything is read, or it was not asked for."""
+        return from_millis(self.next_stored_ms) if self.next_stored_ms >= 0 else None
+
+    @property
+    @shown("lag", ValueKind.COUNT)
+    def lag(self) -> int:
+        """Number of messages still to read; an upper bound if not ``known``."""
+        return max(0, self.max_offset - max(self.committed, self.min_offset))
 
 
 QUERY_CONSUMER_OFFSET = Command("QUERY_CONSUMER_OFFSET", 14, QueryConsumerOffsetRequest, ConsumerOffsetsAnswer)
@@ -283,4 +316,4 @@ SEARCH_OFFSET_BY_TIMESTAMP = Command("SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOff
 GET_MAX_OFFSET = Command("GET_MAX_OFFSET", 30, QueueRequest, OffsetAnswer)
 GET_MIN_OFFSET = Command("GET_MIN_OFFSET", 31, QueueRequest, OffsetAnswer)
 GET_EARLIEST_MSG_STORETIME = Command("GET_EARLIEST_MSG_STORETIME", 32, QueueRequest, StoreTimeAnswer)
-GET_CONSUME_STATS = Command("GET_CONSUME_STATS", 208, ConsumeStatsRequest, ConsumeStatsAnswer)
+GET_CONSUME_STATS = RowsCommand("GET_CONSUME_STATS", 208, ConsumeStatsRequest, RowsAnswer, rows=ConsumeStats)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from ..fields import I64_MAX, boolean, integer, text
+from ..rows import ValueKind, column, row, shown
 from ..storage.layout import GROUP_BYTES_MAX
-from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, Command, EmptyAnswer
+from ..times import from_millis
+from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, Command, EmptyAnswer, RowsCommand
 
 TRANSACTIONS_MAX = 1_000
 """Maximum number of transactions in one response."""
@@ -58,13 +61,35 @@ class GetTransactionsRequest:
     max_count: int = integer("maximum number of transactions in the response", 1, TRANSACTIONS_MAX, 100)
 
 
+@row
+class TransactionInfo:
+    """An open or parked transaction."""
+
+    id: str = column("the half message's unique key", "ID")
+    topic: str = column("topic that the message was sent to", "topic", ValueKind.NAME, fold=True)
+    queue: int = column("queue of the topic")
+    group: str = column("producer group of the transaction", "group", ValueKind.NAME, fold=True)
+    born_ms: int = column("when its message was created, ms since 1970 UTC")
+    stored_ms: int = column("when the half message was last written, ms since 1970 UTC")
+    checks: int = column("number of checks sent to producers of `group`", "checks", ValueKind.COUNT)
+    half_queue_offset: int = column(
+        "queue offset of the half message, or of a parked message in TRANS_CHECK_MAX_TIME_TOPIC"
+    )
+    half_physical_offset: int = column("its physical offset")
+    delivered: bool = column("whether a parked message was committed later")
+
+    @property
+    @shown("sent", ValueKind.MOMENT, spare=True)
+    def born_at(self) -> datetime:
+        """Time at which its message was created."""
+        return from_millis(self.born_ms)
+
+
 @dataclass(slots=True)
 class TransactionsAnswer:
-    """Body: one msgpack array of maps `{id, topic, queue, group, born_ms, stored_ms, checks, half_queue_offset,
-    half_physical_offset, delivered}`. For a parked transaction, the offsets are those of its message in
-    TRANS_CHECK_MAX_TIME_TOPIC, and `delivered` says whether it was committed later."""
+    """A page of transactions."""
 
-    count: int = integer("number of maps in the body")
+    count: int = integer("number of rows in the body")
     next_offset: int = integer("from_offset of the next page, or -1", -1)
     open: int = integer("total number of open transactions", default=0)
     parked: int = integer("total number of parked messages", default=0)
@@ -117,11 +142,34 @@ class GetPreparedRequest:
     max_count: int = integer("maximum number of attempts in the response", 1, TRANSACTIONS_MAX, 100)
 
 
+@row
+class AttemptInfo:
+    """The messages that an attempt has prepared."""
+
+    attempt: str = column("name of the attempt", "attempt")
+    messages: int = column("number of its messages", "messages", ValueKind.COUNT)
+    topics: tuple[str, ...] = column("topics of its messages", "topics", decode=tuple)
+    active_ms: int = column("when the last of them arrived, ms since 1970 UTC")
+
+    @property
+    def active_at(self) -> datetime:
+        """Time at which its last messages arrived."""
+        return from_millis(self.active_ms)
+
+
+@row
+class CopyingInfo:
+    """A committed transaction whose messages are being copied to their topics."""
+
+    series: str = column("scope of the transaction")
+    number: int = column("its number in the series")
+    messages: int = column("number of its messages")
+    copied: int = column("number of those that are copied")
+
+
 @dataclass(slots=True)
 class PreparedAnswer:
-    """Body: one msgpack map `{attempts, copying}`. `attempts` is an array of maps `{attempt, messages, topics,
-    active_ms}`, the least recently active first; `copying` is an array of maps `{series, number, messages,
-    copied}`."""
+    """Body: one msgpack map `{attempts, copying}` of arrays of rows; the least recently active attempt first."""
 
     count: int = integer("number of attempts in the body")
     attempts: int = integer("total number of attempts with prepared messages", default=0)
@@ -131,7 +179,9 @@ END_TRANSACTION = Command("END_TRANSACTION", 37, EndTransactionRequest, EmptyAns
 CHECK_TRANSACTION_STATE = Command(
     "CHECK_TRANSACTION_STATE", 39, CheckTransactionStateRequest, CheckTransactionStateAnswer, from_broker=True
 )
-GET_TRANSACTIONS = Command("GET_TRANSACTIONS", 1010, GetTransactionsRequest, TransactionsAnswer)
+GET_TRANSACTIONS = RowsCommand(
+    "GET_TRANSACTIONS", 1010, GetTransactionsRequest, TransactionsAnswer, rows=TransactionInfo
+)
 COMMIT_PREPARED = Command("COMMIT_PREPARED", 1020, CommitPreparedRequest, CommitPreparedAnswer)
 ABORT_PREPARED = Command("ABORT_PREPARED", 1021, AbortPreparedRequest, AbortPreparedAnswer)
 GET_PREPARED = Command("GET_PREPARED", 1022, GetPreparedRequest, PreparedAnswer)

@@ -280,7 +280,7 @@ def test_keys_that_do_not_fit_wait_for_the_next_call(key_counts: list[int], key_
     keys: list[tuple[int, int, int]] = []
     at = 0
     while at < len(log):
-        answer = dispatch(fenced(log), at, len(log), 0, table, 0, Work(64, key_room, sentinel))
+        answer = dispatch(fenced(log), at, len(log), 0, table, 0, Work(64, key_room, sentinel=sentinel))
         assert answer.status in (kernel.DONE, kernel.FULL)
         assert answer.records > 0
         keys += answer.keys

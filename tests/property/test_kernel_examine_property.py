@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,10 +26,15 @@ MAX = dispatch.QUEUE_OFFSET_MAX
 def check_examine(log: bytes, at: int, end: int, file_base: int, queues: Queues, margin_ms: int, sentinel: int) -> None:
     for checksummed in (False, True):
         table = twin.ExaminedTable(queues, sentinel)
-        work = twin.Work(margin_ms, checksummed=checksummed, sentinel=sentinel)
+        work = twin.work_for(margin_ms, checksummed=checksummed, sentinel=sentinel)
         answer = twin.call(fenced(log, sentinel=sentinel), at, end, file_base, table, work)
         examination = twin.Examination(queues, margin_ms, checksummed=checksummed)
         assert answer == examination.examine(log, at, end, file_base)
+    # The mode of a start finds the same, except flaws that a queue does not show.
+    table, work = twin.ExaminedTable(queues, sentinel), twin.work_for(0, mode=dispatch.DERIVE, sentinel=sentinel)
+    derived = twin.call(fenced(log, sentinel=sentinel), at, end, file_base, table, work)
+    of_queues = (dispatch.FLAW_QUEUE_OFFSET, dispatch.FLAW_NO_QUEUE_OFFSET)
+    assert derived == replace(answer, flaws=[flaw for flaw in answer.flaws if flaw[0] in of_queues])
 
 
 @given(stretches(), tails, margins, sentinels, st.data())
@@ -59,7 +65,7 @@ def test_many_calls_with_little_room_find_the_same_as_one_call(
     log, at, file_base, queues = stretch
     expected = twin.Examination(queues, 0).examine(log, at, len(log), file_base)
     table = twin.ExaminedTable(queues, sentinel)
-    work = twin.Work(0, unit_room=unit_room, flaw_room=flaw_room, sentinel=sentinel)
+    work = twin.work_for(0, unit_room=unit_room, flaw_room=flaw_room, sentinel=sentinel)
     found = twin.Examined(at=at)
     while found.at < len(log) and found.status in (dispatch.DONE, dispatch.FULL):
         answer = twin.call(
@@ -93,10 +99,10 @@ def follow(queue_offsets: list[int]) -> list[tuple[int, int]]:
     """Return (number of the record, expected offset) of each record whose queue offset is a flaw."""
     log = write_log([Record(*QUEUE[:1], b"", queue_offset=offset) for offset in queue_offsets])
     queues = {QUEUE: Queue()}
-    answer = twin.call(fenced(log), 0, len(log), 0, twin.ExaminedTable(queues), twin.Work(0))
+    answer = twin.call(fenced(log), 0, len(log), 0, twin.ExaminedTable(queues), twin.work_for(0))
     assert answer == twin.Examination(queues, 0).examine(log, 0, len(log), 0)
     size = size_at(log, 0)
-    return [(at // size, detail) for kind, at, detail in answer.flaws if kind == examine.FLAW_QUEUE_OFFSET]
+    return [(at // size, detail) for kind, at, detail in answer.flaws if kind == dispatch.FLAW_QUEUE_OFFSET]
 
 
 def test_a_record_with_a_wrong_queue_offset_is_one_flaw() -> None:
@@ -119,9 +125,9 @@ def test_queue_offsets_at_the_ends_of_their_range_are_compared_as_numbers(queue_
 
 def test_an_impossible_queue_offset_counts_as_the_next_one() -> None:
     log = write_log([Record(*QUEUE[:1], b"", queue_offset=offset) for offset in (7, -(2**63), 9, 2**63 - 1, 11)])
-    answer = twin.call(fenced(log), 0, len(log), 0, twin.ExaminedTable({QUEUE: Queue()}), twin.Work(0))
+    answer = twin.call(fenced(log), 0, len(log), 0, twin.ExaminedTable({QUEUE: Queue()}), twin.work_for(0))
     size = size_at(log, 0)
-    assert answer.flaws == [(examine.FLAW_NO_QUEUE_OFFSET, at * size, 0) for at in (1, 3)]
+    assert answer.flaws == [(dispatch.FLAW_NO_QUEUE_OFFSET, at * size, 0) for at in (1, 3)]
     assert [(run.queue_offset, len(run.units)) for run in answer.runs] == [(7, 1), (9, 1), (11, 1)]
     assert answer.next == {QUEUE: 12}
 

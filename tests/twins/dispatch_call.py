@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -69,35 +69,80 @@ class Table:
         return self.names.index(answer.gap) if answer.gap else -1
 
 
-@dataclass
 class Work:
-    """The kernel's work space and outputs, with room for so many units."""
+    """The kernel's work space and outputs; its state is kept between calls."""
 
-    unit_room: int
-    key_room: int = KEYS_OF_ONE_RECORD_MAX
-    sentinel: int = 0xA5
-    units: Fenced = field(init=False)
-    unit_rows: Fenced = field(init=False)
-    grouped: Fenced = field(init=False)
-    touched: Fenced = field(init=False)
-    keys: Fenced = field(init=False)
-    scratch: Fenced = field(init=False)
-    state: Fenced = field(init=False)
+    def __init__(
+        self,
+        unit_room: int = 64,
+        key_room: int = KEYS_OF_ONE_RECORD_MAX,
+        flaw_room: int = 256,
+        *,
+        mode: int = kernel.DISPATCH,
+        sentinel: int = 0xA5,
+    ) -> None:
+        notes_flaws = mode != kernel.DISPATCH
+        self.units = room(unit_room * UNIT_BYTES, sentinel=sentinel)
+        self.unit_runs = room(unit_room, np.int64, sentinel)
+        self.grouped = room(unit_room * UNIT_BYTES, sentinel=sentinel)
+        self.runs = room(unit_room * kernel.RUN_ROW, np.int64, sentinel)
+        self.keys = room(key_room * kernel.KEY_ROW, np.int64, sentinel)
+        self.optional_keys = room(key_room * kernel.KEY_ROW * notes_flaws, np.int64, sentinel)
+        self.flaws = room(flaw_room * kernel.FLAW_ROW * notes_flaws, np.int64, sentinel)
+        self.scratch = room(kernel.PARTS + kernel.VALUES, np.int64, sentinel)
+        self.state = fenced([0] * kernel.STATE, np.int64, sentinel)
+        self.state.array[kernel.S_MODE] = mode
 
-    def __post_init__(self) -> None:
-        self.units = room(self.unit_room * UNIT_BYTES, sentinel=self.sentinel)
-        self.grouped = room(self.unit_room * UNIT_BYTES, sentinel=self.sentinel)
-        self.unit_rows = room(self.unit_room, np.int64, self.sentinel)
-        self.touched = room(3 * self.unit_room, np.int64, self.sentinel)
-        self.keys = room(self.key_room * kernel.KEY_ROW, np.int64, self.sentinel)
-        self.scratch = room(kernel.PARTS + kernel.VALUES, np.int64, self.sentinel)
-        self.state = room(kernel.STATE, np.int64, self.sentinel)
+    def arrays(self) -> list[Fenced]:
+        """Return all arrays, in the order of the kernel's parameters."""
+        return list(vars(self).values())
 
-    @property
-    def intact(self) -> bool:
-        """Return whether nothing was written beside its arrays."""
-        arrays = (self.units, self.grouped, self.unit_rows, self.touched, self.keys, self.scratch, self.state)
-        return all(array.intact for array in arrays)
+
+def rows_of(array: Fenced, count: int, width: int) -> list[tuple[int, ...]]:
+    """Return the first ``count`` rows."""
+    return [tuple(row) for row in np.asarray(array.array)[: count * width].reshape(-1, width).tolist()]
+
+
+def keys_in(array: Fenced, count: int) -> list[tuple[int, int, int]]:
+    """Return the first ``count`` keys."""
+    return [(key_hash, offset, ms) for key_hash, offset, ms in rows_of(array, count, kernel.KEY_ROW)]
+
+
+def call(log: Fenced, at: int, end: int, file_base: int, table: Table, work: Work) -> tuple[int, int]:
+    """Call the kernel once; check that it wrote only where it may."""
+    before = log.bytes()
+    stopped = kernel.dispatch(
+        log.array,
+        at,
+        end,
+        file_base,
+        table.slots.array,
+        table.rows.array,
+        table.topics.array,
+        *(array.array for array in work.arrays()),
+    )
+    assert all(array.intact for array in [log, *work.arrays()])
+    assert table.intact
+    assert log.bytes() == before
+    assert not np.asarray(table.rows.array)[:, kernel.Q_PENDING].any()
+    return stopped
+
+
+def runs_of(table: Table, work: Work) -> Iterator[tuple[QueueName, int, list[bytes]]]:
+    """Yield (queue, queue offset, units) of each run; check that together they have all units."""
+    grouped = work.grouped.bytes()
+    reached = 0
+    state = work.state.values()
+    for row, queue_offset, first, count in rows_of(work.runs, state[kernel.S_RUNS], kernel.RUN_ROW):
+        assert first == reached
+        assert count > 0
+        reached += count
+        yield (
+            table.names[row],
+            queue_offset,
+            [grouped[UNIT_BYTES * k : UNIT_BYTES * (k + 1)] for k in range(first, reached)],
+        )
+    assert reached == state[kernel.S_UNITS]
 
 
 @dataclass
@@ -117,48 +162,18 @@ def dispatch(
     log: Fenced, at: int, end: int, file_base: int, table: Table, index_from: int = 0, work: Work | None = None
 ) -> Answer:
     """Call the kernel once; check the invariants of its outputs."""
-    work = work or Work(unit_room=64)
-    state = work.state.array
-    state[kernel.S_INDEX_FROM] = index_from
-    before = log.bytes()
-    status, stopped_at = kernel.dispatch(
-        log.array,
-        at,
-        end,
-        file_base,
-        table.slots.array,
-        table.rows.array,
-        table.topics.array,
-        work.units.array,
-        work.unit_rows.array,
-        work.grouped.array,
-        work.touched.array,
-        work.keys.array,
-        work.scratch.array,
-        state,
-    )
-    assert log.intact
-    assert table.intact
-    assert work.intact
-    assert log.bytes() == before
-    assert not np.asarray(table.rows.array)[:, kernel.Q_PENDING].any()
-    grouped = work.grouped.bytes()
-    units: dict[QueueName, list[bytes]] = {}
-    first_expected = 0
-    for row, first, count in np.asarray(work.touched.array)[: 3 * int(state[kernel.S_TOUCHED])].reshape(-1, 3).tolist():
-        assert first == first_expected
-        assert count > 0
-        first_expected += count
-        units[table.names[row]] = [grouped[UNIT_BYTES * k : UNIT_BYTES * (k + 1)] for k in range(first, first + count)]
-    assert first_expected == state[kernel.S_UNITS]
-    rows = (
-        np.asarray(work.keys.array)[: kernel.KEY_ROW * int(state[kernel.S_KEYS])].reshape(-1, kernel.KEY_ROW).tolist()
-    )
-    keys = [(row[kernel.K_HASH], row[kernel.K_PHYSICAL_OFFSET], row[kernel.K_STORE_MS]) for row in rows]
-    records = int(state[kernel.S_RECORDS])
-    gap = table.names[int(state[kernel.S_GAP_QUEUE])] if status == kernel.GAP else None
-    last_store_ms = int(state[kernel.S_LAST_STORE_MS]) if records else 0
-    return Answer(int(status), int(stopped_at), units, keys, records, last_store_ms, gap)
+    work = work or Work()
+    work.state.array[kernel.S_INDEX_FROM] = index_from
+    status, stopped_at = call(log, at, end, file_base, table, work)
+    state = work.state.values()
+    runs = list(runs_of(table, work))
+    units = {name: units for name, _, units in runs}
+    assert len(units) == len(runs), "a queue has one run"
+    assert state[kernel.S_FLAWS] == state[kernel.S_OPTIONAL_KEYS] == 0
+    gap = table.names[state[kernel.S_GAP_QUEUE]] if status == kernel.GAP else None
+    last_store_ms = state[kernel.S_LAST_STORE_MS] if state[kernel.S_RECORDS] else 0
+    keys = keys_in(work.keys, state[kernel.S_KEYS])
+    return Answer(int(status), int(stopped_at), units, keys, state[kernel.S_RECORDS], last_store_ms, gap)
 
 
 def next_offsets(table: Table) -> dict[QueueName, int]:

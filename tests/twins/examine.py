@@ -1,6 +1,6 @@
-"""``examine`` in plain Python: flaws of records, runs of units, keys; and calls of the kernel, every array fenced.
+"""The mode ``EXAMINE`` of the kernel ``dispatch`` in plain Python (flaws, runs of units, keys), and its calls.
 
-The dispatch kernels' twin reads the records.
+The twin of the mode ``DISPATCH`` reads the records.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flintmq.broker.kernels import dispatch, examine
-from flintmq.protocol.storage.layout import UNIT_BYTES, SysFlag
+from flintmq.broker.kernels import dispatch
+from flintmq.protocol.storage.layout import SysFlag
 from flintmq.protocol.storage.record import Record, body_crc
 
-from .arrays import Fenced, fenced, room
-from .dispatch_call import KEYS_OF_ONE_RECORD_MAX, Table
+from .arrays import Fenced, fenced
+from .dispatch_call import Table, Work, keys_in, rows_of, runs_of
+from .dispatch_call import call as call_kernel
 from .log import Queue, QueueName, Queues, Stopped, has_record_crc, keys_of, read_record, size_at, unit_of
 
 PAIR = re.compile(rb"[^\x01\x02]+\x01[^\x02]*")
@@ -75,9 +76,9 @@ class Examination:
                 break
             size = size_at(log, result.at)
             if record.body and body_crc(record.body) != record.body_crc:
-                result.flaws.append((examine.FLAW_CRC, result.at, 0))
+                result.flaws.append((dispatch.FLAW_CRC, result.at, 0))
             elif self._checksummed and not has_record_crc(log, result.at):
-                result.flaws.append((examine.FLAW_RECORD_CRC, result.at, 0))
+                result.flaws.append((dispatch.FLAW_RECORD_CRC, result.at, 0))
             self._look_at(record, size, queue, result, open_runs)
             result.records += 1
             result.at += size
@@ -88,9 +89,9 @@ class Examination:
     ) -> None:
         at, name = result.at, (record.topic, record.queue_id)
         if not properties_sound(record.properties):
-            result.flaws.append((examine.FLAW_PROPERTIES, at, 0))
+            result.flaws.append((dispatch.FLAW_PROPERTIES, at, 0))
         if record.store_timestamp < result.last_store_ms - self._margin_ms:
-            result.flaws.append((examine.FLAW_TIME, at, result.last_store_ms))
+            result.flaws.append((dispatch.FLAW_TIME, at, result.last_store_ms))
         result.last_store_ms = record.store_timestamp
         transaction = record.sys_flag & SysFlag.TRANSACTION_MASK
         is_deleted = record.physical_offset < queue.deleted_below
@@ -104,7 +105,7 @@ class Examination:
                 run.units.append(unit_of(record, size))
             else:
                 self._pass_over(name, result)
-                result.flaws.append((examine.FLAW_NO_QUEUE_OFFSET, at, 0))
+                result.flaws.append((dispatch.FLAW_NO_QUEUE_OFFSET, at, 0))
         if transaction != SysFlag.TRANSACTION_ROLLBACK:
             (result.optional_keys if is_deleted else result.keys).extend(keys_of(record))
 
@@ -118,7 +119,7 @@ class Examination:
             result.next[name] = queue_offset + 1
             self._other.pop(name, None)
             return
-        result.flaws.append((examine.FLAW_QUEUE_OFFSET, result.at, expected))
+        result.flaws.append((dispatch.FLAW_QUEUE_OFFSET, result.at, expected))
         result.next[name] = expected + 1
         self._other[name] = queue_offset + 1
 
@@ -143,9 +144,9 @@ class ExaminedTable(Table):
 
     def __init__(self, queues: Queues, sentinel: int = 0xA5) -> None:
         super().__init__(queues.items(), sentinel=sentinel)
-        rows = np.zeros((len(self.names), examine.EXAMINED_ROW), np.int64)
+        rows = np.zeros((len(self.names), dispatch.EXAMINED_ROW), np.int64)
         rows[:, : dispatch.QUEUE_ROW] = self.rows.array
-        for column in (dispatch.Q_NEXT, examine.Q_OTHER, examine.Q_FIRST):
+        for column in (dispatch.Q_NEXT, dispatch.Q_OTHER, dispatch.Q_FIRST):
             rows[:, column] = -1
         self.rows = fenced(rows, np.int64, sentinel)
 
@@ -156,94 +157,29 @@ class ExaminedTable(Table):
         return {self.names[row]: int(rows[row, number]) for row in np.flatnonzero(seen)}
 
 
-class Work:
-    """The kernel's work space and outputs; its state is kept between calls."""
-
-    def __init__(
-        self,
-        margin_ms: int,
-        *,
-        unit_room: int = 64,
-        key_room: int = KEYS_OF_ONE_RECORD_MAX,
-        flaw_room: int = 256,
-        checksummed: bool = False,
-        sentinel: int = 0xA5,
-    ) -> None:
-        self.units = room(unit_room * UNIT_BYTES, sentinel=sentinel)
-        self.unit_runs = room(unit_room, np.int64, sentinel)
-        self.grouped = room(unit_room * UNIT_BYTES, sentinel=sentinel)
-        self.runs = room(unit_room * examine.RUN_ROW, np.int64, sentinel)
-        self.keys = room(key_room * dispatch.KEY_ROW, np.int64, sentinel)
-        self.optional_keys = room(key_room * dispatch.KEY_ROW, np.int64, sentinel)
-        self.flaws = room(flaw_room * examine.FLAW_ROW, np.int64, sentinel)
-        self.scratch = room(dispatch.PARTS + dispatch.VALUES, np.int64, sentinel)
-        self.state = fenced([0] * examine.EXAMINED_STATE, np.int64, sentinel)
-        self.optional_state = room(dispatch.STATE, np.int64, sentinel)
-        self.state.array[examine.S_CLOCK_MARGIN_MS] = margin_ms
-        self.state.array[dispatch.S_CHECKSUMMED] = checksummed
-
-    def arrays(self) -> list[Fenced]:
-        """Return all arrays, in the order of the kernel's parameters."""
-        return [
-            self.units,
-            self.unit_runs,
-            self.grouped,
-            self.runs,
-            self.keys,
-            self.optional_keys,
-            self.flaws,
-            self.scratch,
-            self.state,
-            self.optional_state,
-        ]
-
-
-def _rows(array: Fenced, count: int, width: int) -> list[tuple[int, ...]]:
-    return [tuple(row) for row in np.asarray(array.array)[: count * width].reshape(-1, width).tolist()]
+def work_for(margin_ms: int, *, checksummed: bool = False, mode: int = dispatch.EXAMINE, **rooms: int) -> Work:
+    """Return the kernel's work space for an examination. ``rooms``: as for ``Work``."""
+    work = Work(mode=mode, **rooms)
+    work.state.array[dispatch.S_CLOCK_MARGIN_MS] = margin_ms
+    work.state.array[dispatch.S_CHECKSUMMED] = checksummed
+    return work
 
 
 def call(log: Fenced, at: int, end: int, file_base: int, table: ExaminedTable, work: Work) -> Examined:
     """Call the kernel once; check the invariants of its outputs."""
-    before = log.bytes()
-    status, stopped_at = examine.examine(
-        log.array,
-        at,
-        end,
-        file_base,
-        table.slots.array,
-        table.rows.array,
-        table.topics.array,
-        *(array.array for array in work.arrays()),
-    )
-    assert all(array.intact for array in [log, *work.arrays()])
-    assert table.intact
-    assert log.bytes() == before
-    assert not np.asarray(table.rows.array)[:, dispatch.Q_PENDING].any()
+    status, stopped_at = call_kernel(log, at, end, file_base, table, work)
     state = work.state.values()
-    grouped = work.grouped.bytes()
-    runs, reached = [], 0
-    for row, queue_offset, first, count in _rows(work.runs, state[dispatch.S_TOUCHED], examine.RUN_ROW):
-        assert first == reached
-        assert count > 0
-        reached += count
-        units = [grouped[UNIT_BYTES * k : UNIT_BYTES * (k + 1)] for k in range(first, reached)]
-        runs.append(Run(table.names[row], queue_offset, units))
-    assert reached == state[dispatch.S_UNITS]
-    firsts, first_at = table.column(examine.Q_FIRST), table.column(examine.Q_FIRST_AT)
+    firsts, first_at = table.column(dispatch.Q_FIRST), table.column(dispatch.Q_FIRST_AT)
     return Examined(
         int(status),
         int(stopped_at),
         state[dispatch.S_RECORDS],
-        runs,
-        _keys(work.keys, state[dispatch.S_KEYS]),
-        _keys(work.optional_keys, state[examine.S_OPTIONAL_KEYS]),
-        [(kind, at, detail) for kind, at, detail in _rows(work.flaws, state[examine.S_FLAWS], examine.FLAW_ROW)],
+        [Run(*run) for run in runs_of(table, work)],
+        keys_in(work.keys, state[dispatch.S_KEYS]),
+        keys_in(work.optional_keys, state[dispatch.S_OPTIONAL_KEYS]),
+        [(kind, at, detail) for kind, at, detail in rows_of(work.flaws, state[dispatch.S_FLAWS], dispatch.FLAW_ROW)],
         state[dispatch.S_LAST_STORE_MS],
         table.column(dispatch.Q_NEXT),
         {name: (firsts[name], first_at[name]) for name in firsts},
-        table.column(examine.Q_RECORDS),
+        table.column(dispatch.Q_RECORDS),
     )
-
-
-def _keys(array: Fenced, count: int) -> list[Key]:
-    return [(key_hash, offset, ms) for key_hash, offset, ms in _rows(array, count, dispatch.KEY_ROW)]

@@ -36,8 +36,9 @@ from flintmq.client.core.produce.packer import (
     sharded_topics,
 )
 from flintmq.client.core.rpc.address import Address, parse_addresses
-from flintmq.client.core.times import from_millis, to_millis
-from flintmq.client.core.topics import TopicInfo
+from flintmq.client.core.times import to_millis
+from flintmq.protocol.commands import TopicInfo
+from flintmq.protocol.times import from_millis
 
 
 class TestAddresses:

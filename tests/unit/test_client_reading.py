@@ -16,11 +16,16 @@ from flintmq.client.core.consume.positions import Span, ends_at, resolve_span
 from flintmq.client.core.consume.queue_reader import HOLD_MS, TURN, TopicReader
 from flintmq.client.core.rpc.operation import Operation, Plan
 from flintmq.client.core.rpc.session import Answer
-from flintmq.client.core.times import from_millis
-from flintmq.client.core.topics import QueueStats
-from flintmq.protocol.commands import GET_TOPIC_STATS_INFO, PULL, QUEUE_STATS_STRUCT, SEARCH_OFFSET_BY_TIMESTAMP
+from flintmq.protocol.commands import (
+    GET_TOPIC_STATS_INFO,
+    PULL,
+    QUEUE_STATS_STRUCT,
+    SEARCH_OFFSET_BY_TIMESTAMP,
+    QueueStats,
+)
 from flintmq.protocol.errors import PULL_NOT_FOUND
 from flintmq.protocol.storage.record import Record
+from flintmq.protocol.times import from_millis
 
 START_MS = 1_795_000_000_000
 

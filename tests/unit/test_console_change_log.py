@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flintmq.client.console.sampler import CHANGES_MAX, NAMED_MAX, ChangeLog
-from flintmq.client.core.admin import Setting
 from flintmq.client.operator.condition import Condition
+from flintmq.protocol.commands import Setting
 
 
 def broker(**figures: Any) -> Condition:

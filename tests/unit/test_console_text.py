@@ -18,8 +18,8 @@ from flintmq.client.console import bodies
 from flintmq.client.console.bodies import indent_json
 from flintmq.client.console.pages.broker import retention_steps
 from flintmq.client.console.render import FOLDER, PART_LINES, line_parts
-from flintmq.client.core.admin import Setting
 from flintmq.client.operator.condition import Condition
+from flintmq.protocol.commands import Setting
 
 CODE_OF_TEXT = r"hx-on|js:|javascript:|\bon\w+=|style=|\|\s*safe\b|hx-trigger=\"[^\"]*\["
 JSON_VALUES = st.recursive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import struct
@@ -38,6 +39,7 @@ from flintmq.protocol.errors import ERRORS_BY_CODE, RESULT_NAMES, TopicNotExist
 from flintmq.protocol.fields import I32_MAX, I64_MAX, Rule, encode_fields, fields_of
 from flintmq.protocol.frames import REQUEST, RESPONSE, FrameParser, encode_frame
 from flintmq.protocol.names import PRODUCE_FORBIDDEN_TOPICS, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from flintmq.protocol.rows import layout_of
 from flintmq.protocol.storage import layout
 from flintmq.protocol.storage.layout import RECORD, SysFlag
 from flintmq.protocol.storage.record import (
@@ -49,7 +51,8 @@ from flintmq.protocol.storage.record import (
 )
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "protocol" / "README.md").read_text(encoding="utf-8")
+PATH = ROOT / "protocol" / "README.md"
+README = PATH.read_text(encoding="utf-8")
 
 
 # ---- tables ----
@@ -102,7 +105,43 @@ def _command(command: commands.Command) -> str:
         parts.append(f"{title}: {_said(cls)}")
         if fields_of(cls).rules:
             parts.append(_fields(cls))
+    if isinstance(command, commands.RowsCommand):
+        parts += _rows("Body: one msgpack array of {form}s", command.rows)
+    elif command is commands.GET_CONSUMER_CONNECTION_LIST:
+        parts += _rows("Body: one msgpack {form}", commands.GroupStatus)
+    elif command is commands.GET_PREPARED:
+        parts += _rows("`attempts`: {form}s", commands.AttemptInfo)
+        parts += _rows("`copying`: {form}s", commands.CopyingInfo)
     return "\n\n".join(parts)
+
+
+def _rows(what: str, cls: type[Any]) -> list[str]:
+    """Return the description of a row class, and of the rows in its columns. ``what``: where it is, and {form}."""
+    layout = layout_of(cls)
+    annotations = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    what = what.format(form="array" if layout.is_array else "map")
+    order = ", with its items in this order" if layout.is_array else ""
+    said = " ".join((cls.__doc__ or "").split("\n\n- ")[0].replace("``", "`").split())
+    table = _table(
+        "column | type | meaning",
+        [(f"`{name}`", _type(annotations[name]), each.meaning) for name, each in layout.columns.items()],
+    )
+    inner = [
+        part
+        for name, each in layout.columns.items()
+        if each.of is not None
+        for part in _rows(f"`{name}`: {{form}}s", each.of)
+    ]
+    return [f"{what} `{cls.__name__}`{order}. {said}", table, *inner]
+
+
+def _type(annotation: str) -> str:
+    """Return the type of a column on the wire."""
+    if annotation == "SettingValue":
+        return "int, str or bool"
+    if re.match("Sequence|list|tuple", annotation):
+        return "array of str" if "[str" in annotation else "array"
+    return annotation
 
 
 def _command_list() -> str:
@@ -331,7 +370,17 @@ def _block(name: str) -> str:
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_table_equals_the_code(name: str) -> None:
-    assert _block(name) == GENERATED[name](), f"replace the block {name!r} of protocol/README.md by what is expected"
+    assert _block(name) == GENERATED[name](), "python -m tests.unit.test_protocol_readme writes the tables"
+
+
+def write_tables() -> None:
+    """Write the tables of ``protocol/README.md``; a command that is new needs its two marks there."""
+    text = README
+    for name, make in GENERATED.items():
+        begin, end = f"<!-- generated: {name} -->\n\n", "\n\n<!-- end -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}{make()}{end}{rest.partition(end)[2]}"
+    PATH.write_text(text, encoding="utf-8")
 
 
 def test_there_is_no_block_that_nothing_checks() -> None:
@@ -449,3 +498,7 @@ def test_the_code_reads_an_example(name: str) -> None:
 def test_the_example_ids_are_those_of_the_example_record() -> None:
     assert f"`{PREFIX}{FIRST:012X}`" in README
     assert f"`{(BROKER_HOST + struct.pack('>q', STORED.physical_offset)).hex().upper()}`" in README
+
+
+if __name__ == "__main__":
+    write_tables()

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client.core.consume.batch import EVERYTHING, parse_tags
-from flintmq.client.core.topics import TopicInfo
 from flintmq.client.spark.offsets import (
     Queue,
     QueueRange,
@@ -23,6 +22,7 @@ from flintmq.client.spark.offsets import (
     together,
 )
 from flintmq.client.spark.options import read_options
+from flintmq.protocol.commands import TopicInfo
 
 QUEUES = [Queue("orders", number, "h:1") for number in range(6)]
 lengths = st.lists(st.integers(0, 1000), min_size=1, max_size=6)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from ....protocol.commands import SetMember
 from ....protocol.errors import BrokerError, ConfigurationError, NotEnoughReplicas, NotPrimary
 from ...config import Settings
 from ..core.replica import Replica, Role
@@ -50,27 +51,14 @@ class MemberIdentity:
         )
 
 
-class MemberRow(NamedTuple):
-    """One member as another one sees it."""
-
-    member: str
-    address: str
-    in_sync: bool
-    connected: bool
-    flushed: int
-    """Physical offset up to which it reported its log on disk; -1: unknown here."""
-    behind_ms: int
-    """Milliseconds for which it has not had everything; -1000: it is not connected."""
-
-
-def member_rows(replica: Replica, addresses: Mapping[str, str], now: float) -> list[MemberRow]:
+def member_rows(replica: Replica, addresses: Mapping[str, str], now: float) -> list[SetMember]:
     """Return what a member knows of each member of its set. ``now``: see ``Replica``."""
     config, primary = replica.config, replica.primary
     rows = []
     for member in sorted(config.members) if config is not None else ():
         connected, flushed, behind_s = primary.lag_of(member, now) if primary is not None else (False, -1, -1.0)
         in_sync = config is not None and member in config.in_sync
-        rows.append(MemberRow(member, addresses.get(member, ""), in_sync, connected, flushed, int(behind_s * 1000)))
+        rows.append(SetMember(member, addresses.get(member, ""), in_sync, connected, flushed, int(behind_s * 1000)))
     return rows
 
 
@@ -85,7 +73,7 @@ class ReplicaStatus:
     end: int
     confirmed: int
     reason: str
-    rows: list[MemberRow]
+    rows: list[SetMember]
     follows: bool
     """True if the stream of the primary runs here."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ...kernels import dispatch as kernel
+from ..derivation import CheckDerivation, Run
+from ..dispatch import damaged_record, impossible_queue
 from ..errors import DamagedRecord
 from ..index import IndexCursor, index_problem
 from ..queues import count_units, first_unit, last_record_unit, order_problem
@@ -20,68 +23,61 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """CommitLog bytes that one kernel call derives."""
-UNKNOWN = -1
-"""Next offset of a queue that no record was derived for yet."""
 
 
+@dataclass(frozen=True, slots=True)
 class Derived:
-    """The units and keys that one call of the dispatch kernel derived from the log, without changing a file.
+    """The units and keys of a part of the log that ends at the physical offset ``end``.
 
-    ``units``: (row, first queue offset, the units' bytes); ``keys``: a row of (hash, physical offset, store ms) each.
+    ``keys``: a row of (hash, physical offset, store ms) each. In ``runs``, the queue offsets of a queue ascend.
     """
 
-    def __init__(self, end: int, units: list[tuple[int, int, memoryview]], keys: np.ndarray) -> None:
-        self.end = end
-        self.units = units
-        self.keys = keys
+    end: int
+    runs: list[Run]
+    keys: np.ndarray
 
 
-def derive(
-    store: LoadedStore, begin: int, end: int, missing: set[int], impossible: list[DamagedRecord]
-) -> Iterator[Derived]:
+def derive(store: LoadedStore, begin: int, end: int, impossible: list[DamagedRecord]) -> Iterator[Derived]:
     """Derive the units and keys of ``[begin, end)`` as dispatch would, up to the first record that is not sound.
 
-    Both bounds must be record boundaries. A yielded object is valid until the next step. Adds the rows of queues that
-    do not exist to ``missing``. Adds records whose parts are sound but which no queue can have to ``impossible``, and
-    skips them.
+    Both bounds must be record boundaries. A yielded object is valid until the next step. Adds records whose parts are
+    sound but which no queue can have to ``impossible``, and skips them. A record whose queue offset is not above those
+    of its queue before it has no unit.
     """
-    commitlog, queues, dispatcher = store.commitlog, store.queues, store.dispatcher
-    # A copy, because dispatch still needs the queues' real next offsets.
-    rows = queues.kernel_rows.copy()
-    rows[:, kernel.Q_NEXT] = UNKNOWN
+    commitlog, derivation = store.commitlog, CheckDerivation(store.queues, kernel.DERIVE)
+    following: dict[int, int] = {}
     at = begin
     while at < end and (file := commitlog.queue.find(at)) is not None:
         array, position = file.array(), at - file.start_offset
         stop = min(position + CHUNK_BYTES, end - file.start_offset, file.size)
-        status, position = dispatcher.derive(array, position, stop, file.start_offset, rows, index_from=0)
+        status, position = derivation.step(array, position, stop, file.start_offset)
         at = file.end_offset if status == kernel.BLANK else file.start_offset + position
-        units = [
-            (row, int(rows[row, kernel.Q_NEXT]) - count, dispatcher.units(first, count))
-            for row, first, count in dispatcher.touched()
-        ]
-        yield Derived(at, units, dispatcher.keys())
-        if status == kernel.GAP:
-            rows[dispatcher.gap_row(), kernel.Q_NEXT] = dispatcher.record_queue(array, position)[2]
-        elif status == kernel.BAD_QUEUE_OFFSET:
-            impossible.append(dispatcher.damaged_record(file, position, status))
-            at += dispatcher.record_bytes
-        elif status == kernel.NEW_QUEUE:
-            try:
-                row = dispatcher.add_queue(array, position).row
-            except DamagedRecord as damaged:
-                impossible.append(damaged)
-                at += dispatcher.record_bytes
-                continue
-            if at >= queues.kernel_rows[row, kernel.Q_DELETED_BELOW]:
-                missing.add(row)
-            known = rows
-            rows = queues.kernel_rows.copy()
-            rows[:, kernel.Q_NEXT] = UNKNOWN
-            rows[: len(known)][known[:, kernel.Q_NEXT] != UNKNOWN] = known[known[:, kernel.Q_NEXT] != UNKNOWN]
+        yield Derived(
+            at, list(_ascending(derivation, following)), derivation.required_keys().reshape(-1, kernel.KEY_ROW)
+        )
+        for kind, place, _ in derivation.flaws():
+            if kind == kernel.FLAW_NO_QUEUE_OFFSET:
+                impossible.append(damaged_record(file, place, kernel.BAD_QUEUE_OFFSET))
+        if status == kernel.NEW_QUEUE:
+            impossible.append(impossible_queue(commitlog, at, *derivation.record_queue(array, position)[:2]))
+            at += derivation.record_bytes
         elif status == kernel.BLANK:
             file.release()
         elif status not in (kernel.DONE, kernel.FULL):
             return
+
+
+def _ascending(derivation: CheckDerivation, following: dict[int, int]) -> Iterator[Run]:
+    """Yield the runs of a step without the units that are not above the earlier ones of their queue.
+
+    ``following``: the queue offset after the last one, by the queue's row.
+    """
+    for queue, queue_offset, units in derivation.unit_runs():
+        next_offset = queue_offset + len(units) // UNIT_BYTES
+        skipped = max(following.get(queue.row, 0) - queue_offset, 0)
+        if skipped < next_offset - queue_offset:
+            following[queue.row] = next_offset
+            yield Run(queue, queue_offset + skipped, units[skipped * UNIT_BYTES :])
 
 
 class DerivedCheck:
@@ -117,7 +113,6 @@ class DerivedCheck:
         """
         self.impossible = []
         following: dict[int, int] = {}
-        missing: set[int] = set()
         unsound = set(problems)
 
         def look_between(row: int, first: int, behind: int) -> None:
@@ -128,20 +123,22 @@ class DerivedCheck:
         index_problem = ""
         index_end = cursor.files[-1].end_physical_offset + 1 if cursor.files else 0
         reach = min(max(end, index_end), self._commitlog.write_offset)
-        for derived in self._derive(begin, end, missing):
-            for row, first, units in derived.units:
+        for derived in derive(self._store, begin, end, self.impossible):
+            for queue, first, units in derived.runs:
+                row = queue.row
                 look_between(row, following[row] if row in following else self._count_below(row, begin, first), first)
                 following[row] = first + len(units) // UNIT_BYTES
-                if row not in problems and row not in missing:
+                if row not in problems and queue.end_byte:
                     self._compare_units(row, first, units, problems)
             if not index_problem:
                 index_files, index_problem = _compare_entries(cursor, derived, index_files)
             progress("checking queues and index", derived.end - begin, reach - begin)
         for row, count in counts.items():
             look_between(row, following[row] if row in following else self._count_below(row, begin, count), count)
-        for row in missing & following.keys():  # a queue of only rolled back messages rightly has no files
-            problems.setdefault(row, "it has no files")
-        for derived in self._derive(max(begin, end), reach, set()):
+        for row in following:  # a queue of only rolled back messages is not there, and rightly has no files
+            if not self._queues.rows[row].end_byte:
+                problems.setdefault(row, "it has no files")
+        for derived in derive(self._store, max(begin, end), reach, self.impossible):
             if not index_problem:
                 index_files, index_problem = _compare_entries(cursor, derived, index_files)
         return index_problem, index_files
@@ -151,9 +148,6 @@ class DerivedCheck:
         queue = self._queues.rows[row]
         return count_units(queue, physical_offset) if queue.end_byte else without_files
 
-    def _derive(self, begin: int, end: int, missing: set[int]) -> Iterator[Derived]:
-        return derive(self._store, begin, end, missing, self.impossible)
-
     def _compare_units(self, row: int, first: int, units: memoryview, problems: dict[int, str]) -> None:
         count = len(units) // UNIT_BYTES
         if self._queues.rows[row].read_units(first, count, hot=False) != units:
@@ -162,7 +156,7 @@ class DerivedCheck:
     def keys_of(self, physical_offset: int) -> np.ndarray | None:
         """Return the record's keys, as rows (hash, physical offset, store ms); None if there is no record there."""
         found = []
-        for derived in self._derive(physical_offset, physical_offset + 1, set()):
+        for derived in derive(self._store, physical_offset, physical_offset + 1, self.impossible):
             if derived.end > physical_offset:
                 found.append(derived.keys.copy())
         return np.concatenate(found) if found else None
@@ -171,7 +165,7 @@ class DerivedCheck:
         """Return the physical offset of the first record with a key; None if the log's first chunk has none."""
         begin = self._commitlog.start_offset
         end = min(begin + CHUNK_BYTES, self._commitlog.write_offset)
-        for derived in self._derive(begin, end, set()):
+        for derived in derive(self._store, begin, end, self.impossible):
             if len(derived.keys):
                 return int(derived.keys[0, kernel.K_PHYSICAL_OFFSET])
         return None

@@ -567,9 +567,8 @@ class LostMessages:
         spans: dict[tuple[str, int], tuple[int, int]] = {}
         # Records with an impossible topic or queue offset are ignored here: they are contained later, when they are
         # compared or dispatched.
-        for derived in derive(self._store, begin, end, set(), []):
-            for row, first, units in derived.units:
-                queue = self._queues.rows[row]
+        for derived in derive(self._store, begin, end, []):
+            for queue, first, units in derived.runs:
                 name = queue.topic, queue.queue_id
                 behind = first + len(units) // UNIT_BYTES
                 spans[name] = (spans[name][0] if name in spans else first, behind)

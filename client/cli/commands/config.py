@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ....protocol.commands import ChangedSetting, Setting
 from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError
 from ..command import CliGroup, note, pass_settings
 from ..failures import nearest
-from ..output import TableColumn
+from ..output import columns_of
 from ..params import SettingType
 from ..settings import BrokerChoice
 
-if TYPE_CHECKING:
-    from ...core.admin import Setting
-
-
-def _show(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-COLUMNS = (
-    TableColumn("name", "SETTING"),
-    TableColumn("value", "VALUE", _show, fold=True),
-    TableColumn("at_start", "AT START", _show, fold=True),
-    TableColumn("hot", "CAN BE SET", lambda hot: "yes" if hot else ""),
-)
-UNCHANGED_COLUMNS = tuple(column for column in COLUMNS if column.name != "at_start")
+COLUMNS = columns_of(Setting, "name value at_start hot")
+UNCHANGED_COLUMNS = columns_of(Setting, "name value hot")
 """Columns of the table if every value is as it was at the start."""
-DATA_COLUMNS = (*COLUMNS, TableColumn("rule", "MUST BE"))
+DATA_COLUMNS = columns_of(Setting, "name value at_start hot rule")
 HIDDEN = "security."
 """Beginning of the names of settings that the broker shows to no client."""
-CHANGED_COLUMNS = (
-    TableColumn("name", "SETTING"),
-    TableColumn("before", "BEFORE", _show, fold=True),
-    TableColumn("after", "NOW", _show, fold=True),
-)
+CHANGED_COLUMNS = columns_of(ChangedSetting, "name before after")
 
 
 @click.group(cls=CliGroup)
@@ -61,7 +45,7 @@ def list_settings(settings: BrokerChoice, hot: bool, changed: bool) -> None:
     columns = COLUMNS if any(each.value != each.at_start for each in chosen) else UNCHANGED_COLUMNS
     if settings.output.mode != TABLE:
         columns = DATA_COLUMNS
-    settings.output.rows(columns, map(_row, chosen), empty="no setting has been changed since the start")
+    settings.output.rows(columns, chosen, empty="no setting has been changed since the start")
 
 
 @config.command("get")
@@ -100,8 +84,7 @@ def set_settings(settings: BrokerChoice, assignments: tuple[str, ...]) -> None:
         changes[name.strip()] = value
     with settings.admin() as admin:
         changed = admin.change_settings(changes)
-    rows = [{"name": each.name, "before": each.before, "after": each.after} for each in changed]
-    settings.output.rows(CHANGED_COLUMNS, rows)
+    settings.output.rows(CHANGED_COLUMNS, changed)
     note(
         settings,
         "this lasts until the broker is restarted; to make it permanent, put it into the file for `flintmq-broker "

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ....protocol.commands import CONNECTIONS_MAX
-from ....protocol.display import TABLE, escape, show_bytes
+from ....protocol.commands import CONNECTIONS_MAX, ConnectionInfo
+from ....protocol.display import TABLE, escape
 from ....protocol.errors import ConfigurationError
-from ...operator.display import show_second, show_seconds
+from ...operator.display import show_seconds
 from ..command import CommandGroup, confirm, note, pass_settings
-from ..output import TableColumn, number
+from ..output import columns_of
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin import ConnectionInfo
     from ...sync.admin import Admin
 
-COLUMNS = (
-    number("id", "ID"),
-    TableColumn("address", "ADDRESS"),
-    TableColumn("user", "USER"),
-    TableColumn("client", "CLIENT", fold=True),
-    TableColumn("opened_at", "SINCE", show_second, spare=True),
-    TableColumn("idle_seconds", "IDLE", lambda seconds: show_seconds(seconds) if seconds >= 1 else ""),
-    number("frames_in", "FRAMES IN"),
-    TableColumn("bytes_in", "IN", show_bytes),
-    TableColumn("bytes_out", "OUT", show_bytes),
-    number("held_pulls", "HELD PULLS"),
-    TableColumn("tls", "TLS", lambda tls: "yes" if tls else ""),
+COLUMNS = columns_of(
+    ConnectionInfo,
+    "id address user client opened_at idle_seconds frames_in bytes_in bytes_out held_pulls tls",
+    idle_seconds=lambda seconds: show_seconds(seconds) if seconds >= 1 else "",
 )
 
 
@@ -48,8 +39,12 @@ def connections(settings: BrokerChoice) -> None:
 
 def _show(settings: BrokerChoice) -> None:
     with settings.admin() as admin:
-        rows = [_row(each) for each in _all(admin)]
-    hidden = {name for name in ("user", "tls") if settings.output.mode == TABLE and not any(row[name] for row in rows)}
+        rows = _all(admin)
+    hidden = {
+        name
+        for name in ("user", "tls")
+        if settings.output.mode == TABLE and not any(getattr(row, name) for row in rows)
+    }
     settings.output.rows(tuple(column for column in COLUMNS if column.name not in hidden), rows)
 
 
@@ -70,7 +65,7 @@ def close(settings: BrokerChoice, ids: tuple[int, ...], yes: bool) -> None:
             )
             if found is None:
                 raise ConfigurationError(f"connection {number} is not open; flintmq connections lists the open ones")
-            who = f"connection {number} of {escape(_row(found)['address'])}"
+            who = f"connection {number} of {escape(found.address)}"
             who += (
                 f" ({escape(' '.join(filter(None, (found.user, found.client))))})" if found.user or found.client else ""
             )
@@ -88,20 +83,3 @@ def _all(admin: Admin) -> list[ConnectionInfo]:
         found += page
         page = admin.connections(page[-1].id) if len(page) == CONNECTIONS_MAX else []
     return found
-
-
-def _row(each: ConnectionInfo) -> dict[str, Any]:
-    host = f"[{each.host}]" if ":" in each.host else each.host
-    return {
-        "id": each.id,
-        "address": f"{host}:{each.port}",
-        "user": each.user,
-        "client": each.client,
-        "opened_at": each.opened_at,
-        "idle_seconds": each.idle_ms / 1000,
-        "frames_in": each.frames_in,
-        "bytes_in": each.bytes_in,
-        "bytes_out": each.bytes_out,
-        "held_pulls": each.held_pulls,
-        "tls": each.tls,
-    }

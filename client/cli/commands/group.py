@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ....protocol.commands import GroupInfo, GroupMember, GroupQueue
 from ....protocol.display import JSON, PLAIN, escape, to_json
 from ....protocol.errors import TopicNotExist
 from ....protocol.storage.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
@@ -17,7 +18,7 @@ from ...operator.positions import TIME_FORMS
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
 from ..offset_reset import reset_group, reset_options
-from ..output import TableColumn, name_column, number
+from ..output import TableColumn, columns_of, name_column, number
 from ..params import GROUP, GROUP_PATTERN, TIME
 from ..settings import BrokerChoice
 from ..topic_reader import matches
@@ -25,7 +26,7 @@ from ..topic_reader import matches
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ...core.admin import GroupInfo, GroupMember, GroupQueue, GroupStatus
+    from ....protocol.commands import GroupStatus
     from ...core.consume.batch import StoredMessage
 
 TOPICS_SHOWN = 3
@@ -47,11 +48,7 @@ def _age(stored_at: datetime | None) -> str:
 
 
 LIST_COLUMNS = (
-    name_column("group", "GROUP"),
-    TableColumn("kind", "KIND", spare=True),
-    TableColumn("mode", "MODE", spare=True),
-    TableColumn("state", "STATE"),
-    number("members", "MEMBERS"),
+    *columns_of(GroupInfo, "group kind mode state members"),
     number("lag", "LAG"),
     TableColumn("next_stored_at", "BEHIND", _age),
     TableColumn("topics", "TOPICS", _first_names, fold=True),
@@ -67,24 +64,19 @@ GROUP_COLUMNS = (
 )
 MEMBER_COLUMNS = (
     number("number", "#"),
-    TableColumn("member", "MEMBER"),
-    TableColumn("address", "ADDRESS", spare=True),
-    TableColumn("since_seconds", "SINCE", show_seconds),
-    TableColumn("heartbeat_seconds", "HEARD", lambda seconds: f"{show_seconds(seconds)} ago"),
-    number("queues", "QUEUES"),
+    *columns_of(
+        GroupMember,
+        "member address since_seconds heartbeat_seconds queues",
+        heartbeat_seconds=lambda seconds: f"{show_seconds(seconds)} ago",
+    ),
     TableColumn("shown_subscriptions", "SUBSCRIPTIONS", fold=True),
 )
 QUEUE_COLUMNS = (
-    name_column("topic", "TOPIC"),
-    number("queue", "QUEUE", str),
+    *columns_of(GroupQueue, "topic queue"),
     TableColumn("number", "MEMBER"),
-    number("committed", "COMMITTED"),
-    number("min_offset", "FIRST"),
-    number("max_offset", "NEXT"),
-    number("ready", "READY"),
-    number("in_flight", "IN FLIGHT"),
+    *columns_of(GroupQueue, "committed min_offset max_offset ready in_flight"),
     number("delayed", "DELAYED"),
-    number("lag", "LAG"),
+    *columns_of(GroupQueue, "lag"),
     TableColumn("next_stored_at", "BEHIND", _age, spare=True),
 )
 PLAIN_COLUMNS = tuple(
@@ -128,10 +120,7 @@ def list_groups(settings: BrokerChoice, pattern: str) -> None:
 
 def _list_row(info: GroupInfo, lag: Lag) -> dict[str, Any]:
     return {
-        "group": info.group,
-        "kind": info.kind or None,
-        "mode": info.mode,
-        "state": info.state,
+        **{name: getattr(info, name) or None for name in ("group", "kind", "mode", "state")},
         "members": info.members,
         "lag": lag.known,
         "next_stored_at": lag.oldest_at,
@@ -193,14 +182,10 @@ def _member_row(member: GroupMember, numbers: dict[str, int]) -> dict[str, Any]:
     wanted = [row for row in subscriptions if not row["topic"].startswith(RETRY_TOPIC_PREFIX)]
     return {
         "number": numbers[member.member],
-        "member": member.member,
-        "client": member.client,
-        "address": member.address,
-        "epoch": member.epoch,
-        "since_seconds": member.since_ms / 1000,
-        "heartbeat_seconds": member.heartbeat_ms / 1000,
-        "orderly": member.orderly,
-        "queues": member.queues,
+        **{
+            name: getattr(member, name)
+            for name in "member client address epoch since_seconds heartbeat_seconds orderly queues".split()
+        },
         "subscriptions": subscriptions,
         "shown_subscriptions": ", ".join(
             " ".join(filter(None, (row | {"topic": shown_name(row["topic"])}).values())) for row in wanted

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
+from ....protocol.commands import ConsumeStats
 from ....protocol.display import escape, to_json
 from ....protocol.errors import ConfigurationError
 from ...operator.display import plural, shown_name
 from ...operator.positions import check_committable, check_queues
 from ..command import CliGroup, note, pass_settings
 from ..offset_reset import reset_group, reset_options
-from ..output import TableColumn, name_column, number
+from ..output import columns_of
 from ..params import GROUP, TOPIC
 from ..settings import BrokerChoice
 
-if TYPE_CHECKING:
-    from ...core.topics import ConsumeStats
-
 STDIN = "<stdin>"
-STATS_COLUMNS = (
-    name_column("group", "GROUP"),
-    name_column("topic", "TOPIC"),
-    number("queue", "QUEUE"),
-    number("committed", "COMMITTED"),
-    TableColumn("min_offset", "FIRST OFFSET", "{:,}".format, number=True, spare=True),
-    number("max_offset", "NEXT OFFSET"),
-    number("lag", "LAG"),
-)
+STATS_COLUMNS = columns_of(ConsumeStats, "group topic queue committed min_offset max_offset lag")
 
 
 @click.group(cls=CliGroup)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....protocol.commands import QUARANTINE_MAX
-from ....protocol.display import JSON, TABLE, show_bytes
-from ...operator.display import plural, show_second, shown_name
+from ....protocol.commands import QUARANTINE_MAX, QuarantineEntry
+from ....protocol.display import JSON, TABLE
+from ...operator.display import plural, shown_name
 from ..command import CliCommand, note, pass_settings
-from ..output import TableColumn, number
+from ..output import columns_of, number
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin import LostOffsets, QuarantineEntry
     from ...sync.admin import Admin
 
-COLUMNS = (
-    number("physical_offset", "OFFSET"),
-    TableColumn("bytes", "SIZE", show_bytes),
-    TableColumn("found_at", "FOUND", show_second),
-    TableColumn("stored_at", "STORED ABOUT", show_second, spare=True),
-    number("lost_messages", "LOST", lambda count: f"{count:,}" if count else "none known"),
-    TableColumn("lost", "QUEUE OFFSETS", fold=True),
-    TableColumn("reason", "DAMAGE", fold=True),
-    TableColumn("file", "KEPT IN", spare=True),
+COLUMNS = columns_of(
+    QuarantineEntry,
+    "physical_offset bytes found_at stored_at lost_messages lost reason file",
+    lost_messages=lambda count: f"{count:,}" if count else "none known",
+    lost=str,
 )
 TABLE_LOST_MAX = 3
 """Number of ranges of lost messages that a row of a table names."""
@@ -62,21 +58,8 @@ def _all(admin: Admin) -> Iterator[QuarantineEntry]:
 
 
 def _row(each: QuarantineEntry, mode: str) -> dict[str, Any]:
-    return {
-        "physical_offset": each.physical_offset,
-        "bytes": each.bytes,
-        "reason": each.reason,
-        "found_at": each.found_at,
-        "stored_at": each.stored_at,
-        "file": each.file,
-        "lost_messages": each.lost_messages,
-        "lost_left_out": each.lost_left_out,
-        "lost": [_fields(lost) for lost in each.lost] if mode == JSON else _text(each, table=mode == TABLE),
-    }
-
-
-def _fields(lost: LostOffsets) -> dict[str, Any]:
-    return {"topic": lost.topic, "queue": lost.queue, "queue_offset": lost.queue_offset, "messages": lost.messages}
+    lost = list(map(asdict, each.lost)) if mode == JSON else _text(each, table=mode == TABLE)
+    return {column.name: getattr(each, column.name) for column in DATA_COLUMNS} | {"lost": lost}
 
 
 def _text(each: QuarantineEntry, *, table: bool) -> str:

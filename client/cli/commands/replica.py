@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ....protocol.commands import SetMember
 from ....protocol.display import TABLE
 from ....protocol.errors import ConfigurationError, RequestTimeout
 from ...operator.display import show_seconds
 from ..command import CliGroup, confirm, note, pass_settings
-from ..output import TableColumn, number
+from ..output import TableColumn, columns_of, number
 from ..params import RealType
 from ..settings import BrokerChoice
 
@@ -31,13 +32,16 @@ SET_COLUMNS = (
     TableColumn("reason", "problem"),
 )
 MEMBER_COLUMNS = (
-    TableColumn("member", "MEMBER"),
-    TableColumn("address", "ADDRESS", fold=True),
+    *columns_of(SetMember, "member address"),
     TableColumn("role", "ROLE"),
-    TableColumn("in_sync", "IN SYNC", lambda is_so: "yes" if is_so else "no"),
-    TableColumn("connected", "CONNECTED", lambda is_so: "yes" if is_so else "no", spare=True),
-    number("flushed", "ON DISK", lambda offset: f"{offset:,}" if offset >= 0 else ""),
-    number("behind_ms", "BEHIND", lambda ms: show_seconds(ms / 1000) if ms >= 0 else "away"),
+    *columns_of(
+        SetMember,
+        "in_sync connected flushed behind_ms",
+        in_sync=lambda is_so: "yes" if is_so else "no",
+        connected=lambda is_so: "yes" if is_so else "no",
+        flushed=lambda offset: f"{offset:,}" if offset >= 0 else "",
+        behind_ms=lambda ms: show_seconds(ms / 1000) if ms >= 0 else "away",
+    ),
 )
 
 

@@ -6,27 +6,25 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
+from ....protocol.commands import QueueStats, TopicInfo, TopicTotals
 from ....protocol.display import TABLE, escape, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ...errors import InvalidArgument
-from ...operator.display import is_own, plural, show_second, shown_name
+from ...operator.display import is_own, plural, shown_name
 from ..command import CliGroup, confirm, note, pass_settings
-from ..output import TableColumn, name_column, number
+from ..output import TableColumn, columns_of, name_column
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, show_permission
 from ..settings import BrokerChoice
 from ..topic_reader import all_topics_stats, matches
 
 if TYPE_CHECKING:
-    from ...core.topics import QueueStats, TopicInfo
     from ...sync.admin import Admin
 
 DEFAULT_QUEUES = 4
 QUEUES = NumberType(1, 65_536)
 
 TOPIC_COLUMNS = (
-    name_column("topic", "TOPIC"),
-    number("read_queues", "READ QUEUES"),
-    number("write_queues", "WRITE QUEUES"),
+    *columns_of(TopicInfo, "topic read_queues write_queues"),
     TableColumn("permission", "ALLOWS"),
     TableColumn("retention_hours", "KEEPS", lambda hours: show_hours(hours)),
     TableColumn("retention_bytes", "AT MOST", lambda size: show_bytes(size) if size else ""),
@@ -35,17 +33,11 @@ TOPIC_COLUMNS = (
 SHOWN_COLUMNS = (TOPIC_COLUMNS[0], TableColumn("shown_queues", "QUEUES"), *TOPIC_COLUMNS[3:])
 """Columns of a table, which shows the queues in one column."""
 RETENTION_NAMES = ("retention_hours", "retention_bytes")
-MESSAGE_COLUMNS = (
-    number("messages", "MESSAGES"),
-    TableColumn("last_stored_at", "LAST STORED", show_second, spare=True),
-)
+MESSAGE_COLUMNS = columns_of(TopicTotals, "messages last_stored_at")
 QUEUE_COLUMNS = (
     name_column("topic", "TOPIC"),
-    TableColumn("queue", "QUEUE"),
-    number("min_offset", "FIRST OFFSET"),
-    number("max_offset", "NEXT OFFSET"),
-    number("messages", "MESSAGES"),
-    TableColumn("last_stored_at", "LAST STORED", show_second, spare=True),
+    *columns_of(QueueStats, "queue min_offset max_offset"),
+    *MESSAGE_COLUMNS,
 )
 
 
@@ -177,13 +169,10 @@ def status(settings: BrokerChoice, name: str) -> None:
     rows: list[dict[str, Any]] = [
         {
             "topic": name,
-            "queue": queue.queue,
-            "min_offset": queue.min_offset,
-            "max_offset": queue.max_offset,
-            "messages": queue.count,
-            "last_stored_at": queue.last_stored_at,
+            "messages": each.count,
+            **{of: getattr(each, of) for of in ("queue", "min_offset", "max_offset", "last_stored_at")},
         }
-        for queue in stats
+        for each in stats
     ]
     if settings.output.mode == TABLE and len(rows) > 1:
         rows.append({"topic": name, "queue": "all"} | _held(stats))

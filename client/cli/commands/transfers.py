@@ -25,8 +25,8 @@ from ..settings import BrokerChoice
 from ..transfer import MessageSelection, Transfer, for_each_sound, invalid_line, say_done, selection_options
 
 if TYPE_CHECKING:
+    from ....protocol.commands import TopicInfo
     from ...core.consume.batch import StoredMessage
-    from ...core.topics import TopicInfo
     from ...operator.positions import Typed
     from ...sync.admin import Admin
 

@@ -8,32 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...operator.display import plural, show_moment, show_seconds, shown_name
+from ....protocol.commands import AttemptInfo, TransactionInfo
+from ...operator.display import plural, show_seconds, shown_name
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_NOT_FOUND
-from ..output import TableColumn, name_column, number
+from ..output import TableColumn, columns_of, number
 from ..params import COUNT, GROUP
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
-    from ...core.admin import TransactionInfo
     from ...sync.admin import Admin
 
 PAGE_COUNT = 1_000
 LIST_COLUMNS = (
-    TableColumn("id", "ID"),
-    name_column("topic", "TOPIC"),
-    name_column("group", "GROUP"),
+    *columns_of(TransactionInfo, "id topic group"),
     TableColumn("state", "STATE"),
     number("age_seconds", "AGE", show_seconds),
-    number("checks", "CHECKS"),
-    TableColumn("born_at", "SENT", show_moment, spare=True),
+    *columns_of(TransactionInfo, "checks born_at"),
 )
-
 PREPARED_COLUMNS = (
-    TableColumn("attempt", "ATTEMPT"),
-    TableColumn("topics", "TOPICS", lambda topics: " ".join(map(shown_name, topics.split()))),
-    number("messages", "MESSAGES"),
+    *columns_of(
+        AttemptInfo, "attempt topics messages", topics=lambda topics: " ".join(map(shown_name, topics.split()))
+    ),
     number("idle_seconds", "IDLE", show_seconds),
 )
 

@@ -6,17 +6,16 @@ import click
 
 from ....protocol.auth.scram import make_access_key
 from ....protocol.auth.users import check_user_name
+from ....protocol.commands import AccessKeyInfo
 from ....protocol.errors import ConfigurationError
-from ...core.times import from_millis
-from ...operator.display import show_second
 from ..access import given_password
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import nearest
-from ..output import TableColumn
+from ..output import columns_of
 from ..settings import BrokerChoice
 from ..user_store import UserStore, open_users, store_option
 
-COLUMNS = (TableColumn("key", "ACCESS KEY"), TableColumn("created_at", "CREATED", show_second))
+COLUMNS = columns_of(AccessKeyInfo, "key created_at")
 
 
 @click.group("key", cls=CliGroup)
@@ -93,7 +92,7 @@ def show(settings: BrokerChoice, name: str, store: str | None) -> None:
     where = f" --store {store}" if store is not None else ""
     settings.output.rows(
         COLUMNS,
-        [{"key": key, "created_at": from_millis(created_ms)} for key, created_ms in keys],
+        [AccessKeyInfo(*each) for each in keys],
         empty=f"user {name} has no access keys; flintmq user key add {name}{where} adds one",
     )
 

@@ -10,13 +10,12 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN, QUERY
+from ....protocol.commands import ConsumeStats, QuarantineEntry, Setting, TopicTotals
 from ....protocol.display import show_bytes
 from ....protocol.storage.delivery import dead_letter_topic
-from ...core.admin import QuarantineEntry, Setting, Value
-from ...core.topics import ConsumeStats, TopicTotals
 from ...operator.condition import Condition, Lag, lag_by_group
 from ...operator.dead_letters import waiting_by_group
-from ...operator.display import plural, show_seconds
+from ...operator.display import plural, show_seconds, show_value
 from ..failures import Refused
 from ..plot import plot
 from ..sampler import Sampler
@@ -178,11 +177,6 @@ async def _find(visit: Visit) -> Setting:
     if found is None:
         raise Refused(404, f"the broker has no setting {name}")
     return found
-
-
-def show_value(value: Value) -> str:
-    """Return a value as in ``broker.toml``, without quotes."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # ---- Store: how far the parts of the broker's log are, what retention keeps, and what is in quarantine.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN
-from ....protocol.commands import CONNECTIONS_MAX
-from ...core.admin import ConnectionInfo
+from ....protocol.commands import CONNECTIONS_MAX, ConnectionInfo
 from ..failures import Refused
 from ..visit import Visit, whole_number
 

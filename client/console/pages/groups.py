@@ -10,8 +10,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN, GROUP
-from ...core.admin import GroupInfo
-from ...core.topics import ConsumeStats
+from ....protocol.commands import ConsumeStats, GroupInfo
 from ...errors import InvalidArgument
 from ...operator.condition import Lag, lag_by_group, lag_in, lag_of, read_rows
 from ...operator.display import is_called, is_own, shown_name

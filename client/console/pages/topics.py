@@ -13,11 +13,10 @@ from urllib.parse import quote
 from starlette.responses import Response, StreamingResponse
 
 from ....protocol.auth.permissions import ADMIN, TOPIC
-from ....protocol.commands import QUEUES_MAX
+from ....protocol.commands import QUEUES_MAX, TopicInfo, TopicTotals
 from ....protocol.display import escape, iso, show_bytes
 from ....protocol.errors import FlintError, TopicNotExist
 from ...core.consume.pages import MessageSummary, TopicPage
-from ...core.topics import TopicInfo, TopicTotals
 from ...operator.display import is_called, is_own, real_name, shown_name
 from ..bodies import preview
 from ..failures import Refused

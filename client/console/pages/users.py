@@ -9,9 +9,9 @@ from urllib.parse import quote
 from starlette.responses import RedirectResponse, Response
 
 from ....protocol.auth.permissions import ACTIONS, ADMIN, BROKER, Grant, Permissions
+from ....protocol.commands import UserInfo
 from ....protocol.display import escape
 from ....protocol.errors import ConfigurationError
-from ...core.admin import UserInfo
 from ...errors import InvalidArgument
 from ...operator.rights import RIGHTS, generate_password, grant_of, password_warning
 from ..failures import Refused

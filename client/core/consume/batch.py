@@ -49,10 +49,10 @@ from ....protocol.storage.record import (
     offset_id,
     split_keys,
 )
+from ....protocol.times import from_millis
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument, InvalidArgumentType
 from ..compression import BODY_BYTES_MAX, DecompressionFailed, decompress, decompress_start
 from ..texts import check_unicode
-from ..times import from_millis
 
 # ---- A message as the broker stores it, decoded on access.
 

@@ -11,10 +11,11 @@ from typing import Any
 from ....protocol import commands
 from ....protocol.fields import decode_fields
 from ....protocol.storage.record import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, decode_properties, split_keys
+from ....protocol.times import from_millis
 from ...errors import InvalidArgument
 from ..rpc.operation import Operation, operation, unpack_rows
 from ..rpc.session import Answer
-from ..times import from_millis, to_millis
+from ..times import to_millis
 from ..topics import ALL_QUEUES
 from .batch import check_filter, parse_tags
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
+from ....protocol.commands import QueueStats
 from ....protocol.errors import OffsetOutOfRange
 from ...errors import InvalidArgument, InvalidArgumentType
 from ..rpc.operation import Plan
 from ..times import to_millis
-from ..topics import QueueStats, topic_stats
+from ..topics import topic_stats
 from .requests import TimeBound, pull, time_bound
 
 End: TypeAlias = Literal["earliest", "latest", "first", "last"]

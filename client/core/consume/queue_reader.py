@@ -12,12 +12,12 @@ from itertools import islice
 from math import inf
 from typing import Any
 
+from ....protocol.commands import QueueStats
 from ....protocol.errors import FlintError, OffsetOutOfRange
 from .. import topics as topic_operations
 from ..rpc.connection_errors import Probed, SilenceLimit, share_seconds
 from ..rpc.operation import Operation, Plan, backoff_seconds, is_retriable
 from ..rpc.session import Answer
-from ..topics import QueueStats
 from .batch import Batch, StoredMessage, TagFilter
 from .positions import Span, ends_at
 from .requests import pull

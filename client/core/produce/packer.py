@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgpack
 
-from ....protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, QUEUES_MAX
+from ....protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, QUEUES_MAX, TopicInfo
 from ....protocol.produce_frame import ANY_QUEUE
 from ....protocol.storage.layout import PROPERTIES_BYTES_MAX
 from ....protocol.storage.record import (
@@ -30,7 +30,6 @@ from ...delay import delay_properties
 from ...errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 from ...message import Message, Row, bodies_of, check_properties, check_tag, check_text, copy_body, join_keys, rows_of
 from ..compression import Compressor
-from ..topics import TopicInfo
 
 FRAME_BYTES_TARGET = 192 * 1024
 """Target size of a frame of many messages: large enough that the cost of the frame per message vanishes, small enough

@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 from ....protocol import commands
+from ....protocol.commands import AttemptInfo, CopyingInfo
 from ....protocol.errors import FlintError, QueueNotExist, RemoteProtocolError, RequestTimeout, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.produce_frame import ANY_QUEUE
+from ....protocol.rows import decode_rows
 from ....protocol.storage import record
 from ...errors import DeliveryFailed, InvalidArgument, InvalidArgumentType
 from ...message import Message, Row, check_topic
@@ -24,7 +25,6 @@ from ..compression import Compressor
 from ..rpc.operation import Operation, Plan, operation, pack_body, unpack_body
 from ..rpc.session import Answer
 from ..rpc.timeouts import check_timeout
-from ..times import from_millis
 from .accumulator import NEVER, BatchGroup, Bulk
 from .delivery import Outbox
 from .packer import (
@@ -44,32 +44,6 @@ from .packer import (
 from .receipts import Receipt, settle
 
 # ---- Operations on prepared messages (staged transactions): commit, drop and list attempts.
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptInfo:
-    """The messages that an attempt has prepared: their number, their ``topics``, and when the last of them arrived, in
-    ms since 1970 UTC."""
-
-    attempt: str
-    messages: int
-    topics: tuple[str, ...]
-    active_ms: int
-
-    @property
-    def active_at(self) -> datetime:
-        """Time at which its last messages arrived."""
-        return from_millis(self.active_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class CopyingInfo:
-    """A committed transaction; ``copied`` of its ``messages`` have been copied to their topics."""
-
-    series: str
-    number: int
-    messages: int
-    copied: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +133,7 @@ def prepared(prefix: str = "", *, max_count: int = 100, timeout: float | None = 
         if not isinstance(tables, dict):
             raise RemoteProtocolError(f"expected prepared messages as a map, got {type(tables).__name__}")
         return PreparedInfo(
-            [
-                AttemptInfo(row["attempt"], row["messages"], tuple(row["topics"]), row["active_ms"])
-                for row in tables["attempts"]
-            ],
-            head.attempts,
-            [CopyingInfo(row["series"], row["number"], row["messages"], row["copied"]) for row in tables["copying"]],
+            decode_rows(AttemptInfo, tables["attempts"]), head.attempts, decode_rows(CopyingInfo, tables["copying"])
         )
 
     return operation(commands.GET_PREPARED, decode, timeout=timeout, prefix=prefix, max_count=max_count)

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar, overload
 from ....protocol.commands import PHYSICAL_OFFSET_STRUCT
 from ....protocol.errors import FlintError
 from ....protocol.storage.record import unique_key
+from ....protocol.times import from_millis
 from ...delay import deliver_ms_of
-from ..times import from_millis
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgpack
 
-from ....protocol.commands import PULL, Command
+from ....protocol.commands import PULL, Command, RowsCommand, RowT
 from ....protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -31,6 +31,7 @@ from ....protocol.errors import (
 )
 from ....protocol.fields import I64_MAX, decode_fields, encode_fields
 from ....protocol.produce_frame import PullFields, PullHead
+from ....protocol.rows import decode_rows
 from ...errors import InvalidArgument
 from ..texts import check_unicode
 from .session import Answer
@@ -125,6 +126,17 @@ def operation(
 ) -> Operation[T]:
     """Return an operation after checking the arguments against the command's rules."""
     return Operation(command, _checked(command, arguments), decode, body, hold_seconds, timeout)
+
+
+def listing(
+    command: RowsCommand[RowT], body: bytes = b"", *, timeout: float | None = None, **arguments: Any
+) -> Operation[list[RowT]]:
+    """Return an operation whose result is the rows of the response."""
+
+    def decode(answer: Answer) -> list[RowT]:
+        return decode_rows(command.rows, unpack_body(answer))
+
+    return operation(command, decode, body, timeout=timeout, **arguments)
 
 
 def nothing(answer: Answer) -> None:
