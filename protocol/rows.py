@@ -14,8 +14,6 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
-import msgpack
-
 T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
@@ -137,6 +135,8 @@ def _made(cls: type[T], *, is_array: bool) -> type[T]:
 
 def pack_rows(value: Any) -> bytes:
     """Return msgpack of rows, or of values with rows in them."""
+    import msgpack  # the command line, which shows rows, starts without it
+
     packed: bytes = msgpack.packb(value, default=_encode_row)
     return packed
 

@@ -45,18 +45,6 @@ class RecordedRequest(Request):
         """Keep an entry of the audit log."""
         self.audited.append((command, target, before, after))
 
-    def after_dispatch(self, call: Callable[[], None]) -> None:
-        """Call ``call``."""
-        call()
-
-    def after_replicated(self, call: Callable[[], None]) -> None:
-        """Call ``call``."""
-        call()
-
-    def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
-        """Return a function that runs ``call``, or keeps the error that it gets."""
-        return lambda error: call() if error is None else self.fail(error)
-
     async def dispatched(self) -> None:
         """Return at once."""
 

@@ -38,12 +38,12 @@ CallAt: TypeAlias = Callable[[float, Callable[[], None]], LoopTimer]
 """``loop.call_at`` or ``loop.call_later``: calls a function at a time of the loop's clock, or after some seconds."""
 
 
-async def called_back(loop: asyncio.AbstractEventLoop, register: Callable[[Callable[..., Any]], object]) -> None:
+async def called_back(register: Callable[[Callable[..., Any]], object]) -> None:
     """Wait until the callback that ``register`` gets is called; raise the error that it is called with, if any.
 
     The callback returns False if nobody waits for it any more.
     """
-    future: asyncio.Future[None] = loop.create_future()
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(error: Exception | None = None) -> bool:
         if future.done():  # the task that waits was cancelled

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...protocol.frames import Frame
 
 if TYPE_CHECKING:
     from ...protocol.commands import Command
 
+T = TypeVar("T")
 Answered = Callable[[Frame | None], None]
 """Called with the response to a request of the broker, or with None if the connection was lost before it came."""
 
@@ -46,3 +47,24 @@ class ClientHandle(Protocol):
         ``kept_bytes``: memory of what is kept for the client until then. Raises ``InvalidParameter`` if the connection
         already has too many such callbacks, or if too much is kept for it.
         """
+
+
+class Caller(Protocol):
+    """Who asks a service for something: what it waits for counts towards the bounds of its connection. The waits raise
+    ``SystemBusy`` if too many of its requests wait, and end the request if its client is gone."""
+
+    async def dispatched(self) -> None:
+        """Wait until everything acknowledged by now is visible."""
+
+    async def written(self) -> None:
+        """Wait until everything written by now is acknowledged and visible. Raises the error of a failed flush."""
+
+    async def read(self, read: Callable[[bool], T], /) -> T:
+        """Return ``read(True)``, which must not wait for the disk; if that would block, ``read(False)`` of a thread."""
+
+    async def saved(self) -> None:
+        """Wait until what groups must not forget is on disk and would survive a failover. Raises the error if it cannot
+        be written."""
+
+    def audit(self, command: Command, target: str, before: Any = None, after: Any = None) -> None:
+        """Record a change of ``target``. ``before``, ``after``: JSON values; None if it did not exist."""

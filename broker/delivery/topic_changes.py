@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from ...protocol.errors import BrokerError, FlintError, ServiceNotAvailable
+from ...protocol.commands import DELETE_TOPIC_IN_BROKER, UPDATE_AND_CREATE_TOPIC
+from ...protocol.errors import (
+    BrokerError,
+    FlintError,
+    InvalidParameter,
+    NoPermission,
+    ServiceNotAvailable,
+    TopicExistsAlready,
+)
+from ...protocol.names import check_name, is_system_topic
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, UNREADABLE_TOPICS, group_of_retries
+from ..background.loop_work import called_back
+from ..store import TopicConfig
 
 if TYPE_CHECKING:
-    from ..store import MessageStore, TopicConfig
+    from ...protocol.commands import UpdateAndCreateTopicRequest
+    from ..background.held_pulls import PullRequestHoldService
+    from ..store import MessageStore
+    from ..store.tables.topic_table import TopicTable
+    from .client_handle import Caller
 
 log = logging.getLogger(__name__)
 
@@ -154,3 +173,156 @@ class TopicChanges:
         reason = str(failure) if isinstance(failure, FlintError | OSError) else type(failure).__name__
         verb = "deleted" if change.delete else "created or changed"
         return ServiceNotAvailable(f"topic {change.topic} could not be {verb}: {reason}; see the broker's log")
+
+
+# ---- What clients may change of topics.
+
+AS_IT_IS = -2
+"""Value of ``retention_hours`` that keeps the topic's retention; a new topic then has none of its own."""
+
+
+class TopicService:
+    """Changes of topics by clients of both protocols. A change that has begun ends, even if its client is lost.
+
+    ``holds``: held pulls, which look again after a change: they may not be allowed to read any more.
+    """
+
+    def __init__(self, store: MessageStore, changes: TopicChanges, holds: PullRequestHoldService) -> None:
+        self._store = store
+        self._changes = changes
+        self._holds = holds
+
+    async def change(
+        self,
+        caller: Caller,
+        params: UpdateAndCreateTopicRequest,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        may_shrink: bool = False,
+    ) -> None:
+        """Create or change a topic; return once the table is on disk.
+
+        ``extra``: new values of RocketMQ's other fields; an attribute that is None is removed. ``may_shrink``: the
+        topic may get fewer queues. Those above the new number keep their messages, out of reach until it grows again.
+        """
+        name = check_name("topic", params.topic)
+        _check_own(name)
+        _check_retention(params)
+        # The comparison comes after a pending change, which alters what this one is compared with.
+        await self._settled(name)
+        old = self._store.topics.get(name)
+        if old is not None and not may_shrink:
+            _check_not_fewer(params, old)
+        new = dataclasses.replace(
+            old or TopicConfig(name),
+            read_queues=params.read_queues,
+            write_queues=params.write_queues,
+            perm=params.perm,
+            order=params.order,
+            extra=_merged(old.extra if old is not None else {}, extra or {}),
+        )
+        if params.retention_hours != AS_IT_IS:
+            new = dataclasses.replace(new, retention_hours=params.retention_hours)
+        if params.retention_bytes >= 0:
+            new = dataclasses.replace(new, retention_bytes=params.retention_bytes)
+        # No change is pending, so the table on disk says the same already.
+        if old is None or new.to_json() != old.to_json():
+            await called_back(partial(self._changes.put, new))
+            caller.audit(UPDATE_AND_CREATE_TOPIC, f"topic {name}", topic_values(old), topic_values(new))
+            self._holds.wake_topic(name)
+
+    async def delete(self, caller: Caller, name: str) -> None:
+        """Delete a topic; return when its files are gone.
+
+        Its messages that are written are acknowledged and dispatched first: those that the deletion overtakes get no
+        units, and its queues would end before the offset from which the topic continues.
+        """
+        _check_own(name)
+        await caller.written()
+        await self._settled(name)
+        old = self._store.topics.existing(name)
+        await called_back(partial(self._changes.delete, name))
+        caller.audit(DELETE_TOPIC_IN_BROKER, f"topic {name}", topic_values(old), None)
+        self._holds.wake_topic(name)
+
+    async def _settled(self, topic: str) -> None:
+        """Wait until no change of the topic is pending."""
+        while topic in self._changes.pending:
+            with contextlib.suppress(BrokerError):  # the error of that change, which its own client gets
+                await called_back(partial(self._changes.when_done, topic))
+
+
+def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
+    """Return a topic's values for the audit log; None if it does not exist."""
+    if config is None:
+        return None
+    attributes = config.extra.get("attributes")
+    return {
+        **({"attributes": attributes} if attributes else {}),
+        "read_queues": config.read_queues,
+        "write_queues": config.write_queues,
+        "perm": config.perm,
+        "order": config.order,
+        "retention_hours": config.retention_hours,
+        "retention_bytes": config.retention_bytes,
+    }
+
+
+def _check_not_fewer(params: UpdateAndCreateTopicRequest, old: TopicConfig) -> None:
+    """Raise if the topic would lose queues: what its groups have not read of them would be out of reach, and messages
+    of one key would change their queue."""
+    if params.read_queues < old.read_queues or params.write_queues < old.write_queues:
+        raise TopicExistsAlready(
+            f"topic {old.name} has {old.read_queues} read queues and {old.write_queues} write queues; "
+            "queues can be added, but not removed: their messages would be out of reach",
+            read_queues=old.read_queues,
+            write_queues=old.write_queues,
+        )
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return RocketMQ's other fields of a topic after a change."""
+    if not new:
+        return dict(old)
+    attributes = {**(old.get("attributes") or {}), **new.get("attributes", {})}
+    kept = {name: value for name, value in attributes.items() if value is not None}
+    return {**old, **new, "attributes": kept}
+
+
+def _check_own(topic: str) -> None:
+    if is_system_topic(topic):
+        raise NoPermission(f"topic {topic} is a system topic of the broker; it cannot be created, changed or deleted")
+
+
+def _check_retention(params: UpdateAndCreateTopicRequest) -> None:
+    """Raise if a retention rule would delete messages that a group still has to receive again."""
+    has_rule = params.retention_hours > 0 or params.retention_bytes > 0
+    if has_rule and params.topic.startswith(RETRY_TOPIC_PREFIX):
+        group = group_of_retries(params.topic)
+        raise InvalidParameter(
+            f"topic {params.topic} holds messages that group {group} still has to receive again; it cannot have a "
+            "retention of its own"
+        )
+
+
+# ---- The rules for topics whose messages clients read.
+
+
+def check_readable(topics: TopicTable, name: str) -> None:
+    """Raise if the topic does not exist or must not be read."""
+    topic = topics.existing(name)
+    if name in UNREADABLE_TOPICS:
+        raise _not_delivered(name)
+    if not topic.readable:
+        raise NoPermission(f"topic {name} is not readable (perm {topic.perm}); add 4 to its perm to allow reading")
+
+
+def check_has_messages(topics: TopicTable, name: str) -> None:
+    """Raise if no client may read messages of the topic."""
+    if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
+        raise _not_delivered(name)
+    check_readable(topics, name)
+
+
+def _not_delivered(name: str) -> NoPermission:
+    return NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")

@@ -94,17 +94,17 @@ class RecordWriter:
         """Do what ``with_topics`` does, and wait for it. Raises its error."""
         missing = True
         while missing:
-            await called_back(self.loop, partial(self.with_topics, configs))
+            await called_back(partial(self.with_topics, configs))
             # The wait ends in a later turn of the loop: one may have been deleted.
             missing = any(self.store.topics.get(config.name) is None for config in configs)
 
     async def acknowledged(self, end_offset: int) -> None:
         """Wait until the records below ``end_offset`` may be acknowledged. Raises the error of a failed flush."""
-        await called_back(self.loop, partial(self.when_acknowledged, end_offset))
+        await called_back(partial(self.when_acknowledged, end_offset))
 
     async def on_disk(self, end_offset: int) -> None:
         """Wait until the log is on disk below ``end_offset``. Raises the error of a failed flush."""
-        await called_back(self.loop, partial(self.when_on_disk, end_offset))
+        await called_back(partial(self.when_on_disk, end_offset))
 
 
 # ---- Reading of a system topic from an offset on, as a start does with half messages and with notes. Blocks.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ...protocol.commands import ConnectionInfo
     from ...protocol.frames import Frame
     from ..config import Settings
-    from ..delivery.scheduled.worker import DelayedCounts, Delays
+    from ..delivery.scheduled.worker import Delays
     from ..replication.member.replica_member import ReplicaMember
     from ..requests.broker import Broker
     from ..requests.request import Request
@@ -331,26 +331,25 @@ def get_rights(request: Request) -> None:
 # ---- GET_DELAY_STATS: the scheduled messages that wait for their delivery.
 
 
-def get_delay_stats(request: Request, delays: Delays) -> None:
+async def get_delay_stats(request: Request, delays: Delays) -> None:
     """Return scheduled messages by level and by hour, and parked ones; includes everything acknowledged by now."""
     params = decode_fields(GetDelayStatsRequest, request.frame.fields)
 
-    def done(counts: DelayedCounts) -> None:
-        answer = DelayStatsAnswer(
-            levels=sum(messages for _, messages, _ in counts.levels),
-            timed=counts.timed,
-            parked=counts.parked,
-            behind=counts.unindexed,
-        )
-        request.respond(answer, msgpack.packb({"levels": counts.levels, "hours": counts.hours(params.max_hours)}))
-
-    request.after_dispatch(lambda: request.read_then(lambda hot: delayed_counts(delays, hot=hot), done))
+    await request.dispatched()
+    counts = await request.read(lambda hot: delayed_counts(delays, hot=hot))
+    answer = DelayStatsAnswer(
+        levels=sum(messages for _, messages, _ in counts.levels),
+        timed=counts.timed,
+        parked=counts.parked,
+        behind=counts.unindexed,
+    )
+    request.respond(answer, msgpack.packb({"levels": counts.levels, "hours": counts.hours(params.max_hours)}))
 
 
 # ---- GET_QUARANTINE: the damaged ranges of the CommitLog, and the messages that are lost in them.
 
 
-def get_quarantine(request: Request, store: MessageStore) -> None:
+async def get_quarantine(request: Request, store: MessageStore) -> None:
     """Return the next entries of the quarantine, by physical offset and by the time at which they were found."""
     params = decode_fields(GetQuarantineRequest, request.frame.fields)
     quarantine = store.quarantine
@@ -361,11 +360,8 @@ def get_quarantine(request: Request, store: MessageStore) -> None:
         entries = quarantine.page(params.after, params.after_found_ms, params.max_count)
         return len(entries), _packed(entries)
 
-    def done(page: tuple[int, bytes]) -> None:
-        count, body = page
-        request.respond(RowsAnswer(count=count), body)
-
-    request.read_then(read, done)
+    count, body = await request.read(read)
+    request.respond(RowsAnswer(count=count), body)
 
 
 def _packed(entries: Iterable[QuarantinedRange]) -> bytes:

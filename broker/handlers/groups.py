@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ...protocol.commands import (
     CONSUMER_OFFSET_STRUCT,
-    DELETE_SUBSCRIPTIONGROUP,
-    INVOKE_BROKER_TO_RESET_OFFSET,
     ConsumerOffsetsAnswer,
     DeleteGroupRequest,
     EmptyAnswer,
@@ -31,39 +29,30 @@ from ...protocol.commands import (
     RowsAnswer,
     UnregisterClientRequest,
 )
-from ...protocol.errors import (
-    CommitIllegal,
-    GroupNotExist,
-    InvalidParameter,
-    NoPermission,
-    QueueNotExist,
-    TopicNotExist,
-)
+from ...protocol.errors import InvalidParameter, NoPermission, QueueNotExist, TopicNotExist
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
 from ...protocol.rows import pack_rows
 from ...protocol.storage.delivery import UNREADABLE_TOPICS, popped_from, retry_topic
 from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
 from ..delivery.groups.group import BROADCASTING, CLUSTERING, EMPTY, STABLE, MemberSubscription
-from ..delivery.old_retries import is_alone, pop_retry_topics
+from ..delivery.old_retries import pop_retry_topics
 from ..delivery.pop.table import QueueKey
 from ..filters import compile_filter
 from ..store import WouldBlock
 from .msgpack_body import ArrayBody
 from .offsets import NOTHING_COMMITTED, next_stored_ms, sees_progress
-from .pull import PARSED_AT_ONCE_CHARS, check_readable, parse_tags
+from .pull import PARSED_AT_ONCE_CHARS, parse_tags
 
 if TYPE_CHECKING:
     from ...protocol.frames import Frame
-    from ..background.held_pulls import PullRequestHoldService
     from ..delivery.client_handle import ClientHandle
+    from ..delivery.groups.admin import GroupAdmin
     from ..delivery.groups.coordinator import GroupCoordinator
     from ..delivery.groups.group import ConsumerGroup, Member, Queue
     from ..delivery.groups.producer_groups import ProducerGroups
     from ..delivery.pop.service import PopService
     from ..delivery.scheduled.worker import Delays
-    from ..delivery.topic_changes import TopicChanges
-    from ..requests.counters import Counters
     from ..requests.request import Request
     from ..store import MessageStore
 
@@ -84,7 +73,7 @@ KINDS = ("consumer", "producer")
 STARTS = ("first", "last", "time")
 
 
-def heart_beat(
+async def heart_beat(
     request: Request, store: MessageStore, groups: GroupCoordinator, producer_groups: ProducerGroups
 ) -> None:
     """Add a member to its group or keep it there; respond with its assignment."""
@@ -102,21 +91,18 @@ def heart_beat(
     if params.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
 
-    def decoded(found: tuple[dict[str, MemberSubscription], list[Queue]]) -> None:
-        subscriptions, owned = found
-        if request.peer.access is not None:
-            for topic in subscriptions:
-                request.peer.access.check(Need((CONSUME,), TOPIC, topic))
-        group, member = groups.heart_beat(request.peer, params, subscriptions, owned)
-        _Assignment(request, store, groups, params, group, member, interval_ms).answer()
-
     # Only a member that joins tells the broker what it subscribes to.
     joins = not params.epoch
     if len(request.frame.body) <= (PARSED_AT_ONCE_CHARS if joins else AT_ONCE_BYTES_MAX):
-        decoded(_decode_body(request.frame.body, joins=joins))
+        subscriptions, owned = _decode_body(request.frame.body, joins=joins)
     else:
         blob = memoryview(bytes(request.frame.body))
-        request.read_in_order(lambda: _decode_body(blob, joins=joins), decoded)
+        subscriptions, owned = await request.in_order(request.in_reader(lambda: _decode_body(blob, joins=joins)))
+    if request.peer.access is not None:
+        for topic in subscriptions:
+            request.peer.access.check(Need((CONSUME,), TOPIC, topic))
+    group, member = groups.heart_beat(request.peer, params, subscriptions, owned)
+    await _Assignment(request, store, groups, params, group, member, interval_ms).answer()
 
 
 def _decode_body(blob: memoryview, *, joins: bool) -> tuple[dict[str, MemberSubscription], list[Queue]]:
@@ -174,12 +160,12 @@ class _Assignment:
     member: Member
     interval_ms: int
 
-    def answer(self) -> None:
+    async def answer(self) -> None:
         """Respond at once if all queues have an offset; otherwise look up the missing start offsets first."""
         missing = [queue for queue in self.group.assignment(self.member) if self._committed(queue) is None]
-        if not missing:
-            self._send({})
-            return
+        await self._send(await self._start_offsets(missing) if missing else {})
+
+    async def _start_offsets(self, missing: list[Queue]) -> dict[Queue, int]:
         groups = self.groups
         first = {queue for queue in missing if groups.begins_at_first(self.group.name, queue[0])}
         if self.group.clustering:
@@ -190,9 +176,8 @@ class _Assignment:
             missing += [queue for queue in groups.queues_of(self.group) if queue[0] in begun and queue not in own]
         if self.left_ms:  # the other queues begin when the time has come: a later heartbeat gets them
             missing = [queue for queue in missing if queue in first]
-        self.request.after_dispatch(
-            lambda: self.request.read_then(lambda hot: self._begins(missing, first, hot), self._send)
-        )
+        await self.request.dispatched()
+        return await self.request.read(lambda hot: self._begins(missing, first, hot))
 
     @property
     def left_ms(self) -> int:
@@ -219,7 +204,7 @@ class _Assignment:
                 continue  # deleted in the meantime: the next assignment will not contain it
         return begins
 
-    def _send(self, begins: dict[Queue, int]) -> None:
+    async def _send(self, begins: dict[Queue, int]) -> None:
         """Store the start offsets and send the response.
 
         The start offsets are committed at once, because a member that takes the queue over must not begin later.
@@ -255,7 +240,8 @@ class _Assignment:
         )
         # Even if another request has made the change: no member may continue from an offset that the group would forget
         # in a crash.
-        self.request.after_saved(lambda: self.request.respond(answer, msgpack.packb(rows)))
+        await self.request.saved()
+        self.request.respond(answer, msgpack.packb(rows))
 
 
 def unregister_client(request: Request, groups: GroupCoordinator, producer_groups: ProducerGroups) -> None:
@@ -269,8 +255,6 @@ def unregister_client(request: Request, groups: GroupCoordinator, producer_group
 
 
 # ---- Administration of consumer groups: list them, show members and progress, reset offsets, delete a group.
-
-RESETS = ("first", "last", "time", "offset")
 
 HOT_QUEUES_MAX = 16
 """Number of queues above which a reader thread finds the next messages of a group: each takes a record's head."""
@@ -300,12 +284,12 @@ def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinat
     request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
-def get_group_members(
+async def get_group_members(
     request: Request, store: MessageStore, groups: GroupCoordinator, delays: Delays, pops: PopService
 ) -> None:
     """Return one group: its members, their queues, and the progress in each queue."""
     params = decode_fields(GroupRequest, request.frame.fields)
-    name = _existing(groups, params.group)
+    name = groups.existing(params.group)
     topics = groups.known_topics()[name]
     queues = _queues(request, store, name, topics.union(groups.retry_topics(name, topics)))
     from_first = {topic for topic, _ in queues if groups.begins_at_first(name, topic)}
@@ -316,35 +300,34 @@ def get_group_members(
     members = _members(request, groups, name)
     retry_topics = {retry_topic(name)}.union(*(pop_retry_topics(store, name, topic) for topic in topics))
 
-    def done(ends: _Ends) -> None:
-        status = GroupStatus(
-            group=name,
-            **_condition(groups, name),
-            waiting=sorted(groups.clients.waiting(name)),
-            members=members,
-            queues=[
-                GroupQueue(
-                    *queue,
-                    member,
-                    committed,
-                    groups.pulled.get((name, *queue), -1),
-                    *ends.bounds[queue],
-                    # True if the lag is known: by an offset, by the rule for later queues, or since the queue is empty.
-                    committed != NOTHING_COMMITTED
-                    or queue[0] in from_first
-                    or ends.bounds[queue][0] == ends.bounds[queue][1],
-                    ends.next_ms[queue, committed],
-                    pops.table.in_flight_in(QueueKey(name, *queue)),
-                )
-                for queue, member, committed in progress
-                if queue in ends.bounds
-            ],
-            delayed=sum(map(delays.pending_of, retry_topics)),
-            partial=partial,
-        )
-        request.respond(GroupMembersAnswer(group=name), pack_rows(status))
-
-    request.after_dispatch(lambda: request.read_then(lambda hot: _queue_ends(store, queues, progress, hot), done))
+    await request.dispatched()
+    ends = await request.read(lambda hot: _queue_ends(store, queues, progress, hot))
+    status = GroupStatus(
+        group=name,
+        **_condition(groups, name),
+        waiting=sorted(groups.clients.waiting(name)),
+        members=members,
+        queues=[
+            GroupQueue(
+                *queue,
+                member,
+                committed,
+                groups.pulled.get((name, *queue), -1),
+                *ends.bounds[queue],
+                # True if the lag is known: by an offset, by the rule for later queues, or since the queue is empty.
+                committed != NOTHING_COMMITTED
+                or queue[0] in from_first
+                or ends.bounds[queue][0] == ends.bounds[queue][1],
+                ends.next_ms[queue, committed],
+                pops.table.in_flight_in(QueueKey(name, *queue)),
+            )
+            for queue, member, committed in progress
+            if queue in ends.bounds
+        ],
+        delayed=sum(map(delays.pending_of, retry_topics)),
+        partial=partial,
+    )
+    request.respond(GroupMembersAnswer(group=name), pack_rows(status))
 
 
 def _progress(
@@ -368,13 +351,6 @@ def _progress(
 
 def _or_none(committed: int | None) -> int:
     return NOTHING_COMMITTED if committed is None else committed
-
-
-def _existing(groups: GroupCoordinator, name: str) -> str:
-    check_client_group(name)
-    if name not in groups.known_topics():
-        raise GroupNotExist(f"group {name} does not exist: no client has consumed or committed under that name")
-    return name
 
 
 def _queues(request: Request, store: MessageStore, group: str, topics: set[str]) -> list[Queue]:
@@ -489,140 +465,19 @@ def _member(
     )
 
 
-class GroupParts(NamedTuple):
-    """The parts of the broker that the deletion of a group needs."""
-
-    store: MessageStore
-    groups: GroupCoordinator
-    pops: PopService
-    counters: Counters
-    topic_changes: TopicChanges
-
-
-class ProgressParts(NamedTuple):
-    """The parts of the broker that a reset of a group's progress needs."""
-
-    store: MessageStore
-    groups: GroupCoordinator
-    pops: PopService
-    holds: PullRequestHoldService
-
-
-def delete_group(
-    request: Request,
-    store: MessageStore,
-    groups: GroupCoordinator,
-    pops: PopService,
-    counters: Counters,
-    topic_changes: TopicChanges,
-) -> None:
+async def delete_group(request: Request, group_admin: GroupAdmin) -> None:
     """Delete a group without members and its retry topics; its dead letters stay."""
     params = decode_fields(DeleteGroupRequest, request.frame.fields)
-    parts = GroupParts(store, groups, pops, counters, topic_changes)
-    remove_group(request, parts, params.group, lambda: request.respond(EmptyAnswer()))
+    await group_admin.delete(request, params.group)
+    request.respond(EmptyAnswer())
 
 
-def remove_group(request: Request, parts: GroupParts, group_name: str, done: Callable[[], None]) -> None:
-    """Delete a group without members and its retry topics; then call ``done``, or respond with the error."""
-    _, groups, pops, counters, _ = parts
-    name = _existing(groups, group_name)
-    group = groups.groups.get(name)
-    groups.check_idle(name, "stop them, then delete it")
-    shared = groups.clients.groups.get(name)
-    live = len(group.members) if group is not None else len(shared.clients) if shared is not None else 0
-    if live:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
-        raise InvalidParameter(f"group {name} has {live} live members; stop them, then delete it")
-    # Before the deletion, after which nothing tells the group's topics. A topic that may hold retries of another group,
-    # too, stays.
-    was_known = sorted(groups.known_topics().get(name, ()))
-    topics = [topic for topic in groups.retry_topics(name, was_known) if is_alone(parts.store, topic)]
-    groups.delete_progress(name)
-    pops.look_at(name)
-    request.audit(DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
-    counters.forget_group(name)
-    request.after_saved(lambda: _delete_topics(request, parts, topics, done))
-
-
-def _delete_topics(request: Request, parts: GroupParts, names: list[str], done: Callable[[], None]) -> None:
-    """Delete topics that are not being changed, one after the other; then call ``done``."""
-    left = [name for name in names if name not in parts.topic_changes.pending]
-    if not left:
-        done()
-        return
-    parts.topic_changes.delete(
-        left[0], request.later(lambda: _delete_topics(request, parts, left[1:], done) if left[1:] else done())
-    )
-
-
-def reset_offset(
-    request: Request, store: MessageStore, groups: GroupCoordinator, pops: PopService, holds: PullRequestHoldService
-) -> None:
+async def reset_offset(request: Request, group_admin: GroupAdmin) -> None:
     """Move a group's committed offsets to the beginning, the end, a time or given offsets."""
     params = decode_fields(ResetOffsetRequest, request.frame.fields)
-
-    def answer(offsets: dict[int, int]) -> None:
-        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in offsets.items())
-        request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body)
-
-    parts = ProgressParts(store, groups, pops, holds)
-    reset_progress(request, parts, params, _given_offsets(request.frame, params), answer)
-
-
-def reset_progress(
-    request: Request,
-    parts: ProgressParts,
-    params: ResetOffsetRequest,
-    given: dict[int, int],
-    answer: Callable[[dict[int, int]], None],
-) -> None:
-    """Move a group's committed offsets; pass the new ones, by queue, to ``answer``. ``given``: for ``to`` = offset."""
-    store, groups, pops, holds = parts
-    check_client_group(params.group)
-    if params.to not in RESETS:
-        raise InvalidParameter(f"to must be first, last, time or offset, not {params.to!r}")
-    check_readable(store.topics, params.topic)
-    config = store.topics.get(params.topic)
-    queues = config.queues if config is not None else 0
-    if params.queue >= queues:
-        raise QueueNotExist(f"topic {params.topic} has no queue {params.queue}; it has {queues}", queues=queues)
-
-    # Only a progress that members share can be set; if they are alive, only by force.
-    running = groups.groups.get(params.group) or groups.clients.sharing(params.group)
-    if running is not None and not running.clustering:
-        raise InvalidParameter(
-            f"group {params.group} is broadcasting: each of its members keeps its own progress, so the group has none "
-            "to reset"
-        )
-    if not params.force:
-        groups.check_idle(
-            params.group, "stop them first, or reset with force: they continue from the new offsets", params.topic
-        )
-    wanted = list(given) if params.to == "offset" else [params.queue] if params.queue >= 0 else list(range(queues))
-    if not set(wanted) <= set(range(queues)):
-        raise QueueNotExist(f"topic {params.topic} has no queue {max(wanted)}; it has {queues}", queues=queues)
-
-    def done(offsets: dict[int, int]) -> None:
-        before = store.consumer_offsets.committed(params.group, params.topic)
-        groups.check_may_commit(params.group, ((params.topic, queue) for queue in offsets))
-        groups.ensure_group(params.group)
-        groups.reset_offsets(params.group, params.topic, offsets)
-        pops.look_at(params.group)
-        if groups.clients.sharing(params.group) is not None:
-            holds.wake_topic(params.topic)  # a held pull would tell its client much later
-        after = dict(sorted(offsets.items()))
-        request.audit(
-            INVOKE_BROKER_TO_RESET_OFFSET,
-            f"group {params.group}, topic {params.topic}",
-            {queue: before[queue] for queue in after if queue in before},
-            after,
-        )
-        request.after_saved(lambda: answer(after))
-
-    request.after_dispatch(
-        lambda: request.read_then(
-            lambda hot: {queue_id: _target(store, params, given, queue_id, hot) for queue_id in wanted}, done
-        )
-    )
+    offsets = await group_admin.reset(request, params, _given_offsets(request.frame, params))
+    body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in offsets.items())
+    request.respond(ConsumerOffsetsAnswer(count=len(offsets)), body)
 
 
 def _given_offsets(frame: Frame, params: ResetOffsetRequest) -> dict[int, int]:
@@ -635,22 +490,3 @@ def _given_offsets(frame: Frame, params: ResetOffsetRequest) -> dict[int, int]:
     if (params.to == "offset") != (params.count > 0):
         raise InvalidParameter("a reset with to = offset needs offsets in the body, and any other must have none")
     return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
-
-
-def _target(store: MessageStore, params: ResetOffsetRequest, given: dict[int, int], queue_id: int, hot: bool) -> int:
-    topic = params.topic
-    max_offset = store.queue_reads.max_offset(topic, queue_id)
-    if params.to == "last":
-        return max_offset
-    if params.to == "time":
-        return store.queue_reads.offset_by_time(topic, queue_id, params.timestamp_ms, hot=hot)
-    if params.to == "first":
-        return store.queue_reads.min_offset(topic, queue_id, hot=hot)
-    if not 0 <= given[queue_id] <= max_offset:
-        raise CommitIllegal(
-            f"offset {given[queue_id]} of queue {queue_id} of {topic!r} must be in [0, {max_offset}]; nothing was "
-            "reset",
-            queue=queue_id,
-            max_offset=max_offset,
-        )
-    return given[queue_id]

@@ -26,8 +26,8 @@ from ...protocol.errors import CommitIllegal, EpochFenced, InvalidParameter, Que
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, popped_from
+from ..delivery.topic_changes import check_readable
 from ..store import WouldBlock
-from .pull import check_readable
 
 if TYPE_CHECKING:
     from ..delivery.groups.coordinator import GroupCoordinator

@@ -22,7 +22,6 @@ from ...protocol.commands import (
     ReceiptsAnswer,
 )
 from ...protocol.errors import (
-    BrokerError,
     BrokerFailure,
     InvalidParameter,
     NoPermission,
@@ -38,17 +37,19 @@ from ..delivery.old_retries import OldRetries, is_alone
 from ..delivery.pop.redelivery import ReturnRule
 from ..delivery.pop.service import ALL_QUEUES, WaitEnd
 from ..delivery.pop.table import QueueKey, Take
+from ..delivery.topic_changes import check_has_messages, check_readable
 from ..filters import compile_filter
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 from .groups import STARTS
-from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, check_has_messages, check_readable, parse_tags
+from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, parse_tags
 
 if TYPE_CHECKING:
+    from ...protocol.errors import BrokerError
     from ..background.held_pulls import Share
     from ..delivery.pop.service import PopService, Receipt, Wait, Waits
     from ..filters import Filter
+    from ..requests.broker import Broker
     from ..requests.dispatch import DispatchScheduler
-    from ..requests.outlet import Outlet
     from ..requests.request import Request
     from ..store import MessageStore
     from ..store.read.pulls import RecordFilter
@@ -119,15 +120,15 @@ class Popped:
     queues: list[PoppedQueue] = field(default_factory=list)
 
 
-def check_may_pop(request: Request, outlet: Outlet, group: str, topic: str) -> None:
+def check_may_pop(request: Request, broker: Broker, group: str, topic: str) -> None:
     """Raise if the client may not pop messages of the topic for the group, at the moment."""
     if (access := request.peer.access) is not None:
         access.check(Need((CONSUME,), TOPIC, topic))
         access.check(Need((CONSUME,), GROUP, group))
-    check_readable(outlet.store.topics, topic)
-    if not outlet.store.groups.may_consume(group):
+    check_readable(broker.store.topics, topic)
+    if not broker.store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
-    outlet.groups.clients.check_may_consume(group)
+    broker.groups.clients.check_may_consume(group)
 
 
 def queues_to_visit(store: MessageStore, params: PopParams) -> list[tuple[str, int]]:
@@ -179,18 +180,18 @@ class Pop:
     def __init__(
         self,
         request: Request,
-        outlet: Outlet,
+        broker: Broker,
         pops: PopService,
         params: PopParams,
         done: Callable[[PopParams, Popped, bool], None],
     ) -> None:
         self._request = request
-        self._outlet = outlet
+        self._broker = broker
         self._pops = pops
-        self._store = outlet.store
+        self._store = broker.store
         self._params = params
         self._done = done
-        self._deadline = outlet.loop.time() + params.wait_ms / 1000
+        self._deadline = broker.loop.time() + params.wait_ms / 1000
         self._share: Share | None = None
         self._popped = Popped()
         self._targets: list[tuple[str, int]] = []
@@ -204,7 +205,7 @@ class Pop:
     def start(self) -> None:
         """Begin. Raises a ``BrokerError`` if the request is refused."""
         params = self._params
-        check_may_pop(self._request, self._outlet, params.group, params.topic)
+        check_may_pop(self._request, self._broker, params.group, params.topic)
         if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
             self._request.deferred.check_may_wait()
             self._request.step(self._select)
@@ -219,30 +220,30 @@ class Pop:
         records: Filter | None = compile_filter(params.filter) if params.filter else None
         request.release_frame()
         if tags is not None or records is not None:
-            self._share = request.deferred.share(self._outlet.selections.share(tags, records))
+            self._share = request.deferred.share(self._broker.selections.share(tags, records))
         if params.tags or params.filter:
             # From here on the pop refers only to the shared selection, whose memory is counted.
             self._params = params._replace(tags="", filter="")
         if self._last_time:
             request.after_dispatch(self._begin)  # a pop that does not wait must see everything acknowledged
         else:
-            self._outlet.dispatch.is_done()  # called because it dispatches what is due
+            self._broker.dispatch.is_done()  # called because it dispatches what is due
             self._begin()
 
     def _begin(self) -> None:
         """Look at all queues."""
         params = self._params
         if not self._checked:
-            check_may_pop(self._request, self._outlet, params.group, params.topic)
+            check_may_pop(self._request, self._broker, params.group, params.topic)
         self._popped = Popped()
         self._targets = queues_to_visit(self._store, params)
         self._targets.reverse()
         self._begins_at = inf
-        if params.start in ("", "first") or self._outlet.groups.begins_at_first(params.group, params.topic):
+        if params.start in ("", "first") or self._broker.groups.begins_at_first(params.group, params.topic):
             self._next()
         elif params.start == "time" and (left_ms := params.start_ms - self._store.commitlog.next_store_ms()) > 0:
             self._targets = []  # the group begins with the topic when the time has come
-            self._begins_at = self._outlet.loop.time() + left_ms / 1000
+            self._begins_at = self._broker.loop.time() + left_ms / 1000
             self._next()
         else:
             self._request.read_then(self._begins, self._begun)
@@ -301,7 +302,7 @@ class Pop:
             return begin, self._pull(key, begin, selection, hot)
 
         filtered = selection.records is not None or self._fruitless >= FRUITLESS_STEPS_MAX
-        if not filtered and self._outlet.send_memory.may_read(self._request.responses):
+        if not filtered and self._broker.send_memory.may_read(self._request.responses):
             try:
                 result = read(True)
             except WouldBlock:
@@ -323,8 +324,8 @@ class Pop:
         return False
 
     def _selection(self, key: QueueKey, room: int) -> PullSelection:
-        limit = self._outlet.frame_bytes_max - HEAD_BYTES_MAX - self._popped.bytes
-        size = min(self._params.bytes_max - self._popped.bytes, self._outlet.send_memory.answer_bytes(), limit)
+        limit = self._broker.limits.frame_bytes_max - HEAD_BYTES_MAX - self._popped.bytes
+        size = min(self._params.bytes_max - self._popped.bytes, self._broker.send_memory.answer_bytes(), limit)
         # Messages that are delivered again were selected before.
         share = self._share if key.topic == self._params.topic else None
         tags = share.selection.tags if share is not None else None
@@ -410,7 +411,7 @@ class Pop:
                 popped.rest += sum(self._left_in(QueueKey(params.group, *target), take) for target in left)
                 if popped.rest > 0:
                     self._pops.left_some(params.group, params.topic)
-            traffic = self._outlet.counters.pulled.of(params.topic)
+            traffic = self._broker.counters.pulled.of(params.topic)
             traffic.frames += 1
             traffic.messages += popped.count
             traffic.bytes += popped.bytes
@@ -425,7 +426,7 @@ class Pop:
     def _hold(self) -> None:
         params = self._params
         deadline = min(self._deadline, self._begins_at)
-        if not hold(self._request, self._outlet.dispatch, self._pops.waits, params, deadline, self._woken):
+        if not hold(self._request, self._broker.dispatch, self._pops.waits, params, deadline, self._woken):
             self._popped.pop_ms = self._pops.now_ms()
             self._done(params, self._popped, True)
 
@@ -488,13 +489,13 @@ def _records(pulled: PullResult) -> tuple[list[int], list[memoryview]]:
 NOT_COUNTED = ReturnRule(counts=False)
 
 
-def pop_message(request: Request, outlet: Outlet, pops: PopService) -> None:
+def pop_message(request: Request, broker: Broker, pops: PopService) -> None:
     """Answer a pop with messages, at once or when some arrive."""
     params = decode_fields(PopMessageRequest, request.frame.fields)
     check_client_group(params.group)
     if params.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
-    store, groups = outlet.store, outlet.groups
+    store, groups = broker.store, broker.groups
     check_has_messages(store.topics, params.topic)
     if params.topic.startswith(RETRY_TOPIC_PREFIX):
         raise InvalidParameter(
@@ -521,7 +522,7 @@ def pop_message(request: Request, outlet: Outlet, pops: PopService) -> None:
         start=params.start,
         start_ms=params.start_ms,
     )
-    Pop(request, outlet, pops, wanted, lambda params, popped, full: _respond(request, params, popped)).start()
+    Pop(request, broker, pops, wanted, lambda params, popped, full: _respond(request, params, popped)).start()
 
 
 def _respond(request: Request, params: PopParams, popped: Popped) -> None:
@@ -565,7 +566,7 @@ def _answer(request: Request, valid: Sequence[bool]) -> None:
     request.respond(ReceiptsAnswer(sum(valid)), bytes(valid))
 
 
-def change_message_invisibletime(request: Request, pops: PopService) -> None:
+async def change_message_invisibletime(request: Request, pops: PopService) -> None:
     """Renew leases, or take back messages that no consumer has handled."""
     params = decode_fields(ChangeInvisibleTimeRequest, request.frame.fields)
     receipts = receipts_in(request, pops, params.group, params.topic, params.count)
@@ -573,36 +574,6 @@ def change_message_invisibletime(request: Request, pops: PopService) -> None:
         _answer(request, pops.renew_all(receipts, params.lease_ms))
         return
 
-    def answer(valid: bytes, retried: int, dead: int) -> None:
-        request.respond(ReceiptsAnswer(sum(valid)), valid)
-
-    give_back(request, pops, receipts, [""] * len(receipts), NOT_COUNTED, answer)
-
-
-def give_back(
-    request: Request,
-    pops: PopService,
-    receipts: Sequence[Receipt],
-    reasons: Sequence[str],
-    rule: ReturnRule,
-    answer: Callable[[bytes, int, int], None],
-) -> None:
-    """Store popped messages again; then call ``answer`` with a byte for each receipt, 1 if it is valid, and the numbers
-    of messages to be delivered again and of dead letters."""
     request.deferred.check_may_wait()
-    ended: list[tuple[int, int]] = []
-    respond = request.later(lambda: answer(bytes(valid), *ended[0]))
-
-    def done(retried: int, dead: int, error: BrokerError | None) -> None:
-        ended.append((retried, dead))
-        respond(error)
-
-    valid: list[bool] = []
-    try:
-        valid = pops.give_back(receipts, reasons, rule, done)
-    except BrokerError as error:
-        respond(error)
-        return
-    # Then nothing is stored, and the service does not call.
-    if not any(valid):
-        done(0, 0, None)
+    valid, *_ = await pops.give_back(receipts, [""] * len(receipts), NOT_COUNTED)
+    _answer(request, valid)

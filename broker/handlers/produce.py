@@ -12,24 +12,23 @@ from ...protocol.errors import InvalidParameter, LimitReached, MessageIllegal, N
 from ...protocol.fields import decode_fields
 from ...protocol.frames import FRAME_LENGTH_BYTES, REQUEST
 from ...protocol.names import check_name, may_produce_to
+from ...protocol.storage.delivery import HALF_TOPIC, PREPARED_TOPIC
 from ...protocol.storage.record import encode_properties
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import delay_of, route
+from ..delivery.topic_changes import topic_values
 from ..delivery.transactions.records import half_request
-from ..requests.request import topic_values
 from ..store import WouldBlock, check_count, common_properties
-from .acknowledgement import acknowledge
 from .staged import FLUSHES, append_staged, check_staged
 from .transactions import append_half_messages
 
 if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
-    from ..config import Settings
     from ..delivery.deduplication import StoredBefore
     from ..delivery.routing import Route
-    from ..requests.intake import Intake
+    from ..requests.broker import Broker
     from ..requests.request import Request
-    from ..store import Places, TopicConfig
+    from ..store import Appended, Places, TopicConfig
 
 
 # ---- Duplicate PRODUCE frames: the broker sends the first response again and writes nothing.
@@ -38,29 +37,29 @@ if TYPE_CHECKING:
 # offsets. Until they are, the connection handles nothing more, because PRODUCE frames are answered in order.
 
 
-def answer_again(request: Request, intake: Intake, params: ProduceRequest, before: StoredBefore) -> None:
+def answer_again(request: Request, broker: Broker, params: ProduceRequest, before: StoredBefore) -> None:
     """Send a duplicate its first response, in order, once its messages are as safe as the flush policy demands.
 
     A one-way frame needs none of this. Raises ``MessageNotFound`` if the messages have expired, and ``MessageIllegal``
     if the body is too short for its number of messages.
     """
     check_count(params.count, params.layout, request.frame.body_end - request.frame.body_at)
-    intake.counters.duplicates += 1
+    broker.counters.duplicates += 1
     if request.frame.kind != REQUEST:
         request.respond(EmptyAnswer())
         return
-    Duplicate(request, intake, params, before).begin()
+    Duplicate(request, broker, params, before).begin()
 
 
 class Duplicate:
     """A duplicate, from its detection to its response. Runs on the loop, except reads from the disk."""
 
-    def __init__(self, request: Request, intake: Intake, params: ProduceRequest, before: StoredBefore) -> None:
+    def __init__(self, request: Request, broker: Broker, params: ProduceRequest, before: StoredBefore) -> None:
         self._request = request
-        self._intake = intake
+        self._broker = broker
         self._params = params
         self._before = before
-        self._written = intake.store.write_offset
+        self._written = broker.store.write_offset
         """The messages are stored before this physical offset."""
 
     def begin(self) -> None:
@@ -79,31 +78,31 @@ class Duplicate:
     def is_dispatched(self) -> bool:
         """Return whether the messages have been dispatched, after dispatching what is due."""
         if not self._has_units():
-            self._intake.dispatch.is_done()  # called because it dispatches what is due
+            self._broker.dispatch.is_done()  # called because it dispatches what is due
         return self._has_units()
 
     def _has_units(self) -> bool:
         before = self._before
-        queue = self._intake.store.queues.get(before.topic, before.queue)
+        queue = self._broker.store.queues.get(before.topic, before.queue)
         return queue is not None and queue.max_offset >= before.queue_offset + self._params.count
 
     def places(self, *, hot: bool) -> Places:
         """Return the physical offsets of the messages. Callable from any thread."""
         before = self._before
-        return self._intake.store.producer_runs.places(
+        return self._broker.store.producer_runs.places(
             before.topic, before.queue, before.queue_offset, self._params.count, hot=hot
         )
 
     def next_step(self) -> None:
         """Wait for the flush, for the dispatch, or for the disk, whichever is next."""
-        intake = self._intake
+        broker = self._broker
         if self.is_dispatched():
             reading = self._request.in_reader(partial(self.places, hot=False))
             reading.add_done_callback(self._read)
-        elif intake.store.dispatchable_offset < self._written:
-            intake.flush.wait_for(self._written, self._flushed)
+        elif broker.store.dispatchable_offset < self._written:
+            broker.flush.wait_for(self._written, self._flushed)
         else:
-            intake.dispatch.when_done(self._dispatched)
+            broker.dispatch.when_done(self._dispatched)
 
     def _flushed(self, error: BrokerError | None) -> None:
         if error is not None:
@@ -134,23 +133,23 @@ class Duplicate:
         request_id = request.frame.request_id
         answer = request.encode_stored(places.queue, before.queue_offset, places.store_ms, offsets)
         # A frame may ask for more than the flush policy, and then its messages may not be on disk yet.
-        if self._params.flush == "sync" and self._intake.store.acknowledged_offset < places.end_offset:
+        if self._params.flush == "sync" and self._broker.store.acknowledged_offset < places.end_offset:
             request.responses.send_when_flushed(request_id, request.source.frame_bytes, answer, places.end_offset)
-            self._intake.dispatch.appended()  # wakes the flush, which may be asleep because nothing was appended
+            self._broker.dispatch.appended()  # wakes the flush, which may be asleep because nothing was appended
             return
         request.responses.written += 1
         request.responses.send_in_order(answer)
 
 
-def produce(request: Request, intake: Intake, settings: Settings) -> None:
+def produce(request: Request, broker: Broker) -> None:
     """Append the frame's messages, all or none, and respond in the order of the connection's PRODUCE frames."""
-    append_frame(request, intake, settings, decode_fields(ProduceRequest, request.frame.fields))
+    append_frame(request, broker, decode_fields(ProduceRequest, request.frame.fields))
 
 
-def append_frame(request: Request, intake: Intake, settings: Settings, params: ProduceRequest) -> None:
+def append_frame(request: Request, broker: Broker, params: ProduceRequest) -> None:
     """Append the messages in the body of the request's frame; ``params``: its decoded header."""
     name = params.topic
-    check_load(request, intake, settings)
+    check_load(request, broker)
     if params.count > PRODUCE_MESSAGES_MAX:
         raise MessageIllegal(
             f"the PRODUCE frame has {params.count} messages, but the maximum is {PRODUCE_MESSAGES_MAX}; split it",
@@ -166,81 +165,136 @@ def append_frame(request: Request, intake: Intake, settings: Settings, params: P
     if half is not None and request.peer.access is not None:
         request.peer.access.check(Need((PUBLISH,), GROUP, half.group))
     if params.prepare:
-        check_staged(request, intake.staged, params, half is not None)
-    topic = intake.store.topics.get(name)
-    if topic is None or name in intake.topic_changes.pending:
-        _wait_for_topic(request, intake, settings, params)
+        check_staged(request, broker.staged, params, half is not None)
+    topic = broker.store.topics.get(name)
+    if topic is None or name in broker.topic_changes.pending:
+        _wait_for_topic(request, broker, params)
         return
     # Before the checks below: a duplicate gets its first response even if its topic is no longer writable.
     if params.unique_prefix:
-        before = intake.sequences.find(params.unique_prefix, name, params.unique_first, params.count)
+        before = broker.sequences.find(params.unique_prefix, name, params.unique_first, params.count)
         if before is not None:
-            answer_again(request, intake, params, before)
+            answer_again(request, broker, params, before)
             return
 
     # The queue for all messages of the frame, even if they wait elsewhere first.
     queue = params.queue
     if queue < 0:
         # The remainder is taken for each frame, because the topic may get more queues.
-        queue = intake.next_queue.get(name, 0) % topic.write_queues
-        intake.next_queue[name] = queue + 1
+        queue = broker.next_queue.get(name, 0) % topic.write_queues
+        broker.next_queue[name] = queue + 1
     elif queue >= (queues := request.queues_to_write(topic)):
         raise _no_such_queue(params, queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
     # Messages that wait for something go to a system topic; the response still names the queue from above.
     if params.prepare:
-        append_staged(request, intake, params, queue)
+        appended = append_staged(request, broker, params, queue)
+        if appended is not None:
+            acknowledge(request, broker, params, queue, PREPARED_TOPIC, 0, appended, flush=False)
         return
     if half is not None:
-        append_half_messages(request, intake, params, half, queue)
+        appended = append_half_messages(request, broker, params, half, queue)
+        if appended is not None:
+            acknowledge(request, broker, params, 0, HALF_TOPIC, 0, appended)
         return
     passed = b""
     if params.common and (delay := delay_of(params.common)) is not None:
-        waits = route(delay, name, queue, intake.delays.now_ms(), settings.delivery.delay_max_days)
+        waits = route(delay, name, queue, broker.delays.now_ms(), broker.settings.delivery.delay_max_days)
         if waits is not None:
-            append_waiting(request, intake, params, queue, waits)
+            append_waiting(request, broker, params, queue, waits)
             return
         # They are due already: they go to their topic at once, with the time that has passed.
         params.common, passed = delay.others, encode_properties({delay.name: str(delay.value)})
     common = common_properties(params.common) + passed if params.common else passed
-    appended = intake.store.append(topic, queue, request.produce_batch(params, common))
+    appended = broker.store.append(topic, queue, request.produce_batch(params, common))
     if not passed:
         request.source.repeated.keep(request, params, topic)
-    acknowledge(request, intake, params, queue, name, queue, appended)
+    acknowledge(request, broker, params, queue, name, queue, appended)
 
 
-def check_load(request: Request, intake: Intake, settings: Settings) -> None:
+def acknowledge(
+    request: Request,
+    broker: Broker,
+    params: ProduceRequest,
+    queue: int,
+    into: str,
+    into_queue: int,
+    appended: Appended,
+    flush: bool = True,
+) -> None:
+    """Acknowledge messages that were appended to ``into_queue`` of topic ``into``.
+
+    ``into`` differs from the topic of the request for half, staged and scheduled messages; the response names
+    ``queue``. The response is sent, in the order of the connection's PRODUCE frames, once the messages are as safe as
+    flush policy and request demand. ``flush``: False if they need not be flushed now because a later step does it.
+    """
+    name, prefix = params.topic, params.unique_prefix
+    if into == name:
+        broker.dispatch.appended_to(name, queue, appended)
+    else:
+        broker.dispatch.appended()  # one of the broker's own workers waits for them
+    if prefix:
+        broker.sequences.stored(
+            prefix,
+            name,
+            params.unique_first,
+            params.count,
+            into,
+            into_queue,
+            appended.queue_offset,
+            request.frame.began,
+        )
+
+    # The row is nearly always there, and the look-up is cheaper than the call.
+    produced = broker.counters.produced
+    traffic = produced.by_topic.get(name) or produced.of(name)
+    traffic.frames += 1
+    traffic.messages += params.count
+    traffic.bytes += request.frame.body_end - request.frame.body_at
+    frame, responses = request.frame, request.responses
+    answer = b""  # of a one-way frame, whose bytes still count as in flight
+    if frame.kind == REQUEST:
+        answer = request.encode_stored(queue, appended.queue_offset, appended.store_ms, appended.physical_offsets)
+    if flush and (broker.sync or params.flush == "sync"):
+        responses.send_when_flushed(frame.request_id, request.source.frame_bytes, answer, appended.end_offset)
+        return
+    # ``end_turn`` counts its latency, together with those of the other frames of the turn.
+    responses.written += 1
+    if answer:
+        responses.send_in_order(answer)
+
+
+def check_load(request: Request, broker: Broker) -> None:
     """Raise if the request's frame is too large, or if too many bytes wait to be stored."""
     # One condition for the usual frame; only a refused one is looked at closely.
-    if request.source.frame_bytes > intake.frame_bytes_max or intake.in_flight.bytes > intake.in_flight.bytes_max:
-        raise _too_much(request, intake, settings)
+    if (
+        request.source.frame_bytes > broker.produce_frame_bytes_max
+        or broker.in_flight.bytes > broker.in_flight.bytes_max
+    ):
+        raise _too_much(request, broker)
 
 
-def append_waiting(request: Request, intake: Intake, params: ProduceRequest, queue: int, waits: Route) -> None:
+def append_waiting(request: Request, broker: Broker, params: ProduceRequest, queue: int, waits: Route) -> None:
     """Append the messages to the queue for scheduled records, whose topic is created if necessary; acknowledge them."""
-    into = waits.config.name
-    if intake.store.topics.get(into) is None or into in intake.topic_changes.pending:
-        request.suspend()
-        intake.writer.with_topics([waits.config], lambda error: request.resume(error))
-        return
-    appended = intake.store.append(waits.config, waits.queue, request.produce_batch(params, waits.common))
-    acknowledge(request, intake, params, queue, into, waits.queue, appended)
+    if request.has_topics((waits.config,)):
+        appended = broker.store.append(waits.config, waits.queue, request.produce_batch(params, waits.common))
+        acknowledge(request, broker, params, queue, waits.config.name, waits.queue, appended)
 
 
-def _too_much(request: Request, intake: Intake, settings: Settings) -> BrokerError:
-    limits, frame_bytes = settings.limits, request.source.frame_bytes - FRAME_LENGTH_BYTES
+def _too_much(request: Request, broker: Broker) -> BrokerError:
+    limits, frame_bytes = broker.settings.limits, request.source.frame_bytes - FRAME_LENGTH_BYTES
     if frame_bytes > limits.produce_frame_bytes_max:
         return MessageIllegal(
             f"the PRODUCE frame has {frame_bytes} bytes, but limits.produce_frame_bytes_max is "
             f"{limits.produce_frame_bytes_max}; split it",
             produce_frame_bytes_max=limits.produce_frame_bytes_max,
         )
-    stalled = intake.stall.refusal()
+    stalled = broker.stall.refusal()
     if stalled:
         return SystemBusy(stalled, retry_after_ms=BUSY_RETRY_AFTER_MS)
     return SystemBusy(
-        f"{intake.in_flight.bytes} bytes are in flight, but limits.in_flight_bytes_max is "
+        f"{broker.in_flight.bytes} bytes are in flight, but limits.in_flight_bytes_max is "
         f"{limits.in_flight_bytes_max}; try again later",
         retry_after_ms=BUSY_RETRY_AFTER_MS,
         in_flight_bytes_max=limits.in_flight_bytes_max,
@@ -253,14 +307,14 @@ def _no_such_queue(params: ProduceRequest, queues: int) -> QueueNotExist:
     )
 
 
-def _wait_for_topic(request: Request, intake: Intake, settings: Settings, params: ProduceRequest) -> None:
+def _wait_for_topic(request: Request, broker: Broker, params: ProduceRequest) -> None:
     """Handle the frame again once its topic has been created, or once the topic's change is on disk."""
-    changes = intake.topic_changes
+    changes = broker.topic_changes
     if params.topic in changes.pending:
         request.suspend()
         changes.when_done(params.topic, lambda error: request.resume(error))
     else:
-        config = _new_topic(request, settings, len(intake.store.topics), params)
+        config = _new_topic(request, broker, params)
 
         def made(error: BrokerError | None) -> None:
             if error is None:
@@ -271,17 +325,15 @@ def _wait_for_topic(request: Request, intake: Intake, settings: Settings, params
         changes.put(config, made)
 
 
-def _new_topic(request: Request, settings: Settings, count: int, params: ProduceRequest) -> TopicConfig:
-    """Return the topic to create for a message to an unknown topic. Raises if that is not allowed.
-
-    ``count``: number of topics that exist.
-    """
+def _new_topic(request: Request, broker: Broker, params: ProduceRequest) -> TopicConfig:
+    """Return the topic to create for a message to an unknown topic. Raises if that is not allowed."""
     name = check_name("topic", params.topic)
     config = request.new_topic(name)
-    if count >= settings.topics.auto_create_max:
+    count = len(broker.store.topics)
+    if count >= broker.settings.topics.auto_create_max:
         raise LimitReached(
             f"topic {name} does not exist, and the broker does not create it automatically because it has {count} "
-            f"topics and topics.auto_create_max is {settings.topics.auto_create_max}; create it yourself "
+            f"topics and topics.auto_create_max is {broker.settings.topics.auto_create_max}; create it yourself "
             "(flintmq topic create), or delete unused topics"
         )
     if params.queue >= config.write_queues:

@@ -14,15 +14,14 @@ from ...protocol.errors import (
     BrokerFailure,
     InvalidParameter,
     MessageDamaged,
-    NoPermission,
     OffsetOutOfRange,
 )
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
-from ...protocol.storage.delivery import UNREADABLE_TOPICS
 from ...protocol.storage.javahash import tags_code
 from ...protocol.storage.layout import RECORD_BYTES_MIN
 from ..background.held_pulls import PASSED_OVER_S, Wake
+from ..delivery.topic_changes import check_has_messages, check_readable
 from ..filters import compile_filter
 from ..memo import remembered
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
@@ -31,33 +30,9 @@ if TYPE_CHECKING:
     from ..background.held_pulls import HeldPull, Share
     from ..filters import Filter
     from ..replication.member.replica_member import ReplicaMember
-    from ..requests.outlet import Outlet
+    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..store.queues import ConsumeQueue
-    from ..store.tables.topic_table import TopicTable
-
-
-# ---- The rules for topics whose messages clients read.
-
-
-def check_readable(topics: TopicTable, name: str) -> None:
-    """Raise if the topic does not exist or must not be read."""
-    topic = topics.existing(name)
-    if name in UNREADABLE_TOPICS:
-        raise _not_delivered(name)
-    if not topic.readable:
-        raise NoPermission(f"topic {name} is not readable (perm {topic.perm}); add 4 to its perm to allow reading")
-
-
-def check_has_messages(topics: TopicTable, name: str) -> None:
-    """Raise if no client may read messages of the topic."""
-    if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
-        raise _not_delivered(name)
-    check_readable(topics, name)
-
-
-def _not_delivered(name: str) -> NoPermission:
-    return NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
 
 
 HEAD_BYTES_MAX = 1024
@@ -80,74 +55,74 @@ _NO_BODY = bytearray()
 log = logging.getLogger(__name__)
 
 
-def pull(request: Request, outlet: Outlet, member: ReplicaMember | None) -> None:
+def pull(request: Request, broker: Broker, member: ReplicaMember | None) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
     params = decode_fields(PullRequest, request.frame.fields)
-    _check(request, outlet, params)
+    _check(request, broker, params)
     if member is None and not (params.tags or params.filter):  # a member of a replica set may become a follower
         request.source.repeated.keep_pull(request, params)
-    _begin(request, outlet, params)
+    _begin(request, broker, params)
 
 
-def pull_records(request: Request, outlet: Outlet, params: PullRequest) -> None:
+def pull_records(request: Request, broker: Broker, params: PullRequest) -> None:
     """Answer a decoded pull from memory, pass it to a reader thread, or hold it."""
-    _check(request, outlet, params)
-    _begin(request, outlet, params)
+    _check(request, broker, params)
+    _begin(request, broker, params)
 
 
-def pull_again(request: Request, outlet: Outlet, params: PullRequest) -> None:
+def pull_again(request: Request, broker: Broker, params: PullRequest) -> None:
     """Answer a pull without tags or a filter that differs from an accepted one only in its offset."""
-    request.attempt(lambda: _pull_again(request, outlet, params))
+    request.attempt(lambda: _pull_again(request, broker, params))
 
 
-def _pull_again(request: Request, outlet: Outlet, params: PullRequest) -> None:
+def _pull_again(request: Request, broker: Broker, params: PullRequest) -> None:
     request.check_pull(params)  # the member may have lost the queue
-    _select(request, outlet, params)
+    _select(request, broker, params)
 
 
-def _check(request: Request, outlet: Outlet, params: PullRequest) -> None:
-    check_has_messages(outlet.store.topics, params.topic)
+def _check(request: Request, broker: Broker, params: PullRequest) -> None:
+    check_has_messages(broker.store.topics, params.topic)
     request.check_pull(params)
     if params.group and not params.member:
         check_client_group(params.group)
 
 
-def _begin(request: Request, outlet: Outlet, params: PullRequest) -> None:
+def _begin(request: Request, broker: Broker, params: PullRequest) -> None:
     if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
         # Parsing takes up to 2 ms. Each connection may send such a pull in the same turn of the loop, and together
         # they would block all others.
         request.deferred.check_may_wait()
-        request.step(lambda: _select(request, outlet, params))
+        request.step(lambda: _select(request, broker, params))
     else:
-        _select(request, outlet, params)
+        _select(request, broker, params)
 
 
-def _select(request: Request, outlet: Outlet, params: PullRequest) -> None:
+def _select(request: Request, broker: Broker, params: PullRequest) -> None:
     """Parse the tags and the filter of a pull, and start it."""
     tags = parse_tags(params.tags) if params.tags else None
     records = compile_filter(params.filter) if params.filter else None
-    room = outlet.frame_bytes_max - HEAD_BYTES_MAX
+    room = broker.limits.frame_bytes_max - HEAD_BYTES_MAX
     # Each record is preceded by its size, so the shortest records are the worst case.
     params.max_bytes = min(params.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     params.max_count = min(params.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
-    outlet.dispatch.is_done()  # called because it dispatches what is due
-    reads = outlet.store.queue_reads
+    broker.dispatch.is_done()  # called because it dispatches what is due
+    reads = broker.store.queue_reads
     queue = reads.queue(params.topic, params.queue)
     ahead = params.offset - reads.end_of(params.topic, params.queue, queue)
     # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
     # end; a pull that selects may reach the end although it starts long before it.
     selects = tags is not None or records is not None
     if ahead == 0 and params.wait_ms and records is None:
-        _Pull(request, outlet, params, tags).hold()  # the usual case of a consumer that has read everything
+        _Pull(request, broker, params, tags).hold()  # the usual case of a consumer that has read everything
     elif ahead > 0 or (not params.wait_ms and (ahead == 0 or selects)):
-        request.after_dispatch(lambda: _pull(request, outlet, params, tags, records))
+        request.after_dispatch(lambda: _pull(request, broker, params, tags, records))
     else:
-        _pull(request, outlet, params, tags, records, queue)
+        _pull(request, broker, params, tags, records, queue)
 
 
 def _pull(
     request: Request,
-    outlet: Outlet,
+    broker: Broker,
     params: PullRequest,
     tags: frozenset[int] | None,
     records: Filter | None,
@@ -155,47 +130,47 @@ def _pull(
 ) -> None:
     """Answer a pull from memory, or read for it later. ``queue``: the queue, if it was looked up in this turn."""
     if records is not None:
-        filtered = _FilteredPull(request, outlet, params, tags, records)
+        filtered = _FilteredPull(request, broker, params, tags, records)
         request.deferred.check_may_wait()
         filtered.next_step()
         return
-    queue = queue or outlet.store.queue_reads.queue(params.topic, params.queue)
-    if not outlet.send_memory.may_read(request.responses) or _is_large(outlet, params, params.offset, queue):
-        _Pull(request, outlet, params, tags).read()
+    queue = queue or broker.store.queue_reads.queue(params.topic, params.queue)
+    if not broker.send_memory.may_read(request.responses) or _is_large(broker, params, params.offset, queue):
+        _Pull(request, broker, params, tags).read()
         return
     try:
         selection = PullSelection(params.max_count, params.max_bytes, tags)
-        pulled = _read(outlet, params, params.offset, selection, hot=True, queue=queue)
+        pulled = _read(broker, params, params.offset, selection, hot=True, queue=queue)
     except WouldBlock:
-        _Pull(request, outlet, params, tags).read()
+        _Pull(request, broker, params, tags).read()
         return
     if pulled.code == PULL_NOT_FOUND and params.wait_ms:
-        _Pull(request, outlet, params, tags).pulled(pulled)
+        _Pull(request, broker, params, tags).pulled(pulled)
     else:
-        send_pulled(request, outlet, params, pulled)
+        send_pulled(request, broker, params, pulled)
 
 
 def _read(
-    outlet: Outlet, params: PullRequest, offset: int, selection: PullSelection, hot: bool, queue: ConsumeQueue | None
+    broker: Broker, params: PullRequest, offset: int, selection: PullSelection, hot: bool, queue: ConsumeQueue | None
 ) -> PullResult:
     """Read records as ``Pulls.pull`` does, as many as memory allows; move a group that asks for expired messages."""
-    bytes_max = outlet.send_memory.answer_bytes()
-    if selection.max_bytes > SHARED_BYTES_MAX and outlet.dispatch.sharing.is_shared(time.monotonic()):
+    bytes_max = broker.send_memory.answer_bytes()
+    if selection.max_bytes > SHARED_BYTES_MAX and broker.dispatch.sharing.is_shared(time.monotonic()):
         bytes_max = min(bytes_max, SHARED_BYTES_MAX)
     if bytes_max < selection.max_bytes:
         selection = selection._replace(max_bytes=bytes_max)
     try:
-        return outlet.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot, queue=queue)
+        return broker.store.pulls.pull(params.topic, params.queue, offset, selection, hot=hot, queue=queue)
     except OffsetOutOfRange as error:
-        if offset > error.max_offset and outlet.follows():
+        if offset > error.max_offset and broker.follows():
             # Another member showed more of the queue, which this follower will have soon.
             return PullResult(PULL_NOT_FOUND, 0, offset, error.min_offset, error.max_offset, _NO_BODY)
         if params.group and offset < error.min_offset:
             moved = (params.group, params.member, params.topic, params.queue, offset, error.min_offset)
             if hot:
-                outlet.offset_mover.move(*moved)
+                broker.offset_mover.move(*moved)
             else:  # in a reader thread; groups belong to the loop
-                outlet.loop.call_soon_threadsafe(outlet.offset_mover.move, *moved)
+                broker.loop.call_soon_threadsafe(broker.offset_mover.move, *moved)
         raise
     except DamagedRecord as error:
         log.error("%s", error)
@@ -205,11 +180,11 @@ def _read(
         raise BrokerFailure(str(error)) from error
 
 
-def _is_large(outlet: Outlet, params: PullRequest, offset: int, queue: ConsumeQueue | None) -> bool:
+def _is_large(broker: Broker, params: PullRequest, offset: int, queue: ConsumeQueue | None) -> bool:
     """Return whether the response may be too large to be read on the loop."""
     if params.max_bytes <= HOT_BYTES_MAX or params.max_count <= HOT_COUNT_MAX:
         return False
-    return outlet.store.queue_reads.end_of(params.topic, params.queue, queue) - offset > HOT_COUNT_MAX
+    return broker.store.queue_reads.end_of(params.topic, params.queue, queue) - offset > HOT_COUNT_MAX
 
 
 @remembered(1024)
@@ -223,37 +198,37 @@ def parse_tags(expression: str) -> frozenset[int] | None:
     return frozenset(tags_code(tag) for tag in tags)
 
 
-def send_pulled(request: Request, outlet: Outlet, params: PullRequest, pulled: PullResult) -> None:
+def send_pulled(request: Request, broker: Broker, params: PullRequest, pulled: PullResult) -> None:
     """Send the response to a pull."""
-    if len(pulled.body) + HEAD_BYTES_MAX > outlet.frame_bytes_max:
+    if len(pulled.body) + HEAD_BYTES_MAX > broker.limits.frame_bytes_max:
         raise BrokerFailure(
             f"the record is too large for a response: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
-            f"which is {outlet.frame_bytes_max}"
+            f"which is {broker.limits.frame_bytes_max}"
         )
     request.note_pulled(params, pulled)
-    traffic = outlet.counters.pulled.of(params.topic)
+    traffic = broker.counters.pulled.of(params.topic)
     traffic.frames += 1
     traffic.messages += pulled.count
     traffic.bytes += len(pulled.body)
-    lost = _lost(outlet, params, pulled.next_offset) if outlet.store.quarantine else None
+    lost = _lost(broker, params, pulled.next_offset) if broker.store.quarantine else None
     request.respond_pulled(pulled, lost)
 
 
-def _lost(outlet: Outlet, params: PullRequest, next_offset: int) -> tuple[int, int] | None:
+def _lost(broker: Broker, params: PullRequest, next_offset: int) -> tuple[int, int] | None:
     """Return the number of lost messages in the range of a pull and the offset of the first, or None."""
-    lost = outlet.store.quarantine.lost_between(params.topic, params.queue, params.offset, next_offset)
+    lost = broker.store.quarantine.lost_between(params.topic, params.queue, params.offset, next_offset)
     return (sum(end - first for first, end in lost), lost[0][0]) if lost else None
 
 
 class _Pull:
     """A pull that could not be answered at once. Its offset advances while no message matches its tags."""
 
-    __slots__ = ("busy_s", "deadline", "held", "offset", "outlet", "params", "request", "share", "tags")
+    __slots__ = ("broker", "busy_s", "deadline", "held", "offset", "params", "request", "share", "tags")
 
     def __init__(
         self,
         request: Request,
-        outlet: Outlet,
+        broker: Broker,
         params: PullRequest,
         tags: frozenset[int] | None,
         records: Filter | None = None,
@@ -263,16 +238,16 @@ class _Pull:
         self.share: Share | None = None
         """Its share of its tags and filter; None if it has neither."""
         if tags is not None or records is not None:
-            selection = outlet.selections.share(tags, records)
+            selection = broker.selections.share(tags, records)
             # From here on the pull refers only to the shared selection, whose memory is counted.
             self.share, tags = request.deferred.share(selection), selection.tags
             params.tags = params.filter = ""
         self.request = request
-        self.outlet = outlet
+        self.broker = broker
         self.params = params
         self.tags = tags
         self.offset = params.offset
-        self.deadline = outlet.loop.time() + params.wait_ms / 1000
+        self.deadline = broker.loop.time() + params.wait_ms / 1000
         self.held: HeldPull | None = None
         self.busy_s = 0.0
         """Time that the broker had spent on the pull when it was held."""
@@ -281,16 +256,16 @@ class _Pull:
         self.request.read_then(self._read, self.pulled)
 
     def _read(self, hot: bool) -> PullResult:
-        outlet, params = self.outlet, self.params
+        broker, params = self.broker, self.params
         queue = None
         if hot:
             # On the loop only: in a reader thread, which comes right after, the tables of rights and groups may change.
             self._check_again()
-            queue = outlet.store.queue_reads.queue(params.topic, params.queue)
-            if _is_large(outlet, params, self.offset, queue):
+            queue = broker.store.queue_reads.queue(params.topic, params.queue)
+            if _is_large(broker, params, self.offset, queue):
                 raise WouldBlock
         selection = PullSelection(params.max_count, params.max_bytes, self.tags)
-        return _read(outlet, params, self.offset, selection, hot, queue)
+        return _read(broker, params, self.offset, selection, hot, queue)
 
     def _check_again(self) -> None:
         """Check the preconditions again, which may have changed while the pull waited."""
@@ -298,20 +273,20 @@ class _Pull:
             self.request.peer.access.check(Need((CONSUME,), TOPIC, self.params.topic))
             if self.params.group:
                 self.request.peer.access.check(Need((CONSUME,), GROUP, self.params.group))
-        check_readable(self.outlet.store.topics, self.params.topic)
+        check_readable(self.broker.store.topics, self.params.topic)
         self.request.check_pull(self.params)
 
     def pulled(self, pulled: PullResult) -> None:
         """Respond, or hold the pull if nothing was found and there is time left."""
-        outlet, params = self.outlet, self.params
-        if pulled.code != PULL_NOT_FOUND or outlet.loop.time() >= self.deadline:
-            send_pulled(self.request, outlet, params, pulled)
+        broker, params = self.broker, self.params
+        if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
+            send_pulled(self.request, broker, params, pulled)
             return
         self.offset = max(self.offset, pulled.next_offset)
         if params.group and self.offset > params.offset:
             # Skipped messages are progress, which the member can commit only after a response tells it.
-            self.deadline = min(self.deadline, outlet.loop.time() + PASSED_OVER_S)
-        if outlet.store.queue_reads.max_offset(params.topic, params.queue) > self.offset:
+            self.deadline = min(self.deadline, broker.loop.time() + PASSED_OVER_S)
+        if broker.store.queue_reads.max_offset(params.topic, params.queue) > self.offset:
             # Messages arrived while a reader thread searched.
             self.look_again()
             return
@@ -319,10 +294,10 @@ class _Pull:
 
     def hold(self) -> None:
         """Wait for a message at the offset, which is the queue's end."""
-        outlet, params = self.outlet, self.params
+        broker, params = self.broker, self.params
         self.request.deferred.check_may_wait()
         self.busy_s = time.monotonic() - self.request.frame.began
-        self.held = outlet.holds.hold(
+        self.held = broker.holds.hold(
             params.topic,
             params.queue,
             self.offset,
@@ -335,11 +310,11 @@ class _Pull:
         if self.share is None:
             self.held.take = self._take
         self.request.deferred.held_pulls.add(self.held)
-        outlet.dispatch.hurry()
+        broker.dispatch.hurry()
 
     def look_again(self) -> None:
         """Read again in the loop's next turn."""
-        self.outlet.loop.call_soon(self.read)
+        self.broker.loop.call_soon(self.read)
 
     def _woken(self, wake: Wake) -> None:
         assert self.held is not None
@@ -372,7 +347,7 @@ class _Pull:
         params = self.params
         newest = None
         if self.tags is None:
-            newest = self.outlet.store.pulls.newest(params.topic, params.queue, self.offset)
+            newest = self.broker.store.pulls.newest(params.topic, params.queue, self.offset)
         self._answer(newest)
 
     def _answer(self, pulled: PullResult | None) -> None:
@@ -381,12 +356,12 @@ class _Pull:
         if (
             pulled is None
             or len(pulled.body) > params.max_bytes
-            or not self.outlet.send_memory.may_read(request.responses)
+            or not self.broker.send_memory.may_read(request.responses)
         ):
             self.read()
             return
         self._check_again()
-        send_pulled(request, self.outlet, params, pulled)
+        send_pulled(request, self.broker, params, pulled)
 
 
 class _FilteredPull(_Pull):
@@ -395,9 +370,9 @@ class _FilteredPull(_Pull):
     __slots__ = ("bytes_left", "count_left", "found", "found_bytes", "records", "steps")
 
     def __init__(
-        self, request: Request, outlet: Outlet, params: PullRequest, tags: frozenset[int] | None, records: Filter
+        self, request: Request, broker: Broker, params: PullRequest, tags: frozenset[int] | None, records: Filter
     ) -> None:
-        super().__init__(request, outlet, params, tags, records)
+        super().__init__(request, broker, params, tags, records)
         assert self.share is not None
         self.records = self.share.selection.records
         self.found: list[PullResult] = []
@@ -420,7 +395,7 @@ class _FilteredPull(_Pull):
         if hot:
             self._check_again()
         selection = PullSelection(self.count_left, self.bytes_left, self.tags, self.records, not self.found)
-        return _read(self.outlet, self.params, self.offset, selection, hot, None)
+        return _read(self.broker, self.params, self.offset, selection, hot, None)
 
     def pulled(self, pulled: PullResult) -> None:
         """Continue the search, return the matches, or hold the pull if there are none and time is left."""
@@ -451,11 +426,11 @@ class _FilteredPull(_Pull):
 
         The send budget does not count them before that, so all pulls in progress share the size of one response.
         """
-        outlet = self.outlet
-        return outlet.send_memory.answer_bytes() // (1 + len(outlet.holds.turns) + len(outlet.cold_reads))
+        broker = self.broker
+        return broker.send_memory.answer_bytes() // (1 + len(broker.holds.turns) + len(broker.cold_reads))
 
     def _send_found(self) -> None:
-        send_pulled(self.request, self.outlet, self.params, _together(self.found, self.offset))
+        send_pulled(self.request, self.broker, self.params, _together(self.found, self.offset))
 
     def _resume(self) -> None:
         self.request.frame.began = time.monotonic() - self.busy_s

@@ -4,6 +4,7 @@ person reads it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -20,10 +21,11 @@ from ...protocol.commands import (
 from ...protocol.errors import BrokerFailure, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import HEADER_BYTES_MAX
+from ..delivery.topic_changes import check_has_messages
 from ..filters import compile_filter
 from ..store import KeySearch, WouldBlock
 from ..store.read.pages import PageBounds, PageSelection
-from .pull import check_has_messages, parse_tags
+from .pull import parse_tags
 
 if TYPE_CHECKING:
     from ..config import LimitsSection
@@ -35,60 +37,41 @@ if TYPE_CHECKING:
 # ---- QUERY_BY_KEY and VIEW_MESSAGE_BY_ID: find messages through the index.
 
 
-def query_by_key(request: Request, store: MessageStore, limits: LimitsSection) -> None:
+async def query_by_key(request: Request, store: MessageStore, limits: LimitsSection) -> None:
     """Return records that have a key, newest first, one page at a time."""
     params = decode_fields(QueryByKeyRequest, request.frame.fields)
     if params.begin_ms > params.end_ms:
         raise InvalidParameter(f"begin_ms {params.begin_ms} is after end_ms {params.end_ms}")
     check_has_messages(store.topics, params.topic)
-    request.after_dispatch(_Query(request, params, store, limits.frame_bytes_max).read)
+    max_count = params.max_count
+    await request.dispatched()
+    while True:
+        search = KeySearch(params.topic, params.key, params.begin_ms, params.end_ms, max_count, params.cursor)
+        found = await request.read(partial(_query, store, search))
+        if not _too_large(found, limits.frame_bytes_max) or found.count <= 1:
+            break
+        # How many records fit is known only after they are read.
+        max_count = found.count // 2
+    _check_size(found, limits.frame_bytes_max)
+    answer = QueryByKeyAnswer(found.count, found.cursor, found.index_behind_bytes, found.damaged)
+    request.respond(answer, found.body)
 
 
-class _Query:
-    """One page of a query; it is read again with fewer records if they are too large for one response."""
-
-    __slots__ = ("frame_bytes_max", "max_count", "params", "request", "store")
-
-    def __init__(self, request: Request, params: QueryByKeyRequest, store: MessageStore, frame_bytes_max: int) -> None:
-        self.request = request
-        self.params = params
-        self.store = store
-        self.frame_bytes_max = frame_bytes_max
-        self.max_count = params.max_count
-
-    def read(self) -> None:
-        self.request.read_then(self._read, self._found)
-
-    def _read(self, hot: bool) -> QueryResult:
-        params = self.params
-        search = KeySearch(params.topic, params.key, params.begin_ms, params.end_ms, self.max_count, params.cursor)
-        return self.store.query(search, hot=hot)
-
-    def _found(self, found: QueryResult) -> None:
-        if _too_large(found, self.frame_bytes_max) and found.count > 1:
-            # How many records fit is known only after they are read.
-            self.max_count = found.count // 2
-            self.read()
-            return
-        _check_size(found, self.frame_bytes_max)
-        answer = QueryByKeyAnswer(found.count, found.cursor, found.index_behind_bytes, found.damaged)
-        self.request.respond(answer, found.body)
+def _query(store: MessageStore, search: KeySearch, hot: bool) -> QueryResult:
+    return store.query(search, hot=hot)
 
 
-def view_message_by_id(request: Request, store: MessageStore, limits: LimitsSection) -> None:
+async def view_message_by_id(request: Request, store: MessageStore, limits: LimitsSection) -> None:
     """Return the record with an offset id or a unique key."""
     params = decode_fields(ViewMessageByIdRequest, request.frame.fields)
     if params.topic:
         check_has_messages(store.topics, params.topic)
 
-    def found(found: QueryResult) -> None:
-        _check_size(found, limits.frame_bytes_max)
-        request.respond(ViewMessageAnswer(count=found.count), found.body)
-
     may_show = shown_to(request)
-    request.after_dispatch(
-        lambda: request.read_then(lambda hot: store.view(params.id, params.topic, hot, may_show), found)
-    )
+    await request.dispatched()
+    found = await request.read(lambda hot: store.view(params.id, params.topic, hot, may_show))
+    _check_size(found, limits.frame_bytes_max)
+    request.respond(ViewMessageAnswer(count=found.count), found.body)
 
 
 def shown_to(request: Request) -> Callable[[str], bool] | None:
@@ -117,7 +100,7 @@ def _check_size(found: QueryResult, frame_bytes_max: int) -> None:
 # ---- BROWSE_MESSAGES: show a page of a topic, as a person reads it.
 
 
-def browse_messages(request: Request, store: MessageStore) -> None:
+async def browse_messages(request: Request, store: MessageStore) -> None:
     """Return a page of a topic's messages. A reader thread makes it, because it may read many queues."""
     params = decode_fields(BrowseMessagesRequest, request.frame.fields)
     given = [name for name in ("physical", "since_ms", "queue_offset") if getattr(params, name) >= 0]
@@ -143,17 +126,16 @@ def browse_messages(request: Request, store: MessageStore) -> None:
         )
         return store.pages.page(params.topic, queues, bounds, selection)
 
-    def done(page: MessagePage) -> None:
-        answer = BrowseMessagesAnswer(
-            len(page.rows),
-            page.next_physical,
-            page.examined,
-            page.reached_ms,
-            page.reached_physical,
-            page.lost,
-            page.messages,
-            page.max_offsets,
-        )
-        request.respond(answer, msgpack.packb(page.rows))
-
-    request.after_dispatch(lambda: request.read_then(read, done))
+    await request.dispatched()
+    page = await request.read(read)
+    answer = BrowseMessagesAnswer(
+        len(page.rows),
+        page.next_physical,
+        page.examined,
+        page.reached_ms,
+        page.reached_physical,
+        page.lost,
+        page.messages,
+        page.max_offsets,
+    )
+    request.respond(answer, msgpack.packb(page.rows))

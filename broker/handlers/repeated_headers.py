@@ -34,7 +34,6 @@ from .pull import pull_again
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..requests.broker import Broker
-    from ..requests.intake import Intake
     from ..requests.request import FrameSource
     from ..store import TopicConfig
 
@@ -82,24 +81,23 @@ class _ProduceHeader:
 
     __slots__ = ("batch", "config", "prefix", "queue", "sync", "topic", "traffic")
 
-    def __init__(self, intake: Intake, params: ProduceRequest, config: TopicConfig) -> None:
+    def __init__(self, broker: Broker, params: ProduceRequest, config: TopicConfig) -> None:
         self.topic = params.topic
         self.config = config
         self.queue = params.queue
         self.prefix = params.unique_prefix
-        self.sync = intake.sync or params.flush == "sync"
-        self.traffic = intake.counters.produced.of(params.topic)
-        self.batch = intake.store.commitlog.repeated_batch()
+        self.sync = broker.sync or params.flush == "sync"
+        self.traffic = broker.counters.produced.of(params.topic)
+        self.batch = broker.store.commitlog.repeated_batch()
 
 
 class RepeatedHeaders:
     """The kept headers of one connection, by the constant part of their bytes."""
 
-    __slots__ = ("_intake", "_outlet", "_tries_left", "headers")
+    __slots__ = ("_broker", "_tries_left", "headers")
 
     def __init__(self, broker: Broker) -> None:
-        self._intake = broker.intake
-        self._outlet = broker.outlet
+        self._broker = broker
         self._tries_left = TRIES_MAX
         self.headers: dict[bytes, _ProduceHeader | _PullHeader] = {}
         """Kept headers by their constant part; if it is empty, ``handle`` need not be called."""
@@ -116,7 +114,7 @@ class RepeatedHeaders:
         body_bytes = frame.body_end - frame.body_at
         packed = head.encode(frame.request_id, params.count, params.unique_first, params.born_ms, body_bytes)
         if self._is_new(head.fixed) and _begins_with(frame, packed):
-            self._keep(head.fixed, _ProduceHeader(self._intake, params, config))
+            self._keep(head.fixed, _ProduceHeader(self._broker, params, config))
 
     def keep_pull(self, request: Request, params: PullRequest) -> None:
         """Keep the header of a pull without tags or a filter that was accepted, on a broker in no replica set.
@@ -130,7 +128,7 @@ class RepeatedHeaders:
         fields = encode_fields(params)
         offset = fields.pop("offset")
         head = PullHead(fields)
-        config = self._intake.store.topics.get(params.topic)
+        config = self._broker.store.topics.get(params.topic)
         assert config is not None, "the pull was accepted"
         if self._is_new(head.fixed) and _begins_with(frame, head.encode(frame.request_id, offset)):
             header = _PullHeader(params, config)
@@ -139,7 +137,7 @@ class RepeatedHeaders:
 
     def _may_keep(self) -> bool:
         """Return whether the connection may try to keep another header."""
-        if not self._tries_left or self._intake.counters.kept_headers >= HEADERS_MAX:
+        if not self._tries_left or self._broker.counters.kept_headers >= HEADERS_MAX:
             return False
         self._tries_left -= 1
         return len(self.headers) < HEADERS_PER_CONNECTION_MAX
@@ -149,7 +147,7 @@ class RepeatedHeaders:
 
     def _keep(self, fixed: bytes, header: _ProduceHeader | _PullHeader) -> None:
         self.headers[fixed] = header
-        self._intake.counters.kept_headers += 1
+        self._broker.counters.kept_headers += 1
 
     def handle(self, connection: FrameSource, began: float) -> bool:
         """Handle the frame at the start of the connection's parser; return False if it did nothing."""
@@ -179,7 +177,7 @@ class RepeatedHeaders:
         # Both commands share the dict, so the same bytes may belong to a header of the other one.
         if type(header) is not _PullHeader:
             return False
-        if self._intake.store.topics.by_name.get(header.params.topic) is not header.config:
+        if self._broker.store.topics.by_name.get(header.params.topic) is not header.config:
             self._forget(fixed)
             return False
         (offset,) = PULL_END.unpack_from(buffer, offset_at)
@@ -188,7 +186,7 @@ class RepeatedHeaders:
         parser.start = frame_end
         frame = Frame(REQUEST, PULL.code, request_id, {}, _NO_BODY, 0, 0)
         frame.began = began
-        pull_again(Request(connection, frame), self._outlet, header.params_at(offset))
+        pull_again(Request(connection, frame), self._broker, header.params_at(offset))
         return True
 
     def _produce(self, connection: FrameSource, began: float, request_id: int, body_at: int, body_end: int) -> bool:
@@ -202,10 +200,10 @@ class RepeatedHeaders:
         if type(header) is not _ProduceHeader:
             return False
         count, before_first, first, before_born, born_ms = HEAD_END.unpack_from(buffer, numbers_at)
-        intake, peer = self._intake, connection.peer
+        broker, peer = self._broker, connection.peer
         name, config, prefix = header.topic, header.config, header.prefix
         # Each change of a topic makes a new object.
-        if intake.store.topics.by_name.get(name) is not config:
+        if broker.store.topics.by_name.get(name) is not config:
             self._forget(fixed)
             return False
         # All that the general way checks and that the constant bytes of the header do not settle.
@@ -216,32 +214,32 @@ class RepeatedHeaders:
             or not 0 < count <= PRODUCE_MESSAGES_MAX
             or first > _UNIQUE_FIRST_MAX
             or born_ms > I64_MAX
-            or frame_bytes > intake.frame_bytes_max
-            or intake.in_flight.bytes > intake.in_flight.bytes_max
-            or name in intake.topic_changes.pending
+            or frame_bytes > broker.produce_frame_bytes_max
+            or broker.in_flight.bytes > broker.in_flight.bytes_max
+            or name in broker.topic_changes.pending
             or (peer.access is not None and name not in peer.access.publishes)
-            or (prefix and intake.sequences.may_have(prefix, name, first))
+            or (prefix and broker.sequences.may_have(prefix, name, first))
         ):
             return False
         queue = header.queue
         if queue < 0:
-            queue = intake.next_queue.get(name, 0) % config.write_queues
-        appended = intake.store.append_repeated(
+            queue = broker.next_queue.get(name, 0) % config.write_queues
+        appended = broker.store.append_repeated(
             name, queue, header.batch, (buffer, body_at, body_end, count, first, born_ms)
         )
         if appended is None:
             return False
         # Only after the append: if it gives up, the general way chooses the queue.
         if header.queue < 0:
-            intake.next_queue[name] = queue + 1
+            broker.next_queue[name] = queue + 1
         # From here on the frame is taken; every return before has left it to the general way.
         parser.start = body_end
-        intake.dispatch.appended_to(name, queue, appended)
-        if intake.dispatch.awaited and not header.sync and body_end == parser.end:
-            intake.dispatch.serve_waiting()  # before the rest, which the consumer need not wait for
+        broker.dispatch.appended_to(name, queue, appended)
+        if broker.dispatch.awaited and not header.sync and body_end == parser.end:
+            broker.dispatch.serve_waiting()  # before the rest, which the consumer need not wait for
         queue_offset = appended.queue_offset
         if prefix:
-            intake.sequences.stored(prefix, name, first, count, name, queue, queue_offset, began)
+            broker.sequences.stored(prefix, name, first, count, name, queue, queue_offset, began)
         # As ``acknowledge`` does it on the general way.
         traffic = header.traffic
         traffic.frames += 1
@@ -258,11 +256,11 @@ class RepeatedHeaders:
 
     def _forget(self, fixed: bytes) -> None:
         del self.headers[fixed]
-        self._intake.counters.kept_headers -= 1
+        self._broker.counters.kept_headers -= 1
 
     def clear(self) -> None:
         """Forget all headers; the connection is closed."""
-        self._intake.counters.kept_headers -= len(self.headers)
+        self._broker.counters.kept_headers -= len(self.headers)
         self.headers.clear()
 
 

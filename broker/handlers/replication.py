@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import commands
@@ -17,6 +18,7 @@ from ...protocol.errors import ConfigurationError, InvalidParameter, Replication
 from ...protocol.fields import decode_fields
 from ...protocol.rows import pack_rows
 from ..addresses import parse_address
+from ..background.loop_work import called_back
 from ..replication.member.primary_link import hello_of, position_of
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def switch_primary(request: Request, member: ReplicaMember | None) -> None:
     request.audit(commands.SWITCH_PRIMARY, f"primary {params.member}")
 
 
-def change_members(request: Request, member: ReplicaMember | None) -> None:
+async def change_members(request: Request, member: ReplicaMember | None) -> None:
     """Add a member, or remove one."""
     params = decode_fields(ChangeMembersRequest, request.frame.fields)
     if params.address:
@@ -122,12 +124,9 @@ def change_members(request: Request, member: ReplicaMember | None) -> None:
         except (ConfigurationError, ValueError) as error:
             raise InvalidParameter(f"address of member {params.member}: {error}") from error
 
-    def changed() -> None:
-        request.respond(EmptyAnswer())
-        request.audit(commands.CHANGE_MEMBERS, f"member {params.member}", None, params.address or None)
-
     mine = _required(member)
     request.deferred.check_may_wait()
-    # Before ``later``, so that the audit of a refusal names the member.
     members = mine.change_members(params.member, params.address)
-    mine.when_changed(members, request.later(changed))
+    await called_back(partial(mine.when_changed, members))
+    request.respond(EmptyAnswer())
+    request.audit(commands.CHANGE_MEMBERS, f"member {params.member}", None, params.address or None)

@@ -24,19 +24,19 @@ from ...protocol.commands import (
 from ...protocol.errors import InvalidParameter, NoPermission
 from ...protocol.fields import decode_fields
 from ...protocol.rows import pack_rows
-from ...protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
+from ...protocol.storage.delivery import PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
 from ...protocol.storage.record import encode_properties
+from ..background.loop_work import called_back
 from ..delivery.routing import delay_of
 from ..delivery.staged import STAGED_CONFIG, TOPICS
 from ..store import ProduceBatch, common_properties
-from .acknowledgement import acknowledge
 from .msgpack_body import ArrayBody
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..delivery.staged import Stage, StagedTransactions
     from ..delivery.writer import RecordWriter
-    from ..requests.intake import Intake
+    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..store import Appended
 
@@ -54,19 +54,15 @@ def check_staged(request: Request, staged: StagedTransactions, params: ProduceRe
         _check_may_end(request, staged, params.prepare, may_end)
 
 
-def append_staged(request: Request, intake: Intake, params: ProduceRequest, queue: int) -> None:
+def append_staged(request: Request, broker: Broker, params: ProduceRequest, queue: int) -> Appended | None:
     """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the queue of their topic for the commit.
 
     They are acknowledged once they are written; the commit flushes them. If PREPARED_TOPIC has to be created first, the
-    frame is handled again afterwards.
+    frame is handled again afterwards; then None.
     """
-    if any(
-        intake.store.topics.get(topic.name) is None or topic.name in intake.topic_changes.pending for topic in TOPICS
-    ):
-        request.suspend()
-        intake.writer.with_topics(TOPICS, lambda error: request.resume(error))
-        return
-    intake.staged.check_new(params.prepare)
+    if not request.has_topics(TOPICS):
+        return None
+    broker.staged.check_new(params.prepare)
     real = {PROPERTY_REAL_TOPIC: params.topic, PROPERTY_REAL_QUEUE: str(queue)}
     batch = ProduceBatch(
         request.frame.buffer,
@@ -85,14 +81,14 @@ def append_staged(request: Request, intake: Intake, params: ProduceRequest, queu
 
     def append() -> int:
         # ``stage_messages`` calls this between its note and the entry in the table.
-        appended.append(intake.store.append(STAGED_CONFIG, 0, batch))
+        appended.append(broker.store.append(STAGED_CONFIG, 0, batch))
         return appended[0].queue_offset
 
-    intake.staged.stage_messages(params.prepare, params.topic, queue, params.count, append)
-    acknowledge(request, intake, params, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
+    broker.staged.stage_messages(params.prepare, params.topic, queue, params.count, append)
+    return appended[0]
 
 
-def commit_staged(request: Request, staged: StagedTransactions) -> None:
+async def commit_staged(request: Request, staged: StagedTransactions) -> None:
     """Commit the messages of stages; respond once all of them are in their topics."""
     params = decode_fields(CommitPreparedRequest, request.frame.fields)
     if params.flush not in FLUSHES:
@@ -106,10 +102,9 @@ def commit_staged(request: Request, staged: StagedTransactions) -> None:
         params.series, params.number, wanted, params.drop, sync=params.flush == "sync", may_drop=may_end
     )
     answer = CommitPreparedAnswer(already=result.already, messages=result.messages)
-    if result.pending is None:
-        request.respond(answer)
-    else:
-        result.pending.when_finished(request.later(lambda: request.respond(answer)))
+    if result.pending is not None:
+        await called_back(result.pending.when_finished)
+    request.respond(answer)
 
 
 def _may_end(request: Request) -> Callable[[Stage], bool] | None:
@@ -130,13 +125,13 @@ def _check_may_end(request: Request, staged: StagedTransactions, name: str, may_
         )
 
 
-def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
+async def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
     """Drop the messages of stages; respond once that is stored."""
     params = decode_fields(AbortPreparedRequest, request.frame.fields)
     count, end_offset = staged.abort_stages(params.drop, _may_end(request))
     request.audit(ABORT_PREPARED, f"drop {params.drop}", {"stages": count})
-    done = request.later(lambda: request.respond(AbortPreparedAnswer(count=count)))
-    writer.when_acknowledged(end_offset, done)
+    await writer.acknowledged(end_offset)
+    request.respond(AbortPreparedAnswer(count=count))
 
 
 def get_staged(request: Request, staged: StagedTransactions) -> None:

@@ -21,44 +21,42 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.rows import pack_rows
 from ...protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
+from ..background.loop_work import called_back
 from ..delivery.transactions.records import TOPICS, Half, half_frame
 from ..requests.request import is_by_hand
 from ..store import ProduceBatch, WouldBlock
-from .acknowledgement import acknowledge
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..delivery.transactions.records import HalfRequest
     from ..delivery.transactions.service import TransactionalMessageService
     from ..delivery.transactions.table import History, OpenTransaction
-    from ..requests.intake import Intake
+    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..security.users import UserRights
-    from ..store import MessageStore
+    from ..store import Appended, MessageStore
 
 Page = tuple[list[TransactionInfo], int]
 """Transactions of one page, and the offset of the next page (-1: there is none)."""
 
 
 def append_half_messages(
-    request: Request, intake: Intake, params: ProduceRequest, half: HalfRequest, queue: int
-) -> None:
+    request: Request, broker: Broker, params: ProduceRequest, half: HalfRequest, queue: int
+) -> Appended | None:
     """Append the frame's messages to the half topic and open their transactions; all or none.
 
     ``queue``: the queue of the request's topic that they will go to. The response contains the offsets of the half
-    messages. If the half topic has to be created first, the frame is handled again afterwards.
+    messages. If the half topic has to be created first, the frame is handled again afterwards; then None.
     """
-    topic = intake.store.topics.get(HALF_TOPIC)
-    if topic is None or HALF_TOPIC in intake.topic_changes.pending:
-        request.suspend()
-        intake.writer.with_topics(TOPICS, lambda error: request.resume(error))
-        return
+    if not request.has_topics(TOPICS):
+        return None
+    topic = broker.store.topics.existing(HALF_TOPIC)
 
     # Both refuse the whole frame, before anything of it is written.
     made = half_frame(params, half, queue, request.frame.body)
-    intake.transactions.check_new_ids(made.transaction_ids)
+    broker.transactions.check_new_ids(made.transaction_ids)
     born_ms = params.born_ms
-    appended = intake.store.append(
+    appended = broker.store.append(
         topic,
         0,
         ProduceBatch(
@@ -78,7 +76,7 @@ def append_half_messages(
 
     # Each message opens a transaction of its own.
     physical_offsets = struct.unpack(f">{params.count}q", appended.physical_offsets)
-    intake.transactions.add_halves(
+    broker.transactions.add_halves(
         Half(
             transaction_id,
             half.group,
@@ -93,23 +91,21 @@ def append_half_messages(
             zip(made.transaction_ids, physical_offsets, strict=True)
         )
     )
-    acknowledge(request, intake, params, 0, HALF_TOPIC, 0, appended)
+    return appended
 
 
-def end_transaction(request: Request, transactions: TransactionalMessageService) -> None:
+async def end_transaction(request: Request, transactions: TransactionalMessageService) -> None:
     """Commit or roll back a transaction; respond once that is acknowledged."""
     params = decode_fields(EndTransactionRequest, request.frame.fields)
     check_name("group", params.group)
     check_topic = partial(_check_publish, request.peer.access) if request.peer.access is not None else None
     by_hand = is_by_hand(request.frame)
 
-    def ended() -> None:
-        if by_hand:
-            outcome = "commit" if params.commit else "rollback"
-            request.audit(END_TRANSACTION, f"group {params.group}, transaction {params.transaction_id}", None, outcome)
-        request.respond(EmptyAnswer())
-
-    transactions.end_transaction(params, request.later(ended), check_topic)
+    await called_back(lambda done: transactions.end_transaction(params, done, check_topic))
+    if by_hand:
+        outcome = "commit" if params.commit else "rollback"
+        request.audit(END_TRANSACTION, f"group {params.group}, transaction {params.transaction_id}", None, outcome)
+    request.respond(EmptyAnswer())
 
 
 def _check_publish(access: UserRights, topic: str) -> None:
@@ -118,7 +114,7 @@ def _check_publish(access: UserRights, topic: str) -> None:
         raise NoPermission(f"user {access.name} has no permission to publish to the topic of this transaction")
 
 
-def get_transactions(request: Request, transactions: TransactionalMessageService, store: MessageStore) -> None:
+async def get_transactions(request: Request, transactions: TransactionalMessageService, store: MessageStore) -> None:
     """Return open or parked transactions, one page at a time: as they are on disk, which is what a crash leaves."""
     params = decode_fields(GetTransactionsRequest, request.frame.fields)
     sees = _seen_by(request.peer.access)
@@ -130,24 +126,21 @@ def get_transactions(request: Request, transactions: TransactionalMessageService
         page = _parked_page(history, params) if params.parked else ([], -1)
         return page, history.parked_count()
 
-    def answer(found: tuple[Page, int]) -> None:
-        (rows, next_offset), parked = found
-        # Here and not in ``read``, because the table belongs to the loop.
-        on_disk = transactions.table.on_disk(store.dispatchable_offset)
-        if params.parked:
-            rows = [row for row in rows if sees(row.topic)]
-        else:
-            rows, next_offset = _open_page(on_disk, params, sees)
-        open_count = len(on_disk)
-        if request.peer.access is not None and not request.peer.access.sees_all:
-            open_count = sum(sees(transaction.half.topic) for transaction in on_disk)
-            parked = len(rows) if params.parked else 0
-        request.respond(
-            TransactionsAnswer(count=len(rows), next_offset=next_offset, open=open_count, parked=parked),
-            pack_rows(rows),
-        )
-
-    request.after_dispatch(lambda: request.read_then(read, answer))
+    await request.dispatched()
+    (rows, next_offset), parked = await request.read(read)
+    # Here and not in ``read``, because the table belongs to the loop.
+    on_disk = transactions.table.on_disk(store.dispatchable_offset)
+    if params.parked:
+        rows = [row for row in rows if sees(row.topic)]
+    else:
+        rows, next_offset = _open_page(on_disk, params, sees)
+    open_count = len(on_disk)
+    if request.peer.access is not None and not request.peer.access.sees_all:
+        open_count = sum(sees(transaction.half.topic) for transaction in on_disk)
+        parked = len(rows) if params.parked else 0
+    request.respond(
+        TransactionsAnswer(count=len(rows), next_offset=next_offset, open=open_count, parked=parked), pack_rows(rows)
+    )
 
 
 def _seen_by(access: UserRights | None) -> Callable[[str], bool]:

@@ -6,7 +6,6 @@ salted verifiers, never a password.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,6 +53,7 @@ from ...protocol.errors import (
 from ...protocol.fields import decode_fields
 from ...protocol.rows import pack_rows
 from ..addresses import format_address
+from ..background.loop_work import called_back
 from ..requests.connected_client import ConnectedClient
 from ..security.audit import Author
 
@@ -90,17 +90,19 @@ def auth_list_user(request: Request, authenticator: Authenticator | None) -> Non
     request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
-def auth_create_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
+async def auth_create_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
     """Add a user; respond once it can connect."""
     name = decode_fields(CreateUserRequest, request.frame.fields).user
     body = _body(request.frame, {"scram", "grants"})
     _checked(lambda: check_user_name(name))
     verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
     grants = _grants(body.get("grants", []), name)
-    _change(request, _required(authenticator), users_changed, lambda users: with_user(users, name, verifier, grants))
+    await _change(
+        request, _required(authenticator), users_changed, lambda users: with_user(users, name, verifier, grants)
+    )
 
 
-def auth_update_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
+async def auth_update_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
     """Change a user's password, grants or access keys; respond once the change is in effect."""
     name = decode_fields(UpdateUserRequest, request.frame.fields).user
     body = _body(request.frame, {"scram", "revoke", "grant", "access_key", "remove_access_key"})
@@ -126,7 +128,7 @@ def auth_update_user(request: Request, authenticator: Authenticator | None, user
             users = each(users)
         return users
 
-    _change(request, _required(authenticator), users_changed, edit)
+    await _change(request, _required(authenticator), users_changed, edit)
 
 
 def _key_edits(name: str, body: dict[str, Any]) -> list[Edit]:
@@ -143,10 +145,10 @@ def _key_edits(name: str, body: dict[str, Any]) -> list[Edit]:
     return edits
 
 
-def auth_delete_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
+async def auth_delete_user(request: Request, authenticator: Authenticator | None, users_changed: UsersChanged) -> None:
     """Remove a user; respond once it can no longer connect. The broker closes its connections."""
     name = decode_fields(DeleteUserRequest, request.frame.fields).user
-    _change(request, _required(authenticator), users_changed, lambda users: without_user(users, name))
+    await _change(request, _required(authenticator), users_changed, lambda users: without_user(users, name))
 
 
 def _required(authenticator: Authenticator | None) -> Authenticator:
@@ -158,7 +160,7 @@ def _required(authenticator: Authenticator | None) -> Authenticator:
     return authenticator
 
 
-def _change(request: Request, authenticator: Authenticator, users_changed: UsersChanged, edit: Edit) -> None:
+async def _change(request: Request, authenticator: Authenticator, users_changed: UsersChanged, edit: Edit) -> None:
     """Change the users' file in a reader thread, and respond once the broker applies it."""
 
     def keep_an_administrator(users: Users) -> Users:
@@ -171,26 +173,20 @@ def _change(request: Request, authenticator: Authenticator, users_changed: Users
             )
         return after
 
-    def changed() -> None:
-        # The response first, because the change may close this very connection.
-        request.respond(EmptyAnswer())
-        users_changed(request.peer)
-
-    done = request.later(lambda: request.after_replicated(changed))
     store = authenticator.users.store
-    work = request.in_reader(lambda: UserFile(store).change(keep_an_administrator))
-    work.add_done_callback(lambda work: done(_failure(work)))
-
-
-def _failure(work: asyncio.Future[Users]) -> BrokerError | None:
-    """Return the error to respond with, or None if the change succeeded."""
-    error = work.exception()
-    if error is None or isinstance(error, BrokerError):
-        return error
-    if isinstance(error, ConfigurationError):
-        return InvalidParameter(f"{error}; nothing was changed")
-    log.error("cannot change the users", exc_info=error)
-    return ServiceNotAvailable(f"cannot change the users: {error}; see the broker's log for details")
+    try:
+        await request.in_reader(lambda: UserFile(store).change(keep_an_administrator))
+    except ConfigurationError as error:
+        raise InvalidParameter(f"{error}; nothing was changed") from None
+    except BrokerError:
+        raise
+    except Exception as error:
+        log.error("cannot change the users", exc_info=error)
+        raise ServiceNotAvailable(f"cannot change the users: {error}; see the broker's log for details") from error
+    await request.replicated()
+    # The response first, because the change may close this very connection.
+    request.respond(EmptyAnswer())
+    users_changed(request.peer)
 
 
 def _checked(call: Callable[[], T]) -> T:
@@ -227,7 +223,7 @@ def _grants(raw: Any, name: str) -> tuple[Grant, ...]:
 # ---- AUTH: authenticate the client, in two steps.
 
 
-def auth(request: Request, authenticator: Authenticator | None, audit: AuditLog) -> None:
+async def auth(request: Request, authenticator: Authenticator | None, audit: AuditLog) -> None:
     """Handle one step of the authentication; after the second one the connection may send other requests.
 
     After a failure the broker responds, perhaps delayed, and closes the connection: another attempt needs another
@@ -247,7 +243,7 @@ def auth(request: Request, authenticator: Authenticator | None, audit: AuditLog)
     if exchange is None:
         _begin(request, authenticator, params)
     else:
-        _finish(request, authenticator, audit, exchange, params.message)
+        await _finish(request, authenticator, audit, exchange, params.message)
 
 
 def _begin(request: Request, authenticator: Authenticator, params: AuthRequest) -> None:
@@ -262,31 +258,40 @@ def _begin(request: Request, authenticator: Authenticator, params: AuthRequest) 
     request.respond(AuthAnswer(message=answer))
 
 
-def _finish(
+async def _finish(
     request: Request, authenticator: Authenticator, audit: AuditLog, exchange: ServerExchange, client_final: str
 ) -> None:
     host, name = request.peer.address[0], exchange.name
-
-    def judge() -> None:
-        try:
-            user, answer = authenticator.finish(exchange, client_final, host)
-        except AuthenticationFailed as error:
-            audit.write(
-                AUTH.name,
-                f"user {name}",
-                author=Author(address=format_address(*request.peer.address), client=request.peer.client),
-                outcome=error.name,
-                reason=error.message,
-            )
-            request.refuse(error)
-            return
-        request.source.admit(user)
-        request.respond(AuthAnswer(message=answer, done=True))
-        authenticator.backoff.record_success(host, name)
-
     # Right and wrong proofs wait alike, so that the time to the response does not tell them apart.
     if authenticator.backoff.must_wait(host, name):
-        request.peer.when_lost(authenticator.backoff.wait(host, name, lambda: request.proceed(judge)))
-        request.suspend()
-    else:
-        judge()
+        await request.in_order(_turn(request, authenticator, host, name))
+    try:
+        user, answer = authenticator.finish(exchange, client_final, host)
+    except AuthenticationFailed as error:
+        audit.write(
+            AUTH.name,
+            f"user {name}",
+            author=Author(address=format_address(*request.peer.address), client=request.peer.client),
+            outcome=error.name,
+            reason=error.message,
+        )
+        request.refuse(error)
+        return
+    request.source.admit(user)
+    request.respond(AuthAnswer(message=answer, done=True))
+    authenticator.backoff.record_success(host, name)
+
+
+async def _turn(request: Request, authenticator: Authenticator, host: str, name: str) -> None:
+    """Wait for the end of the pause, or of the connection: then its turn is that of the next client."""
+
+    def wait(done: Callable[[], None]) -> None:
+        leave = authenticator.backoff.wait(host, name, done)
+
+        def lost() -> None:
+            leave()
+            done()
+
+        request.peer.when_lost(lost)
+
+    await called_back(wait)

@@ -50,15 +50,13 @@ def decoded(handler: RemotingHandler, bytes_max: int) -> RemotingHandler:
             request.json = _decoded(body, code)
             return handler(request)
 
-        def handle(value: Any) -> None:
-            request.json = value
-            waits = handler(request)
-            if waits is not None:
-                request.begin(waits)
+        return decode_long_and_handle(request, bytes(body), code)
 
-        blob = bytes(body)
-        request.read_in_order(lambda: _decoded(blob, code), handle)
-        return None
+    async def decode_long_and_handle(request: RemotingRequest, body: bytes, code: int) -> None:
+        request.json = await request.in_order(request.in_reader(lambda: _decoded(body, code)))
+        waits = handler(request)
+        if waits is not None:
+            await waits
 
     return decode_and_handle
 

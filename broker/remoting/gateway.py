@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...protocol import commands
 from ...protocol.commands import Command, IdsChangedRequest
-from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX
+from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame
 from ...protocol.remoting import codes
-from ...protocol.remoting.command import encode_head
+from ...protocol.remoting.command import RemotingFrame, encode_head
 from ...protocol.remoting.signature import CREDENTIALS
 from ...protocol.storage.record import PROPERTY_UNIQ_KEY, decode_record, offset_id
 from ..addresses import format_address
@@ -89,6 +89,14 @@ class RemotingGateway:
 # protocol.
 
 
+class ClientAnswer(NamedTuple):
+    """A client's response to a request of the broker."""
+
+    code: int
+    remark: str
+    body: bytes
+
+
 class RemotingClient(ConnectedClient):
     """One RocketMQ client while it is connected; it implements ``ClientHandle``."""
 
@@ -122,6 +130,29 @@ class RemotingClient(ConnectedClient):
             self._asked.pop(next(iter(self._asked)))(None)
         self._asked[request_id] = answered
         self._send(REQUEST, code, request_id, fields, body)
+
+    async def asked(self, code: int, fields: Mapping[str, str], body: bytes, timeout_s: float) -> ClientAnswer:
+        """Send a request; return the response. Raises ``TimeoutError``, and ``ConnectionError`` if the connection is
+        lost before it comes."""
+        answer: asyncio.Future[ClientAnswer | None] = asyncio.get_running_loop().create_future()
+
+        def answered(frame: Frame | None) -> None:
+            if answer.done():  # it comes too late
+                return
+            if isinstance(frame, RemotingFrame):
+                answer.set_result(ClientAnswer(frame.code, frame.remark, bytes(frame.body)))
+            else:
+                answer.set_result(None)
+
+        self.send_request(code, fields, body, answered)
+        await asyncio.wait([answer], timeout=timeout_s)
+        if not answer.done():
+            answer.cancel()
+            raise TimeoutError
+        found = answer.result()
+        if found is None:
+            raise ConnectionError
+        return found
 
     def _send(self, kind: int, code: int, request_id: int, fields: Mapping[str, str], body: bytes) -> None:
         # A client with the signature of another's request could make any other request of the same values with it.

@@ -15,7 +15,6 @@ from ...protocol.remoting.command import JSON_HEADER, LENGTHS, encode_send_answe
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
 from ...protocol.storage.record import PROPERTY_UNIQ_KEY, offset_ids
 from ..requests.broker import Broker
-from ..requests.intake import Intake
 from ..requests.request import FrameSource, Request
 from ..store import LAYOUT_BODY, TopicConfig
 from .request import RemotingRequest
@@ -38,22 +37,22 @@ class _Header:
 
     __slots__ = ("batch", "config", "pattern", "stamps", "topic", "traffic")
 
-    def __init__(self, intake: Intake, topic: str, config: TopicConfig, pattern: re.Pattern[bytes], stamps: bytes):
+    def __init__(self, broker: Broker, topic: str, config: TopicConfig, pattern: re.Pattern[bytes], stamps: bytes):
         self.topic = topic
         self.config = config
         self.pattern = pattern
         self.stamps = stamps
-        self.traffic = intake.counters.produced.of(topic)
-        self.batch = intake.store.commitlog.repeated_batch(COMMON_BYTES_MAX)
+        self.traffic = broker.counters.produced.of(topic)
+        self.batch = broker.store.commitlog.repeated_batch(COMMON_BYTES_MAX)
 
 
 class RepeatedSends:
     """The kept headers of one connection; the one that was used last is the first."""
 
-    __slots__ = ("_intake", "_tries_left", "headers")
+    __slots__ = ("_broker", "_tries_left", "headers")
 
     def __init__(self, broker: Broker) -> None:
-        self._intake = broker.intake
+        self._broker = broker
         self._tries_left = TRIES_MAX
         self.headers: list[_Header] = []
         """Kept headers; if there is none, ``handle`` need not be called."""
@@ -65,7 +64,7 @@ class RepeatedSends:
         as a whole, so none is kept.
         """
         assert isinstance(request, RemotingRequest), "requests of this connection"
-        counters, received = self._intake.counters, request.received
+        counters, received = self._broker.counters, request.received
         if not self._tries_left or request.peer.user is not None or counters.kept_headers >= HEADERS_MAX:
             return
         self._tries_left -= 1
@@ -92,7 +91,7 @@ class RepeatedSends:
         # Properties that are stored as they came mean nothing to the broker.
         if common != params.common.encode() or numbers != (params.queue, params.born_ms, received.request_id):
             return
-        self.headers.append(_Header(self._intake, params.topic, config, pattern, stamps))
+        self.headers.append(_Header(self._broker, params.topic, config, pattern, stamps))
         counters.kept_headers += 1
 
     def keep_pull(self, request: Request, params: PullRequest) -> None:
@@ -113,10 +112,10 @@ class RepeatedSends:
         if found is None:
             return False
         header = self.headers[0]
-        intake, name = self._intake, header.topic
-        if intake.store.topics.get(name) is not header.config:  # each change of a topic makes a new object
+        broker, name = self._broker, header.topic
+        if broker.store.topics.get(name) is not header.config:  # each change of a topic makes a new object
             del self.headers[0]
-            intake.counters.kept_headers -= 1
+            broker.counters.kept_headers -= 1
             return False
 
         # Whatever the general way would refuse, hold back or answer without storing is left to it, like a message whose
@@ -128,22 +127,22 @@ class RepeatedSends:
         if (
             queue >= header.config.write_queues
             or len(common) > COMMON_BYTES_MAX
-            or frame_bytes > intake.frame_bytes_max
-            or intake.in_flight.bytes > intake.in_flight.bytes_max
-            or name in intake.topic_changes.pending
-            or (prefix and intake.sequences.may_have(prefix, name, first))
+            or frame_bytes > broker.produce_frame_bytes_max
+            or broker.in_flight.bytes > broker.in_flight.bytes_max
+            or name in broker.topic_changes.pending
+            or (prefix and broker.sequences.may_have(prefix, name, first))
         ):
             return False
         frame = (buffer, body_at, body_end, 1, first, int(found["born"]))
-        appended = intake.store.append_repeated(name, queue, header.batch, frame, common)
+        appended = broker.store.append_repeated(name, queue, header.batch, frame, common)
         if appended is None:
             return False
         # The frame is taken only here: up to this line the general way would find it untouched.
         parser.start = body_end
-        intake.dispatch.appended_to(name, queue, appended)
+        broker.dispatch.appended_to(name, queue, appended)
         queue_offset = appended.queue_offset
         if prefix:
-            intake.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)
+            broker.sequences.stored(prefix, name, first, 1, name, queue, queue_offset, began)
 
         # The rest counts and answers as the general way does.
         traffic = header.traffic
@@ -151,10 +150,10 @@ class RepeatedSends:
         traffic.messages += 1
         traffic.bytes += body_end - body_at
         opaque = int(found["opaque"])
-        offset_id = offset_ids(intake.store.commitlog.store_host, appended.physical_offsets)
+        offset_id = offset_ids(broker.store.commitlog.store_host, appended.physical_offsets)
         answer = encode_send_answer(opaque, offset_id, queue, queue_offset, f'"{key}"')
         responses = connection.responses
-        if intake.sync:
+        if broker.sync:
             responses.send_when_flushed(opaque, frame_bytes, answer, appended.end_offset)
         else:
             responses.written += 1
@@ -174,5 +173,5 @@ class RepeatedSends:
 
     def clear(self) -> None:
         """Forget all headers; the connection is closed."""
-        self._intake.counters.kept_headers -= len(self.headers)
+        self._broker.counters.kept_headers -= len(self.headers)
         self.headers.clear()

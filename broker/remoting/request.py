@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.commands import ProduceRequest, PullRequest
@@ -58,6 +58,8 @@ class RemotingRequest(Request):
     creating its topic. ``recalled``: unique key of the message that the request recalls.
     """
 
+    received: RemotingFrame
+
     __slots__ = (
         "asked",
         "default_queues",
@@ -71,14 +73,12 @@ class RemotingRequest(Request):
         "passed_times",
         "recall_handle",
         "recalled",
-        "received",
         "reconsume_times",
         "unique_key",
     )
 
     def __init__(self, source: RemotingConnection, frame: RemotingFrame) -> None:
         super().__init__(source, frame)
-        self.received = frame
         self.gateway: RemotingGateway = source.gateway
         self.ext = ExtFields(frame.fields)
         self.log_begin = source.log_begin
@@ -247,23 +247,6 @@ class RemotingRequest(Request):
     def audit_refused(self, error: BrokerError) -> None:
         """Record that a request of an administrator was refused."""
         audit_refused(self, error)
-
-    # ---- waiting in order ----
-
-    def resume(self, error: BrokerError | None) -> None:
-        """Continue after ``suspend``: handle the received frame again, or respond with ``error``."""
-        if error is None:
-            self.source.proceed(self.received, lambda: self.source.handle(self.received))
-        else:
-            self.source.proceed(self.received, lambda: self.fail(error))
-
-    def proceed(self, call: Callable[[], None]) -> None:
-        """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
-        self.source.proceed(self.received, lambda: self.attempt(call))
-
-    def handle_again(self) -> None:
-        """Handle the received frame again, from the beginning."""
-        self.source.handle(self.received)
 
 
 class OffsetReset(BrokerError):

@@ -12,10 +12,9 @@ from dataclasses import replace
 from ...protocol.commands import ProduceRequest
 from ...protocol.errors import MessageNotFound
 from ...protocol.storage.record import Record
-from ..config import Settings
 from ..delivery.deduplication import StoredBefore
 from ..handlers.produce import Duplicate, append_frame
-from ..requests.intake import Intake
+from ..requests.broker import Broker
 from ..store import Places
 from .request import RemotingRequest
 
@@ -25,11 +24,8 @@ _NOWHERE = Places(b"", 0, 0, 0)
 class _Resend(Duplicate):
     """A message whose key is known. If it is another message, it is appended like a first one."""
 
-    def __init__(
-        self, request: RemotingRequest, intake: Intake, settings: Settings, params: ProduceRequest, before: StoredBefore
-    ) -> None:
-        super().__init__(request, intake, params, before)
-        self._settings = settings
+    def __init__(self, request: RemotingRequest, broker: Broker, params: ProduceRequest, before: StoredBefore) -> None:
+        super().__init__(request, broker, params, before)
         self._log_begin = request.log_begin
         self._body = bytes(request.received.body)
         self._stored: Record | None = None
@@ -43,22 +39,20 @@ class _Resend(Duplicate):
             return _NOWHERE
         # A send of one message has one offset.
         physical_offset = int.from_bytes(places.physical_offsets, "big")
-        self._stored = self._intake.store.log_reads.record_at(physical_offset, hot=hot)
+        self._stored = self._broker.store.log_reads.record_at(physical_offset, hot=hot)
         return places
 
     def answer(self, places: Places) -> None:
         """Send the first answer again; if the message is another one, append it."""
         stored = self._stored
         if stored is not None and stored.physical_offset < self._log_begin and stored.body == self._body:
-            self._intake.counters.duplicates += 1
+            self._broker.counters.duplicates += 1
             super().answer(places)
         else:
             # Without the prefix, so that its key is not looked up again.
-            append_frame(self._request, self._intake, self._settings, replace(self._params, unique_prefix=""))
+            append_frame(self._request, self._broker, replace(self._params, unique_prefix=""))
 
 
-def answer_resend(
-    request: RemotingRequest, intake: Intake, settings: Settings, params: ProduceRequest, before: StoredBefore
-) -> None:
+def answer_resend(request: RemotingRequest, broker: Broker, params: ProduceRequest, before: StoredBefore) -> None:
     """Answer a message whose key is that of a message stored at ``before``, after storing it if it is another one."""
-    _Resend(request, intake, settings, params, before).begin()
+    _Resend(request, broker, params, before).begin()

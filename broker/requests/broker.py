@@ -17,20 +17,20 @@ from ..background.loop_work import ColdReads
 from ..budgets import InFlightBudget, ReceiveBudget, SendBudget
 from ..config import PRODUCER_RUNS_MAX
 from ..delivery.deduplication import ProducerSequences
+from ..delivery.groups.admin import GroupAdmin
 from ..delivery.groups.coordinator import GroupChanges, GroupCoordinator, OffsetMover
 from ..delivery.groups.producer_groups import ProducerGroups
+from ..delivery.groups.retry import RetryService
 from ..delivery.pop.service import PopService
 from ..delivery.scheduled.worker import Delays
 from ..delivery.staged import StagedTransactions
-from ..delivery.topic_changes import TopicChanges
+from ..delivery.topic_changes import TopicChanges, TopicService
 from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
 from ..security.users import AccessTable
 from .counters import Counters
 from .dispatch import DispatchScheduler
-from .intake import Intake
-from .outlet import Outlet
 
 if TYPE_CHECKING:
     from ...protocol.commands import ConnectionInfo
@@ -155,9 +155,11 @@ class Broker:
         )
         self.in_flight = InFlightBudget()
         self._limit_in_flight()
-        # Both collect parts that were made above.
-        self.intake = self._intake()
-        self.outlet = self._outlet()
+        self.offset_mover = OffsetMover(store, self.groups, self.writer, settings.server.name)
+        self.produce_frame_bytes_max = limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
+        """Size of the largest PRODUCE frame, including its length field."""
+        self.next_queue: dict[str, int] = {}
+        """By topic: the queue, before the remainder is taken, of its next frame that names none."""
         # These are set later, by the parts around the broker: server, gateway, replica set.
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
@@ -184,6 +186,7 @@ class Broker:
             expiry_s=limits.sequence_expiry_ms / 1000,
         )
         self.topic_changes = TopicChanges(store, loop, self._topic_deleted)
+        self.topics = TopicService(store, self.topic_changes, self.holds)
         self.writer = RecordWriter(store, self.flush, self.topic_changes, loop, appended, sync=self.sync)
         self.delays = Delays(store, self.writer, loop, self.readers, appended, self.fatal, now_ms=store.clock.now_ms)
         self.groups = GroupCoordinator(
@@ -204,6 +207,10 @@ class Broker:
             self.counters,
             now_ms=store.clock.now_ms,
             in_flight_max=limits.popped_messages_max,
+        )
+        self.retries = RetryService(self.groups, self.writer, self.counters)
+        self.group_admin = GroupAdmin(
+            store, self.groups, self.pops, self.holds, self.topic_changes, self.counters.forget_group
         )
         # A callback, because pops need the groups, and the groups have to know of pops.
         self.groups.clients.popping_of = self.pops.live
@@ -230,39 +237,9 @@ class Broker:
             now_ms=self.delays.now_ms,
         )
 
-    def _intake(self) -> Intake:
-        return Intake(
-            self.store,
-            self.topic_changes,
-            self.sequences,
-            self.in_flight,
-            self.dispatch,
-            self.counters,
-            self.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES,
-            self.sync,
-            self.writer,
-            self.flush,
-            self.stall,
-            self.delays,
-            self.transactions,
-            self.staged,
-        )
-
-    def _outlet(self) -> Outlet:
-        return Outlet(
-            self.store,
-            self.dispatch,
-            self.holds,
-            self.selections,
-            self.groups,
-            OffsetMover(self.store, self.groups, self.writer, self.settings.server.name),
-            self.send_memory,
-            self.cold_reads,
-            self.counters,
-            self.loop,
-            self.limits.frame_bytes_max,
-            lambda: self.member is not None and self.member.refusal() is not None,
-        )
+    def follows(self) -> bool:
+        """Return whether another member of the replica set leads: it may have more of a queue. Any thread."""
+        return self.member is not None and self.member.refusal() is not None
 
     def change_settings(self, settings: Settings) -> None:
         """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
@@ -311,7 +288,7 @@ class Broker:
     def _topic_deleted(self, topic: str) -> None:
         self.counters.forget_topic(topic)
         self.sequences.forget_topic(topic)
-        self.intake.next_queue.pop(topic, None)
+        self.next_queue.pop(topic, None)
         self.pops.topic_deleted(topic)
 
     def _access_changed(self) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ...protocol import commands
@@ -199,22 +199,6 @@ def is_by_hand(frame: Frame) -> bool:
     return frame.fields.get("parked") is True or (type(topic) is str and topic.startswith(DEAD_LETTER_TOPIC_PREFIX))
 
 
-def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
-    """Return a topic's values for ``before`` or ``after``."""
-    if config is None:
-        return None
-    attributes = config.extra.get("attributes")
-    return {
-        **({"attributes": attributes} if attributes else {}),
-        "read_queues": config.read_queues,
-        "write_queues": config.write_queues,
-        "perm": config.perm,
-        "order": config.order,
-        "retention_hours": config.retention_hours,
-        "retention_bytes": config.retention_bytes,
-    }
-
-
 def author(peer: ConnectedClient) -> Author:
     """Return the client for the audit log."""
     return Author(peer.user_name, format_address(*peer.address), peer.client)
@@ -306,17 +290,17 @@ class Request:
     ``responses`` and ``deferred`` belong to the connection: a PRODUCE puts its encoded response there itself.
     """
 
-    __slots__ = ("_waits", "broker", "deferred", "frame", "peer", "responses", "source")
+    __slots__ = ("broker", "deferred", "frame", "peer", "received", "responses", "source", "waits_in_order")
 
     def __init__(self, source: FrameSource, frame: Frame) -> None:
         self.source = source
-        self.frame = frame
+        self.frame = self.received = frame
         self.broker = source.broker
         self.peer = source.peer
         self.responses = source.responses
         self.deferred = source.deferred
-        self._waits: set[object] | None = None
-        """What ``later`` has begun and nothing has ended yet."""
+        self.waits_in_order = False
+        """True while its connection handles nothing else."""
 
     # ---- responding ----
 
@@ -391,11 +375,8 @@ class Request:
         self.respond_encoded(head, body)
 
     def fail(self, error: BrokerError) -> None:
-        """Respond with an error, and end what the request waits for; audit it if its command is audited."""
+        """Respond with an error; audit it if its command is audited."""
         frame, responses = self.frame, self.responses
-        if self._waits:
-            self.deferred.undispatched -= len(self._waits)
-            self._waits.clear()
         self.audit_refused(error)
         responses.count_error(error)
         if log.isEnabledFor(logging.DEBUG):
@@ -466,30 +447,34 @@ class Request:
     def resume(self, error: BrokerError | None) -> None:
         """Continue after ``suspend``: handle the frame again, or respond with ``error``."""
         if error is None:
-            self.source.proceed(self.frame, lambda: self.source.handle(self.frame))
+            self.source.proceed(self.received, lambda: self.source.handle(self.received))
         else:
-            self.source.proceed(self.frame, lambda: self.fail(error))
+            self.source.proceed(self.received, lambda: self.fail(error))
+
+    def has_topics(self, configs: Sequence[TopicConfig]) -> bool:
+        """Return whether the topics exist; if not, create them, and then handle the frame again."""
+        topics, pending = self.broker.store.topics, self.broker.topic_changes.pending
+        if all(topics.get(each.name) is not None and each.name not in pending for each in configs):
+            return True
+        self.suspend()
+        self.broker.writer.with_topics(configs, self.resume)
+        return False
 
     def proceed(self, call: Callable[[], None]) -> None:
         """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
-        self.source.proceed(self.frame, lambda: self.attempt(call))
+        self.source.proceed(self.received, lambda: self.attempt(call))
 
-    def read_in_order(self, read: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Call ``read`` in a reader thread, and ``done`` with its result; an error of either becomes the response.
-
-        ``read`` must not use the frame, whose buffer may go with the connection.
-        """
-
-        def finished(work: asyncio.Future[T]) -> None:
-            work.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
-            self.proceed(lambda: done(work.result()))
-
+    async def in_order(self, waits: Awaitable[T]) -> T:
+        """Return the result of ``waits``; the connection handles nothing else meanwhile, and the frame stays valid."""
         self.suspend()
-        self.in_reader(read).add_done_callback(finished)
-
-    def handle_again(self) -> None:
-        """Handle the frame again, from the beginning."""
-        self.source.handle(self.frame)
+        self.waits_in_order = True
+        try:
+            result = await waits
+        finally:
+            self.waits_in_order = False
+            self.source.proceed(self.received, lambda: None)
+        self.check_client()
+        return result
 
     # ---- waiting while later frames of the connection are handled ----
 
@@ -503,28 +488,11 @@ class Request:
         frame.fields = {name: frame.fields[name] for name in _KEPT_FIELDS if name in frame.fields}
 
     def after_dispatch(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once everything acknowledged by now is visible; an error that it raises becomes the response.
-
-        Dispatch runs after the acknowledgement, but every client must find a message that has been acknowledged.
-        """
+        """Call ``call`` after ``dispatched``, for pulls and pops: no task is made unless it waits."""
         if self.broker.dispatch.is_done():
             call()
-            return
-        self.deferred.check_may_wait()
-        done = self.later(call)
-        self.broker.dispatch.when_done(lambda: done(None))
-
-    def after_written(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once everything written by now is acknowledged and visible; an error that it raises, or that
-        the flush ends with, becomes the response."""
-        self.deferred.check_may_wait()
-        broker = self.broker
-        broker.writer.when_acknowledged(broker.store.write_offset, self.later(lambda: self.after_dispatch(call)))
-
-    def after_replicated(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once a change that a person made would survive a failover."""
-        done = self.later(call)
-        self.broker.when_replicated(lambda: done(None))
+        else:
+            self.begin(_afterwards(self.dispatched(), call))
 
     def check_may_save(self) -> None:
         """Raise ``SystemBusy`` if a change of a group would wait and too many requests wait. Before the change."""
@@ -532,40 +500,11 @@ class Request:
             self.deferred.check_may_wait()
 
     def after_saved(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once what groups must not forget is on disk and would survive a failover: at once if it is. If
-        it cannot be written, respond with the error."""
-        changes = self.broker.group_changes
-        if changes.pending:
-            changes.when_saved(self.later(call))
+        """Call ``call`` after ``saved``, for pops: no task is made unless it waits."""
+        if self.broker.group_changes.pending:
+            self.begin(_afterwards(self.saved(), call))
         else:
             call()
-
-    def later(self, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
-        """Return a function to be called once, when the request's wait ends.
-
-        Called with None it runs ``call``; called with an error, or if ``call`` raises one, it responds with that error.
-        After the request has failed in another way, it does nothing.
-        """
-        self.release_frame()
-        deferred, wait = self.deferred, object()
-        deferred.undispatched += 1
-        waits = self._waits = self._waits or set()
-        waits.add(wait)
-
-        def done(error: BrokerError | None) -> None:
-            if wait not in waits:
-                return
-            waits.discard(wait)
-            deferred.undispatched -= 1
-            if self.peer.lost:
-                return
-            if error is not None:
-                self.fail(error)
-            else:
-                self.attempt(call)
-            deferred.on_progress()
-
-        return done
 
     def step(self, call: Callable[[], None], instead: Instead = None) -> None:
         """Call ``call`` in a later turn of the loop that has time for it; an error that it raises becomes the response.
@@ -630,13 +569,14 @@ class Request:
         """Run a handler up to its first wait; a task does the rest, while later frames of the connection are handled.
 
         A handler that need not wait makes no task. What it raises before its first wait is raised here; a later error
-        becomes the response. After the first wait the frame's body and fields are gone.
+        becomes the response. At each wait, except one in order, the frame's body and fields go.
         """
         try:
             waits = handling.send(None)
         except StopIteration:
             return
-        self.release_frame()
+        if not self.waits_in_order:
+            self.release_frame()
         self.deferred.undispatched += 1
         tasks = self.broker.tasks
         task = self.broker.loop.create_task(self._finish(handling, waits))
@@ -645,7 +585,7 @@ class Request:
 
     async def _finish(self, handling: Coroutine[Any, Any, None], waits: Any) -> None:
         try:
-            await _resumed(handling, waits)
+            await self._resumed(handling, waits)
         except ClientLost:
             pass
         except BrokerError as error:
@@ -657,6 +597,20 @@ class Request:
             self.deferred.undispatched -= 1
             if not self.peer.lost:
                 self.deferred.on_progress()
+
+    @types.coroutine
+    def _resumed(self, handling: Coroutine[Any, Any, None], waits: Any) -> Generator[Any, Any, None]:
+        """Continue a coroutine that waits for the future ``waits``."""
+        with contextlib.suppress(StopIteration):
+            while True:
+                try:
+                    yield waits
+                except BaseException as error:  # noqa: BLE001 - that of what it waits for, or of its task's cancellation
+                    waits = handling.throw(error)
+                else:
+                    waits = handling.send(None)
+                if not self.waits_in_order:
+                    self.release_frame()
 
     def check_client(self) -> None:
         """Raise ``ClientLost`` if the connection was closed, so that nothing more is read for it."""
@@ -670,7 +624,7 @@ class Request:
         """
         if not self.broker.dispatch.is_done():
             self.deferred.check_may_wait()
-            await called_back(self.broker.loop, self.broker.dispatch.when_done)
+            await called_back(self.broker.dispatch.when_done)
             self.check_client()
 
     async def written(self) -> None:
@@ -681,14 +635,14 @@ class Request:
 
     async def replicated(self) -> None:
         """Wait until a change that a person made would survive a failover."""
-        await called_back(self.broker.loop, self.broker.when_replicated)
+        await called_back(self.broker.when_replicated)
 
     async def saved(self) -> None:
         """Wait until what groups must not forget is on disk and would survive a failover. Raises the error if it cannot
         be written."""
         changes = self.broker.group_changes
         if changes.pending:
-            await called_back(self.broker.loop, changes.when_saved)
+            await called_back(changes.when_saved)
 
     async def read(self, read: Callable[[bool], T]) -> T:
         """Return ``read(True)``; if that would block, ``read(False)`` of a reader thread.
@@ -706,7 +660,7 @@ class Request:
         memory = self.broker.send_memory
         while not memory.may_read(self.responses):
             self.deferred.check_may_wait()
-            await called_back(self.broker.loop, memory.wait)
+            await called_back(memory.wait)
             self.check_client()
 
     async def _read_cold(self, read: Callable[[bool], T]) -> T:
@@ -716,7 +670,7 @@ class Request:
             await deferred.cold_read()
             try:
                 self.check_client()
-                await called_back(broker.loop, lambda done: broker.cold_reads.when_free(done))
+                await called_back(lambda done: broker.cold_reads.when_free(done))
                 try:
                     self.check_client()
                     # Otherwise memory became short while it waited for the thread, which is for another read.
@@ -733,18 +687,10 @@ class Request:
             await self._memory()
 
 
+async def _afterwards(waits: Awaitable[None], call: Callable[[], None]) -> None:
+    await waits
+    call()
+
+
 class ClientLost(Exception):
     """The connection that a request came from is closed: nothing more is read for it."""
-
-
-@types.coroutine
-def _resumed(handling: Coroutine[Any, Any, None], waits: Any) -> Generator[Any, Any, None]:
-    """Continue a coroutine that waits for the future ``waits``."""
-    with contextlib.suppress(StopIteration):
-        while True:
-            try:
-                yield waits
-            except BaseException as error:  # noqa: BLE001 - the error of what it waits for, or that its task is cancelled
-                waits = handling.throw(error)
-            else:
-                waits = handling.send(None)

@@ -21,7 +21,7 @@ from flintmq.broker.app.lifecycle import Lifecycle
 from flintmq.broker.background.held_pulls import PullRequestHoldService, Wake
 from flintmq.broker.background.loop_work import StepScheduler
 from flintmq.broker.config import Settings
-from flintmq.broker.delivery.topic_changes import TopicChanges
+from flintmq.broker.delivery.topic_changes import TopicChanges, TopicService
 from flintmq.broker.handlers import broker_admin, produce, pull, queries, topics
 from flintmq.broker.handlers import groups as group_admin
 from flintmq.broker.handlers.registry import ROWS
@@ -96,14 +96,14 @@ async def test_a_topic_is_created_grows_and_never_shrinks(store: MessageStore) -
     loop = asyncio.get_running_loop()
     holds = PullRequestHoldService(loop.time, loop.call_at, StepScheduler(loop.time, loop.call_soon))
     changes = TopicChanges(store, loop, lambda topic: None)
+    service = TopicService(store, changes, holds)
     woken: list[Wake] = []
     holds.hold("orders", 0, 0, loop.time() + 60, woken.append)
 
     async def change(read_queues: int) -> RecordedRequest:
         params = commands.UpdateAndCreateTopicRequest("orders", read_queues, read_queues)
         request = RecordedRequest(commands.UPDATE_AND_CREATE_TOPIC, params)
-        topics.update_and_create_topic(request, store, changes, holds)
-        await request.completed.wait()
+        await topics.update_and_create_topic(request, service)
         return request
 
     grown = await change(3)
@@ -121,7 +121,7 @@ def test_the_figures_of_topics_come_from_the_store_and_the_counters(store: Messa
     counters = Counters()
     counters.produced.of("orders").messages = 7
     request = RecordedRequest(commands.GET_TOPICS_STATS, commands.GetTopicsStatsRequest())
-    topics.get_topics_stats(request, store, counters)
+    request.begin(topics.get_topics_stats(request, store, counters))
     [(answer, body)] = request.answers
     [(name, *figures)] = msgpack.unpackb(body)
     assert (answer.count, name, figures[4]) == (1, "orders", 7)
@@ -137,7 +137,7 @@ async def test_only_a_known_group_is_shown(broker: Broker) -> None:
     assert msgpack.unpackb(request.answers[1][1])[0]["topics"] == ["orders"]
     unknown = RecordedRequest(commands.DELETE_SUBSCRIPTIONGROUP, commands.DeleteGroupRequest("other"))
     with pytest.raises(GroupNotExist):
-        group_admin.delete_group(unknown, store, groups, broker.pops, broker.counters, broker.topic_changes)
+        await group_admin.delete_group(unknown, broker.group_admin)
 
 
 def test_one_setting_that_must_not_change_refuses_all() -> None:
@@ -191,7 +191,7 @@ def produced(broker: Broker, rows: int, **others: Any) -> Connected:
     body = b"".join(msgpack.packb(message.to_row()) for message in plain(rows))
     params = commands.ProduceRequest("orders", rows, layout=commands.LAYOUT_ROWS, **others)
     sent = Connected(broker, commands.PRODUCE, params, body)
-    produce.produce(sent.request, broker.intake, broker.settings)
+    produce.produce(sent.request, broker)
     return sent
 
 
@@ -201,16 +201,16 @@ async def test_produce_appends_to_one_queue_after_the_other(broker: Broker) -> N
         answer = decode_fields(commands.ProduceAnswer, produced(broker, 2).answer().fields)
         assert answer.queue == queue
     assert broker.counters.produced.of("orders").messages == 6
-    assert broker.intake.next_queue == {"orders": 1}
+    assert broker.next_queue == {"orders": 1}
 
 
 async def test_produce_is_refused_while_too_many_bytes_are_in_flight(broker: Broker) -> None:
     await create_topic(broker, "orders")
-    broker.intake.in_flight.bytes = broker.intake.in_flight.bytes_max + 1
+    broker.in_flight.bytes = broker.in_flight.bytes_max + 1
     with pytest.raises(SystemBusy, match=r"limits\.in_flight_bytes_max"):
         produced(broker, 1)
-    broker.intake.in_flight.limit(1 << 30, stalled=True)
-    broker.intake.in_flight.bytes = 0
+    broker.in_flight.limit(1 << 30, stalled=True)
+    broker.in_flight.bytes = 0
     with pytest.raises(SystemBusy):
         produced(broker, 1)
     assert broker.store.write_offset == broker.store.min_physical_offset, "nothing was written"
@@ -220,7 +220,7 @@ async def test_pull_returns_what_was_produced_before_it(broker: Broker) -> None:
     await create_topic(broker, "orders")
     produced(broker, 3, queue=1)
     asked = Connected(broker, commands.PULL, commands.PullRequest("orders", 1, 1))
-    pull.pull(asked.request, broker.outlet, None)
+    pull.pull(asked.request, broker, None)
     answer = decode_fields(commands.RecordsAnswer, asked.answer().fields)
     assert (answer.count, answer.next_offset, answer.max_offset) == (2, 3, 3)
     assert broker.counters.pulled.of("orders").messages == 2
@@ -229,6 +229,6 @@ async def test_pull_returns_what_was_produced_before_it(broker: Broker) -> None:
 def test_a_key_finds_messages_in_the_store(store: MessageStore) -> None:
     put(store, "orders", 0, [Message(b"first", ("o-1",)), Message(b"second", ("o-2",))])
     asked = RecordedRequest(commands.QUERY_BY_KEY, commands.QueryByKeyRequest("orders", "o-2"))
-    queries.query_by_key(asked, store, Settings().limits)
+    asked.begin(queries.query_by_key(asked, store, Settings().limits))
     [(answer, body)] = asked.answers
     assert (answer.count, b"second" in body, b"first" in body) == (1, True, False)

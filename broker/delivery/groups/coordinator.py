@@ -12,8 +12,16 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
-from ....protocol.errors import BrokerError, GroupRunning, LimitReached, NoPermission, ServiceNotAvailable
+from ....protocol.errors import (
+    BrokerError,
+    GroupNotExist,
+    GroupRunning,
+    LimitReached,
+    NoPermission,
+    ServiceNotAvailable,
+)
 from ....protocol.fields import I64_MAX
+from ....protocol.names import check_client_group
 from ....protocol.storage.delivery import (
     MEMBER_SEPARATOR,
     OFFSET_MOVED_TOPIC,
@@ -312,6 +320,13 @@ class GroupCoordinator:
     def _may_be_of_others(self, group: str, topic: str) -> bool:
         """Return whether the topic is an old retry topic of the group in which other groups may have messages, too."""
         return popped_from(group, topic) != topic and not is_alone(self._store, topic)
+
+    def existing(self, name: str) -> str:
+        """Return the name of a group that exists. Raises ``GroupNotExist``."""
+        check_client_group(name)
+        if name not in self.known_topics():
+            raise GroupNotExist(f"group {name} does not exist: no client has consumed or committed under that name")
+        return name
 
     def known_topics(self) -> dict[str, set[str]]:
         """Return, for every group that has not been deleted, the topics that it has committed or its members want.

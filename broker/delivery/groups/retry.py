@@ -6,9 +6,11 @@ the delay levels to ``%RETRY%group``, a dead one goes to ``%DLQ%group``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ....protocol.errors import MessageNotFound
 from ....protocol.storage.delivery import (
     DEAD_LETTER_LEVEL,
     DEAD_LETTER_TOPIC_PREFIX,
@@ -34,6 +36,10 @@ from ...store import TopicConfig
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
+    from ..client_handle import Caller
+    from ..pop.redelivery import Tally
+    from ..writer import RecordWriter
+    from .coordinator import GroupCoordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +119,77 @@ def topics_for(group: str) -> list[TopicConfig]:
         TopicConfig(retry_topic(group), read_queues=1, write_queues=1),
         TopicConfig(dead_letter_topic(group), read_queues=1, write_queues=1),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class SendBack:
+    """Messages that a consumer of a group could not handle. ``reasons``: one for each of ``physical_offsets``.
+
+    ``delay_level``: as ``retry.send_back``; ``times_max``: number of redeliveries before a message becomes a dead
+    letter, negative for the group's own; ``member`` and ``epoch``: the member of the group that sends them, "" if it
+    is none.
+    """
+
+    group: str
+    physical_offsets: Sequence[int]
+    delay_level: int
+    times_max: int
+    reasons: Sequence[str]
+    member: str = ""
+    epoch: int = 0
+
+
+class RetryService:
+    """Stores messages again that consumers could not handle, and that they name by their physical offsets.
+
+    ``tally`` counts them.
+    """
+
+    def __init__(self, groups: GroupCoordinator, writer: RecordWriter, tally: Tally) -> None:
+        self._store = writer.store
+        self._groups = groups
+        self._writer = writer
+        self._tally = tally
+
+    async def store_again(
+        self, caller: Caller, messages: SendBack, may_consume: Callable[[str], bool] | None
+    ) -> tuple[int, int]:
+        """Store messages again, all or none; once that is acknowledged, return how many are delivered again, and how
+        many are dead letters now. ``may_consume``: predicate for the topics of the messages; None: all."""
+        store, groups, group = self._store, self._groups, messages.group
+        offsets = messages.physical_offsets
+        records = await caller.read(lambda hot: [self._record(offset, may_consume, hot) for offset in offsets])
+        # Only now, because the records tell which queues the member must hold.
+        if messages.member:
+            for record in records:
+                topic = record.topic.decode()
+                groups.check_holder(group, messages.member, messages.epoch, topic, record.queue_id)
+        groups.check_may_send_back(group)
+        await self._writer.topics_exist(topics_for(group))
+        times_max = messages.times_max if messages.times_max >= 0 else store.groups.retry_times_max(group)
+        sent_back = [
+            send_back(record, group, messages.delay_level, times_max, reason, messages.member)
+            for record, reason in zip(records, messages.reasons, strict=True)
+        ]
+        end_offset = self._writer.append_records([each.record for each in sent_back])
+        dead = sum(each.dead for each in sent_back)
+        self._tally.count_sent_back(group, len(sent_back) - dead, dead)
+        await self._writer.acknowledged(end_offset)
+        return len(sent_back) - dead, dead
+
+    def _record(self, physical_offset: int, may_consume: Callable[[str], bool] | None, hot: bool) -> Record:
+        """Return the record at a physical offset. Callable from any thread.
+
+        A record that the user may not consume raises the same error as a missing one, so that the error does not reveal
+        which records exist.
+        """
+        record = None
+        # With sync flush, a record beyond this may still be lost in a crash.
+        if physical_offset < self._store.dispatchable_offset:
+            record = self._store.queries.consumable_record(physical_offset, hot=hot)
+        if record is None or not (may_consume is None or may_consume(record.topic.decode())):
+            raise MessageNotFound(
+                f"there is no message at physical offset {physical_offset}: it has expired, its topic was deleted, or "
+                "it never existed; nothing was sent back"
+            )
+        return record

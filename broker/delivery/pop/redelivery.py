@@ -7,6 +7,7 @@ Unlike RocketMQ's, a message whose attempts are used up becomes a dead letter ev
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -78,13 +79,13 @@ class ReturnRule:
 
 
 class ReturnedBatch:
-    """The messages of one request. ``done``: called when all are stored, with the numbers of messages that are
-    delivered again and of dead letters; or with the error that kept some from being stored."""
+    """The messages of one request. ``ended``: when all are stored, the numbers of messages that are delivered again and
+    of dead letters; or the error that kept some from being stored."""
 
-    def __init__(self, rule: ReturnRule, left: int, done: Callable[[int, int, BrokerError | None], None]) -> None:
+    def __init__(self, rule: ReturnRule, left: int, ended: asyncio.Future[tuple[int, int]]) -> None:
         self.rule = rule
+        self.ended = ended
         self._left = left
-        self._done = done
         self._retried = 0
         self._dead = 0
         self._error: BrokerError | None = None
@@ -106,8 +107,12 @@ class ReturnedBatch:
 
     def _count(self) -> None:
         self._left -= 1
-        if not self._left:
-            self._done(self._retried, self._dead, self._error)
+        if self._left or self.ended.done():  # the task that waits was cancelled
+            return
+        if self._error is None:
+            self.ended.set_result((self._retried, self._dead))
+        else:
+            self.ended.set_exception(self._error)
 
 
 class Moving(NamedTuple):

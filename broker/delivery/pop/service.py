@@ -17,7 +17,6 @@ from .redelivery import Moving, Redelivery, ReturnedBatch
 from .table import Expired, InFlightTable, QueueKey, Take
 
 if TYPE_CHECKING:
-    from ....protocol.errors import BrokerError
     from ...background.services import OnFatal
     from ...store import MessageStore, PopEntry
     from ..groups.coordinator import GroupCoordinator
@@ -353,18 +352,20 @@ class PopService:
             self._worker.wake()
         return renewed
 
-    def give_back(
-        self,
-        receipts: Sequence[Receipt],
-        reasons: Sequence[str],
-        rule: ReturnRule,
-        done: Callable[[int, int, BrokerError | None], None],
-    ) -> list[bool]:
-        """Store messages again, or as dead letters; return for each whether its receipt is that of its current
-        delivery. ``done``: as in ``ReturnedBatch``; not called if no receipt is. Raises ``SystemBusy``."""
+    async def give_back(
+        self, receipts: Sequence[Receipt], reasons: Sequence[str], rule: ReturnRule
+    ) -> tuple[list[bool], int, int]:
+        """Store messages again, or as dead letters. Return for each whether its receipt is that of its current
+        delivery; and, once they are stored, how many are delivered again, and how many are dead letters now.
+
+        Raises ``SystemBusy``, or the error that kept some from being stored.
+        """
         self._redelivery.check_may_return(len(receipts))
         found = [self.table.begin_return(*receipt) for receipt in receipts]
-        batch = ReturnedBatch(rule, len(found) - found.count(None), done)
+        valid = [delivery is not None for delivery in found]
+        if not any(valid):
+            return valid, 0, 0
+        batch = ReturnedBatch(rule, sum(valid), self._loop.create_future())
         self._redelivery.give_back(
             Moving(Expired(*receipt), delivery.visible_ms, batch, reason)
             for receipt, delivery, reason in zip(receipts, found, reasons, strict=True)
@@ -372,7 +373,7 @@ class PopService:
         )
         if self._worker is not None:
             self._worker.wake()
-        return [delivery is not None for delivery in found]
+        return valid, *await batch.ended
 
     def _moved(self, key: QueueKey, offset: int) -> None:
         self.table.moved(key, offset)

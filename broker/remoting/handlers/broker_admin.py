@@ -25,14 +25,11 @@ if TYPE_CHECKING:
     from ..request import RemotingRequest
 
 
-def get_broker_runtime_info(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
+async def get_broker_runtime_info(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Return the figures that RocketMQ's tools, its dashboard and its exporter read."""
 
-    def done(earliest_ms: int) -> None:
-        table = runtime_table(broker, gateway.figures, earliest_ms, gateway.names.is_primary())
-        reply_json(request, {"table": table})
-
-    request.read_then(partial(_earliest_ms, broker.store), done)
+    earliest_ms = await request.read(partial(_earliest_ms, broker.store))
+    reply_json(request, {"table": runtime_table(broker, gateway.figures, earliest_ms, gateway.names.is_primary())})
 
 
 def _earliest_ms(store: MessageStore, hot: bool) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +9,6 @@ from ....protocol.auth.permissions import CONSUME, GROUP, PUBLISH, QUERY, TOPIC,
 from ....protocol.errors import BrokerError, BrokerFailure, FilterIllegal, InvalidParameter, NoPermission
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
-from ....protocol.remoting.command import RemotingFrame
 from ....protocol.storage.delivery import retry_topic
 from ...delivery.groups.consumer_clients import (
     CLUSTERING,
@@ -29,7 +27,6 @@ from ..rules import INNER_PRODUCER_GROUP, audit_change, check
 from ..subscription import check_subscription, tags_and_filter
 
 if TYPE_CHECKING:
-    from ....protocol.frames import Frame
     from ...delivery.groups.consumer_clients import ConsumerClients
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.group import Queue
@@ -58,7 +55,7 @@ BEGINNINGS = (
 )
 
 
-def heart_beat(
+async def heart_beat(
     request: RemotingRequest, groups: GroupCoordinator, producer_groups: ProducerGroups, writer: RecordWriter
 ) -> None:
     """Register a client in the groups that it names; it expires after two minutes without a heartbeat.
@@ -69,13 +66,11 @@ def heart_beat(
     """
     body = json_body(request)
 
-    def read(heartbeat: _HeartBeat) -> None:
-        _register(request, groups, producer_groups, writer, heartbeat)
-
     if len(request.received.body) <= AT_ONCE_BYTES_MAX:
-        read(_heart_beat_in(body))
+        heartbeat = _heart_beat_in(body)
     else:
-        request.read_in_order(lambda: _heart_beat_in(body), read)
+        heartbeat = await request.in_order(request.in_reader(lambda: _heart_beat_in(body)))
+    await _register(request, groups, producer_groups, writer, heartbeat)
 
 
 class _HeartBeat(NamedTuple):
@@ -100,7 +95,7 @@ def _heart_beat_in(body: JsonFields) -> _HeartBeat:
     return _HeartBeat(client_id, fingerprint, producers, consumers, faults)
 
 
-def _register(
+async def _register(
     request: RemotingRequest,
     groups: GroupCoordinator,
     producer_groups: ProducerGroups,
@@ -135,7 +130,8 @@ def _register(
     }
     code = codes.SUBSCRIPTION_PARSE_FAILED if faults else codes.SUCCESS
     remark = "; ".join(faults + ([] if refused is None else [refused.message])) or None
-    writer.with_topics(retry_topics, request.later(lambda: request.reply(fields, code=code, remark=remark)))
+    await writer.topics_exist(retry_topics)
+    request.reply(fields, code=code, remark=remark)
 
 
 def _producer_groups(request: RemotingRequest, names: list[str]) -> tuple[list[str], NoPermission | None]:
@@ -249,13 +245,14 @@ class ClientSilent(BrokerError):
     code, name, retriable = codes.CONSUME_MSG_TIMEOUT, "CONSUME_MSG_TIMEOUT", True
 
 
-def get_consumer_running_info(request: RemotingRequest, groups: GroupCoordinator) -> None:
+async def get_consumer_running_info(request: RemotingRequest, groups: GroupCoordinator) -> None:
     """Return what a client says about itself: its settings, queues and rates."""
     client_id, client = _client(request, groups)
-    _ask(request, client, client_id, codes.GET_CONSUMER_RUNNING_INFO, _passed_on(request, _RUNNING_INFO_FIELDS), b"")
+    fields = _passed_on(request, _RUNNING_INFO_FIELDS)
+    await _ask(request, client, client_id, codes.GET_CONSUMER_RUNNING_INFO, fields, b"")
 
 
-def consume_message_directly(
+async def consume_message_directly(
     request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Let a client consume a stored message at once, outside of its queue; return how that ended."""
@@ -270,11 +267,10 @@ def consume_message_directly(
         result = store.view(message_id, "", hot, lambda topic: access is None or access.allows(QUERY, TOPIC, topic))
         return memoryview(result.body)[_SIZE_BYTES * result.count :]
 
-    def found(record: memoryview) -> None:
-        audit_change(request, f"group {fields['consumerGroup']}, client {client_id}, message {message_id}")
-        _ask(request, client, client_id, codes.CONSUME_MESSAGE_DIRECTLY, fields, bytes(record))
-
-    request.after_dispatch(lambda: request.read_then(view, found))
+    await request.dispatched()
+    record = await request.read(view)
+    audit_change(request, f"group {fields['consumerGroup']}, client {client_id}, message {message_id}")
+    await _ask(request, client, client_id, codes.CONSUME_MESSAGE_DIRECTLY, fields, bytes(record))
 
 
 def _passed_on(request: RemotingRequest, names: tuple[str, ...]) -> dict[str, str]:
@@ -294,7 +290,7 @@ def _client(request: RemotingRequest, groups: GroupCoordinator) -> tuple[str, Re
     return client_id, remote
 
 
-def _ask(
+async def _ask(
     request: RemotingRequest, client: RemotingClient, client_id: str, code: int, fields: Mapping[str, str], body: bytes
 ) -> None:
     """Send the request to the client, and pass its answer on; give up after ``TIMEOUT_S``."""
@@ -302,34 +298,13 @@ def _ask(
         raise ClientSilent(f"consumer <{client_id}> does not read what it is sent; try again later")
     # Before the client is asked, which would do its work for nothing.
     request.deferred.check_may_wait()
-    answers: list[tuple[int, str, bytes]] = []
-    done = request.later(lambda: _pass_on(request, answers[0]))
-    # The wait ends with the first of three: the answer, the loss of the client's connection, the time limit.
-    waiting = [True]
-
-    def end(error: BrokerError | None) -> None:
-        if waiting:
-            waiting.clear()
-            timer.cancel()
-            done(error)
-
-    def answered(frame: Frame | None) -> None:
-        if not isinstance(frame, RemotingFrame):
-            end(BrokerFailure(f"the connection of client {client_id} was lost before it answered"))
-            return
-        answers.append((frame.code, frame.remark, bytes(frame.body)))
-        end(None)
-
-    timer = asyncio.get_running_loop().call_later(
-        TIMEOUT_S, lambda: end(ClientSilent(f"consumer <{client_id}> did not answer within {TIMEOUT_S:.0f} s"))
-    )
-    # After the timer is there: for a client that is gone, ``answered`` is called at once.
-    client.send_request(code, fields, body, answered)
-
-
-def _pass_on(request: RemotingRequest, answer: tuple[int, str, bytes]) -> None:
-    code, remark, body = answer
-    request.reply(body=body, code=code, remark=remark or None)
+    try:
+        answer = await client.asked(code, fields, body, TIMEOUT_S)
+    except TimeoutError:
+        raise ClientSilent(f"consumer <{client_id}> did not answer within {TIMEOUT_S:.0f} s") from None
+    except ConnectionError:
+        raise BrokerFailure(f"the connection of client {client_id} was lost before it answered") from None
+    request.reply(body=answer.body, code=answer.code, remark=answer.remark or None)
 
 
 # ---- LOCK_BATCH_MQ and UNLOCK_BATCH_MQ: queues that one client of a group consumes in order.

@@ -25,9 +25,9 @@ from ....protocol.storage.javahash import tags_code
 from ...addresses import format_address
 from ...delivery.groups.consumer_clients import BROADCASTING, CLUSTERING, MESSAGE_MODELS, ClientSubscription
 from ...delivery.pop.service import ALL_QUEUES
-from ...handlers.groups import HOT_QUEUES_MAX, GroupParts, ProgressParts, remove_group, reset_progress
+from ...delivery.topic_changes import check_readable
+from ...handlers.groups import HOT_QUEUES_MAX
 from ...handlers.offsets import sees_progress
-from ...handlers.pull import check_readable
 from ...store import WouldBlock
 from ..bodies import message_queue
 from ..gateway import RemotingClient
@@ -38,14 +38,11 @@ from .clients import queue_row
 from .topics import reply_json
 
 if TYPE_CHECKING:
-    from ...background.held_pulls import PullRequestHoldService
     from ...delivery.client_handle import ClientHandle
+    from ...delivery.groups.admin import GroupAdmin
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.group import ConsumerGroup, Queue
     from ...delivery.groups.producer_groups import ProducerGroups
-    from ...delivery.pop.service import PopService
-    from ...delivery.topic_changes import TopicChanges
-    from ...requests.counters import Counters
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..json_fields import JsonFields
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
 # once.
 
 
-def query_consume_time_span(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+async def query_consume_time_span(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
     """Return the store times of a topic's first and last message, and of the last that a group has consumed, by queue.
 
     ``delayTime``: age of the next message to consume in ms; missing if there is none.
@@ -88,12 +85,11 @@ def query_consume_time_span(request: RemotingRequest, gateway: RemotingGateway, 
             rows.append(row | ({"delayTime": max(now_ms - next_ms, 0)} if next_ms is not None else {}))
         return rows
 
-    request.after_dispatch(
-        lambda: request.read_then(read, lambda rows: reply_json(request, {"consumeTimeSpanSet": rows}))
-    )
+    await request.dispatched()
+    reply_json(request, {"consumeTimeSpanSet": await request.read(read)})
 
 
-def get_broker_consume_stats(
+async def get_broker_consume_stats(
     request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Return the progress of all groups that the user may see; of ordered topics alone if ``isOrder`` says so."""
@@ -120,7 +116,8 @@ def get_broker_consume_stats(
             {"brokerAddr": gateway.address, "consumeStatsList": listed, "totalDiff": total, "totalInflightDiff": 0}
         )
 
-    request.after_dispatch(lambda: request.read_then(read, lambda body: request.reply(body=body)))
+    await request.dispatched()
+    request.reply(body=await request.read(read))
 
 
 def _progress_table(store: MessageStore, broker_name: str, topic: str, committed: dict[int, int]) -> ObjectMap:
@@ -258,7 +255,7 @@ def query_topic_consume_by_who(request: RemotingRequest, groups: GroupCoordinato
     request.reply(body=fastjson.encode({"groupList": names}))
 
 
-def get_consume_stats(
+async def get_consume_stats(
     request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Return a group's progress in each queue of its topics, or of those that the request names."""
@@ -277,11 +274,10 @@ def get_consume_stats(
         queues += [(topic, queue_id) for queue_id in range(config.read_queues if config is not None else 0)]
     pulled = {queue: groups.pulled.get((group, *queue), 0) for queue in queues}
 
-    def answer(rows: list[tuple[Queue, dict[str, int]]]) -> None:
-        table = ObjectMap((queue_row(gateway, queue), row) for queue, row in rows)
-        request.reply(body=fastjson.encode({"consumeTps": 0.0, "offsetTable": table}))
-
-    request.after_dispatch(lambda: request.read_then(lambda hot: _progress(store, group, pulled, hot), answer))
+    await request.dispatched()
+    rows = await request.read(lambda hot: _progress(store, group, pulled, hot))
+    table = ObjectMap((queue_row(gateway, queue), row) for queue, row in rows)
+    request.reply(body=fastjson.encode({"consumeTps": 0.0, "offsetTable": table}))
 
 
 def _progress(
@@ -300,13 +296,12 @@ def _progress(
     return rows
 
 
-def reset_offset(
+async def reset_offset(
     request: RemotingRequest,
     gateway: RemotingGateway,
     groups: GroupCoordinator,
     store: MessageStore,
-    pops: PopService,
-    holds: PullRequestHoldService,
+    group_admin: GroupAdmin,
 ) -> None:
     """Move a group's committed offsets in a topic to a time, the end, or in one queue to an offset; return them.
 
@@ -332,12 +327,9 @@ def reset_offset(
         count=int(to_offset),
     )
 
-    def answer(offsets: dict[int, int]) -> None:
-        table = ObjectMap((queue_row(gateway, (topic, queue_id)), offset) for queue_id, offset in offsets.items())
-        request.reply(body=fastjson.encode({"offsetTable": table}))
-
-    parts = ProgressParts(store, groups, pops, holds)
-    reset_progress(request, parts, params, {queue: offset} if to_offset else {}, answer)
+    offsets = await group_admin.reset(request, params, {queue: offset} if to_offset else {})
+    table = ObjectMap((queue_row(gateway, (topic, queue_id)), offset) for queue_id, offset in offsets.items())
+    request.reply(body=fastjson.encode({"offsetTable": table}))
 
 
 # ---- Administration of groups: their settings, what they read, and copies of their progress.
@@ -367,21 +359,21 @@ _NUMBERS = {
 """Smallest and largest value of the settings that are numbers."""
 
 
-def update_and_create_subscriptiongroup(
+async def update_and_create_subscriptiongroup(
     request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Create a group or change its settings; respond once the table is on disk."""
-    _put(request, groups, store, [_decode_group(request, json_body(request))])
+    await _put(request, groups, store, [_decode_group(request, json_body(request))])
 
 
-def update_and_create_subscriptiongroup_list(
+async def update_and_create_subscriptiongroup_list(
     request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Create groups or change their settings, all or none; respond once the table is on disk."""
     rows = [_decode_group(request, row) for row in json_body(request).objects("groupConfigList", GROUPS_AT_ONCE_MAX)]
     if len({row["groupName"] for row in rows}) < len(rows):
         raise InvalidParameter("groupConfigList names a group twice; nothing was changed")
-    _put(request, groups, store, rows)
+    await _put(request, groups, store, rows)
 
 
 def _decode_group(request: RemotingRequest, row: JsonFields) -> dict[str, Any]:
@@ -401,7 +393,9 @@ def _decode_group(request: RemotingRequest, row: JsonFields) -> dict[str, Any]:
     return kept
 
 
-def _put(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore, rows: list[dict[str, Any]]) -> None:
+async def _put(
+    request: RemotingRequest, groups: GroupCoordinator, store: MessageStore, rows: list[dict[str, Any]]
+) -> None:
     """Change the table of groups, then respond once it is on disk and, in a replica set, on the other members."""
     table = store.groups
     new = sum(not table.has(row["groupName"]) for row in rows)
@@ -418,7 +412,8 @@ def _put(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
         before = table.settings_of(name) if table.has(name) else None
         table.put(row)
         audit_change(request, f"group {name}", before, table.settings_of(name))
-    request.after_saved(request.reply)
+    await request.saved()
+    request.reply()
 
 
 def get_all_subscriptiongroup_config(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
@@ -433,20 +428,12 @@ def get_subscriptiongroup_config(request: RemotingRequest, store: MessageStore) 
     reply_json(request, store.groups.settings_of(check_client_group(request.ext.text("group"))))
 
 
-def delete_subscriptiongroup(
-    request: RemotingRequest,
-    store: MessageStore,
-    groups: GroupCoordinator,
-    pops: PopService,
-    counters: Counters,
-    topic_changes: TopicChanges,
-) -> None:
+async def delete_subscriptiongroup(request: RemotingRequest, group_admin: GroupAdmin) -> None:
     """Delete a group without members, with its progress; a group that does not exist is deleted already."""
     name = check_client_group(request.ext.text("groupName"))
-    try:
-        remove_group(request, GroupParts(store, groups, pops, counters, topic_changes), name, request.reply)
-    except GroupNotExist:
-        request.reply()
+    with contextlib.suppress(GroupNotExist):
+        await group_admin.delete(request, name)
+    request.reply()
 
 
 def query_topics_by_consumer(request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator) -> None:
@@ -456,7 +443,7 @@ def query_topics_by_consumer(request: RemotingRequest, gateway: RemotingGateway,
     reply_json(request, {"brokerAddr": gateway.address, "topicList": sorted(topics)})
 
 
-def clone_group_offset(
+async def clone_group_offset(
     request: RemotingRequest, gateway: RemotingGateway, store: MessageStore, groups: GroupCoordinator
 ) -> None:
     """Copy a group's committed offsets of one topic, or of all, to another group."""
@@ -492,7 +479,8 @@ def clone_group_offset(
         before = offsets.committed(target, name)
         groups.reset_offsets(target, name, row)
         audit_change(request, f"group {target}, topic {name}", before, row)
-    request.after_saved(request.reply)
+    await request.saved()
+    request.reply()
 
 
 # ---- QUERY_ASSIGNMENT: the share of a client that lets the broker divide the queues; and whether it pulls or
@@ -558,7 +546,7 @@ def shared_share_of(client_id: str, clients: list[str], queues: list[Queue], str
     return [queue for each in shared for queue in share_of(each, clients, queues, strategy)]
 
 
-def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore) -> None:
+async def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore) -> None:
     """Let push consumers of a group pop the messages of a topic, or pull them again. It applies to those that let the
     broker divide the queues, when they ask next."""
     body = json_body(request)
@@ -574,7 +562,8 @@ def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator,
     before, after = store.groups.pop_share(name, topic), share if mode == POP else None
     store.groups.set_pop_share(name, topic, after)
     audit_change(request, f"group {name}, topic {topic}", _shown(before), _shown(after))
-    request.after_saved(request.reply)
+    await request.saved()
+    request.reply()
 
 
 def _shown(share: int | None) -> dict[str, object]:

@@ -9,8 +9,8 @@ from ....protocol.auth.permissions import GROUP, QUERY, Need
 from ....protocol.errors import GroupNotExist, InvalidParameter
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
+from ...delivery.topic_changes import check_readable
 from ...handlers.offsets import sees_progress
-from ...handlers.pull import check_readable
 from ..rules import check
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from ..subscription import TAG, tags_and_filter
 if TYPE_CHECKING:
     from ...delivery.pop.service import PopService
     from ...handlers.pop import Popped
-    from ...requests.outlet import Outlet
+    from ...requests.broker import Broker
     from ...store import MessageStore
     from ..handles import PopReceipt
     from ..json_fields import JsonFields
@@ -56,18 +56,18 @@ _BITS_CHARS_MAX = 1_668
 _QUEUE_MAX = 2**31 - 1
 
 
-def pop_message(request: RemotingRequest, outlet: Outlet, pops: PopService) -> None:
+def pop_message(request: RemotingRequest, broker: Broker, pops: PopService) -> None:
     """Answer a pop with messages, at once or when some arrive."""
-    wanted = _params(request, outlet, pops)
-    outlet.groups.ensure_group(wanted.group)
+    wanted = _params(request, broker, pops)
+    broker.groups.ensure_group(wanted.group)
 
     def done(params: PopParams, popped: Popped, full: bool) -> None:
         _respond(request, params, popped, full=full)
 
-    Pop(request, outlet, pops, wanted, done).start()
+    Pop(request, broker, pops, wanted, done).start()
 
 
-def _params(request: RemotingRequest, outlet: Outlet, pops: PopService) -> PopParams:
+def _params(request: RemotingRequest, broker: Broker, pops: PopService) -> PopParams:
     """Decode the fields of a pop. Raises ``InvalidParameter``."""
     ext = request.ext
     count = ext.integer("maxMsgNums", low=1, high=_QUEUE_MAX)
@@ -81,7 +81,7 @@ def _params(request: RemotingRequest, outlet: Outlet, pops: PopService) -> PopPa
     return PopParams(
         group=check_client_group(ext.text("consumerGroup")),
         topic=topic,
-        queue=_queue(request, outlet.store),
+        queue=_queue(request, broker.store),
         count=count,
         invisible_ms=ext.integer("invisibleTime", high=INVISIBLE_MS_MAX),
         wait_ms=_wait_ms(request, pops.now_ms()),
@@ -277,39 +277,39 @@ def change_message_invisibletime(request: RemotingRequest, pops: PopService, sto
 # ---- waiting without taking ----
 
 
-def notification(request: RemotingRequest, outlet: Outlet, pops: PopService) -> None:
+def notification(request: RemotingRequest, broker: Broker, pops: PopService) -> None:
     """Say whether there are messages for the group; wait for some."""
     ext = request.ext
     params = PopParams(
         group=check_client_group(ext.text("consumerGroup")),
         topic=ext.text("topic"),
-        queue=_queue(request, outlet.store),
+        queue=_queue(request, broker.store),
         count=1,
         invisible_ms=0,
         wait_ms=_wait_ms(request, pops.now_ms()),
         ordered=ext.flag("order"),
         attempt=ext.text("attemptId", "")[:255],
     )
-    check_may_pop(request, outlet, params.group, params.topic)
+    check_may_pop(request, broker, params.group, params.topic)
     request.release_frame()
-    deadline = outlet.loop.time() + params.wait_ms / 1000
-    outlet.dispatch.is_done()  # called because it dispatches what is due
-    _notify(request, outlet, pops, params, deadline, last=params.wait_ms <= 0)
+    deadline = broker.loop.time() + params.wait_ms / 1000
+    broker.dispatch.is_done()  # called because it dispatches what is due
+    _notify(request, broker, pops, params, deadline, last=params.wait_ms <= 0)
 
 
 def _notify(
-    request: RemotingRequest, outlet: Outlet, pops: PopService, params: PopParams, deadline: float, *, last: bool
+    request: RemotingRequest, broker: Broker, pops: PopService, params: PopParams, deadline: float, *, last: bool
 ) -> None:
     # Again, because the topic, the group or the user's rights may have changed during the wait.
-    check_may_pop(request, outlet, params.group, params.topic)
-    has_messages, full = _has_messages(outlet.store, pops, params), False
+    check_may_pop(request, broker, params.group, params.topic)
+    has_messages, full = _has_messages(broker.store, pops, params), False
     if not has_messages and not last:
 
         def woken(reason: WaitEnd) -> None:
             last = reason is not WaitEnd.WOKEN
-            run_woken(request, lambda: _notify(request, outlet, pops, params, deadline, last=last))
+            run_woken(request, lambda: _notify(request, broker, pops, params, deadline, last=last))
 
-        if hold(request, outlet.dispatch, pops.watches, params, deadline, woken):
+        if hold(request, broker.dispatch, pops.watches, params, deadline, woken):
             return
         full = True
     request.reply({"hasMsg": str(has_messages).lower(), "pollingFull": str(full).lower()})

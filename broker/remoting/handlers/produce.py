@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -31,10 +30,10 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decode_host
 from ...addresses import format_address
-from ...delivery.groups.retry import topics_for
+from ...delivery.groups.retry import SendBack, topics_for
 from ...delivery.routing import DAY_MS, route_recall
 from ...handlers.produce import append_frame, append_waiting, check_load
-from ...handlers.send_back import SendBack, SendBackParts, store_again
+from ...handlers.send_back import consumed_by
 from ...store import LAYOUT_BATCH, LAYOUT_BODY, count_batch
 from ..gateway import RemotingClient
 from ..handles import RecallRefused, recall_handle, split_recall_handle
@@ -51,35 +50,29 @@ from ..sends import (
 )
 
 if TYPE_CHECKING:
-    from ....protocol.frames import Frame
-    from ...config import Settings
-    from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.producer_groups import ProducerGroups
-    from ...delivery.writer import RecordWriter
-    from ...requests.counters import Counters
-    from ...requests.intake import Intake
+    from ...delivery.groups.retry import RetryService
+    from ...requests.broker import Broker
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
     from ..sends import SendFields
 
 
-def send_message(request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings) -> None:
+def send_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Append one message, or the messages of a batch; answer when they are as safe as the flush policy demands."""
     received = request.received
     send = decode_send(received.code, received.version, request.ext)
     request.default_topic, request.default_queues = send.default_topic, send.default_queues
     if send.batch:
-        append_frame(request, intake, settings, _batch_params(request, gateway, send))
+        append_frame(request, broker, _batch_params(request, gateway, send))
     elif send.topic.startswith(RETRY_TOPIC_PREFIX):
-        _send_retry(request, gateway, intake, settings, send)
+        _send_retry(request, gateway, broker, send)
     else:
-        _send_one(request, gateway, intake, settings, send)
+        _send_one(request, gateway, broker, send)
 
 
-def _send_one(
-    request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings, send: SendFields
-) -> None:
+def _send_one(request: RemotingRequest, gateway: RemotingGateway, broker: Broker, send: SendFields) -> None:
     # Delivery would take the message for a recall whose handle has been checked.
     if f"{PROPERTY_TIMER_RECALLED}\x01" in send.properties:
         raise MessageIllegal(
@@ -88,7 +81,7 @@ def _send_one(
         )
     properties = split_properties(send.properties)
     is_half = settle_half(properties, send.group, send.reconsume_times)
-    params = _params(request, gateway, intake.delays.now_ms(), send, properties)
+    params = _params(request, gateway, broker.delays.now_ms(), send, properties)
     if is_half:
         _as_row(request, params, properties, send)
     # No client resends a one-way send, because it has no answer that could be lost.
@@ -96,11 +89,11 @@ def _send_one(
     if sequence is not None:
         # A client keeps the key when it sends a message again, so the broker can store it once.
         params.unique_prefix, params.unique_first = sequence
-        before = intake.sequences.find(params.unique_prefix, params.topic, params.unique_first, 1)
+        before = broker.sequences.find(params.unique_prefix, params.topic, params.unique_first, 1)
         if before is not None:
-            answer_resend(request, intake, settings, params, before)
+            answer_resend(request, broker, params, before)
             return
-    append_frame(request, intake, settings, params)
+    append_frame(request, broker, params)
 
 
 def _params(
@@ -134,26 +127,17 @@ def _as_row(request: RemotingRequest, params: ProduceRequest, properties: dict[s
     request.translate(bytearray(msgpack.packb(row, unicode_errors="surrogatepass")))
 
 
-def _send_retry(
-    request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings, send: SendFields
-) -> None:
+def _send_retry(request: RemotingRequest, gateway: RemotingGateway, broker: Broker, send: SendFields) -> None:
     """Append a message that a consumer sends again by itself, or make it a dead letter after its last attempt.
 
     The broker does not look for earlier copies: each attempt of a message has the same key.
     """
-    store, group = intake.store, group_of_retries(check_name("topic", send.topic))
+    store, group = broker.store, group_of_retries(check_name("topic", send.topic))
     if not store.groups.has(group):
         raise GroupNotExist(
             f"subscription group not exist, {group}: no client of it has connected, and no command created it"
         )
-    missing = [
-        config
-        for config in topics_for(group)
-        if config.name in intake.topic_changes.pending or store.topics.get(config.name) is None
-    ]
-    if missing:
-        request.suspend()
-        intake.writer.with_topics(missing, request.resume)
+    if not request.has_topics(topics_for(group)):
         return
     properties = split_properties(send.properties)
     # It is called for its changes of the properties alone.
@@ -165,8 +149,8 @@ def _send_retry(
     if dead:
         properties[PROPERTY_DELAY] = "0"
         send = send._replace(topic=dead_letter_topic(group), queue=0)
-    append_frame(request, intake, settings, _params(request, gateway, intake.delays.now_ms(), send, properties))
-    intake.counters.count_sent_back(group, 0 if dead else 1, 1 if dead else 0)
+    append_frame(request, broker, _params(request, gateway, broker.delays.now_ms(), send, properties))
+    broker.counters.count_sent_back(group, 0 if dead else 1, 1 if dead else 0)
 
 
 def _batch_params(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> ProduceRequest:
@@ -195,9 +179,7 @@ def _batch_params(request: RemotingRequest, gateway: RemotingGateway, send: Send
 _I32_MIN, _I32_MAX = -(2**31), 2**31 - 1
 
 
-def consumer_send_msg_back(
-    request: RemotingRequest, store: MessageStore, groups: GroupCoordinator, writer: RecordWriter, counters: Counters
-) -> None:
+async def consumer_send_msg_back(request: RemotingRequest, store: MessageStore, retries: RetryService) -> None:
     """Store a message again for a group: for a later delivery, or as a dead letter after too many of them.
 
     A negative delay level makes it a dead letter at once, and one above the last level counts as the last. The id of
@@ -218,8 +200,9 @@ def consumer_send_msg_back(
         request.reply()
         return
     level = DEAD_LETTER_LEVEL if delay_level < 0 else min(delay_level, DELAY_LEVEL_MAX)
-    parts = SendBackParts(store, groups, writer, counters)
-    store_again(request, parts, SendBack(group, (physical_offset,), level, times_max, ("",)))
+    messages = SendBack(group, (physical_offset,), level, times_max, ("",))
+    await retries.store_again(request, messages, consumed_by(request))
+    request.reply()
 
 
 # ---- RECALL_MESSAGE: a timed message that a producer takes back is never delivered.
@@ -228,14 +211,14 @@ RECALL_BODY = b"0"
 """Body of a recall's record, as RocketMQ writes it: the properties say everything."""
 
 
-def recall_message(request: RemotingRequest, gateway: RemotingGateway, intake: Intake, settings: Settings) -> None:
+def recall_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Append the recall of a timed message; answer when it is as safe as the flush policy demands.
 
     As with RocketMQ, a recall of a message that the broker does not have succeeds: only delivery looks for the message.
     """
     topic = request.ext.text("topic")
-    check_load(request, intake, settings)
-    if intake.store.topics.get(topic) is None:
+    check_load(request, broker)
+    if broker.store.topics.get(topic) is None:
         raise TopicNotExist(f"recall failed, the topic[{topic}] not exist; pass the topic that the message was sent to")
     handle = split_recall_handle(request.ext.text("recallHandle", ""))
     if handle.topic != topic:
@@ -248,7 +231,7 @@ def recall_message(request: RemotingRequest, gateway: RemotingGateway, intake: I
             f"recall failed, broker service not available: the message is at broker {handle.broker:.200}, and this is "
             f"{gateway.broker_name}; send the recall to {handle.broker:.200}"
         )
-    now_ms, max_days = intake.delays.now_ms(), settings.delivery.delay_max_days
+    now_ms, max_days = broker.delays.now_ms(), broker.settings.delivery.delay_max_days
     if handle.deliver_ms <= now_ms:
         raise RecallRefused(
             "recall failed, timestamp invalid: the time of the message has come, so it is delivered; consumers must "
@@ -262,7 +245,7 @@ def recall_message(request: RemotingRequest, gateway: RemotingGateway, intake: I
     request.recalled = handle.unique_key
     request.translate(bytearray(RECALL_BODY))
     params = ProduceRequest(topic=topic, count=1, queue=0, layout=LAYOUT_BODY, born_ms=now_ms)
-    append_waiting(request, intake, params, 0, route_recall(topic, handle.unique_key, handle.deliver_ms))
+    append_waiting(request, broker, params, 0, route_recall(topic, handle.unique_key, handle.deliver_ms))
 
 
 # ---- SEND_REPLY_MESSAGE and SEND_REPLY_MESSAGE_V2: replies to requests, passed on to the client that waits
@@ -275,7 +258,7 @@ PROPERTY_PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 """Time at which the broker passed a reply on, ms since 1970."""
 
 
-def send_reply_message(
+async def send_reply_message(
     request: RemotingRequest, gateway: RemotingGateway, producer_groups: ProducerGroups, store: MessageStore
 ) -> None:
     """Pass a reply on to the client that it names; respond when that client has it. The reply is not stored."""
@@ -302,7 +285,23 @@ def send_reply_message(
     request.deferred.check_may_wait()
     fields = _fields(request, store, send, properties)
     body = bytes(request.received.body)
-    _Passing(request, client_id, max(send.queue, 0)).begin(asker, fields, body)
+    try:
+        answer = await asker.asked(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, ANSWER_S)
+        failure = "" if answer.code == codes.SUCCESS else f"it answered with code {answer.code}"
+    except ConnectionError:
+        failure = "its connection was lost"
+    except TimeoutError:
+        failure = f"it did not answer in {ANSWER_S:.0f} s"
+    if failure:
+        raise BrokerFailure(f"push reply message to {client_id}fail. {failure}")
+    fields = {
+        "msgId": "0",
+        "queueId": str(max(send.queue, 0)),
+        "queueOffset": "0",
+        PROPERTY_REGION: REGION,
+        PROPERTY_TRACE: "true",
+    }
+    request.reply(fields)
 
 
 def _fields(
@@ -327,47 +326,3 @@ def _fields(
         "reconsumeTimes": str(send.reconsume_times),
         "unitMode": "false",
     }
-
-
-class _Passing:
-    """A reply on its way to the client that asked. ``queue``: named in the answer to the client that replied."""
-
-    def __init__(self, request: RemotingRequest, client_id: str, queue: int) -> None:
-        self._request = request
-        self._client_id = client_id
-        self._queue = queue
-        self._done = request.later(self._passed)
-        self._timer = asyncio.get_running_loop().call_later(
-            ANSWER_S, self._settle, f"it did not answer in {ANSWER_S:.0f} s"
-        )
-        self._settled = False
-
-    def begin(self, asker: RemotingClient, fields: dict[str, str], body: bytes) -> None:
-        """Send the reply."""
-        asker.send_request(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, body, self._answered)
-
-    def _answered(self, frame: Frame | None) -> None:
-        if frame is None:
-            self._settle("its connection was lost")
-        else:
-            self._settle("" if frame.code == codes.SUCCESS else f"it answered with code {frame.code}")
-
-    def _settle(self, failure: str) -> None:
-        # The answer, the loss of the connection and the timer may all come; the first one decides.
-        if self._settled:
-            return
-        self._settled = True
-        self._timer.cancel()
-        error = BrokerFailure(f"push reply message to {self._client_id}fail. {failure}") if failure else None
-        self._done(error)
-
-    def _passed(self) -> None:
-        self._request.reply(
-            {
-                "msgId": "0",
-                "queueId": str(self._queue),
-                "queueOffset": "0",
-                PROPERTY_REGION: REGION,
-                PROPERTY_TRACE: "true",
-            }
-        )

@@ -12,8 +12,9 @@ from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
 from ...delivery.groups.consumer_clients import ClientSubscription
+from ...delivery.topic_changes import check_has_messages
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
-from ...handlers.pull import check_has_messages, pull_records
+from ...handlers.pull import pull_records
 from ...handlers.queries import shown_to
 from ...store import KeySearch, QueryResult, WouldBlock
 from ...store.read.queries import LATEST_MS, QUERY_PAGE_MAX
@@ -25,7 +26,7 @@ from .topics import reply_json
 
 if TYPE_CHECKING:
     from ...delivery.groups.coordinator import GroupCoordinator
-    from ...requests.outlet import Outlet
+    from ...requests.broker import Broker
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
@@ -55,9 +56,9 @@ class SubscriptionOutdated(BrokerError):
     code, name, retriable = codes.SUBSCRIPTION_NOT_LATEST, "SUBSCRIPTION_NOT_LATEST", True
 
 
-def pull_message(request: RemotingRequest, gateway: RemotingGateway, outlet: Outlet) -> None:
+def pull_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
-    groups, store = outlet.groups, outlet.store
+    groups, store = broker.groups, broker.store
     ext = request.ext
     topic, group, flags = ext.text("topic"), ext.text("consumerGroup"), ext.integer("sysFlag", 0, high=_I32_MAX)
     queue, offset = ext.integer("queueId", high=_I32_MAX), ext.integer("queueOffset", low=_I64_MIN)
@@ -94,17 +95,15 @@ def pull_message(request: RemotingRequest, gateway: RemotingGateway, outlet: Out
     # FlintMQ's PULL has no such offsets; RocketMQ answers with the first one of the queue.
     if offset < 0:
         request.check_pull(params)
-        request.after_dispatch(
-            lambda: request.read_then(
-                lambda hot: store.queue_reads.min_offset(topic, queue, hot=hot),
-                lambda low: _before_the_first(request, low, store.queue_reads.max_offset(topic, queue)),
-            )
-        )
+        request.begin(_before_the_first(request, store, topic, queue))
         return
-    pull_records(request, outlet, params)
+    pull_records(request, broker, params)
 
 
-def _before_the_first(request: RemotingRequest, low: int, high: int) -> None:
+async def _before_the_first(request: RemotingRequest, store: MessageStore, topic: str, queue: int) -> None:
+    await request.dispatched()
+    low = await request.read(lambda hot: store.queue_reads.min_offset(topic, queue, hot=hot))
+    high = store.queue_reads.max_offset(topic, queue)
     remark = "OFFSET_TOO_SMALL" if high else "NO_MESSAGE_IN_QUEUE"
     request.reply(pull_fields(low, low, high), code=codes.PULL_OFFSET_MOVED, remark=remark)
 
@@ -163,7 +162,7 @@ UNITS_HOT_MAX = 64
 _SIZE_BYTES = 4
 
 
-def view_message_by_id(request: RemotingRequest, store: MessageStore) -> None:
+async def view_message_by_id(request: RemotingRequest, store: MessageStore) -> None:
     """Return the record at a physical offset, which is the second half of a message's offset id."""
     ext = request.ext
     physical_offset, topic = ext.integer("offset", low=-(2**63)), ext.text("topic", "")
@@ -173,20 +172,19 @@ def view_message_by_id(request: RemotingRequest, store: MessageStore) -> None:
         below = store.dispatchable_offset
         return store.queries.visible_at(physical_offset, topic, hot=hot, visible_below=below, may_show=may_show)
 
-    def done(record: bytearray | None) -> None:
-        if record is None:
-            request.reply(
-                code=codes.SYSTEM_ERROR,
-                remark=f"can not find message by the offset, {physical_offset}: none begins there, it is damaged, it "
-                "was removed with its topic or by retention, or it is not delivered yet",
-            )
-            return
-        request.reply({}, record)
+    await request.dispatched()
+    record = await request.read(read)
+    if record is None:
+        request.reply(
+            code=codes.SYSTEM_ERROR,
+            remark=f"can not find message by the offset, {physical_offset}: none begins there, it is damaged, it was "
+            "removed with its topic or by retention, or it is not delivered yet",
+        )
+        return
+    request.reply({}, record)
 
-    request.after_dispatch(lambda: request.read_then(read, done))
 
-
-def query_message(request: RemotingRequest, store: MessageStore) -> None:
+async def query_message(request: RemotingRequest, store: MessageStore) -> None:
     """Return the messages of a topic with a key, newest first: one of KEYS, or the unique key."""
     ext = request.ext
     topic, key = ext.text("topic"), ext.text("key")
@@ -204,25 +202,24 @@ def query_message(request: RemotingRequest, store: MessageStore) -> None:
     check_has_messages(store.topics, topic)
     search = KeySearch(topic, key, max(begin_ms, 0), min(end_ms, LATEST_MS), count, unique=unique)
 
-    def done(found: QueryResult) -> None:
-        # The sizes that precede the records are for FlintMQ's own clients.
-        body = memoryview(found.body)[_SIZE_BYTES * found.count :]
-        fields = {
-            "indexLastUpdateTimestamp": str(store.index.end_ms),
-            "indexLastUpdatePhyoffset": str(store.index.end_physical_offset),
-        }
-        if found.count:
-            request.reply(fields, body)
-            return
-        remark = "can not find message, maybe time range not correct"
-        if found.damaged:
-            remark = f"{found.damaged} messages with this key are damaged; `flintmq-broker verify` says what helps"
-        request.reply(fields, code=codes.QUERY_NOT_FOUND, remark=remark)
-
     if count == 0 or search.begin_ms > search.end_ms:
-        done(QueryResult(0, "", 0, bytearray()))
+        found = QueryResult(0, "", 0, bytearray())
+    else:
+        await request.dispatched()
+        found = await request.read(lambda hot: store.query(search, hot=hot))
+    # The sizes that precede the records are for FlintMQ's own clients.
+    body = memoryview(found.body)[_SIZE_BYTES * found.count :]
+    fields = {
+        "indexLastUpdateTimestamp": str(store.index.end_ms),
+        "indexLastUpdatePhyoffset": str(store.index.end_physical_offset),
+    }
+    if found.count:
+        request.reply(fields, body)
         return
-    request.after_dispatch(lambda: request.read_then(lambda hot: store.query(search, hot=hot), done))
+    remark = "can not find message, maybe time range not correct"
+    if found.damaged:
+        remark = f"{found.damaged} messages with this key are damaged; `flintmq-broker verify` says what helps"
+    request.reply(fields, code=codes.QUERY_NOT_FOUND, remark=remark)
 
 
 def _subscription_of(request: RemotingRequest, gateway: RemotingGateway, group: str, topic: str) -> dict[str, Any]:
@@ -237,7 +234,7 @@ def _subscription_of(request: RemotingRequest, gateway: RemotingGateway, group: 
     return {"filterData": "null", "subscriptionData": subscription_row(found)}
 
 
-def query_consume_queue(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
+async def query_consume_queue(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
     """Return units of a queue: where the log has each message, its size, and the code of its tag.
 
     With them comes the subscription of the live clients of ``consumerGroup``, if the request names one.
@@ -264,4 +261,5 @@ def query_consume_queue(request: RemotingRequest, gateway: RemotingGateway, stor
             ]
         return {"maxQueueIndex": high, "minQueueIndex": low, "queueData": rows, **wanted}
 
-    request.after_dispatch(lambda: request.read_then(read, lambda found: reply_json(request, found)))
+    await request.dispatched()
+    reply_json(request, await request.read(read))

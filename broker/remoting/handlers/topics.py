@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import ADMIN, TOPIC, Need
@@ -14,7 +13,7 @@ from ....protocol.errors import InvalidParameter, TopicNotExist
 from ....protocol.remoting import codes
 from ....protocol.remoting.fastjson import ObjectMap, encode
 from ....protocol.remoting.signature import ACCESS_KEY
-from ...handlers.topics import AS_IT_IS, TopicParts, change_topic, remove_topic
+from ...delivery.topic_changes import AS_IT_IS
 from ...store import TopicConfig
 from ..bodies import encode_lines, message_queue
 from ..json_fields import JsonFields, json_body
@@ -24,8 +23,7 @@ from ..sends import DEFAULT_TOPIC
 from ..topic_rows import pop_retry_topics
 
 if TYPE_CHECKING:
-    from ...background.held_pulls import PullRequestHoldService
-    from ...delivery.topic_changes import TopicChanges
+    from ...delivery.topic_changes import TopicService
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..request import RemotingRequest
@@ -177,9 +175,7 @@ MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
-def update_and_create_topic(
-    request: RemotingRequest, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
-) -> None:
+async def update_and_create_topic(request: RemotingRequest, topics: TopicService) -> None:
     """Create or change a topic; respond once the table is on disk."""
     ext = request.ext
     row = {
@@ -192,32 +188,21 @@ def update_and_create_topic(
         "topicSysFlag": ext.integer("topicSysFlag", 0),
         "attributes": _split_attributes(ext.text("attributes", "")),
     }
-    _change_all(request, TopicParts(store, topic_changes, holds), [_decode_topic(JsonFields(row, "the request"))])
+    params, extra = _decode_topic(JsonFields(row, "the request"))
+    # As with RocketMQ, a topic may get fewer queues.
+    await topics.change(request, params, extra, may_shrink=True)
+    request.reply()
 
 
-def update_and_create_topic_list(
-    request: RemotingRequest, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
-) -> None:
+async def update_and_create_topic_list(request: RemotingRequest, topics: TopicService) -> None:
     """Create or change topics, one after the other; respond once all are on disk, or with the first one's error."""
     rows = json_body(request).objects("topicConfigList", TOPICS_AT_ONCE_MAX)
     changes = [_decode_topic(row) for row in rows]
     for params, _ in changes:
         check(request, Need((ADMIN,), TOPIC, params.topic))
-    _change_all(request, TopicParts(store, topic_changes, holds), changes)
-
-
-_Change = tuple[UpdateAndCreateTopicRequest, dict[str, Any]]
-
-
-def _change_all(request: RemotingRequest, parts: TopicParts, changes: list[_Change]) -> None:
-    """Make the changes in their order, then respond with SUCCESS. As with RocketMQ, a topic may get fewer queues."""
-    if not changes:
-        request.reply()
-        return
-    params, extra = changes[0]
-    # Each change asks for the next one when it is on disk.
-    done = partial(_change_all, request, parts, changes[1:])
-    change_topic(request, parts, params, extra, done, may_shrink=True)
+    for params, extra in changes:
+        await topics.change(request, params, extra, may_shrink=True)
+    request.reply()
 
 
 def _split_attributes(text: str) -> dict[str, str]:
@@ -225,7 +210,7 @@ def _split_attributes(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (pair.partition("=") for pair in text.split(",") if pair)}
 
 
-def _decode_topic(row: JsonFields) -> _Change:
+def _decode_topic(row: JsonFields) -> tuple[UpdateAndCreateTopicRequest, dict[str, Any]]:
     """Return the change that a row asks for, with RocketMQ's other fields. Raises ``InvalidParameter``."""
     name = row.text("topicName")
     read, write = (
@@ -262,23 +247,16 @@ def _changed_attributes(topic: str, given: Mapping[str, str | None]) -> dict[str
     return changes
 
 
-def delete_topic_in_broker(
-    request: RemotingRequest, store: MessageStore, topic_changes: TopicChanges, holds: PullRequestHoldService
-) -> None:
+async def delete_topic_in_broker(request: RemotingRequest, store: MessageStore, topics: TopicService) -> None:
     """Delete a topic, and the topics with its messages that groups still have to receive again by POP.
 
     As with RocketMQ, a topic that does not exist is deleted already: its tool deletes some more than once.
     """
     topic = request.ext.text("topic")
     names = [name for name in (topic, *pop_retry_topics(store, topic)) if store.topics.get(name) is not None]
-    _delete_all(request, TopicParts(store, topic_changes, holds), names)
-
-
-def _delete_all(request: RemotingRequest, parts: TopicParts, names: list[str]) -> None:
-    if not names:
-        request.reply()
-        return
-    remove_topic(request, parts, names[0], partial(_delete_all, request, parts, names[1:]))
+    for name in names:
+        await topics.delete(request, name)
+    request.reply()
 
 
 def get_all_topic_config(request: RemotingRequest, gateway: RemotingGateway, auto_create: bool) -> None:
@@ -310,7 +288,7 @@ def _existing(request: RemotingRequest, gateway: RemotingGateway, auto_create: b
     return config
 
 
-def get_topic_stats_info(
+async def get_topic_stats_info(
     request: RemotingRequest, gateway: RemotingGateway, store: MessageStore, auto_create: bool
 ) -> None:
     """Return both ends of each queue of a topic, and the store time of its last message."""
@@ -323,18 +301,16 @@ def get_topic_stats_info(
             return store.queue_reads.topic_stats(config.name, hot=hot)
         return [(queue_id, 0, 0, -1) for queue_id in range(config.queues)]
 
-    def done(stats: list[tuple[int, int, int, int]]) -> None:
-        table = ObjectMap(
-            (
-                message_queue(gateway.broker_name, config.name, queue_id),
-                {"lastUpdateTimestamp": max(stored_ms, 0), "maxOffset": high, "minOffset": low},
-            )
-            for queue_id, low, high, stored_ms in stats
-            if queue_id < config.write_queues
+    await request.dispatched()
+    table = ObjectMap(
+        (
+            message_queue(gateway.broker_name, config.name, queue_id),
+            {"lastUpdateTimestamp": max(stored_ms, 0), "maxOffset": high, "minOffset": low},
         )
-        request.reply(body=encode({"offsetTable": table, "topicPutTps": gateway.figures.put_tps(config.name)}))
-
-    request.after_dispatch(lambda: request.read_then(read, done))
+        for queue_id, low, high, stored_ms in await request.read(read)
+        if queue_id < config.write_queues
+    )
+    request.reply(body=encode({"offsetTable": table, "topicPutTps": gateway.figures.put_tps(config.name)}))
 
 
 def get_system_topic_list_from_broker(request: RemotingRequest, gateway: RemotingGateway) -> None:

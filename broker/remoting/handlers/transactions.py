@@ -11,12 +11,12 @@ from ....protocol.errors import InvalidParameter, MessageNotFound, NoPermission,
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from ....protocol.storage.record import parse_offset_id
+from ...background.loop_work import called_back
 from ...delivery.transactions.records import TOPICS, Half, checked_again
 from ...delivery.transactions.table import COMMIT, ROLLBACK
 from ..rules import audit_change
 
 if TYPE_CHECKING:
-    from ....protocol.errors import BrokerError
     from ....protocol.storage.record import Record
     from ...delivery.transactions.service import TransactionalMessageService
     from ...delivery.writer import RecordWriter
@@ -27,7 +27,9 @@ COMMITTED, ROLLED_BACK = 8, 12
 """Values of ``commitOrRollback``, of which any other one means that the producer does not know yet."""
 
 
-def end_transaction(request: RemotingRequest, transactions: TransactionalMessageService, store: MessageStore) -> None:
+async def end_transaction(
+    request: RemotingRequest, transactions: TransactionalMessageService, store: MessageStore
+) -> None:
     """Commit or roll back the transaction of the half message at the offsets in the request."""
     ext = request.ext
     decision = ext.integer("commitOrRollback", low=-(2**31), high=2**31 - 1)
@@ -44,25 +46,19 @@ def end_transaction(request: RemotingRequest, transactions: TransactionalMessage
         half_physical_offset=physical_offset,
     )
 
-    def end(transaction_id: str) -> None:
-        done = request.later(request.reply)
-
-        def ended(error: BrokerError | None) -> None:
-            outcome = COMMIT if params.commit else ROLLBACK
-            same = isinstance(error, TransactionEnded) and error.details.get("outcome") == outcome
-            # A producer that lost the answer ends the transaction again, and must not learn of a failure.
-            done(None if same else error)
-
-        transactions.end_transaction(replace(params, transaction_id=transaction_id), ended, _topic_check(request))
-
     # The offsets tell the transaction, as for RocketMQ's brokers; if a check has moved the half message, the key does.
     transaction = transactions.table.at(queue_offset)
     if transaction is not None:
-        end(transaction.half.transaction_id)
-    elif params.transaction_id:
-        end(params.transaction_id)
-    else:
-        request.read_then(lambda hot: _id_of(store, physical_offset, hot), end)
+        params.transaction_id = transaction.half.transaction_id
+    elif not params.transaction_id:
+        params.transaction_id = await request.read(lambda hot: _id_of(store, physical_offset, hot))
+    try:
+        await called_back(lambda done: transactions.end_transaction(params, done, _topic_check(request)))
+    except TransactionEnded as error:
+        # A producer that lost the answer ends the transaction again, and must not learn of a failure.
+        if error.details.get("outcome") != (COMMIT if params.commit else ROLLBACK):
+            raise
+    request.reply()
 
 
 def _topic_check(request: RemotingRequest) -> Callable[[str], None]:
@@ -88,7 +84,7 @@ def _id_of(store: MessageStore, physical_offset: int, hot: bool) -> str:
     return half.transaction_id
 
 
-def resume_check_half_message(
+async def resume_check_half_message(
     request: RemotingRequest, transactions: TransactionalMessageService, store: MessageStore, writer: RecordWriter
 ) -> None:
     """Open the transaction of a parked half message again, so that its producers are asked about it."""
@@ -111,26 +107,22 @@ def resume_check_half_message(
             raise TransactionEnded(f"transaction {half.transaction_id} was already committed", outcome=COMMIT)
         return record, half
 
-    def resume(found: tuple[Record, Half]) -> None:
-        record, half = found
-        if transactions.table.get(half.transaction_id) is not None:
-            request.reply()  # its producers are asked anyway
-            return
-        if record.topic == HALF_TOPIC.encode():
-            raise TransactionNotExist(
-                f"transaction {half.transaction_id} is not open; if it is parked, pass the id of its message in "
-                f"{TRANSACTION_PARKED_TOPIC}"
-            )
-        writer.with_topics(TOPICS, request.later(lambda: append(record)))
-
-    def append(record: Record) -> None:
-        # Its checks are counted from 0 again.
-        again = replace(checked_again(record, 0), topic=HALF_TOPIC.encode(), queue_id=0)
-        end_offset = writer.append_records([again])
-        reopened = Half.of(again)
-        assert reopened is not None, "the record is a half message in the half topic"
-        transactions.add_halves([reopened])
-        audit_change(request, f"group {reopened.group}, transaction {reopened.transaction_id}")
-        writer.when_acknowledged(end_offset, request.later(request.reply))
-
-    request.read_then(read, resume)
+    record, half = await request.read(read)
+    if transactions.table.get(half.transaction_id) is not None:
+        request.reply()  # its producers are asked anyway
+        return
+    if record.topic == HALF_TOPIC.encode():
+        raise TransactionNotExist(
+            f"transaction {half.transaction_id} is not open; if it is parked, pass the id of its message in "
+            f"{TRANSACTION_PARKED_TOPIC}"
+        )
+    await writer.topics_exist(TOPICS)
+    # Its checks are counted from 0 again.
+    again = replace(checked_again(record, 0), topic=HALF_TOPIC.encode(), queue_id=0)
+    end_offset = writer.append_records([again])
+    reopened = Half.of(again)
+    assert reopened is not None, "the record is a half message in the half topic"
+    transactions.add_halves([reopened])
+    audit_change(request, f"group {reopened.group}, transaction {reopened.transaction_id}")
+    await writer.acknowledged(end_offset)
+    request.reply()
