@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, Runn
 from tests.dead_letter_tools import bury, send_back
 from tests.delivery_tools import fill, receive
 from tests.group_tools import joined
-
-
-@pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, connected to the shared broker."""
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
 
 
 @pytest.fixture

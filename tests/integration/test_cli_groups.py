@@ -22,13 +22,6 @@ from tests.integration.test_retention import SOON, fill, wait_for_min_offset
 
 
 @pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """Return a command line connected to the shared broker."""
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
-
-
-@pytest.fixture
 def filled(shared_broker: RunningBroker, topic: str) -> str:
     """Create a topic of two queues with three messages each."""
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from tests.cli_tools import PROGRAM, Cli, Terminal
 from tests.conftest import BrokerFactory, RunningBroker
 
 _SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
-
-
-@pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """Return a command line connected to the shared broker."""
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ import pytest
 
 from flintmq.broker.kernels import dispatch, sequences
 from flintmq.protocol.storage.layout import SysFlag
-from flintmq.protocol.storage.record import UNIQUE_PREFIX_DIGITS, Record, encode_host, unique_key
+from flintmq.protocol.storage.record import UNIQUE_PREFIX_DIGITS, Record, unique_key
 from tests.twins.log import write_log
 from tests.twins.sequences import WAITING_TOPICS, Run, call
 
 PREFIX = "7F00000155A738209801"
-OTHER = "7F00000155A738209802"
-V6 = encode_host("2001:db8::7", 10911)
 
 
 def a_record(
