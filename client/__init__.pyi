@@ -77,12 +77,12 @@ from .core.consume.pages import MessageSummary as MessageSummary
 from .core.consume.pages import TopicPage as TopicPage
 from .core.produce.producer_core import Committed as Committed
 from .core.produce.producer_core import PreparedInfo as PreparedInfo
+from .core.produce.receipts import DeliveryFailed as DeliveryFailed
 from .core.produce.receipts import Receipt as Receipt
 from .errors import ClientClosed as ClientClosed
 from .errors import ClientFailed as ClientFailed
 from .errors import CompressionUnavailable as CompressionUnavailable
 from .errors import CorruptMessage as CorruptMessage
-from .errors import DeliveryFailed as DeliveryFailed
 from .errors import DeliveryLost as DeliveryLost
 from .errors import ForkedClient as ForkedClient
 from .errors import InvalidAddress as InvalidAddress
@@ -110,4 +110,4 @@ from .names import encode_name as encode_name
 from .sync.admin import Admin as Admin
 from .sync.consumer import Consumer as Consumer
 from .sync.producer import Producer as Producer
-from .sync.producer import SendFuture as SendFuture
+from .sync.sender import SendFuture as SendFuture

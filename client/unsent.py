@@ -6,19 +6,25 @@ import atexit
 import logging
 import warnings
 import weakref
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 log = logging.getLogger(__name__)
 
 
-class TrackedProducer(Protocol):
-    """A producer. ``remains_told``: its remaining messages have been reported."""
+class TrackedProducer(ABC):
+    """A producer."""
 
-    remains_told: bool
+    remains_told = True
+    """True if the remaining messages have been reported; initially there are none."""
 
+    @abstractmethod
     def undelivered(self) -> tuple[int, int]:
         """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without the
         application reading the outcome from their futures."""
+
+    def __del__(self) -> None:
+        if not self.remains_told:
+            abandoned(self, "its last reference is gone")
 
 
 _open: weakref.WeakSet[TrackedProducer] = weakref.WeakSet()

@@ -23,7 +23,7 @@ class DumbProxy(TcpProxy):
     def __init__(self, running: RunningBroker, *, carries_requests: bool) -> None:
         self._carries_requests = carries_requests
         self._dumb: set[Link] = set()
-        super().__init__(running)
+        super().__init__(running.host, running.port)
 
     def turn_dumb(self) -> None:
         """Make all connections that exist dumb."""

@@ -29,7 +29,7 @@ class Member(TcpProxy):
         """Number of requests that it refused because it does not lead."""
         self.greetings = 0
         """Number of its responses to HELLO."""
-        super().__init__(running)
+        super().__init__(running.host, running.port)
 
     @property
     def leads(self) -> bool:

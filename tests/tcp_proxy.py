@@ -6,12 +6,8 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from flintmq.protocol.frames import Frame, FrameParser, encode_frame
-
-if TYPE_CHECKING:
-    from tests.conftest import RunningBroker
 
 
 class Link:
@@ -37,8 +33,8 @@ class Link:
 class TcpProxy:
     """A proxy: two threads for each connection, one for each direction. ``address``: for clients."""
 
-    def __init__(self, running: RunningBroker) -> None:
-        self._broker = (running.host, running.port)
+    def __init__(self, host: str, port: int) -> None:
+        self._broker = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._links: list[Link] = []

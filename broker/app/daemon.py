@@ -82,9 +82,22 @@ class _Program(click.Group):
             formatter.write_dl([(name, self.commands[name].get_short_help_str(200)) for name in sorted(self.commands)])
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run one command line."""
+        """Run one command line. Errors show what was typed with its control characters escaped."""
         with standard_output("flintmq-broker"):
-            return super().main(*args, **extra)
+            try:
+                return super().main(*args, **{"standalone_mode": False, **extra})
+            except click.exceptions.NoArgsIsHelpError as error:
+                error.show()
+                sys.exit(error.exit_code)
+            except click.UsageError as error:
+                click.UsageError(escape(error.format_message()), error.ctx).show()
+                sys.exit(error.exit_code)
+            except click.ClickException as error:
+                click.ClickException(escape(error.format_message())).show()
+                sys.exit(error.exit_code)
+            except click.Abort:
+                click.echo("Aborted!", err=True)
+                sys.exit(EXIT_REFUSED)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -428,4 +441,4 @@ for _command in (*COMMANDS, replica):
     main.add_command(_command)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,8 +14,7 @@ With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests u
 ``gather``          choose ConsumeQueue units, copy and check the records of a response
 ``sequences``       producer runs, read back from the log
 ``deliver``         stored messages that are due, as new records of their target topics
-``search``          the next sound record after damage; loaded only if there is damage
-``examine``         for the offline tools: the next record after damage, the records of a topic; no broker loads it
+``search``          the next record after damage; a broker loads it only if there is damage
 ==================  =====================================================================================
 """
 
@@ -29,7 +28,9 @@ from pathlib import Path
 SERVING_MODULES = tuple(
     "record_crc text msgpack_reader produce_plan produce dispatch index gather sequences sync_loop deliver".split()
 )
-MODULES = (*SERVING_MODULES, "search", "examine")
+READER_SCAN = "..protocol.storage.reader.scan"
+"""The scan of records that ``dump`` reads with, relative to ``flintmq.broker``."""
+MODULES = (*SERVING_MODULES, "search", READER_SCAN)
 
 
 def any_compiled() -> bool:
@@ -44,5 +45,5 @@ def warm(modules: Iterable[str] = MODULES) -> Iterator[tuple[str, float]]:
     """Compile every kernel of these modules, or load it from the cache; yields (module, seconds it took) after each."""
     for name in modules:
         started = time.perf_counter()
-        importlib.import_module(f"{__name__}.{name}")
-        yield name, time.perf_counter() - started
+        importlib.import_module(f".{name}", __name__)
+        yield name.rpartition(".")[2], time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""The search for the next sound record after damage, byte by byte. Loaded only if there is damage."""
+"""The search for the next record after damage, byte by byte. A broker loads it only if there is damage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, kernel
 from ...protocol.storage.arrays.record_parts import DONE, PARTS, R_STORE_MS, body_sound, locate_parts
 from ...protocol.storage.arrays.words import load_be32, load_be64
-from ...protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN
+from ...protocol.storage.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN
 
 _AT_MAGIC = RECORD.at["magic"]
 _AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
@@ -39,4 +39,24 @@ def find_record(log: np.ndarray, at: int, end: int, file_base: int, store_ms_min
     return end
 
 
-__all__ = ["PARTS", "find_record"]
+@kernel(i64, bytes_array, i64, i64, i64, i64_array)
+def next_record(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray) -> int:
+    """Return the position of the next plausible record in ``log[at:end]``, with the right magic, physical offset and
+    parts, or of a blank that ends the file. Return ``end`` if there is none.
+
+    ``file_base``: physical offset of the array's first byte.
+    """
+    last = min(end, len(log) - 8 + 1)
+    while at < last:
+        magic = load_be32(log, at + _AT_MAGIC)
+        if magic in (MAGIC_V1, MAGIC_V2):
+            # Do not read beyond the array: a record has at least these bytes.
+            if len(log) - at >= RECORD_BYTES_MIN and locate_parts(log, at, len(log), file_base + at, parts) == DONE:
+                return at
+        elif magic == MAGIC_BLANK and load_be32(log, at) == len(log) - at:
+            return at
+        at += 1
+    return end
+
+
+__all__ = ["PARTS", "find_record", "next_record"]

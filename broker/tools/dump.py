@@ -19,11 +19,16 @@ import numpy as np
 from ...protocol.storage.delivery import PROPERTY_RECORD_CRC
 from ...protocol.storage.javahash import index_key_hash
 from ...protocol.storage.layout import SysFlag
+from ...protocol.storage.reader.log_files import LogFile
+from ...protocol.storage.reader.log_reader import LogRange, LogScanner, next_record
+from ...protocol.storage.reader.parts import Part, Rows
+from ...protocol.storage.reader.records import ScannedRecords, TopicFilter
 from ...protocol.storage.record import (
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
+    Buffer,
     CorruptRecord,
     Record,
     decode_host,
@@ -32,7 +37,6 @@ from ...protocol.storage.record import (
     split_keys,
 )
 from ..kernels import dispatch as kernel
-from ..kernels import examine
 from ..store.files.mapped_file import MappedFile
 from ..store.recovery.log_recovery import CLOCK_MARGIN_MS, FileHead
 from .derived_checks import check_file
@@ -40,8 +44,6 @@ from .findings import Findings
 from .offline import FOREVER, OfflineStore
 from .output import iso_time
 
-PICK_BYTES = 4 * 1024 * 1024
-PICKED_MAX = 16_384
 _OWN_PROPERTIES = {PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY, PROPERTY_RECORD_CRC}
 
 
@@ -104,57 +106,61 @@ def _scan(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iterator
         if head.is_record and head.store_ms > wanted.until_ms + CLOCK_MARGIN_MS:
             return
         yield from _scan_file(store, file, begin, end, wanted)
-        # The pages are given back, or a large log would fill the memory.
-        file.release()
 
 
 def _scan_file(store: OfflineStore, file: MappedFile, begin: int, end: int, wanted: Wanted) -> Iterator[Record]:
-    array, parts = file.array(), np.zeros(kernel.PARTS, np.int64)
-    topic = (wanted.topic or "").encode()
-    name = np.frombuffer(bytearray(topic or b"\0"), np.uint8)
-    picked = np.zeros(PICKED_MAX, np.int64)
-    at, stop = max(begin - file.start_offset, 0), min(end - file.start_offset, file.size)
-    if at:  # an offset given by the user is rarely the start of a record
-        at = int(examine.next_record(array, at, stop, file.start_offset, parts))
-    while at < stop:
-        status, at, count = examine.pick(
-            array,
-            at,
-            min(at + PICK_BYTES, stop),
-            file.start_offset,
-            name,
-            len(topic),
-            -1 if wanted.queue is None else wanted.queue,
-            wanted.since_ms,
-            wanted.until_ms,
-            picked,
-            parts,
-        )
-        for place in picked[:count].tolist():
-            record = _decode(store, file, array, place)
-            if record is not None and wanted.has_key(record):
-                yield record
-        if status == kernel.BLANK:
-            return
-        if status not in (kernel.DONE, kernel.FULL):
-            found = int(examine.next_record(array, at + 1, stop, file.start_offset, parts))
+    log = LogFile(file.path, file.start_offset, file.end_offset)
+    topics = TopicFilter((wanted.topic,)) if wanted.topic else None
+    at: int | None = max(begin, log.start)
+    with log.open() as fd:
+        if at != log.start:  # an offset given by the user is rarely the start of a record
+            at = next_record(log, fd, begin, min(end, log.end), check_crc=False)
+        while at is not None and at < end:
+            walk = LogScanner(LogRange(log, at, log.end), fd, at)
+            for block in walk:
+                records = block.records
+                for row in np.flatnonzero(_picked(records, topics, end, wanted)).tolist():
+                    record = _decode(store, file, records.record(row), int(records.parts[Part.PHYSICAL_OFFSET, row]))
+                    if record is not None and wanted.has_key(record):
+                        yield record
+                if records.parts[Part.PHYSICAL_OFFSET, -1] >= end:
+                    return
+            if walk.damage is None or walk.damage.physical_offset >= end:
+                return
+            at = next_record(log, fd, walk.damage.physical_offset + 1, min(end, log.end), check_crc=False)
+            skipped = (min(end, log.end) if at is None else at) - walk.damage.physical_offset
             store.findings.add(
                 "record",
                 file.path,
-                f"{kernel.BAD_NAMES[status]}; {found - at:,} bytes up to the next record are skipped",
-                position=at,
-                physical_offset=file.start_offset + at,
+                f"{walk.damage.reason}; {skipped:,} bytes up to the next record are skipped",
+                position=walk.damage.position,
+                physical_offset=walk.damage.physical_offset,
             )
-            at = found
 
 
-def _decode(store: OfflineStore, file: MappedFile, array: np.ndarray, at: int) -> Record | None:
-    size = int.from_bytes(array[at : at + 4].tobytes(), "big")
+def _picked(records: ScannedRecords, topics: TopicFilter | None, end: int, wanted: Wanted) -> Rows:
+    """Return which records are before ``end`` and have the wanted topic, queue and store time."""
+    parts = records.parts
+    rows: Rows = (
+        (parts[Part.PHYSICAL_OFFSET] < end)
+        & (parts[Part.STORED_MS] >= wanted.since_ms)
+        & (parts[Part.STORED_MS] <= wanted.until_ms)
+    )
+    if wanted.queue is not None:
+        rows &= parts[Part.QUEUE] == wanted.queue
+    return rows if topics is None else rows & topics.rows(records)
+
+
+def _decode(store: OfflineStore, file: MappedFile, blob: Buffer, physical_offset: int) -> Record | None:
     try:
-        return decode_record(array[at : at + size].tobytes())
+        return decode_record(blob)
     except CorruptRecord as error:
         store.findings.add(
-            "body-crc", file.path, f"left out: {error}", position=at, physical_offset=file.start_offset + at
+            "body-crc",
+            file.path,
+            f"left out: {error}",
+            position=physical_offset - file.start_offset,
+            physical_offset=physical_offset,
         )
         return None
 
@@ -197,7 +203,7 @@ def _by_index(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iter
         if kernel.locate(array, at, file.size, physical_offset, parts) not in (kernel.DONE, kernel.BAD_CRC):
             continue
         # Chains are of hashes, which several keys share: the record decides.
-        record = _decode(store, file, array, at)
+        record = _decode(store, file, array[at : at + parts[kernel.R_SIZE]].tobytes(), physical_offset)
         if record is not None and _fits(record, wanted):
             yield record
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...protocol.storage.layout import RECORD
 from ..kernels import dispatch as kernel
-from ..kernels import examine
+from ..kernels import search
 from ..store.derivation import CheckDerivation
 from ..store.files.mapped_file import MappedFile
 from ..store.files.system_calls import usable_processors, will_read
@@ -163,7 +163,7 @@ class Examiner:
 
     def _pass_over(self, segment: Segment, array: np.ndarray, at: int, status: int) -> int:
         """Report a range without a record that begins at ``at``; return its end."""
-        found = examine.next_record(array, at + 1, segment.end, segment.file.start_offset, self._parts)
+        found = search.next_record(array, at + 1, segment.end, segment.file.start_offset, self._parts)
         lost = found - at
         segment.findings.add(
             "record",
@@ -331,7 +331,7 @@ class LogPass:
     @staticmethod
     def _next_record(file: MappedFile, begin: int, end: int) -> int:
         parts = np.zeros(kernel.PARTS, np.int64)
-        return int(examine.next_record(file.array(), begin, end, file.start_offset, parts))
+        return int(search.next_record(file.array(), begin, end, file.start_offset, parts))
 
     def _examine(self, segment: Segment) -> Segment:
         examiner = getattr(self._local, "examiner", None)

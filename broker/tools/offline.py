@@ -23,7 +23,7 @@ from ...protocol.names import is_system_topic
 from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, RECORD, UNIT_BYTES
 from ...protocol.store_files import OFFSET_NAME, file_name, refuse_backup
 from ..kernels import dispatch as kernel
-from ..kernels import examine
+from ..kernels import search
 from ..kernels.dispatch import Q_DELETED_BELOW
 from ..store.damage import Quarantine
 from ..store.errors import CorruptFile, StoreLocked
@@ -448,7 +448,7 @@ def check_behind(store: OfflineStore, end: LogEnd) -> None:
             return
         array, parts = file.array(), np.zeros(kernel.PARTS, np.int64)
         stop = _data_end(store, file.fd, position, file.size)
-        record = examine.next_record(array, position, stop, file.start_offset, parts)
+        record = search.next_record(array, position, stop, file.start_offset, parts)
         sound = (
             f"; a plausible record begins at {file.start_offset + record:,}: unless it is left over from an earlier "
             "crash, the log is damaged at its end"

@@ -19,7 +19,7 @@ import numpy as np
 from ...protocol.display import escape, show_bytes, to_json
 from ...protocol.store_files import MANIFEST, PROGRESS, TABLES_PREFIX, file_name
 from ..kernels import dispatch as kernel
-from ..kernels import examine
+from ..kernels import search
 from ..store.errors import CorruptFile
 from ..store.files.checksummed import ChecksummedRanges
 from ..store.files.file_system import Files
@@ -319,7 +319,7 @@ class _Run:
                 continue
             if status == kernel.BLANK and int.from_bytes(array[at : at + 4].tobytes(), "big") == size - at:
                 break
-            found = int(examine.next_record(array, at + 1, size, base, parts))
+            found = int(search.next_record(array, at + 1, size, base, parts))
             name = "a blank record that does not end its file" if status == kernel.BLANK else kernel.BAD_NAMES[status]
             self.findings.add(
                 "backup-record",

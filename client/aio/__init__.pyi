@@ -5,4 +5,4 @@ from ..groups.transactions.aio_producer import TransactionProducer as Transactio
 from .admin import Admin as Admin
 from .consumer import Consumer as Consumer
 from .producer import Producer as Producer
-from .producer import SendFuture as SendFuture
+from .sender import SendFuture as SendFuture

@@ -2,166 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator, Iterable
 from datetime import datetime
 from typing import Unpack
 
 from ...protocol.commands import QUERY_COUNT_MAX
-from ...protocol.errors import FlintError
 from ..core import hooks
 from ..core import topics as topic_operations
 from ..core.consume import pages, requests
-from ..core.consume.batch import Batch, StoredMessage, TagFilter, check_filter, parse_tags
-from ..core.consume.positions import EARLIEST, Position, check_position, resolve_span
-from ..core.consume.queue_reader import TopicIterator, TopicReader
+from ..core.consume.batch import Batch, StoredMessage, check_filter, parse_tags
+from ..core.consume.positions import EARLIEST, Position, check_position
 from ..core.consume.requests import pull_found
 from ..core.rpc.access import AccessOptions, ReadFrom, check_read_from
-from ..core.rpc.session import Answer
-from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
+from ..core.rpc.timeouts import TIMEOUT_SECONDS
 from ..endpoint import client_name
 from .client import Client, async_method
-from .connection import Connection, Waits, Watch
-from .rpc import Dialer, RpcClient
-from .runtime import ClientRuntime
-
-# ---- Iteration over a topic: pipelined pulls of all its queues on a separate connection.
-
-GO_ROUND = 2048
-"""Number of messages after which the iteration yields to the event loop even if more are available: other tasks must
-run, and arrived bytes must be read before the application has used up the batch."""
+from .iteration import iterate
 
 
-class Iteration:
-    """One iteration. The loop decodes what arrives and sends the next pulls while the application handles messages."""
-
-    def __init__(
-        self, caller: RpcClient, dialer: Dialer, life: ClientRuntime, watch: Watch, waits: Waits, side: hooks.Side
-    ) -> None:
-        self._caller = caller
-        self._dialer = dialer
-        self._life = life
-        self._watch = watch
-        self._waits = waits
-        self._side = side
-        self._iterating: TopicIterator
-        self._connection: Connection | None = None
-        self._error: FlintError | None = None
-        """Reason why the connection is no longer usable."""
-        self._arrival: asyncio.Future[None] | None = None
-        """Awaited while there is no message."""
-
-    async def messages(
-        self, topic: str, from_: Position, until: Position | None, tags: TagFilter, condition: str, seconds: float
-    ) -> AsyncGenerator[StoredMessage, None]:
-        """Yield the messages, for ``Consumer.iter``. ``seconds``: for which the broker may be away."""
-        span = await self._caller.run(resolve_span(topic, from_, until), self._caller.deadline(seconds))
-        reading = TopicReader(topic, span, tags, condition)
-        self._iterating = TopicIterator(reading, span, seconds, self._watch.now())
-        passed = 0
-        began_ns = time.time_ns()
-        try:
-            while True:
-                if passed >= GO_ROUND:
-                    passed = 0
-                    self._ask()
-                    await asyncio.sleep(0)
-                messages = reading.turn()
-                if not messages:
-                    if reading.finished:
-                        return
-                    await self._guarded_wait()
-                    continue
-                passed += len(messages)
-                for message in hooks.active.handed_out(self._side, topic, messages, began_ns):
-                    yield message
-                began_ns = time.time_ns()
-        finally:
-            self._disconnect()
-
-    async def _guarded_wait(self) -> None:
-        """Wait for messages; retry after an error if that can help, until the broker was away for too long."""
-        try:
-            await self._wait()
-        except FlintError as error:
-            self._life.check()
-            self._disconnect()
-            pause = self._iterating.pause_after(error, self._watch.now())
-            self._dialer.log.retried("PULL", error)
-            await self._waits.pause(pause)
-
-    async def _wait(self) -> None:
-        """Send the pulls that are due; return when something has arrived or is due."""
-        self._life.enter()
-        iterating = self._iterating
-        if self._error is not None:
-            raise self._error
-        if self._connection is None:
-            seconds = iterating.seconds_to_connect(self._watch.now())
-            self._connection = await self._dialer.dial(seconds)
-            self._connection.receiver = self
-            iterating.connected(self._watch.now())
-        if (plan := iterating.end_due(self._watch.now())) is not None:
-            iterating.end_found(*await self._caller.run(plan, self._caller.deadline(None)), self._watch.now())
-            if iterating.reading.finished:
-                return
-        self._ask()
-        if iterating.reading.has_messages or not iterating.waits_for_answers:
-            return
-        self._arrival = self._life.loop.create_future()
-        now = self._watch.now()
-        try:
-            await self._waits.wait(self._arrival, now + iterating.seconds_to_wait(now), lambda: None)
-        finally:
-            self._arrival = None
-        if self._error is None and self._connection is not None:
-            iterating.check_silence(self._connection, self._watch.now())
-
-    def _ask(self) -> None:
-        connection = self._connection
-        if connection is None or self._error is not None:
-            return
-        for queue, operation in self._iterating.requests(self._watch.now()):
-            self._iterating.asked(connection.request(operation), queue, operation)
-
-    # ---- what the connection calls
-
-    def received(self, answers: list[Answer]) -> None:
-        """Decode the responses and send the next pulls."""
-        now = self._watch.now()
-        try:
-            for answer in answers:
-                self._iterating.answered(answer, now)
-        except FlintError as error:
-            self._error = error
-        else:
-            self._ask()
-        self._arrived()
-
-    def lost(self, error: FlintError) -> None:
-        """Wake the iteration, which then connects again."""
-        self._error = error
-        self._arrived()
-
-    def writable(self) -> None:
-        """Do nothing: pulls are small, so nothing waits for the connection to become writable."""
-
-    def _arrived(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def _disconnect(self) -> None:
-        """Close the connection, which also drops held pulls and responses that are no longer wanted."""
-        connection, self._connection = self._connection, None
-        error, self._error = self._error, None
-        if connection is not None:
-            if connection.gone and error is not None:
-                self._dialer.mark_failed(connection.address, error)
-            connection.abort()
-        self._iterating.disconnected()
-
-
+# sync: class Consumer(Client):
+# => class Consumer(ArrowReads):
+# sync: from .client import Client, async_method
+# => from .arrow_methods import ArrowReads\nfrom .client import async_method
+# sync: Calls may run concurrently: they share a connection, and a waiting pull does not delay the others.
+# => Thread-safe: each call has a connection to itself.
+# sync: (the end when the first message is requested)
+# => (the current end)
+# sync: up to its end at that time)
+# => up to its current end)
 class Consumer(Client):
     """Reads from a broker, or from the primary of a replica set. Calls may run concurrently: they share a connection,
     and a waiting pull does not delay the others.
@@ -183,9 +51,8 @@ class Consumer(Client):
     ) -> None:
         super().__init__(addresses, timeout=timeout, **access)
         if check_read_from(read_from):
-            self._dialer = self._dialer.of_any_member()
-            self._caller = self._caller.of(self._dialer)
-        self._side = hooks.Side(access.get("client_name") or client_name(), self._dialer.addresses)
+            self._caller = self._caller.of_any_member()
+        self._side = hooks.Side(access.get("client_name") or client_name(), self._caller.addresses)
 
     async def pull(
         self,
@@ -210,7 +77,7 @@ class Consumer(Client):
         is not valid.
         """
         deadline = self._caller.deadline(timeout)
-        plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, self._watch.now)
+        plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, self._caller.now)
         with hooks.active.receiving(self._side, topic) as receiving:
             return receiving.batch(await self._caller.run(plan, deadline))
 
@@ -235,13 +102,10 @@ class Consumer(Client):
         The iterator reads ahead while the application handles messages. An iteration that is left early ends with
         ``aclose()`` (or ``contextlib.aclosing``), when it is garbage-collected, or with the consumer.
         """
-        self._life.enter()
         check_position("from_", from_)
         if until is not None:
             check_position("until", until)
-        seconds = self._caller.timeout if timeout is None else check_timeout("timeout", timeout)
-        iteration = Iteration(self._caller, self._dialer, self._life, self._watch, self._waits, self._side)
-        return iteration.messages(topic, from_, until, parse_tags(tags), check_filter(filter), seconds)
+        return iterate(self._caller, self._side, topic, (from_, until), parse_tags(tags), check_filter(filter), timeout)
 
     browse = async_method(pages.browse)
     query = async_method(requests.query)

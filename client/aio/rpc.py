@@ -160,23 +160,32 @@ class RpcClient:
 
     def __init__(self, dialer: Dialer, life: ClientRuntime, watch: Watch, waits: Waits, timeout: float) -> None:
         self.timeout = timeout
-        self._dialer = dialer
-        self._life = life
-        self._watch = watch
-        self._waits = waits
+        self.dialer = dialer
+        self.life = life
+        self.watch = watch
+        self.waits = waits
         self._line: Line | None = None
         self._dialing = False
         self._waiting: set[asyncio.Future[Line]] = set()
 
-    def of(self, dialer: Dialer) -> RpcClient:
-        """Return a client with a connection of its own, which ``dialer`` opens."""
-        return RpcClient(dialer, self._life, self._watch, self._waits, self.timeout)
+    @property
+    def addresses(self) -> AddressBook:
+        """The addresses that it calls."""
+        return self.dialer.addresses
+
+    def of_any_member(self) -> RpcClient:
+        """Return a client with a connection of its own, whose requests followers may answer."""
+        return RpcClient(self.dialer.of_any_member(), self.life, self.watch, self.waits, self.timeout)
+
+    def now(self) -> float:
+        """Return the client's clock."""
+        return self.watch.now()
 
     def deadline(self, timeout: float | None) -> float:
         """Begin a call and return its deadline (client's clock). ``timeout``: the caller's, None for the client's.
         Raises if the client cannot be used."""
-        self._life.enter()
-        return self._watch.now() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
+        self.life.enter()
+        return self.watch.now() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
 
     async def call(self, operation: Operation[T], deadline: float) -> T:
         """Return the operation's result. Retries after a lost connection or if the broker is busy, until ``deadline``.
@@ -184,19 +193,19 @@ class RpcClient:
         deadline += operation.hold_seconds
         retries = Retries(deadline)
         while True:
-            self._life.check()
+            self.life.check()
             try:
                 line = await self._get_line(deadline)
-                now = self._watch.now()
-                answer = await line.ask(operation, self._life.loop.create_future(), max(0.001, deadline - now), now)
+                now = self.watch.now()
+                answer = await line.ask(operation, self.life.loop.create_future(), max(0.001, deadline - now), now)
                 return operation.result(answer)
             except FlintError as error:
-                self._life.check()  # if the client was closed meanwhile, that is why the connection broke
-                seconds = retries.pause(error, self._watch.now())
+                self.life.check()  # if the client was closed meanwhile, that is why the connection broke
+                seconds = retries.pause(error, self.watch.now())
                 if seconds is None:
                     raise
-                self._dialer.log.retried(operation.command.name, error)
-            await self._waits.pause(seconds)
+                self.dialer.log.retried(operation.command.name, error)
+            await self.waits.pause(seconds)
 
     async def run(self, plan: Plan[T], deadline: float) -> T:
         """Run a plan and return its result."""
@@ -220,12 +229,12 @@ class RpcClient:
             return line
         if not self._dialing:
             self._dialing = True
-            seconds = min(CONNECT_SECONDS_MAX, max(0.001, deadline - self._watch.now()))
-            self._life.start("connecting", self._dial(seconds))
-        future: asyncio.Future[Line] = self._life.loop.create_future()
+            seconds = min(CONNECT_SECONDS_MAX, max(0.001, deadline - self.watch.now()))
+            self.life.start("connecting", self._dial(seconds))
+        future: asyncio.Future[Line] = self.life.loop.create_future()
         self._waiting.add(future)
         try:
-            return await self._waits.wait(future, deadline + _GRACE_SECONDS, self._too_late)
+            return await self.waits.wait(future, deadline + _GRACE_SECONDS, self._too_late)
         finally:
             self._waiting.discard(future)
             del future  # else the raised error would be a local of a frame in its own traceback, a reference cycle
@@ -235,13 +244,13 @@ class RpcClient:
 
     async def _dial(self, seconds: float) -> None:
         try:
-            connection = await self._dialer.dial(seconds)
+            connection = await self.dialer.dial(seconds)
         except FlintError as error:
             for future in self._waiting:
                 if not future.done():
                     future.set_exception(copy.copy(error))
         else:
-            self._line = Line(connection, self._dialer, self._watch, self._waits)
+            self._line = Line(connection, self.dialer, self.watch, self.waits)
             for future in self._waiting:
                 if not future.done():
                     future.set_result(self._line)

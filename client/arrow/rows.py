@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,6 @@ from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
 from ..core.produce.packer import check_queue
 from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage
 from ..message import Message, check_properties, check_tag, check_text, check_topic, join_keys
-
-if TYPE_CHECKING:
-    from ..sync.producer import Producer
-
 
 # ---- The rows of a record batch, taken out of Arrow and checked before any of them is sent.
 #
@@ -369,6 +365,18 @@ GROUP_ROWS_MIN = 256
 """Minimum average number of rows in a group: with fewer, each group's round trip costs more than it saves."""
 
 
+class RowProducer(Protocol):
+    """The producer, which sends the rows."""
+
+    @property
+    def send_bulk(self) -> Callable[..., object]:
+        """``Producer.send_bulk``."""
+
+    @property
+    def send_many(self) -> Callable[..., object]:
+        """``Producer.send_many``."""
+
+
 class Send(Protocol):
     """One call of a producer."""
 
@@ -376,7 +384,7 @@ class Send(Protocol):
     def rows(self) -> Ints:
         """Positions in the batch of the rows that it sends."""
 
-    def run(self, producer: Producer, prepare: str | None) -> None:
+    def run(self, producer: RowProducer, prepare: str | None) -> None:
         """Send the rows and return when all are acknowledged; raises ``DeliveryFailed`` with the errors by index in
         ``rows``. ``prepare`` is the producer's argument."""
 
@@ -394,7 +402,7 @@ class ColumnSend:
     queue: int | None
     properties: dict[str, str] | None = None
 
-    def run(self, producer: Producer, prepare: str | None) -> None:
+    def run(self, producer: RowProducer, prepare: str | None) -> None:
         """Send with ``Producer.send_bulk``."""
         producer.send_bulk(
             self.topic,
@@ -416,7 +424,7 @@ class MessageSend:
     messages: list[Message]
     queue: int | None
 
-    def run(self, producer: Producer, prepare: str | None) -> None:
+    def run(self, producer: RowProducer, prepare: str | None) -> None:
         """Send with ``Producer.send_many``."""
         producer.send_many(self.messages, queue=self.queue, prepare=prepare)
 

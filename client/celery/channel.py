@@ -36,7 +36,7 @@ from flintmq.client import (
     encode_name,
 )
 
-from .envelope import Envelope, Window, from_message, to_message
+from .envelope import Envelope, Window, check_task, from_message, to_message
 from .readers import Binding, ExchangeReader, QueueMember
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class Channel(virtual.Channel):
         try:
             envelope = from_message(message, tag)
             # As the consumer's callback does, which would end the worker.
-            self.Message({**envelope, "headers": dict(envelope["headers"])}, channel=self)
+            check_task(self.Message({**envelope, "headers": dict(envelope["headers"])}, channel=self))
         except CompressionUnavailable as error:  # another worker may have the library
             reason = str(error)
             _log.error("the message %s of queue %s is put back: %s", message.message_id, queue, reason)

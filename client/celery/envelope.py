@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import UnionType
 from typing import Any, cast
 
 from kombu.utils.json import dumps, loads
@@ -70,7 +71,26 @@ def from_message(stored: StoredMessage, delivery_tag: int) -> Envelope:
     return cast(Envelope, envelope)
 
 
-def _check(what: str, value: Any, kind: type) -> Any:
+def check_task(message: Any) -> None:
+    """Raise ``ValueError`` if a message names a task but its body, once decoded, has no arguments for one.
+
+    A worker would end with it. Bodies that cannot be decoded it refuses itself, by its own ``accept_content``.
+    """
+    if "task" not in message.headers:
+        return
+    try:
+        payload = message.payload
+    except Exception:  # noqa: BLE001 - foreign bytes may have a decoder raise anything
+        return
+    if not isinstance(payload, dict):
+        _check("the body of a task", payload, list | tuple)
+        if len(payload) != 3:
+            raise ValueError(f"it is not a task that Celery has sent: its body has {len(payload)} parts, not 3")
+        for what, part, kind in zip(("args", "kwargs"), payload, (list | tuple, dict), strict=False):
+            _check(what, part, kind)
+
+
+def _check(what: str, value: Any, kind: type | UnionType) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"it is not a message that kombu has sent: {what} is {type(value).__name__}")
     return value

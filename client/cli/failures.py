@@ -66,7 +66,8 @@ def exit_code(error: FlintError) -> int:
         TopicNotExist,
         UserNotExist,
     )
-    from ..errors import DeliveryFailed, InvalidArgument, InvalidMessage
+    from ..core.produce.receipts import DeliveryFailed
+    from ..errors import InvalidArgument, InvalidMessage
 
     if isinstance(error, DeliveryFailed):
         return max(map(exit_code, error.errors.values()), default=EXIT_ERROR)
@@ -82,7 +83,7 @@ def exit_code(error: FlintError) -> int:
 def describe(error: FlintError) -> list[str]:
     """Return the lines to print for an error: the code and the message, then the next step if the message has none."""
     from ...protocol.errors import ConfigurationError
-    from ..errors import DeliveryFailed
+    from ..core.produce.receipts import DeliveryFailed
     from ..operator.errors import error_code
 
     prefix = ""

@@ -211,7 +211,7 @@ def root(ctx: click.Context, /, **options: Any) -> None:
 
 def main() -> NoReturn:
     """Run the console script. Its output is UTF-8 in every locale."""
-    with standard_output("flintmq"):
+    with standard_output("flintmq", errors_too=True):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -19,8 +19,9 @@ import click
 from ...protocol.display import show_bytes
 from ...protocol.times import from_millis
 from ..core.consume.positions import EARLIEST, LATEST
+from ..core.produce.receipts import DeliveryFailed
 from ..core.times import to_millis
-from ..errors import CorruptMessage, DeliveryFailed, InvalidArgument
+from ..errors import CorruptMessage, InvalidArgument
 from ..operator.display import plural, show_rate, show_seconds
 from ..operator.positions import POSITION_FORMS, Typed, end_of, start_of
 from .command import note

@@ -21,7 +21,7 @@ from ...protocol.errors import (
     UserExistsAlready,
     UserNotExist,
 )
-from ..errors import DeliveryFailed
+from ..core.produce.receipts import DeliveryFailed
 from ..operator.errors import error_code
 
 _TITLES = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...protocol import commands
 from ...protocol.auth.permissions import Grant, Permissions
-from ...protocol.auth.scram import AccessKey, make_access_key, make_verifier
+from ...protocol.auth.scram import AccessKey, ScramError, make_access_key, make_verifier
 from ...protocol.auth.users import verifier_row
 from ...protocol.commands import (
     CONNECTIONS_MAX,
@@ -36,6 +36,7 @@ from ...protocol.errors import RemoteProtocolError, TransactionEnded, error_from
 from ...protocol.fields import decode_fields
 from ...protocol.rows import decode_row, decode_rows
 from ...protocol.times import duration_millis, from_millis
+from ..errors import InvalidArgument
 from .rpc.operation import Operation, listing, nothing, operation, pack_body, unpack_body
 from .rpc.session import Answer
 from .rpc.timeouts import check_timeout
@@ -54,8 +55,9 @@ def users(user: str | None = None, *, timeout: float | None = None) -> Operation
 def create_user(
     user: str, password: str, grants: Iterable[Grant] = (), *, timeout: float | None = None
 ) -> Operation[None]:
-    """Add a user with these ``grants``. Raises ``UserExistsAlready``."""
-    body = {"scram": verifier_row(make_verifier(password)), "grants": _user_rows(grants)}
+    """Add a user with these ``grants``. Raises ``UserExistsAlready``, and ``InvalidArgument`` if no user can have the
+    password."""
+    body = {"scram": _scram_row(password), "grants": _user_rows(grants)}
     return operation(commands.AUTH_CREATE_USER, nothing, pack_body(body), timeout=timeout, user=user)
 
 
@@ -69,11 +71,12 @@ def change_user(
 ) -> Operation[None]:
     """Change a user's password, which closes its connections, or its grants. ``revoke``: None revokes all.
 
-    Raises ``UserNotExist``, and ``InvalidParameter`` for a grant that the user does not have.
+    Raises ``UserNotExist``, ``InvalidParameter`` for a grant that the user does not have, and ``InvalidArgument`` for a
+    password that no user can have.
     """
     body: dict[str, Any] = {}
     if password is not None:
-        body["scram"] = verifier_row(make_verifier(password))
+        body["scram"] = _scram_row(password)
     if granted := _user_rows(grant):
         body["grant"] = granted
     if revoke is None:
@@ -107,6 +110,13 @@ def remove_access_key(user: str, key: str, *, timeout: float | None = None) -> O
 def delete_user(user: str, *, timeout: float | None = None) -> Operation[None]:
     """Remove a user and close its connections. Raises ``UserNotExist``."""
     return operation(commands.AUTH_DELETE_USER, nothing, timeout=timeout, user=user)
+
+
+def _scram_row(password: str) -> dict[str, Any]:
+    try:
+        return verifier_row(make_verifier(password))
+    except ScramError as error:
+        raise InvalidArgument(f"password: {error}") from None
 
 
 def _user_rows(grants: Iterable[Grant]) -> list[dict[str, Any]]:

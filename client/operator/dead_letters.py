@@ -26,7 +26,8 @@ from ...protocol.storage.delivery import (
     retry_topic,
 )
 from ...protocol.storage.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX, PROPERTY_DELAY
-from ..errors import CorruptMessage, DeliveryFailed, InvalidMessage
+from ..core.produce.receipts import DeliveryFailed
+from ..errors import CorruptMessage, InvalidMessage
 from ..message import Message, with_properties
 
 if TYPE_CHECKING:

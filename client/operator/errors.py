@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError, RequestTimeout
-from ..errors import CorruptMessage, DeliveryFailed
+from ..core.produce.receipts import DeliveryFailed
+from ..errors import CorruptMessage
 
 _NAMES = (
     (ConnectionFailed, "CONNECTION_FAILED"),

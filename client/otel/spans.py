@@ -18,8 +18,8 @@ from ...protocol.storage.record import CorruptRecord
 from ..core import hooks
 from ..core.consume.batch import StoredMessage
 from ..core.hooks import Side
-from ..core.produce.receipts import Receipt
-from ..errors import DeliveryFailed, DeliveryLost
+from ..core.produce.receipts import DeliveryFailed, Receipt
+from ..errors import DeliveryLost
 from ..groups.push.delivery import Delivery
 from ..groups.push.outcome import TryLater
 from ..message import Message

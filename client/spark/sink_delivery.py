@@ -21,7 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout, UnknownCommand
 from ..arrow.rows import Place, Send, checked_rows, sends
 from ..core.produce.producer_core import abort_prepared, commit_prepared
-from ..errors import DeliveryFailed
+from ..core.produce.receipts import DeliveryFailed
 from ..sync.producer import Producer
 from . import brokers
 from .errors import InvalidOption, SparkUnavailable, WriteFailed

@@ -1,3 +1,5 @@
+# Generated from client/aio/admin.py:
+# change that file, and run python scripts/lib/shells.py
 """The admin client: manages topics, groups, transactions, users and settings, and shows the broker's state.
 
 Each method takes the arguments of the operation that it performs, whose docstring describes them.

@@ -18,11 +18,12 @@ from ..arrow.errors import DataLoss, RowsNotSent, check_arrow
 from ..arrow.options import ArrowOptions, ReadRules, read_rules
 from ..core.consume import requests
 from ..core.consume.positions import ENDS, LATEST, Position, check_position, resolve_span
+from ..core.produce.receipts import DeliveryFailed
 from ..core.rpc.operation import Plan
 from ..core.rpc.timeouts import check_timeout
 from ..core.times import to_millis
 from ..core.topics import topic_stats
-from ..errors import DeliveryFailed, InvalidArgument
+from ..errors import InvalidArgument
 from ..message import check_topic
 from .pool import Caller
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
     from ..arrow.decoder import Decoder
     from ..arrow.records import RecordBlock
+    from ..arrow.rows import RowProducer
     from ..arrow.stream import ArrowStream, IndexPage, Losses, PulledRows
-    from .producer import Producer
     from .row_pulls import Gap, QueuePart
 
 
@@ -248,7 +249,7 @@ class ArrowData(Protocol):
 
 
 def send_rows(
-    producer: Producer, topic: str, data: ArrowData, named: Mapping[str, str | None], properties: Sequence[str]
+    producer: RowProducer, topic: str, data: ArrowData, named: Mapping[str, str | None], properties: Sequence[str]
 ) -> int:
     """Do the work of ``Producer.send_arrow``. ``named``: the column of each part of a message, None without one."""
     check_arrow("Producer.send_arrow")

@@ -153,6 +153,10 @@ class Caller:
         """Return a caller with connections of its own, whose requests followers may answer."""
         return Caller(self._dialer.of_any_member(), self._guard, self.timeout)
 
+    def now(self) -> float:
+        """Return the clock of deadlines."""
+        return time.monotonic()
+
     def deadline(self, timeout: float | None) -> float:
         """Return the deadline (monotonic) of a call that begins now; ``timeout``: the caller's, None for the
         client's."""

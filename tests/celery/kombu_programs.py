@@ -341,7 +341,8 @@ def strange_shapes() -> None:
 
 
 def strange_tasks() -> None:
-    """Send a worker what it cannot decode, a message without a task, and a task that it does not know; then a task."""
+    """Send a worker what it cannot decode, a message without a task, one whose task it does not know, and some whose
+    bodies have no arguments; then a task."""
     with FlintProducer(ADDRESS) as raw:
         for shape in shapes_for("celery"):
             raw.send(Message(encode_name("celery"), shape))
@@ -351,6 +352,9 @@ def strange_tasks() -> None:
         task = {"task": "tasks.work", "id": "1", "lang": "py"}
         for headers in ({}, {**task, "task": "unknown"}):
             producer.publish([[1], {}, {}], headers=headers, declare=[queue])
+        bodies: tuple[object, ...] = (5, None, True, "args", [], ["args"], [1, {}, {}], [[], [], {}])
+        for body in bodies:
+            producer.publish(body, headers=task, serializer="json")
         producer.publish([[0], {}, {}], headers=task)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -89,6 +90,16 @@ def test_only_a_held_lock_is_taken_for_another_backup(tmp_path: Path) -> None:
         raise BlockingIOError("of the store")
     with _target(tmp_path / "backup"), pytest.raises(BackupError, match="another backup"), _target(tmp_path / "backup"):
         pass
+
+
+def test_a_pipe_among_the_tables_is_named_instead_of_waited_for(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker()
+    pipe = running.store / "config" / "pipe"
+    os.mkfifo(pipe)
+    ended = tool("backup", running.store, tmp_path / "backup")
+    assert ended.code == 2
+    assert "it is a pipe, a folder or a device, where a file belongs" in ended.errors
+    assert str(pipe) in ended.errors
 
 
 def test_a_backup_of_a_busy_broker_has_all_messages_acknowledged_before_it_began(

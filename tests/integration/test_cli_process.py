@@ -133,6 +133,15 @@ class TestPipes:
         assert err.decode() == f"flintmq: cannot write the output: {os.strerror(errno.ENOSPC)}\n"
         assert process.returncode == EXIT_OUTPUT
 
+    @pytest.mark.parametrize("arguments", ["status --bogus", "status -b 127.0.0.1:1", "pull {topic}x", "unknown x"])
+    def test_errors_that_cannot_be_written_have_an_exit_code_of_their_own(
+        self, cli: Cli, topic: str, arguments: str
+    ) -> None:
+        with Path("/dev/full").open("wb") as full:
+            process = cli.start(*arguments.format(topic=topic).split(), stderr=full)
+        process.communicate()
+        assert process.returncode == EXIT_OUTPUT
+
     @pytest.mark.parametrize(("stream", "arguments"), [("0", "send {topic}"), ("1", "status")])
     def test_a_stream_that_is_closed_is_no_crash(self, cli: Cli, topic: str, stream: str, arguments: str) -> None:
         line = shlex.join([*PROGRAM, *arguments.format(topic=topic).split()])

@@ -113,7 +113,7 @@ class TestReaders:
             for messages in iterations:  # each holds a connection of its own
                 next(messages)
             for messages in iterations:
-                messages.close()  # type: ignore[attr-defined] # a generator
+                messages.close()
             proxy.turn_dumb()
             assert consumer.pull(topic, 0, 0).bodies() == [b"x"]
 

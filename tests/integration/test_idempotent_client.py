@@ -34,7 +34,7 @@ class LosingProxy(TcpProxy):
     def __init__(self, running: RunningBroker) -> None:
         self.lossless = False
         self.lost_answers = 0
-        super().__init__(running)
+        super().__init__(running.host, running.port)
 
     def _carry_requests(self, link: Link) -> None:
         with contextlib.suppress(OSError):

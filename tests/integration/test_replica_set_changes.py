@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from flintmq.broker.replication.core.rules import Limits
 from flintmq.client import Admin, Consumer, Message, Producer
 from flintmq.protocol.commands import (
     CHANGE_MEMBERS,
@@ -33,6 +34,7 @@ from tests.etcd_server import EtcdServer
 from tests.group_tools import until
 from tests.replica_set import ReplicaSet
 from tests.security_tools import PASSWORD, SCRAM, set_user
+from tests.tcp_proxy import Link, TcpProxy
 
 SLOW_FOLDERS = """
 import os, sys, time
@@ -226,3 +228,56 @@ def test_a_follower_takes_nothing_from_a_primary_that_asks_for_no_login(tmp_path
         until(lambda: "asks for no login" in replicas.status("b")["reason"], "the reason")
     assert b"mallory" not in (replicas.store("b") / "flintmq" / "users.json").read_bytes()
     brokers.stop_all()
+
+
+class SlowLine(TcpProxy):
+    """A line to a primary that carries few bytes a second to the other end, and has little room for more."""
+
+    BYTES_A_SECOND = 400_000
+
+    def _carry_requests(self, link: Link) -> None:
+        with suppress(OSError):
+            while blob := link.client.recv(1 << 16):
+                link.broker.sendall(blob)
+        link.end()
+
+    def _carry_answers(self, link: Link) -> None:
+        for sock, option in ((link.broker, socket.SO_RCVBUF), (link.client, socket.SO_SNDBUF)):
+            sock.setsockopt(socket.SOL_SOCKET, option, 1 << 14)
+        with suppress(OSError):
+            while blob := link.broker.recv(1 << 14):
+                link.send(blob)
+                time.sleep(len(blob) / self.BYTES_A_SECOND)
+        link.end()
+
+
+@pytest.mark.slow
+def test_a_follower_behind_a_slow_line_joins_with_large_tables(
+    tmp_path: Path, brokers: Brokers, etcd: EtcdServer
+) -> None:
+    """The line takes four times as long for the topics as a member may be silent."""
+    replicas = ReplicaSet(tmp_path, brokers, etcd, "ab", {"replication.lag_max_ms": 60_000})
+    # Other fields of RocketMQ's rows are kept, so few topics make a large table.
+    rows = {
+        f"t{number}": {
+            "perm": 6,
+            "readQueueNums": 1,
+            "writeQueueNums": 1,
+            "attributes": {"+note": f"{number:04}" * 30_000},
+        }
+        for number in range(30)
+    }
+    table = replicas.store("a") / "config" / "topics.json"
+    table.parent.mkdir(parents=True)
+    table.write_text(json.dumps({"topicConfigTable": rows, "dataVersion": {"counter": 1}}))
+    host, port = replicas.addresses["a"].split(":")
+    line = SlowLine(host, int(port))
+    assert table.stat().st_size > 4 * Limits().silence_s * line.BYTES_A_SECOND
+    listens, replicas.addresses["a"] = replicas.addresses["a"], line.address
+    replicas.listens["a"] = listens
+    with closing(line):
+        replicas.begin("--min-in-sync", "1")
+        replicas.wait_in_sync("a", "b")
+        with Admin(replicas.running["b"].address) as admin:
+            assert rows.keys() <= set(admin.topics())
+        brokers.stop_all()

@@ -106,6 +106,14 @@ def test_ctrl_c_ends_a_tool_with_130(blocked_dump: subprocess.Popen[str]) -> Non
     assert errors == "flintmq-broker: interrupted\n"
 
 
+@pytest.mark.parametrize("arguments", [["serve", "\x1b[31mred"], ["\x1b[31mred"], ["warm", "--\x1b[31mred"]])
+def test_a_mistyped_command_is_shown_without_its_control_characters(arguments: list[str]) -> None:
+    ended = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ended.returncode == 2
+    assert "\\x1b[31mred" in ended.stderr
+    assert "\x1b" not in ended.stderr
+
+
 OUTPUTS = [
     "--help",
     "example settings",

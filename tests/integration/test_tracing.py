@@ -290,7 +290,7 @@ class TestReceive:
                 producer.send(message, queue=0)
             iteration = consumer.iter(topic)
             taken = [next(iteration) for _ in range(3)]
-            iteration.close()  # type: ignore[attr-defined]  # it is a generator
+            iteration.close()
         span = traces.one(f"receive {topic}")
         assert linked(span) == ids(*traces.named(f"send {topic}")[: len(taken)])
 

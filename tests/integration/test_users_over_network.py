@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from flintmq.client import Admin, InvalidParameter, Message, NoPermission, Producer
+from flintmq.client import Admin, InvalidArgument, InvalidParameter, Message, NoPermission, Producer
 from flintmq.client.aio import Admin as AioAdmin
 from flintmq.protocol import commands
 from flintmq.protocol.auth.permissions import ADMIN, BROKER, CONSUME, PUBLISH, TOPIC, Grant
@@ -126,6 +126,15 @@ def test_only_administrators_see_and_change_users(running: RunningBroker, admin:
             with pytest.raises(NoPermission, match="admin on the broker"):
                 call()
     assert {each.user for each in admin.users()} == {"ops", "shop"}
+
+
+@pytest.mark.parametrize("password", ["half \ud800 a pair", "", "\x00", "x" * 2_000])
+def test_a_password_that_no_user_can_have_is_an_invalid_argument(admin: Admin, password: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^password: ") as raised:
+        admin.create_user("late", password)
+    assert not password or password not in str(raised.value)
+    with pytest.raises(InvalidArgument, match=r"^password: "):
+        admin.change_user("ops", password=password)
 
 
 def test_the_last_administrator_stays(admin: Admin) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels import dispatch, examine
+from flintmq.broker.kernels import dispatch, search
 from flintmq.protocol.storage.layout import MAGIC_BLANK
 from flintmq.protocol.storage.record import Record
 from tests.property.test_kernel_dispatch_property import damages, sentinels, stretches, tails
@@ -154,7 +154,7 @@ def test_the_next_record_after_damage_is_found(
     log += blank.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True) + bytes(blank - 8)
     for begin, end in ((at + skip, len(log)), (at + skip, len(log) // 2), (len(log) - 3, len(log))):
         array, parts = fenced(log, sentinel=sentinel), room(dispatch.PARTS, np.int64, sentinel)
-        found = examine.next_record(array.array, begin, end, file_base, parts.array)
+        found = search.next_record(array.array, begin, end, file_base, parts.array)
         assert array.intact
         assert parts.intact
         assert found == next(iter(places(log, begin, end, file_base, blank)), end)
@@ -170,54 +170,3 @@ def places(log: bytes, begin: int, end: int, file_base: int, blank: int) -> list
                 continue
         found.append(at)
     return found
-
-
-@given(stretches(), tails, st.integers(1, 20), seeds, sentinels)
-@examples(80)
-def test_records_are_picked_by_topic_queue_and_time(
-    stretch: tuple[bytes, int, int, Queues], tail: bytes, pick_room: int, seed: int, sentinel: int
-) -> None:
-    log, at, file_base, queues = stretch
-    log += tail
-    chance = random.Random(seed)
-    topic = chance.choice([b"", b"", *(name[0] for name in queues)])
-    queue_id = chance.choice([-1, -1, 0, 1, 65_535])
-    begin_ms, end_ms = chance.choice([(0, 2**62), (1, 2**62), (1_700_000_000_000, 1_700_000_000_000), (0, 0)])
-    array, picked = fenced(log, sentinel=sentinel), room(pick_room, np.int64, sentinel)
-    parts, name = room(dispatch.PARTS, np.int64, sentinel), fenced(topic or b"\0", sentinel=sentinel)
-    status, stopped_at, count = examine.pick(
-        array.array,
-        at,
-        len(log),
-        file_base,
-        name.array,
-        len(topic),
-        queue_id,
-        begin_ms,
-        end_ms,
-        picked.array,
-        parts.array,
-    )
-    assert array.intact
-    assert picked.intact
-    assert parts.intact
-    expected: list[int] = []
-    expected_status = dispatch.DONE
-    while at < len(log):
-        try:
-            record = read_record(log, at, file_base + at, check_body=False)
-        except Stopped as stopped:
-            expected_status = stopped.status
-            break
-        if (
-            topic in (b"", record.topic)
-            and queue_id in (-1, record.queue_id)
-            and begin_ms <= record.store_timestamp <= end_ms
-        ):
-            if len(expected) == pick_room:
-                expected_status = dispatch.FULL
-                break
-            expected.append(at)
-        at += size_at(log, at)
-    assert (status, stopped_at) == (expected_status, at)
-    assert picked.values()[:count] == expected

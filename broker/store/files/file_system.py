@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import resource
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -157,14 +158,19 @@ class Files:
 def open_file(path: Path, flags: int, mode: int = FILE_MODE) -> int:
     """Return a descriptor of a file of a store or a backup; a file that is created gets ``mode``.
 
-    Raises OSError; also for a link, which could lead to a file outside of the folder.
+    Raises OSError; also for a link, which could lead to a file outside of the folder, and for a pipe or a device, which
+    would let the caller wait without end.
     """
     try:
-        return os.open(path, flags | os.O_NOFOLLOW, mode)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             error.strerror = f"it is a link, where a file belongs: put the file there ({error.strerror})"
         raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is a pipe, a folder or a device, where a file belongs: remove it", str(path))
+    return fd
 
 
 def is_plain_file(path: Path) -> bool:

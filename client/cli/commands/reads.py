@@ -75,7 +75,9 @@ def pull(
         if queue is None:
             stats = consumer.topic_stats(topic)
             begin = start_of(from_, topic, stats)
-            messages = consumer.iter(topic, from_=begin, until="latest", tags=wanted.tag, filter=wanted.condition)
+            messages: Iterator[StoredMessage] = consumer.iter(
+                topic, from_=begin, until="latest", tags=wanted.tag, filter=wanted.condition
+            )
         else:
             offset = _offset(consumer, topic, queue, from_)
             since = from_ if isinstance(from_, datetime) else None

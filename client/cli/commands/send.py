@@ -16,7 +16,8 @@ import click
 
 from ....protocol.display import escape_bytes, show_bytes
 from ....protocol.errors import FlintError
-from ...errors import DeliveryFailed, InvalidMessage
+from ...core.produce.receipts import DeliveryFailed
+from ...errors import InvalidMessage
 from ...message import join_keys
 from ...operator.display import plural, show_rate, show_seconds, shown_name
 from ..command import command, is_interactive, note

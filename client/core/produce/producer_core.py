@@ -18,7 +18,7 @@ from ....protocol.fields import decode_fields
 from ....protocol.produce_frame import ANY_QUEUE
 from ....protocol.rows import decode_rows
 from ....protocol.storage import record
-from ...errors import DeliveryFailed, InvalidArgument, InvalidArgumentType
+from ...errors import InvalidArgument, InvalidArgumentType
 from ...message import Message, Row, check_topic
 from .. import topics as topic_operations
 from ..compression import Compressor
@@ -41,7 +41,7 @@ from .packer import (
     queue_of,
     sharded_topics,
 )
-from .receipts import Receipt, settle
+from .receipts import DeliveryFailed, Receipt, settle
 
 # ---- Operations on prepared messages (staged transactions): commit, drop and list attempts.
 

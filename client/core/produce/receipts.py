@@ -1,10 +1,10 @@
-"""Receipts: a producer's knowledge of an acknowledged message."""
+"""Receipts: a producer's knowledge of an acknowledged message, and the error of a call that got none for some."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, TypeVar, overload
 
@@ -15,6 +15,7 @@ from ....protocol.times import from_millis
 from ...delay import deliver_ms_of
 
 T = TypeVar("T")
+_SHOWN_FAILURES = 3
 
 
 class Receipt(NamedTuple):
@@ -196,3 +197,52 @@ def settle(parts: list[FrameOutcome], fail: Callable[[dict[int, FlintError], Par
     if errors:
         raise fail(errors, PartialReceipts(outcomes))
     return Receipts(outcomes)
+
+
+class DeliveryFailed(FlintError):
+    """Some messages of a ``send_many``, ``send_bulk`` or ``flush`` were not acknowledged.
+
+    ``errors``: each failure, by the message's index in the call (for ``flush``: numbered in the order of failure).
+    ``receipts``: as the call would have returned them, with None for a message that was not acknowledged. A message
+    that failed with a timeout or a lost connection may still be stored: only its acknowledgement is missing.
+    """
+
+    def __init__(self, errors: Mapping[int, FlintError], receipts: Sequence[Receipt | None]) -> None:
+        super().__init__(_describe_failures(errors, len(receipts)))
+        self.errors = errors
+        self.receipts = receipts
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.errors, self.receipts)
+
+    @property
+    def failed(self) -> list[int]:
+        """Indexes of the messages that were not acknowledged, in ascending order."""
+        return sorted(self.errors)
+
+    @property
+    def retriable(self) -> bool:
+        """True if resending the failed messages can succeed."""
+        return all(getattr(error, "retriable", False) for error in self.errors.values())
+
+
+def _describe_failures(errors: Mapping[int, FlintError], count: int) -> str:
+    ranges = _runs(errors)
+    shown = "; ".join(
+        f"{f'message {first}' if first == last else f'messages {first} to {last}'}: {type(error).__name__}: {error}"
+        for first, last, error in ranges[:_SHOWN_FAILURES]
+    )
+    more = f"; and {len(ranges) - _SHOWN_FAILURES} more reasons or ranges" if len(ranges) > _SHOWN_FAILURES else ""
+    return f"{len(errors)} of {count} messages were not acknowledged: {shown}{more}"
+
+
+def _runs(errors: Mapping[int, FlintError]) -> list[tuple[int, int, FlintError]]:
+    """Group ``errors`` into ranges ``(first, last, error)`` of adjacent messages that failed for the same reason."""
+    runs: list[tuple[int, int, FlintError]] = []
+    for index in sorted(errors):
+        error = errors[index]
+        if runs and runs[-1][1] == index - 1 and (runs[-1][2] is error or str(runs[-1][2]) == str(error)):
+            runs[-1] = (runs[-1][0], index, runs[-1][2])
+        else:
+            runs.append((index, index, error))
+    return runs

@@ -1,58 +1,30 @@
-"""The transactional producer for asyncio.
-
-It registers with the broker from a thread, so that a blocked loop does not make the producer look dead.
-"""
+"""The transactional producer, and its transactions."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
 from ....protocol.errors import FlintError
-from ...aio.producer import Producer
-from ...application_code import ends_program
-from ...core.consume.batch import StoredMessage
-from ...core.produce.delivery import Outbox
 from ...core.produce.packer import Flush
-from ...core.produce.receipts import Receipt
 from ...message import Message
-from . import registration
+from .aio_checks import CheckingProducer
 from .decisions import Outcome, decide, not_ended, note_not_rolled_back
-from .registration import Question
-from .shell import HalfOptions, TransactionProducerShell, TransactionShell
+from .shell import TransactionShell
 
-CHECKS_AT_A_TIME = 16
-
-
-class _Halves(Producer):
-    """Sends half messages and ends their transactions."""
-
-    @property
-    def delivery(self) -> Outbox:
-        """The delivery that sends them."""
-        return self._delivery
-
-    @property
-    def closed(self) -> bool:
-        """True after ``close``."""
-        return self._life.closed
-
-    @property
-    def forked(self) -> bool:
-        """True in a child process of the one that created the producer."""
-        return self._life.forked
-
-    def enter(self) -> asyncio.AbstractEventLoop:
-        """Return the loop; raises if the producer cannot be used."""
-        return self._life.enter()
-
-    async def end_transaction(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
-        """Tell the broker the outcome; retry while that can help and time is left."""
-        await self._caller.call(registration.end_transaction(group, receipt, outcome), self._caller.deadline(timeout))
+# sync: .aio_checks
+# => .checks
+# sync: If the call is cancelled, the commit is decided nevertheless.
+# =>
+# sync: Any number of tasks of one event loop may use it.
+# => Thread-safe.
+# sync: is a function or a coroutine function and runs in the loop; coroutines for several messages
+# sync: at a time.
+# => runs in a separate thread, for one message at a time.
+# sync: if the block raises or is cancelled.
+# => if the block raises.
 
 
 class Transaction(TransactionShell["TransactionProducer"]):
@@ -63,7 +35,10 @@ class Transaction(TransactionShell["TransactionProducer"]):
     async def commit(self, *, timeout: float | None = None) -> None:
         """Have the message delivered; returns once that is acknowledged.
 
-        Raises like the synchronous producer's. If the call is cancelled, the commit is decided nevertheless.
+        Raises ``TransactionEnded`` if the transaction has ended differently, and ``RequestTimeout`` or
+        ``ConnectionFailed`` if the broker could not be told in time. Even then the commit is decided: as long as this
+        producer exists, it answers the broker's checks accordingly. After that the result of ``check`` counts.
+        If the call is cancelled, the commit is decided nevertheless.
         """
         await self._end(Outcome.COMMIT, timeout)
 
@@ -72,39 +47,33 @@ class Transaction(TransactionShell["TransactionProducer"]):
         await self._end(Outcome.ROLLBACK, timeout)
 
     async def _end(self, outcome: Outcome, timeout: float | None) -> None:
-        if self._outcome is not outcome:  # else it is done
+        if self._outcome is not outcome:  # repeating the same end does nothing
             await self._producer._end(self, outcome, timeout)
             self._outcome = outcome
 
 
-Check = Callable[[StoredMessage], Outcome | Awaitable[Outcome]]
-
-
-class TransactionProducer(TransactionProducerShell[_Halves, Check]):
-    """Sends messages that are delivered if, and only if, the sender's related work succeeded. Like
-    ``flintmq.client.TransactionProducer``, for the tasks of one event loop.
+class TransactionProducer(CheckingProducer):
+    """Sends messages that are delivered if, and only if, the sender's related work succeeded. Any number of
+    tasks of one event loop may use it.
 
         async with TransactionProducer("127.0.0.1:10911", "payments", check) as producer:
-            async with producer.transaction(Message("orders", b"…")) as transaction:
+            async with producer.transaction(Message("orders", b"…", keys=["o-1"])) as transaction:
                 await database.insert(order, transaction.message_id)
 
-    ``check`` is a function or a coroutine function and runs in the loop; coroutines for several messages at a time.
+    The message is stored at once, but no consumer sees it. At the end of the block it is committed, or rolled back if
+    the block raised an exception. If the broker does not learn the outcome (this process was killed, or the network
+    failed), it asks the producers of ``group``: ``check`` is called with the stored message and returns the outcome.
+    Any process of the group must be able to find it out (here: whether the database has the order). Processes that send
+    for the same purpose share a group.
+
+    ``check`` is a function or a coroutine function and runs in the loop; coroutines for several messages at a time. If
+    it raises an exception, the producer logs it, counts it in ``health()``, and the broker asks again. It is not called
+    for transactions that are open in this very producer or were decided by it. ``session_timeout``: seconds of silence
+    from this process after which the broker asks another one. The other arguments are those of ``Producer``.
+
+    The producer registers with the broker, and receives its checks, from ``start()`` on, which ``with`` and the first
+    send call.
     """
-
-    _checked = staticmethod(registration.check_check)
-
-    def _new_halves(self, addresses: str | Iterable[str] | None, options: HalfOptions) -> _Halves:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
-        self._checks: set[asyncio.Task[None]] = set()
-        return _Halves(addresses, **options)
-
-    def start(self) -> Self:
-        """Register with the broker, which may send checks from then on; does not wait for it. Idempotent."""
-        self._loop = self._halves.enter()
-        self._registration.check()
-        self._registration.start()
-        return self
 
     # ---- transactions
 
@@ -156,51 +125,13 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
                 del failure  # its traceback has this frame: with the name, both would be in a cycle
         self._decisions.confirmed(message_id)
 
-    # ---- checks
-
-    def _check_later(self, question: Question) -> None:
-        """Pass a check to the loop; called on the registration's thread."""
-        assert self._loop is not None, "started"
-        try:
-            self._loop.call_soon_threadsafe(self._start_check, question)
-        except RuntimeError as error:  # the loop was closed without closing the producer
-            self._registration.fail_checks(error)
-
-    def _start_check(self, question: Question) -> None:
-        assert self._loop is not None
-        task = self._loop.create_task(self._run_check(question), name=f"flintmq check {self._group}")
-        self._checks.add(task)
-        task.add_done_callback(self._check_ended)
-
-    def _check_ended(self, task: asyncio.Task[None]) -> None:
-        self._checks.discard(task)
-        if not task.cancelled():
-            task.exception()  # what ends the program has been raised
-
-    async def _run_check(self, question: Question) -> None:
-        async with self._turns:
-            try:
-                outcome = self._check(question.message)
-                if inspect.isawaitable(outcome):
-                    outcome = await outcome
-            except BaseException as error:
-                self._questions.check_failed(question, error)
-                if self._halves.closed or ends_program(error):
-                    raise
-            else:
-                self._questions.check_returned(question, outcome)
-
     # ---- end
 
     async def close(self) -> None:
         """Stop receiving checks, and disconnect. Open transactions stay open: the broker asks another producer of the
         group about them. Idempotent."""
         if not self._halves.closed and not self._halves.forked:
-            await asyncio.to_thread(self._registration.leave)
-            for task in self._checks:
-                task.cancel()
-            if self._checks:
-                await asyncio.wait(self._checks)
+            await self._end_checks()
         await self._halves.close()
 
     async def __aenter__(self) -> Self:

@@ -1,55 +1,20 @@
-"""The transactional producer for threads."""
+# Generated from client/groups/transactions/aio_producer.py:
+# change that file, and run python scripts/lib/shells.py
+"""The transactional producer, and its transactions."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
 from ....protocol.errors import FlintError
-from ...core.consume.batch import StoredMessage
-from ...core.produce.delivery import Outbox
 from ...core.produce.packer import Flush
-from ...core.produce.receipts import Receipt
 from ...message import Message
-from ...sync.producer import Producer
-from . import registration
+from .checks import CheckingProducer
 from .decisions import Outcome, decide, not_ended, note_not_rolled_back
-from .registration import Question
-from .shell import HalfOptions, TransactionProducerShell, TransactionShell
-
-log = logging.getLogger(__name__)
-
-
-class _Halves(Producer):
-    """Sends half messages and ends their transactions."""
-
-    @property
-    def delivery(self) -> Outbox:
-        """The delivery that sends them."""
-        return self._delivery
-
-    @property
-    def closed(self) -> bool:
-        """True after ``close``."""
-        return self._guard.closed
-
-    @property
-    def forked(self) -> bool:
-        """True in a child process of the one that created the producer."""
-        return self._guard.forked
-
-    def check(self) -> None:
-        """Raise if the producer cannot be used."""
-        self._guard.check()
-
-    def end_transaction(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
-        """Tell the broker the outcome; retry while that can help and time is left."""
-        self._caller.call(registration.end_transaction(group, receipt, outcome), self._caller.deadline(timeout))
+from .shell import TransactionShell
 
 
 class Transaction(TransactionShell["TransactionProducer"]):
@@ -76,10 +41,7 @@ class Transaction(TransactionShell["TransactionProducer"]):
             self._outcome = outcome
 
 
-Check = Callable[[StoredMessage], Outcome]
-
-
-class TransactionProducer(TransactionProducerShell[_Halves, Check]):
+class TransactionProducer(CheckingProducer):
     """Sends messages that are delivered if, and only if, the sender's related work succeeded. Thread-safe.
 
         with TransactionProducer("127.0.0.1:10911", "payments", check) as producer:
@@ -92,28 +54,14 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
     Any process of the group must be able to find it out (here: whether the database has the order). Processes that send
     for the same purpose share a group.
 
-    ``check`` runs in a separate thread, for one message at a time. If it raises an exception, the producer logs it,
-    counts it in ``health()``, and the broker asks again. It is not called for transactions that are open in this very
-    producer or were decided by it. ``session_timeout``: seconds of silence from this process after which the broker
-    asks another one. The other arguments are those of ``Producer``.
+    ``check`` runs in a separate thread, for one message at a time. If
+    it raises an exception, the producer logs it, counts it in ``health()``, and the broker asks again. It is not called
+    for transactions that are open in this very producer or were decided by it. ``session_timeout``: seconds of silence
+    from this process after which the broker asks another one. The other arguments are those of ``Producer``.
 
     The producer registers with the broker, and receives its checks, from ``start()`` on, which ``with`` and the first
     send call.
     """
-
-    _checked = staticmethod(registration.check_plain_check)
-
-    def _new_halves(self, addresses: str | Iterable[str] | None, options: HalfOptions) -> _Halves:
-        self._to_check: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
-        self._worker: threading.Thread | None = None
-        return _Halves(addresses, **options)
-
-    def start(self) -> Self:
-        """Register with the broker, which may send checks from then on; does not wait for it. Idempotent."""
-        self._halves.check()
-        self._registration.check()
-        self._registration.start()
-        return self
 
     # ---- transactions
 
@@ -164,35 +112,13 @@ class TransactionProducer(TransactionProducerShell[_Halves, Check]):
                 del failure  # its traceback has this frame: with the name, both would be in a cycle
         self._decisions.confirmed(message_id)
 
-    # ---- checks
-
-    def _check_later(self, question: Question) -> None:
-        if self._worker is None:
-            name = f"flintmq-check-{self._group}"
-            self._worker = threading.Thread(target=self._run_checks, name=name, daemon=True)
-            self._worker.start()
-        self._to_check.put(question)
-
-    def _run_checks(self) -> None:
-        while (question := self._to_check.get()) is not None:
-            try:
-                outcome = self._check(question.message)
-            except BaseException as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
-                self._questions.check_failed(question, error)
-            else:
-                self._questions.check_returned(question, outcome)
-
     # ---- end
 
     def close(self) -> None:
         """Stop receiving checks, and disconnect. Open transactions stay open: the broker asks another producer of the
         group about them. Idempotent."""
-        if self._halves.closed:
-            return
-        if not self._halves.forked:
-            self._registration.leave()
-            if self._worker is not None:
-                self._to_check.put(None)
+        if not self._halves.closed and not self._halves.forked:
+            self._end_checks()
         self._halves.close()
 
     def __enter__(self) -> Self:

@@ -245,9 +245,9 @@ def find_boundary(file: LogFile, fd: int, wanted: int, end: int, queues: Queues)
     return Boundary(nearest, False)
 
 
-def next_record(file: LogFile, fd: int, begin: int, end: int, *, chain: int = 1) -> int | None:
+def next_record(file: LogFile, fd: int, begin: int, end: int, *, chain: int = 1, check_crc: bool = True) -> int | None:
     """Return the first position in ``[begin, end)`` at which ``chain`` sound records, or fewer up to ``end``, follow
-    each other; None if there is no such position."""
+    each other; None if there is no such position. ``check_crc``: their bodies must be sound too."""
     at = begin
     while at < end:
         at = file.next_data(fd, at)
@@ -258,7 +258,7 @@ def next_record(file: LogFile, fd: int, begin: int, end: int, *, chain: int = 1)
             if (
                 0 <= start < _SCAN_BYTES
                 and _says(blob, start) == at + start
-                and _chains(file, fd, at + start, end, chain)
+                and _chains(file, fd, at + start, end, chain, check_crc=check_crc)
             ):
                 return at + start
         at += _SCAN_BYTES
@@ -270,11 +270,11 @@ def _says(blob: Buffer, start: int) -> int:
     return int.from_bytes(blob[start + _PHYSICAL_OFFSET_AT : start + _PHYSICAL_OFFSET_AT + 8], "big", signed=True)
 
 
-def _chains(file: LogFile, fd: int, at: int, end: int, count: int) -> bool:
+def _chains(file: LogFile, fd: int, at: int, end: int, count: int, *, check_crc: bool) -> bool:
     for number in range(count):
         if at >= end:
             return at == end
-        size, reason = judge(file, fd, at, check_crc=True)
+        size, reason = judge(file, fd, at, check_crc=check_crc)
         if reason is not None:
             return False
         if size == 0:
