@@ -175,7 +175,7 @@ CASES = [
     Case(commands.AUTH_DELETE_USER, ADMIN, {"user": "removed-user"}),
     Case(commands.AUTH_LIST_USER, ADMIN),
 ]
-"""Commands whose rule is ``anybody`` are not here: ``test_permission_lists.py`` tests what they show."""
+"""Commands whose rule is ``anybody`` are not here: ``test_permissions.py`` tests what they show."""
 
 BY_NAME = {case.name or case.command.name: case for case in CASES}
 assert len(BY_NAME) == len(CASES)
