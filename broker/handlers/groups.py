@@ -260,7 +260,7 @@ HOT_QUEUES_MAX = 16
 """Number of queues above which a reader thread finds the next messages of a group: each takes a record's head."""
 
 
-def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
+def get_all_subscriptiongroup_config(request: Request, store: MessageStore, groups: GroupCoordinator) -> None:
     """Return every group that has ever existed and was not deleted."""
     decode_fields(EmptyRequest, request.frame.fields)
     rows = []
@@ -284,7 +284,7 @@ def get_all_groups(request: Request, store: MessageStore, groups: GroupCoordinat
     request.respond(RowsAnswer(count=len(rows)), pack_rows(rows))
 
 
-async def get_group_members(
+async def get_consumer_connection_list(
     request: Request, store: MessageStore, groups: GroupCoordinator, delays: Delays, pops: PopService
 ) -> None:
     """Return one group: its members, their queues, and the progress in each queue."""
@@ -465,14 +465,14 @@ def _member(
     )
 
 
-async def delete_group(request: Request, group_admin: GroupAdmin) -> None:
+async def delete_subscriptiongroup(request: Request, group_admin: GroupAdmin) -> None:
     """Delete a group without members and its retry topics; its dead letters stay."""
     params = decode_fields(DeleteGroupRequest, request.frame.fields)
     await group_admin.delete(request, params.group)
     request.respond(EmptyAnswer())
 
 
-async def reset_offset(request: Request, group_admin: GroupAdmin) -> None:
+async def invoke_broker_to_reset_offset(request: Request, group_admin: GroupAdmin) -> None:
     """Move a group's committed offsets to the beginning, the end, a time or given offsets."""
     params = decode_fields(ResetOffsetRequest, request.frame.fields)
     offsets = await group_admin.reset(request, params, _given_offsets(request.frame, params))

@@ -1,6 +1,8 @@
-"""The table of commands: the handler of each, and the permission that a user needs for it.
+"""The handlers of all commands, which check what the declarations of the commands say: rights, and which member of a
+replica set may answer.
 
-A handler names the parts of the broker that it uses as parameters after the request: ``services_of`` finds them.
+The handler of a command is the function with its name in lower case, in a module of this package. It names the parts
+of the broker that it uses as parameters after the request: ``services_of`` finds them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...protocol import commands
-from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
+from ...protocol.auth import rules
+from ...protocol.commands import ServedBy
 from . import (
     broker_admin,
     groups,
@@ -21,7 +24,6 @@ from . import (
     pull,
     queries,
     replication,
-    rules,
     send_back,
     staged,
     topics,
@@ -30,68 +32,12 @@ from . import (
 )
 
 if TYPE_CHECKING:
+    from ...protocol.auth.rules import Rule
+    from ...protocol.commands import Command
     from ..requests.request import Request
-    from .rules import Handler, Rule
 
-ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
-    (commands.HELLO, broker_admin.hello, rules.anybody),
-    (commands.AUTH, users.auth, rules.anybody),
-    (commands.PRODUCE, produce.produce, rules.topic(PUBLISH)),
-    (commands.PULL, pull.pull, rules.of_group_in_topic(CONSUME, CONSUME)),
-    (commands.POP_MESSAGE, pop.pop_message, rules.of_group_in_topic(CONSUME, CONSUME)),
-    (commands.ACK_MESSAGE, pop.ack_message, rules.of_group_in_topic(CONSUME, CONSUME)),
-    (
-        commands.CHANGE_MESSAGE_INVISIBLETIME,
-        pop.change_message_invisibletime,
-        rules.of_group_in_topic(CONSUME, CONSUME),
-    ),
-    (commands.BROWSE_MESSAGES, queries.browse_messages, rules.topic(QUERY)),
-    (commands.QUERY_BY_KEY, queries.query_by_key, rules.topic(QUERY)),
-    (commands.VIEW_MESSAGE_BY_ID, queries.view_message_by_id, rules.topic(QUERY)),
-    (commands.QUERY_CONSUMER_OFFSET, offsets.query_consumer_offset, rules.of_group_in_topic(QUERY, QUERY)),
-    (commands.UPDATE_CONSUMER_OFFSET, offsets.update_consumer_offset, rules.of_group_in_topic(CONSUME, CONSUME)),
-    (commands.GET_CONSUME_STATS, offsets.get_consume_stats, rules.of_group_in_topic(QUERY, QUERY)),
-    (commands.HEART_BEAT, groups.heart_beat, rules.member),
-    (commands.UNREGISTER_CLIENT, groups.unregister_client, rules.member),
-    (commands.CONSUMER_SEND_MSG_BACK, send_back.consumer_send_msg_back, rules.of_group_in_topic(CONSUME, CONSUME)),
-    (commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, groups.get_all_groups, rules.anybody),
-    (commands.GET_CONSUMER_CONNECTION_LIST, groups.get_group_members, rules.group(QUERY)),
-    (commands.DELETE_SUBSCRIPTIONGROUP, groups.delete_group, rules.group(ADMIN)),
-    (commands.INVOKE_BROKER_TO_RESET_OFFSET, groups.reset_offset, rules.of_group_in_topic(ADMIN, QUERY)),
-    (commands.SEARCH_OFFSET_BY_TIMESTAMP, offsets.search_offset_by_timestamp, rules.topic(QUERY)),
-    (commands.GET_MAX_OFFSET, offsets.get_max_offset, rules.topic(QUERY)),
-    (commands.GET_MIN_OFFSET, offsets.get_min_offset, rules.topic(QUERY)),
-    (commands.GET_EARLIEST_MSG_STORETIME, offsets.get_earliest_msg_storetime, rules.topic(QUERY)),
-    (commands.END_TRANSACTION, transactions.end_transaction, rules.group(PUBLISH)),
-    (commands.GET_TRANSACTIONS, transactions.get_transactions, rules.anybody),
-    (commands.COMMIT_PREPARED, staged.commit_staged, rules.on_any_topic(PUBLISH)),
-    (commands.ABORT_PREPARED, staged.abort_staged, rules.on_any_topic(PUBLISH)),
-    (commands.GET_PREPARED, staged.get_staged, rules.anybody),
-    (commands.GET_DELAY_STATS, broker_admin.get_delay_stats, rules.broker(QUERY)),
-    (commands.UPDATE_AND_CREATE_TOPIC, topics.update_and_create_topic, rules.topic(ADMIN)),
-    (commands.DELETE_TOPIC_IN_BROKER, topics.delete_topic_in_broker, rules.topic(ADMIN)),
-    (commands.GET_ALL_TOPIC_CONFIG, topics.get_all_topic_config, rules.anybody),
-    (commands.GET_TOPICS_STATS, topics.get_topics_stats, rules.anybody),
-    (commands.GET_TOPIC_STATS_INFO, topics.get_topic_stats_info, rules.topic(QUERY, PUBLISH, ADMIN)),
-    (commands.GET_BROKER_CONFIG, broker_admin.get_broker_config, rules.broker(QUERY)),
-    (commands.UPDATE_BROKER_CONFIG, broker_admin.update_broker_config, rules.broker(ADMIN)),
-    (commands.AUTH_CREATE_USER, users.auth_create_user, rules.broker(ADMIN)),
-    (commands.AUTH_UPDATE_USER, users.auth_update_user, rules.broker(ADMIN)),
-    (commands.AUTH_DELETE_USER, users.auth_delete_user, rules.broker(ADMIN)),
-    (commands.AUTH_LIST_USER, users.auth_list_user, rules.broker(ADMIN)),
-    (commands.REPLICATE, replication.replicate, rules.broker(ADMIN)),
-    (commands.REPORT_POSITION, replication.report_position, rules.broker(ADMIN)),
-    (commands.GET_REPLICA_STATUS, replication.get_replica_status, rules.broker(QUERY)),
-    (commands.SWITCH_PRIMARY, replication.switch_primary, rules.broker(ADMIN)),
-    (commands.CHANGE_MEMBERS, replication.change_members, rules.broker(ADMIN)),
-    (commands.GET_CONNECTIONS, broker_admin.get_connections, rules.broker(QUERY)),
-    (commands.CLOSE_CONNECTION, broker_admin.close_connection, rules.broker(ADMIN)),
-    (commands.GET_QUARANTINE, broker_admin.get_quarantine, rules.broker(QUERY)),
-    (commands.GET_RIGHTS, broker_admin.get_rights, rules.anybody),
-    (commands.GET_BROKER_RUNTIME_INFO, broker_admin.get_broker_runtime_info, rules.anybody),
-)
-
-
+Handler: TypeAlias = Callable[..., "Coroutine[Any, Any, None] | None"]
+"""Gets a ``Request`` and the parts of the broker that it names. One that may wait is a coroutine function."""
 Services: TypeAlias = "Callable[[Request], tuple[Any, ...]]"
 """Returns the parts of the broker that a handler gets after the request."""
 Served: TypeAlias = "tuple[Handler, Services]"
@@ -115,56 +61,47 @@ def services_of(handler: Handler) -> Services:
     return found if len(paths) > 1 else lambda request: (found(request),)
 
 
-OF_EVERY_MEMBER = frozenset(
-    command.code
-    for command in (
-        commands.HELLO,
-        commands.AUTH,
-        commands.REPLICATE,
-        commands.REPORT_POSITION,
-        commands.GET_REPLICA_STATUS,
-        commands.GET_BROKER_CONFIG,
-        commands.UPDATE_BROKER_CONFIG,
-        commands.AUTH_LIST_USER,
-        commands.GET_CONNECTIONS,
-        commands.CLOSE_CONNECTION,
-        commands.GET_QUARANTINE,
-        commands.GET_RIGHTS,
-        commands.GET_BROKER_RUNTIME_INFO,
-    )
-)
-"""Commands that every member of a replica set serves; all others are for the primary."""
+def guarded(handler: Handler, rule: Rule) -> Handler:
+    """Return ``handler`` for authenticated connections: it is called only if the user has what ``rule`` needs."""
+    if rule is rules.anybody:
+        return handler
+
+    def check_and_handle(request: Request, *services: Any) -> Coroutine[Any, Any, None] | None:
+        access = request.peer.access
+        assert access is not None, "for connections with a user"
+        for need in rule(request.frame.fields):
+            access.check(need)
+        return handler(request, *services)
+
+    return check_and_handle
 
 
-READS = frozenset(
-    command.code
-    for command in (
-        commands.PULL,
-        commands.BROWSE_MESSAGES,
-        commands.QUERY_BY_KEY,
-        commands.VIEW_MESSAGE_BY_ID,
-        commands.SEARCH_OFFSET_BY_TIMESTAMP,
-        commands.GET_MAX_OFFSET,
-        commands.GET_MIN_OFFSET,
-        commands.GET_EARLIEST_MSG_STORETIME,
-        commands.GET_ALL_TOPIC_CONFIG,
-        commands.GET_TOPICS_STATS,
-        commands.GET_TOPIC_STATS_INFO,
-    )
-)
-"""Commands that a follower in sync serves too, with what is confirmed, on connections that ask for it and outside of
-consumer groups."""
+def guarded_produce(produce: Handler) -> Handler:
+    """Return ``guarded(produce, topic(PUBLISH))`` at the cost of one set lookup, because PRODUCE is frequent."""
+
+    def check_and_produce(request: Request, *services: Any) -> None:
+        name, access = request.frame.fields.get("topic"), request.peer.access
+        assert access is not None, "for connections with a user"
+        if type(name) is str and name not in access.publishes:
+            access.check_publish(name)
+        produce(request, *services)
+
+    return check_and_produce
 
 
 def of_members(handlers: dict[int, Served]) -> dict[int, Served]:
     """Return the handlers on a member of a replica set: it refuses what only the primary may answer."""
     return {
-        code: (handler if code in OF_EVERY_MEMBER else _on_primary(handler, reads=code in READS), services)
+        code: (_on_member(handler, commands.COMMANDS[code].served_by), services)
         for code, (handler, services) in handlers.items()
     }
 
 
-def _on_primary(handler: Handler, *, reads: bool) -> Handler:
+def _on_member(handler: Handler, served_by: ServedBy) -> Handler:
+    if served_by is ServedBy.ALL:
+        return handler
+    reads = served_by is ServedBy.READERS
+
     def check_and_handle(request: Request, *services: Any) -> Coroutine[Any, Any, None] | None:
         member = request.broker.member
         assert member is not None, "for members of a replica set"
@@ -177,17 +114,40 @@ def _on_primary(handler: Handler, *, reads: bool) -> Handler:
     return check_and_handle
 
 
-HANDLERS: dict[int, Served] = {command.code: (handler, services_of(handler)) for command, handler, _ in ROWS}
-"""Handlers after HELLO on a broker without authentication, by command code."""
-assert HANDLERS.keys() == {code for code, command in commands.COMMANDS.items() if not command.from_broker}
+_SERVED = {code: command for code, command in commands.COMMANDS.items() if not command.from_broker}
+_MODULES = (
+    broker_admin,
+    groups,
+    offsets,
+    pop,
+    produce,
+    pull,
+    queries,
+    replication,
+    send_back,
+    staged,
+    topics,
+    transactions,
+    users,
+)
 
-RULES: dict[int, Rule] = {command.code: rule for command, _, rule in ROWS}
-"""Permission rule of each command, by command code."""
 
-HANDLERS_OF_USERS: dict[int, Served] = {
-    code: (rules.guarded(handler, RULES[code]), services) for code, (handler, services) in HANDLERS.items()
+def _handler_of(command: Command) -> Handler:
+    """Return the function with the command's name in lower case."""
+    name = command.name.lower()
+    [handler] = (vars(module)[name] for module in _MODULES if name in vars(module))
+    found: Handler = handler
+    return found
+
+
+HANDLERS: dict[int, Served] = {
+    code: (handler := _handler_of(command), services_of(handler)) for code, command in _SERVED.items()
 }
-HANDLERS_OF_USERS[commands.PRODUCE.code] = rules.guarded_produce(produce.produce), services_of(produce.produce)
+"""Handlers after HELLO on a broker without authentication, by command code."""
+HANDLERS_OF_USERS: dict[int, Served] = {
+    code: (guarded(handler, _SERVED[code].rule), services) for code, (handler, services) in HANDLERS.items()
+}
+HANDLERS_OF_USERS[commands.PRODUCE.code] = guarded_produce(produce.produce), services_of(produce.produce)
 """Handlers of authenticated connections."""
 
 HANDLERS_OF_MEMBERS = of_members(HANDLERS)
@@ -198,5 +158,5 @@ HANDLERS_BEFORE_HELLO: dict[int, Served] = {commands.HELLO.code: HANDLERS[comman
 HANDLERS_BEFORE_AUTH: dict[int, Served] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: HANDLERS[commands.AUTH.code]}
 """Handlers after HELLO and before authentication."""
 
-ONE_WAY_CODES = frozenset(command.code for command, *_ in ROWS if command.one_way)
+ONE_WAY_CODES = frozenset(code for code, command in _SERVED.items() if command.one_way)
 """Commands that a one-way frame may carry."""

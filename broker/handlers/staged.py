@@ -88,7 +88,7 @@ def append_staged(request: Request, broker: Broker, params: ProduceRequest, queu
     return appended[0]
 
 
-async def commit_staged(request: Request, staged: StagedTransactions) -> None:
+async def commit_prepared(request: Request, staged: StagedTransactions) -> None:
     """Commit the messages of stages; respond once all of them are in their topics."""
     params = decode_fields(CommitPreparedRequest, request.frame.fields)
     if params.flush not in FLUSHES:
@@ -125,7 +125,7 @@ def _check_may_end(request: Request, staged: StagedTransactions, name: str, may_
         )
 
 
-async def abort_staged(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
+async def abort_prepared(request: Request, staged: StagedTransactions, writer: RecordWriter) -> None:
     """Drop the messages of stages; respond once that is stored."""
     params = decode_fields(AbortPreparedRequest, request.frame.fields)
     count, end_offset = staged.abort_stages(params.drop, _may_end(request))
@@ -134,7 +134,7 @@ async def abort_staged(request: Request, staged: StagedTransactions, writer: Rec
     request.respond(AbortPreparedAnswer(count=count))
 
 
-def get_staged(request: Request, staged: StagedTransactions) -> None:
+def get_prepared(request: Request, staged: StagedTransactions) -> None:
     """Return the stages that are not committed, and the commits in progress."""
     params = decode_fields(GetPreparedRequest, request.frame.fields)
     table = staged.table

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from ...protocol import commands
-from ...protocol.commands import COMMANDS, PRODUCE, RecordsAnswer
+from ...protocol.commands import COMMANDS, PRODUCE, Audit, RecordsAnswer
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, SystemBusy, TopicNotExist
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, encode_head
@@ -150,31 +149,6 @@ class DeferredRequests:
 
 # ---- Audit log entries of requests: changes, and refused requests of all audited commands.
 
-_AUDITED = {
-    command.code: command
-    for command in (
-        commands.UPDATE_AND_CREATE_TOPIC,
-        commands.DELETE_TOPIC_IN_BROKER,
-        commands.DELETE_SUBSCRIPTIONGROUP,
-        commands.INVOKE_BROKER_TO_RESET_OFFSET,
-        commands.UPDATE_BROKER_CONFIG,
-        commands.GET_BROKER_CONFIG,
-        commands.END_TRANSACTION,
-        commands.ABORT_PREPARED,
-        commands.UPDATE_CONSUMER_OFFSET,
-        commands.AUTH_CREATE_USER,
-        commands.AUTH_UPDATE_USER,
-        commands.AUTH_DELETE_USER,
-        commands.AUTH_LIST_USER,
-        commands.SWITCH_PRIMARY,
-        commands.CHANGE_MEMBERS,
-        commands.CLOSE_CONNECTION,
-    )
-}
-
-
-_OFTEN_BY_PROGRAMS = (commands.END_TRANSACTION, commands.UPDATE_CONSUMER_OFFSET)
-
 
 def audit(log: AuditLog, peer: ConnectedClient, command: Command, target: str, **others: Any) -> None:
     """Write an entry about a request of ``peer``. ``others``: see ``AuditLog.write``."""
@@ -183,8 +157,8 @@ def audit(log: AuditLog, peer: ConnectedClient, command: Command, target: str, *
 
 def audit_refused(log: AuditLog, peer: ConnectedClient, frame: Frame, error: BrokerError) -> None:
     """Record a failed request if its command is audited."""
-    command = _AUDITED.get(frame.code)
-    if command is None or (command in _OFTEN_BY_PROGRAMS and not is_by_hand(frame)):
+    command = COMMANDS.get(frame.code)
+    if command is None or command.audit is Audit.NEVER or (command.audit is Audit.BY_HAND and not is_by_hand(frame)):
         return
     fields = frame.fields
     kinds = ("group", "topic", "transaction_id", "drop", "user", "member", "connection")

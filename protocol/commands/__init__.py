@@ -10,8 +10,13 @@ from __future__ import annotations
 # ruff: noqa: F403 - every public name of these modules belongs to the protocol; listing them here would repeat them
 from .admin import *
 from .common import *
+from .common import Command
 from .groups import *
 from .messages import *
 from .transactions import *
 
 DEFAULT_PORT = 10911
+
+for _name, _value in list(globals().items()):
+    if isinstance(_value, Command):
+        _value.name = _name

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..auth.permissions import Grant, Permissions
+from ..auth import rules
+from ..auth.permissions import ADMIN, PUBLISH, QUERY, Grant, Permissions
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..rows import ValueKind, array_row, column, row, shown
 from ..storage.layout import TOPIC_BYTES_MAX
 from ..times import from_millis
-from .common import QUEUES_MAX, Command, EmptyAnswer, EmptyRequest, RowsAnswer, RowsCommand
+from .common import QUEUES_MAX, Audit, Command, EmptyAnswer, EmptyRequest, RowsAnswer, RowsCommand, ServedBy
 
 QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
 """Queue, its min offset, its max offset and the store time of its last message (ms, -1: the queue is empty)."""
@@ -320,18 +321,67 @@ RUNTIME_INFO: dict[str, str] = {
 occurred: the number of responses with that result since the start. Names are added, never changed."""
 
 
-GET_DELAY_STATS = Command("GET_DELAY_STATS", 1011, GetDelayStatsRequest, DelayStatsAnswer)
-GET_TOPICS_STATS = RowsCommand("GET_TOPICS_STATS", 1012, GetTopicsStatsRequest, RowsAnswer, rows=TopicTotals)
-GET_QUARANTINE = RowsCommand("GET_QUARANTINE", 1015, GetQuarantineRequest, RowsAnswer, rows=QuarantineEntry)
-UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
-GET_ALL_TOPIC_CONFIG = RowsCommand("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, RowsAnswer, rows=TopicInfo)
-UPDATE_BROKER_CONFIG = RowsCommand(
-    "UPDATE_BROKER_CONFIG", 25, UpdateBrokerConfigRequest, RowsAnswer, rows=ChangedSetting
+GET_DELAY_STATS = Command(
+    1011, GetDelayStatsRequest, DelayStatsAnswer, "what waits to be delivered later", rules.broker(QUERY)
 )
-GET_BROKER_CONFIG = RowsCommand("GET_BROKER_CONFIG", 26, EmptyRequest, RowsAnswer, rows=Setting)
-GET_BROKER_RUNTIME_INFO = Command("GET_BROKER_RUNTIME_INFO", 28, EmptyRequest, RuntimeInfoAnswer)
-GET_TOPIC_STATS_INFO = Command("GET_TOPIC_STATS_INFO", 202, TopicRequest, TopicStatsAnswer)
-DELETE_TOPIC_IN_BROKER = Command("DELETE_TOPIC_IN_BROKER", 215, TopicRequest, EmptyAnswer)
+GET_TOPICS_STATS = RowsCommand(
+    1012,
+    GetTopicsStatsRequest,
+    RowsAnswer,
+    "the figures of many topics",
+    rules.anybody,
+    served_by=ServedBy.READERS,
+    rows=TopicTotals,
+)
+GET_QUARANTINE = RowsCommand(
+    1015,
+    GetQuarantineRequest,
+    RowsAnswer,
+    "damaged ranges of the log, and the lost messages",
+    rules.broker(QUERY),
+    served_by=ServedBy.ALL,
+    rows=QuarantineEntry,
+)
+UPDATE_AND_CREATE_TOPIC = Command(
+    17, UpdateAndCreateTopicRequest, EmptyAnswer, "create a topic or change one", rules.topic(ADMIN), audit=Audit.ALWAYS
+)
+GET_ALL_TOPIC_CONFIG = RowsCommand(
+    21, EmptyRequest, RowsAnswer, "list the topics", rules.anybody, served_by=ServedBy.READERS, rows=TopicInfo
+)
+UPDATE_BROKER_CONFIG = RowsCommand(
+    25,
+    UpdateBrokerConfigRequest,
+    RowsAnswer,
+    "change settings while the broker runs",
+    rules.broker(ADMIN),
+    served_by=ServedBy.ALL,
+    audit=Audit.ALWAYS,
+    rows=ChangedSetting,
+)
+GET_BROKER_CONFIG = RowsCommand(
+    26,
+    EmptyRequest,
+    RowsAnswer,
+    "list the settings",
+    rules.broker(QUERY),
+    served_by=ServedBy.ALL,
+    audit=Audit.ALWAYS,
+    rows=Setting,
+)
+GET_BROKER_RUNTIME_INFO = Command(
+    28, EmptyRequest, RuntimeInfoAnswer, "how the broker is", rules.anybody, served_by=ServedBy.ALL
+)
+GET_TOPIC_STATS_INFO = Command(
+    202,
+    TopicRequest,
+    TopicStatsAnswer,
+    "both ends of all queues of a topic",
+    rules.topic(QUERY, PUBLISH, ADMIN),
+    served_by=ServedBy.READERS,
+)
+DELETE_TOPIC_IN_BROKER = Command(
+    215, TopicRequest, EmptyAnswer, "delete a topic", rules.topic(ADMIN), audit=Audit.ALWAYS
+)
 
 
 # ---- Replica sets: the stream from a primary to its followers, and the administration of a set.
@@ -445,13 +495,66 @@ class ChangeMembersRequest:
     address: str = text("HOST:PORT of a member to add; empty: remove the member", ADDRESS_MAX, default="")
 
 
-REPLICATE = Command("REPLICATE", 1030, ReplicateRequest, ReplicateAnswer)
-REPLICATE_LOG = Command("REPLICATE_LOG", 1031, ReplicateLogRequest, EmptyAnswer, one_way=True, from_broker=True)
-REPLICATE_TABLE = Command("REPLICATE_TABLE", 1032, ReplicateTableRequest, EmptyAnswer, one_way=True, from_broker=True)
-REPORT_POSITION = Command("REPORT_POSITION", 1033, ReportPositionRequest, EmptyAnswer, one_way=True)
-GET_REPLICA_STATUS = RowsCommand("GET_REPLICA_STATUS", 1034, EmptyRequest, ReplicaStatusAnswer, rows=SetMember)
-SWITCH_PRIMARY = Command("SWITCH_PRIMARY", 1035, SwitchPrimaryRequest, EmptyAnswer)
-CHANGE_MEMBERS = Command("CHANGE_MEMBERS", 1036, ChangeMembersRequest, EmptyAnswer)
+REPLICATE = Command(
+    1030,
+    ReplicateRequest,
+    ReplicateAnswer,
+    "follow the primary of a replica set",
+    rules.broker(ADMIN),
+    served_by=ServedBy.ALL,
+)
+REPLICATE_LOG = Command(
+    1031,
+    ReplicateLogRequest,
+    EmptyAnswer,
+    "from the primary: a part of its log",
+    rules.anybody,
+    one_way=True,
+    from_broker=True,
+)
+REPLICATE_TABLE = Command(
+    1032,
+    ReplicateTableRequest,
+    EmptyAnswer,
+    "from the primary: a table that is not in the log",
+    rules.anybody,
+    one_way=True,
+    from_broker=True,
+)
+REPORT_POSITION = Command(
+    1033,
+    ReportPositionRequest,
+    EmptyAnswer,
+    "how far a follower is",
+    rules.broker(ADMIN),
+    served_by=ServedBy.ALL,
+    one_way=True,
+)
+GET_REPLICA_STATUS = RowsCommand(
+    1034,
+    EmptyRequest,
+    ReplicaStatusAnswer,
+    "a replica set, its members, and how far each is",
+    rules.broker(QUERY),
+    served_by=ServedBy.ALL,
+    rows=SetMember,
+)
+SWITCH_PRIMARY = Command(
+    1035,
+    SwitchPrimaryRequest,
+    EmptyAnswer,
+    "hand the leadership of a replica set over",
+    rules.broker(ADMIN),
+    audit=Audit.ALWAYS,
+)
+CHANGE_MEMBERS = Command(
+    1036,
+    ChangeMembersRequest,
+    EmptyAnswer,
+    "add a member to a replica set, or remove one",
+    rules.broker(ADMIN),
+    audit=Audit.ALWAYS,
+)
 
 
 # ---- Users of the broker; only for administrators.
@@ -523,10 +626,28 @@ class UserInfo:
     access_keys: Sequence[AccessKeyInfo] = column("its access keys", of=AccessKeyInfo, default=())
 
 
-AUTH_CREATE_USER = Command("AUTH_CREATE_USER", 3001, CreateUserRequest, EmptyAnswer)
-AUTH_UPDATE_USER = Command("AUTH_UPDATE_USER", 3002, UpdateUserRequest, EmptyAnswer)
-AUTH_DELETE_USER = Command("AUTH_DELETE_USER", 3003, DeleteUserRequest, EmptyAnswer)
-AUTH_LIST_USER = RowsCommand("AUTH_LIST_USER", 3005, ListUsersRequest, RowsAnswer, rows=UserInfo)
+AUTH_CREATE_USER = Command(3001, CreateUserRequest, EmptyAnswer, "adds a user", rules.broker(ADMIN), audit=Audit.ALWAYS)
+AUTH_UPDATE_USER = Command(
+    3002,
+    UpdateUserRequest,
+    EmptyAnswer,
+    "gives a user another password or other grants",
+    rules.broker(ADMIN),
+    audit=Audit.ALWAYS,
+)
+AUTH_DELETE_USER = Command(
+    3003, DeleteUserRequest, EmptyAnswer, "removes a user", rules.broker(ADMIN), audit=Audit.ALWAYS
+)
+AUTH_LIST_USER = RowsCommand(
+    3005,
+    ListUsersRequest,
+    RowsAnswer,
+    "who may connect, and what each may do",
+    rules.broker(ADMIN),
+    served_by=ServedBy.ALL,
+    audit=Audit.ALWAYS,
+    rows=UserInfo,
+)
 
 
 # ---- The first requests of a connection: HELLO and AUTH.
@@ -656,8 +777,26 @@ class RightsAnswer:
     count: int = integer("number of grants in the body")
 
 
-HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
-AUTH = Command("AUTH", 1001, AuthRequest, AuthAnswer)
-GET_CONNECTIONS = RowsCommand("GET_CONNECTIONS", 1013, GetConnectionsRequest, RowsAnswer, rows=ConnectionInfo)
-GET_RIGHTS = Command("GET_RIGHTS", 1014, EmptyRequest, RightsAnswer)
-CLOSE_CONNECTION = Command("CLOSE_CONNECTION", 1017, CloseConnectionRequest, EmptyAnswer)
+HELLO = Command(1000, HelloRequest, HelloAnswer, "open a connection", rules.anybody, served_by=ServedBy.ALL)
+AUTH = Command(1001, AuthRequest, AuthAnswer, "say who is calling, and prove it", rules.anybody, served_by=ServedBy.ALL)
+GET_CONNECTIONS = RowsCommand(
+    1013,
+    GetConnectionsRequest,
+    RowsAnswer,
+    "who is connected",
+    rules.broker(QUERY),
+    served_by=ServedBy.ALL,
+    rows=ConnectionInfo,
+)
+GET_RIGHTS = Command(
+    1014, EmptyRequest, RightsAnswer, "the caller's user, and what it may do", rules.anybody, served_by=ServedBy.ALL
+)
+CLOSE_CONNECTION = Command(
+    1017,
+    CloseConnectionRequest,
+    EmptyAnswer,
+    "close a client's connection",
+    rules.broker(ADMIN),
+    served_by=ServedBy.ALL,
+    audit=Audit.ALWAYS,
+)

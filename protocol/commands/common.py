@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from ..auth.rules import Rule
 from ..fields import integer
 
 RowT = TypeVar("RowT")
@@ -45,23 +47,48 @@ COMMANDS: dict[int, Command] = {}
 """All commands by code; complete after the import of ``protocol.commands``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One row of the table, entered when it is created. ``one_way``: a frame of kind 2 may carry it; ``from_broker``:
-    the broker sends it to a client."""
+class ServedBy(Enum):
+    """Which members of a replica set answer a command."""
 
-    name: str
+    PRIMARY = "primary"
+    READERS = "readers"
+    """Also a follower in sync, with what is confirmed, on connections that ask for it, outside of consumer groups."""
+    ALL = "all"
+
+
+class Audit(Enum):
+    """Whether the audit log has an entry for a refused request; for others a handler writes it."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    BY_HAND = "by hand"
+    """Only for what an operator does; programs do the same all the time with what is their own."""
+
+
+@dataclass(eq=False, slots=True)
+class Command:
+    """One row of the table, entered when it is created; its name is that of its constant.
+
+    ``purpose``: what it is for, in a few words; ``rule``: what a user needs for it; ``one_way``: a frame of kind 2 may
+    carry it; ``from_broker``: the broker sends it to a client.
+    """
+
     code: int
     request: type[Any]
     answer: type[Any]
+    purpose: str
+    rule: Rule
+    served_by: ServedBy = ServedBy.PRIMARY
+    audit: Audit = Audit.NEVER
     one_way: bool = False
     from_broker: bool = False
+    name: str = dataclasses.field(init=False, default="")
 
     def __post_init__(self) -> None:
         assert COMMANDS.setdefault(self.code, self) is self, f"two commands have code {self.code}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class RowsCommand(Command, Generic[RowT]):
     """A command whose response has one msgpack array of ``rows`` in its body."""
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from ..auth import rules
+from ..auth.permissions import ADMIN, CONSUME, QUERY
 from ..errors import InvalidParameter
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..rows import ValueKind, array_row, column, row, shown
@@ -17,6 +19,7 @@ from .common import (
     FILTER_CHARS_MAX,
     MEMBER_CHARS_MAX,
     QUEUES_MAX,
+    Audit,
     Command,
     EmptyAnswer,
     EmptyRequest,
@@ -283,18 +286,45 @@ class GroupMembersAnswer:
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 
 
-HEART_BEAT = Command("HEART_BEAT", 34, HeartBeatRequest, HeartBeatAnswer)
-UNREGISTER_CLIENT = Command("UNREGISTER_CLIENT", 35, UnregisterClientRequest, EmptyAnswer, one_way=True)
-CONSUMER_SEND_MSG_BACK = Command("CONSUMER_SEND_MSG_BACK", 36, SendMessageBackRequest, SendMessageBackAnswer)
+HEART_BEAT = Command(
+    34, HeartBeatRequest, HeartBeatAnswer, "join a group, stay in it, and learn what to consume", rules.member
+)
+UNREGISTER_CLIENT = Command(
+    35, UnregisterClientRequest, EmptyAnswer, "leave a group at once", rules.member, one_way=True
+)
+CONSUMER_SEND_MSG_BACK = Command(
+    36,
+    SendMessageBackRequest,
+    SendMessageBackAnswer,
+    "have messages tried again later, or put aside",
+    rules.of_group_in_topic(CONSUME, CONSUME),
+)
 NOTIFY_CONSUMER_IDS_CHANGED = Command(
-    "NOTIFY_CONSUMER_IDS_CHANGED", 40, IdsChangedRequest, EmptyAnswer, one_way=True, from_broker=True
+    40,
+    IdsChangedRequest,
+    EmptyAnswer,
+    "from the broker: the assignment changed",
+    rules.anybody,
+    one_way=True,
+    from_broker=True,
 )
 GET_ALL_SUBSCRIPTIONGROUP_CONFIG = RowsCommand(
-    "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", 201, EmptyRequest, RowsAnswer, rows=GroupInfo
+    201, EmptyRequest, RowsAnswer, "list the consumer groups", rules.anybody, rows=GroupInfo
 )
-GET_CONSUMER_CONNECTION_LIST = Command("GET_CONSUMER_CONNECTION_LIST", 203, GroupRequest, GroupMembersAnswer)
-DELETE_SUBSCRIPTIONGROUP = Command("DELETE_SUBSCRIPTIONGROUP", 207, DeleteGroupRequest, EmptyAnswer)
-INVOKE_BROKER_TO_RESET_OFFSET = Command("INVOKE_BROKER_TO_RESET_OFFSET", 222, ResetOffsetRequest, ConsumerOffsetsAnswer)
+GET_CONSUMER_CONNECTION_LIST = Command(
+    203, GroupRequest, GroupMembersAnswer, "who is in a group, who has which queue, how far each is", rules.group(QUERY)
+)
+DELETE_SUBSCRIPTIONGROUP = Command(
+    207, DeleteGroupRequest, EmptyAnswer, "delete a group", rules.group(ADMIN), audit=Audit.ALWAYS
+)
+INVOKE_BROKER_TO_RESET_OFFSET = Command(
+    222,
+    ResetOffsetRequest,
+    ConsumerOffsetsAnswer,
+    "move a group's progress",
+    rules.of_group_in_topic(ADMIN, QUERY),
+    audit=Audit.ALWAYS,
+)
 
 
 # ---- Work queues: messages that consumers pop and settle one by one, each with a lease.
@@ -376,8 +406,24 @@ class ReceiptsAnswer:
     done: int = integer("number of valid receipts")
 
 
-POP_MESSAGE = Command("POP_MESSAGE", 200050, PopMessageRequest, PopMessageAnswer)
-ACK_MESSAGE = Command("ACK_MESSAGE", 200051, AckMessageRequest, ReceiptsAnswer)
+POP_MESSAGE = Command(
+    200050,
+    PopMessageRequest,
+    PopMessageAnswer,
+    "lease messages of a work queue, waiting for some if asked to",
+    rules.of_group_in_topic(CONSUME, CONSUME),
+)
+ACK_MESSAGE = Command(
+    200051,
+    AckMessageRequest,
+    ReceiptsAnswer,
+    "settle leased messages as handled",
+    rules.of_group_in_topic(CONSUME, CONSUME),
+)
 CHANGE_MESSAGE_INVISIBLETIME = Command(
-    "CHANGE_MESSAGE_INVISIBLETIME", 200053, ChangeInvisibleTimeRequest, ReceiptsAnswer
+    200053,
+    ChangeInvisibleTimeRequest,
+    ReceiptsAnswer,
+    "renew leases, or give messages back",
+    rules.of_group_in_topic(CONSUME, CONSUME),
 )

@@ -8,6 +8,8 @@ import struct
 from dataclasses import dataclass
 from datetime import datetime
 
+from ..auth import rules
+from ..auth.permissions import CONSUME, PUBLISH, QUERY
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..rows import ValueKind, array_row, column, shown
 from ..storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
@@ -19,10 +21,12 @@ from .common import (
     PREPARED_NAME_CHARS_MAX,
     QUERY_COUNT_MAX,
     QUEUES_MAX,
+    Audit,
     Command,
     EmptyAnswer,
     RowsAnswer,
     RowsCommand,
+    ServedBy,
 )
 
 LAYOUT_ROWS = 0
@@ -182,11 +186,39 @@ class BrowseMessagesAnswer:
     max_offsets: int = integer("sum of the queues' max offsets, which grows by one with each message")
 
 
-PRODUCE = Command("PRODUCE", 10, ProduceRequest, ProduceAnswer, one_way=True)
-PULL = Command("PULL", 11, PullRequest, RecordsAnswer)
-QUERY_BY_KEY = Command("QUERY_BY_KEY", 12, QueryByKeyRequest, QueryByKeyAnswer)
-VIEW_MESSAGE_BY_ID = Command("VIEW_MESSAGE_BY_ID", 33, ViewMessageByIdRequest, ViewMessageAnswer)
-BROWSE_MESSAGES = Command("BROWSE_MESSAGES", 1016, BrowseMessagesRequest, BrowseMessagesAnswer)
+PRODUCE = Command(10, ProduceRequest, ProduceAnswer, "append messages", rules.topic(PUBLISH), one_way=True)
+PULL = Command(
+    11,
+    PullRequest,
+    RecordsAnswer,
+    "read a queue from an offset on, waiting for messages if asked to",
+    rules.of_group_in_topic(CONSUME, CONSUME),
+    served_by=ServedBy.READERS,
+)
+QUERY_BY_KEY = Command(
+    12,
+    QueryByKeyRequest,
+    QueryByKeyAnswer,
+    "find messages by a key, newest first",
+    rules.topic(QUERY),
+    served_by=ServedBy.READERS,
+)
+VIEW_MESSAGE_BY_ID = Command(
+    33,
+    ViewMessageByIdRequest,
+    ViewMessageAnswer,
+    "find one message by either form of id",
+    rules.topic(QUERY),
+    served_by=ServedBy.READERS,
+)
+BROWSE_MESSAGES = Command(
+    1016,
+    BrowseMessagesRequest,
+    BrowseMessagesAnswer,
+    "a page of a topic across its queues, bodies cut",
+    rules.topic(QUERY),
+    served_by=ServedBy.READERS,
+)
 
 
 # ---- Offsets of queues and of groups.
@@ -310,10 +342,54 @@ class ConsumeStats:
         return max(0, self.max_offset - max(self.committed, self.min_offset))
 
 
-QUERY_CONSUMER_OFFSET = Command("QUERY_CONSUMER_OFFSET", 14, QueryConsumerOffsetRequest, ConsumerOffsetsAnswer)
-UPDATE_CONSUMER_OFFSET = Command("UPDATE_CONSUMER_OFFSET", 15, UpdateConsumerOffsetRequest, EmptyAnswer, one_way=True)
-SEARCH_OFFSET_BY_TIMESTAMP = Command("SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOffsetByTimestampRequest, TimeOffsetAnswer)
-GET_MAX_OFFSET = Command("GET_MAX_OFFSET", 30, QueueRequest, OffsetAnswer)
-GET_MIN_OFFSET = Command("GET_MIN_OFFSET", 31, QueueRequest, OffsetAnswer)
-GET_EARLIEST_MSG_STORETIME = Command("GET_EARLIEST_MSG_STORETIME", 32, QueueRequest, StoreTimeAnswer)
-GET_CONSUME_STATS = RowsCommand("GET_CONSUME_STATS", 208, ConsumeStatsRequest, RowsAnswer, rows=ConsumeStats)
+QUERY_CONSUMER_OFFSET = Command(
+    14,
+    QueryConsumerOffsetRequest,
+    ConsumerOffsetsAnswer,
+    "read what a group has committed",
+    rules.of_group_in_topic(QUERY, QUERY),
+)
+UPDATE_CONSUMER_OFFSET = Command(
+    15,
+    UpdateConsumerOffsetRequest,
+    EmptyAnswer,
+    "commit a group's progress",
+    rules.of_group_in_topic(CONSUME, CONSUME),
+    audit=Audit.BY_HAND,
+    one_way=True,
+)
+SEARCH_OFFSET_BY_TIMESTAMP = Command(
+    29,
+    SearchOffsetByTimestampRequest,
+    TimeOffsetAnswer,
+    "find an offset by store time",
+    rules.topic(QUERY),
+    served_by=ServedBy.READERS,
+)
+GET_MAX_OFFSET = Command(
+    30,
+    QueueRequest,
+    OffsetAnswer,
+    "where a queue's next message will be",
+    rules.topic(QUERY),
+    served_by=ServedBy.READERS,
+)
+GET_MIN_OFFSET = Command(
+    31, QueueRequest, OffsetAnswer, "where a queue begins", rules.topic(QUERY), served_by=ServedBy.READERS
+)
+GET_EARLIEST_MSG_STORETIME = Command(
+    32,
+    QueueRequest,
+    StoreTimeAnswer,
+    "when a queue's first message was stored",
+    rules.topic(QUERY),
+    served_by=ServedBy.READERS,
+)
+GET_CONSUME_STATS = RowsCommand(
+    208,
+    ConsumeStatsRequest,
+    RowsAnswer,
+    "how far consumer groups are, and what the queues hold",
+    rules.of_group_in_topic(QUERY, QUERY),
+    rows=ConsumeStats,
+)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from ..auth import rules
+from ..auth.permissions import PUBLISH
 from ..fields import I64_MAX, boolean, integer, text
 from ..rows import ValueKind, column, row, shown
 from ..storage.layout import GROUP_BYTES_MAX
 from ..times import from_millis
-from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, Command, EmptyAnswer, RowsCommand
+from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, Audit, Command, EmptyAnswer, RowsCommand
 
 TRANSACTIONS_MAX = 1_000
 """Maximum number of transactions in one response."""
@@ -175,13 +177,45 @@ class PreparedAnswer:
     attempts: int = integer("total number of attempts with prepared messages", default=0)
 
 
-END_TRANSACTION = Command("END_TRANSACTION", 37, EndTransactionRequest, EmptyAnswer)
+END_TRANSACTION = Command(
+    37,
+    EndTransactionRequest,
+    EmptyAnswer,
+    "commit or roll back a half message",
+    rules.group(PUBLISH),
+    audit=Audit.BY_HAND,
+)
 CHECK_TRANSACTION_STATE = Command(
-    "CHECK_TRANSACTION_STATE", 39, CheckTransactionStateRequest, CheckTransactionStateAnswer, from_broker=True
+    39,
+    CheckTransactionStateRequest,
+    CheckTransactionStateAnswer,
+    "from the broker: how did this transaction end?",
+    rules.anybody,
+    from_broker=True,
 )
 GET_TRANSACTIONS = RowsCommand(
-    "GET_TRANSACTIONS", 1010, GetTransactionsRequest, TransactionsAnswer, rows=TransactionInfo
+    1010,
+    GetTransactionsRequest,
+    TransactionsAnswer,
+    "transactions that are open, or were parked",
+    rules.anybody,
+    rows=TransactionInfo,
 )
-COMMIT_PREPARED = Command("COMMIT_PREPARED", 1020, CommitPreparedRequest, CommitPreparedAnswer)
-ABORT_PREPARED = Command("ABORT_PREPARED", 1021, AbortPreparedRequest, AbortPreparedAnswer)
-GET_PREPARED = Command("GET_PREPARED", 1022, GetPreparedRequest, PreparedAnswer)
+COMMIT_PREPARED = Command(
+    1020,
+    CommitPreparedRequest,
+    CommitPreparedAnswer,
+    "commit what attempts prepared, all of it or nothing",
+    rules.on_any_topic(PUBLISH),
+)
+ABORT_PREPARED = Command(
+    1021,
+    AbortPreparedRequest,
+    AbortPreparedAnswer,
+    "drop what attempts prepared",
+    rules.on_any_topic(PUBLISH),
+    audit=Audit.ALWAYS,
+)
+GET_PREPARED = Command(
+    1022, GetPreparedRequest, PreparedAnswer, "what is prepared, and what is being copied", rules.anybody
+)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.handlers import registry as native
 from flintmq.broker.remoting import registry as remoting
 from flintmq.protocol import commands
 from flintmq.protocol.auth.permissions import ADMIN
@@ -155,8 +154,11 @@ def test_each_refused_command_of_an_administrator_is_recorded(
     broker: RemotingBroker, connect: ConnectionFactory
 ) -> None:
     fields: dict[str, Any] = {"group": GROUP, "topic": TOPIC, "transaction_id": "t", "parked": True, "drop": "stage"}
-    rows = {command: rule for command, _, rule in native.ROWS}
-    wanted = [command for command, rule in rows.items() if any(need.actions == (ADMIN,) for need in rule(fields))]
+    wanted = [
+        command
+        for command in commands.COMMANDS.values()
+        if any(need.actions == (ADMIN,) for need in command.rule(fields))
+    ]
     wanted = [command for command in wanted if command not in OF_MEMBERS]
     # An operator ends a parked transaction, and purges dead letters, by commands that programs send, too.
     wanted += [commands.END_TRANSACTION, commands.UPDATE_CONSUMER_OFFSET]

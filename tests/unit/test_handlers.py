@@ -24,7 +24,7 @@ from flintmq.broker.config import Settings
 from flintmq.broker.delivery.topic_changes import TopicChanges, TopicService
 from flintmq.broker.handlers import broker_admin, produce, pull, queries, topics
 from flintmq.broker.handlers import groups as group_admin
-from flintmq.broker.handlers.registry import ROWS
+from flintmq.broker.handlers.registry import HANDLERS
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.broker import Broker
 from flintmq.broker.requests.counters import Counters
@@ -66,13 +66,13 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 async def test_a_broker_has_what_each_handler_names(broker: Broker) -> None:
-    for command, handler, _ in ROWS:
+    for code, (handler, _) in HANDLERS.items():
         hints = typing.get_type_hints(handler, names_of_types(sys.modules[handler.__module__]))
         for name in list(inspect.signature(handler).parameters)[1:]:
             part = broker if name == "broker" else getattr(broker, name)
             classes = typing.get_args(hints[name]) or (hints[name],)
             is_call = typing.get_origin(hints[name]) is typing.get_origin(Callable[[], None])
-            assert callable(part) if is_call else isinstance(part, classes), f"{command.name}: {name}"
+            assert callable(part) if is_call else isinstance(part, classes), f"{commands.COMMANDS[code].name}: {name}"
 
 
 def names_of_types(module: ModuleType) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def names_of_types(module: ModuleType) -> dict[str, Any]:
 
 
 def test_handlers_import_neither_the_whole_store_nor_the_whole_broker() -> None:
-    modules = {handler.__module__ for _, handler, _ in ROWS}
+    modules = {handler.__module__ for handler, _ in HANDLERS.values()}
     whole = ["flintmq.broker.store.message_store", "flintmq.broker.requests.broker"]
     program = f"import sys; from importlib import import_module as load; [load(each) for each in {sorted(modules)}]; "
     program += f"print([each for each in {whole} if each in sys.modules])"
@@ -130,14 +130,14 @@ def test_the_figures_of_topics_come_from_the_store_and_the_counters(store: Messa
 async def test_only_a_known_group_is_shown(broker: Broker) -> None:
     store, groups = broker.store, broker.groups
     request = RecordedRequest(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, commands.EmptyRequest())
-    group_admin.get_all_groups(request, store, groups)
+    group_admin.get_all_subscriptiongroup_config(request, store, groups)
     assert request.answers[0][0].count == 0
     store.consumer_offsets.commit("billing", "orders", 0, 0)
-    group_admin.get_all_groups(request, store, groups)
+    group_admin.get_all_subscriptiongroup_config(request, store, groups)
     assert msgpack.unpackb(request.answers[1][1])[0]["topics"] == ["orders"]
     unknown = RecordedRequest(commands.DELETE_SUBSCRIPTIONGROUP, commands.DeleteGroupRequest("other"))
     with pytest.raises(GroupNotExist):
-        await group_admin.delete_group(unknown, broker.group_admin)
+        await group_admin.delete_subscriptiongroup(unknown, broker.group_admin)
 
 
 def test_one_setting_that_must_not_change_refuses_all() -> None:

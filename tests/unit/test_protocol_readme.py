@@ -16,7 +16,6 @@ import msgpack
 import pytest
 
 from flintmq.broker import filters as parser
-from flintmq.broker.handlers.registry import RULES
 from flintmq.protocol import commands, frames
 from flintmq.protocol.auth.permissions import ANY
 from flintmq.protocol.commands import (
@@ -148,9 +147,13 @@ def _command_list() -> str:
     return _table(
         "code | command | one-way | what it is for",
         [
-            (command.code, f"[{command.name}](#{command.name.lower()})", "yes" if command.one_way else "", purpose)
+            (
+                command.code,
+                f"[{command.name}](#{command.name.lower()})",
+                "yes" if command.one_way else "",
+                command.purpose,
+            )
             for _, command in sorted(COMMANDS.items())
-            for purpose in [PURPOSES[command.name]]
         ],
     )
 
@@ -164,69 +167,10 @@ def _permissions() -> str:
         said = [
             f"{' or '.join(f'`{action}`' for action in need.actions)} on "
             f"{'some' if need.name == ANY else 'the'} {need.kind}"
-            for need in RULES[command.code]({"topic": "t", "group": "g"})
+            for need in command.rule({"topic": "t", "group": "g"})
         ]
         rows.append((f"{command.name}", ", ".join(said) or "–"))
     return _table("command | takes", rows)
-
-
-PURPOSES = {
-    "HELLO": "open a connection",
-    "AUTH": "say who is calling, and prove it",
-    "PRODUCE": "append messages",
-    "PULL": "read a queue from an offset on, waiting for messages if asked to",
-    "POP_MESSAGE": "lease messages of a work queue, waiting for some if asked to",
-    "ACK_MESSAGE": "settle leased messages as handled",
-    "CHANGE_MESSAGE_INVISIBLETIME": "renew leases, or give messages back",
-    "QUERY_BY_KEY": "find messages by a key, newest first",
-    "QUERY_CONSUMER_OFFSET": "read what a group has committed",
-    "UPDATE_CONSUMER_OFFSET": "commit a group's progress",
-    "UPDATE_AND_CREATE_TOPIC": "create a topic or change one",
-    "GET_ALL_TOPIC_CONFIG": "list the topics",
-    "UPDATE_BROKER_CONFIG": "change settings while the broker runs",
-    "GET_BROKER_CONFIG": "list the settings",
-    "GET_BROKER_RUNTIME_INFO": "how the broker is",
-    "SEARCH_OFFSET_BY_TIMESTAMP": "find an offset by store time",
-    "GET_MAX_OFFSET": "where a queue's next message will be",
-    "GET_MIN_OFFSET": "where a queue begins",
-    "GET_EARLIEST_MSG_STORETIME": "when a queue's first message was stored",
-    "VIEW_MESSAGE_BY_ID": "find one message by either form of id",
-    "GET_TOPIC_STATS_INFO": "both ends of all queues of a topic",
-    "GET_CONSUME_STATS": "how far consumer groups are, and what the queues hold",
-    "DELETE_TOPIC_IN_BROKER": "delete a topic",
-    "HEART_BEAT": "join a group, stay in it, and learn what to consume",
-    "UNREGISTER_CLIENT": "leave a group at once",
-    "CONSUMER_SEND_MSG_BACK": "have messages tried again later, or put aside",
-    "NOTIFY_CONSUMER_IDS_CHANGED": "from the broker: the assignment changed",
-    "GET_ALL_SUBSCRIPTIONGROUP_CONFIG": "list the consumer groups",
-    "GET_CONSUMER_CONNECTION_LIST": "who is in a group, who has which queue, how far each is",
-    "DELETE_SUBSCRIPTIONGROUP": "delete a group",
-    "INVOKE_BROKER_TO_RESET_OFFSET": "move a group's progress",
-    "END_TRANSACTION": "commit or roll back a half message",
-    "CHECK_TRANSACTION_STATE": "from the broker: how did this transaction end?",
-    "GET_TRANSACTIONS": "transactions that are open, or were parked",
-    "COMMIT_PREPARED": "commit what attempts prepared, all of it or nothing",
-    "ABORT_PREPARED": "drop what attempts prepared",
-    "GET_PREPARED": "what is prepared, and what is being copied",
-    "GET_DELAY_STATS": "what waits to be delivered later",
-    "GET_TOPICS_STATS": "the figures of many topics",
-    "GET_CONNECTIONS": "who is connected",
-    "CLOSE_CONNECTION": "close a client's connection",
-    "BROWSE_MESSAGES": "a page of a topic across its queues, bodies cut",
-    "GET_RIGHTS": "the caller's user, and what it may do",
-    "GET_QUARANTINE": "damaged ranges of the log, and the lost messages",
-    "REPLICATE": "follow the primary of a replica set",
-    "REPLICATE_LOG": "from the primary: a part of its log",
-    "REPLICATE_TABLE": "from the primary: a table that is not in the log",
-    "REPORT_POSITION": "how far a follower is",
-    "GET_REPLICA_STATUS": "a replica set, its members, and how far each is",
-    "SWITCH_PRIMARY": "hand the leadership of a replica set over",
-    "CHANGE_MEMBERS": "add a member to a replica set, or remove one",
-    "AUTH_CREATE_USER": "adds a user",
-    "AUTH_UPDATE_USER": "gives a user another password or other grants",
-    "AUTH_DELETE_USER": "removes a user",
-    "AUTH_LIST_USER": "who may connect, and what each may do",
-}
 
 
 def _results() -> str:

@@ -1,4 +1,4 @@
-"""Permission rules: what a user needs before a handler gets the request. The table in ``registry`` has one per command.
+"""Permission rules: what a user needs before a handler gets the request. The declaration of each command has one.
 
 A rule reads a frame's undecoded fields. If a field is missing or has a wrong type, the rule needs nothing, because the
 handler refuses such a request before it does anything. If a permission depends on the body, the log or a table
@@ -8,17 +8,12 @@ handler refuses such a request before it does anything. If a permission depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from ...protocol.auth.permissions import ANY, BROKER, CONSUME, GROUP, PUBLISH, TOPIC, Need
-
-if TYPE_CHECKING:
-    from ..requests.request import Request
+from .permissions import ANY, BROKER, CONSUME, GROUP, PUBLISH, TOPIC, Need
 
 Rule = Callable[[Mapping[str, Any]], tuple[Need, ...]]
-Handler = Callable[..., "Coroutine[Any, Any, None] | None"]
-"""Gets a ``Request`` and the parts of the broker that it names. One that may wait is a coroutine function."""
 
 
 def anybody(fields: Mapping[str, Any]) -> tuple[Need, ...]:
@@ -62,31 +57,3 @@ def member(fields: Mapping[str, Any]) -> tuple[Need, ...]:
 
 def _need(actions: tuple[str, ...], kind: str, name: object) -> tuple[Need, ...]:
     return (Need(actions, kind, name),) if type(name) is str and name else ()
-
-
-def guarded(handler: Handler, rule: Rule) -> Handler:
-    """Return ``handler`` for authenticated connections: it is called only if the user has what ``rule`` needs."""
-    if rule is anybody:
-        return handler
-
-    def check_and_handle(request: Request, *services: Any) -> Coroutine[Any, Any, None] | None:
-        access = request.peer.access
-        assert access is not None, "for connections with a user"
-        for need in rule(request.frame.fields):
-            access.check(need)
-        return handler(request, *services)
-
-    return check_and_handle
-
-
-def guarded_produce(produce: Handler) -> Handler:
-    """Return ``guarded(produce, topic(PUBLISH))`` at the cost of one set lookup, because PRODUCE is frequent."""
-
-    def check_and_produce(request: Request, *services: Any) -> None:
-        name, access = request.frame.fields.get("topic"), request.peer.access
-        assert access is not None, "for connections with a user"
-        if type(name) is str and name not in access.publishes:
-            access.check_publish(name)
-        produce(request, *services)
-
-    return check_and_produce
