@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from flintmq.client.cli.main import root
 
 PROGRAM = [sys.executable, "-m", "flintmq.client.cli.main"]
-END_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 120.0
 
 
 @dataclass

@@ -30,7 +30,15 @@ from flintmq.testing.started_broker import DAEMON, LISTENING, broker_environment
 from tests.client_drivers import SYNC, Clients
 from tests.client_drivers import aio_clients as clients_of_aio
 from tests.forked import FORKS, ForkedProcess, ForkServer
-from tests.processes import free_port, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
+from tests.processes import (  # noqa: F401 - hooks
+    free_port,
+    pytest_collection_modifyitems,
+    pytest_deselected,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    pytest_xdist_make_scheduler,
+)
 
 pytest_plugins = ["pytester"]  # runs pytest with the plug-in of flintmq.testing
 
@@ -54,7 +62,8 @@ if not IS_FUZZING:
     providers._get_local_constants = lambda: _NO_CONSTANTS
 
 START_TIMEOUT_S = 100.0
-STOP_TIMEOUT_S = 60.0
+PORT_TRIES = 3
+STOP_TIMEOUT_S = 120.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -146,6 +155,22 @@ class Brokers:
         The broker is forked from a process that has loaded the daemon (``tests/forked.py``); with an ``environment`` or
         a ``program`` it is started as users start it, which takes a second more.
         """
+        for _ in range(PORT_TRIES - 1):
+            try:
+                return self._start(*options, store=store, settings=settings, environment=environment, program=program)
+            except AssertionError as refusal:  # another test run took the port after it was found free
+                if "--listen" in options or "cannot listen there" not in str(refusal):
+                    raise
+        return self._start(*options, store=store, settings=settings, environment=environment, program=program)
+
+    def _start(
+        self,
+        *options: str,
+        store: Path | None,
+        settings: dict[str, Any] | None,
+        environment: dict[str, str] | None,
+        program: Sequence[str] | None,
+    ) -> RunningBroker:
         number = len(self._started)
         store = store or self._folder / f"store-{number}"
         log_path = self._folder / f"broker-{number}.log"
@@ -352,7 +377,7 @@ def connect() -> Iterator[ConnectionFactory]:
     """Return ``connect(broker, hello=True)``, which opens a connection and says HELLO unless told otherwise."""
     opened: list[RawConnection] = []
 
-    def open_connection(running: RunningBroker, hello: bool = True, timeout: float = 60.0) -> RawConnection:
+    def open_connection(running: RunningBroker, hello: bool = True, timeout: float = 120.0) -> RawConnection:
         sock = socket.create_connection((running.host, running.port), timeout=timeout)
         if running.tls is not None:
             sock = running.tls.wrap_socket(sock, server_hostname=running.host)

@@ -24,7 +24,7 @@ from tests.tls_tools import Certificate
 ROOT = Path(__file__).parents[1]
 INSTALLED = ROOT / ".venv" / "etcd" / "usr" / "bin" / "etcd"
 """Where scripts/lib/etcd.sh unpacks Debian's package."""
-START_S = 60.0
+START_S = 120.0
 
 
 def etcd_program() -> str:

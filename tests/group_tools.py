@@ -14,8 +14,10 @@ from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HEART_BEAT, UNREGI
 from flintmq.protocol.errors import ConnectionFailed, NotPrimary
 from tests.conftest import Answer, RawConnection
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 """Longer than anything takes that works, also beside other work: it is the time after which a test fails."""
+SOON_S = 9.0
+"""Less than a call takes that does not end when its own short time is over: clients wait ten seconds by default."""
 UNREACHABLE = (OSError, EOFError, ConnectionFailed, NotPrimary)
 """Errors of a server that starts, opens its store again, or does not lead."""
 

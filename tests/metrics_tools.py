@@ -12,7 +12,7 @@ from tests.conftest import RunningBroker
 
 Labels: TypeAlias = frozenset[tuple[str, str]]
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 def metrics_port(broker: RunningBroker) -> int:

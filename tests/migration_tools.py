@@ -19,7 +19,7 @@ from tests.group_tools import until
 from tests.store_tools import Sent, append, dispatch, open_store, plain
 from tests.tools_runs import TIMEOUT_S, command
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Following:

@@ -1,4 +1,6 @@
-"""Resources that test processes share: the order of the tests, slow ones first, and the ports of brokers."""
+"""What test processes share: the order of the tests, slow ones first, those left out, those that failed beside others,
+and the ports of brokers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import itertools
 import os
 import random
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,11 @@ PORTS = range(10_000, 15_000, 2)
 """Ports of brokers, each followed by the port of its metrics. They are below the system's ephemeral ports, ten thousand
 of which one test uses, so that a restarted broker finds its port free. The fault harness uses those from 15,000 on."""
 SPARK_FOLDER = Path(__file__).parent / "spark"
+UNSTABLE = os.environ.pop("FLINTMQ_UNSTABLE", "")
+"""File that gets the names of tests that failed beside others and passed alone; empty: such a test fails the run."""
+UNSTABLE_MAX = 3
+_LEFT_OUT = pytest.StashKey[int]()
+_LEFT_OUT_KEY = "flintmq_left_out"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,6 +45,46 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "spark" if file.startswith("tests/spark/") else file
 
     return ByFile(config, log)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count the long tests that are left out."""
+    for item in items:
+        if item.get_closest_marker("long") is not None:
+            item.config.stash[_LEFT_OUT] = item.config.stash.get(_LEFT_OUT, 0) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Learn from a worker process how many tests it left out; each worker collects all tests."""
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get(_LEFT_OUT_KEY, 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many long tests were left out."""
+    if count := config.stash.get(_LEFT_OUT, 0):
+        terminalreporter.write_line(f"{count} long tests were left out: ./scripts/test-long runs them")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Run a few tests that failed again, alone, if ``UNSTABLE`` is set: others on a busy machine may be the cause."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_LEFT_OUT_KEY] = session.config.stash.get(_LEFT_OUT, 0)
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not UNSTABLE or exitstatus != pytest.ExitCode.TESTS_FAILED or reporter is None:
+        return
+    failed = sorted({report.nodeid for kind in ("failed", "error") for report in reporter.stats.get(kind, ())})
+    with open(UNSTABLE, "a+", encoding="utf-8") as file:
+        file.seek(0)
+        if len(file.readlines()) + len(failed) > UNSTABLE_MAX:
+            return
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *failed]
+        again = subprocess.run(command, cwd=session.config.rootpath, capture_output=True, text=True)
+        reporter.write_line(f"\nagain, alone:\n{again.stdout}{again.stderr}")
+        if again.returncode == 0:
+            session.exitstatus = pytest.ExitCode.OK
+            file.writelines(f"{name}\n" for name in failed)
 
 
 def _own_ports() -> Iterator[int]:

@@ -18,7 +18,7 @@ from flintmq.protocol.storage.record import Record, decode_record
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.processes import free_port
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 GROUP = "test-producers"
 _LENGTH = struct.Struct(">I")
 _BATCH_HEAD = struct.Struct(">iiiii")

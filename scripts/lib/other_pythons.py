@@ -1,11 +1,8 @@
-"""Runs tests with each other Python of the machine, in an environment of its own with every extra that it can have.
+"""Runs tests with another Python of the machine, in an environment of its own with every extra that it can have.
 
-    python scripts/lib/other_pythons.py [PYTHON…]
-
-Without arguments it takes one CPython of each minor version that FlintMQ supports, except that of ``.venv``, whose
-tests `scripts/test` runs; and the oldest release of the oldest minor version, which has the least in its standard
-library: Debian's, for example. It uses only the standard library. An extra without wheels for a Python is left out by
-name. Exit code 1: a test failed, or a Python that pyproject.toml lists cannot be tested.
+The others are one CPython of each minor version that FlintMQ supports, except that of ``.venv``, whose tests
+`scripts/test` runs; and the oldest release of the oldest minor version, which has the least in its standard library:
+Debian's, for example. An extra without wheels for a Python is left out by name.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from lib import environment  # noqa: E402
-from lib.interpreters import NoInterpreter, interpreters  # noqa: E402
+from lib.interpreters import interpreters  # noqa: E402
 
 PROCESSES = 3
 """As in `scripts/test`: many tests wait for brokers."""
@@ -50,11 +46,6 @@ NOT_OF_PYTHON = "docsite how_to_change kernel_interpreted links release_files sh
 """Unit tests of documents, style and scripts, which are the same with each Python, and one that takes long."""
 NO_WHEEL = re.compile(r"No matching distribution found for (.+)|Cannot install (.+?) because|(\S+) has no wheel")
 """Messages of pip and uv about a package that this Python cannot have."""
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(f"test-pythons: {text}", flush=True)
 
 
 class CannotTest(Exception):
@@ -114,6 +105,7 @@ def tested(python: str, folder: Path) -> dict[str, str]:
     if run([folder / "bin" / "flintmq-broker", "warm"], folder):
         raise CannotTest("its kernels cannot be compiled")
     options = ["-q", "-rs", "-p", "no:cacheprovider", "--numprocesses", str(PROCESSES), "--no-loadscope-reorder"]
+    options += ["-m", "not long"]
     options += [f"--ignore=tests/unit/test_{name}.py" for name in NOT_OF_PYTHON]
     options += [f"--ignore-glob=*/test_{name}*" for extra in left_out for name in OF_EXTRAS.get(extra, ())]
     if code := run([folder / "bin" / "python", "-m", "pytest", *options, *TESTS], folder):
@@ -125,6 +117,25 @@ def is_listed(release: str) -> bool:
     """Return whether pyproject.toml lists the minor version of a release as supported."""
     minor = release.rpartition(".")[0]
     return f"Programming Language :: Python :: {minor}" in environment.pyproject()["project"]["classifiers"]
+
+
+def other_pythons() -> dict[str, str]:
+    """Return the path of each other Python of the machine by its release, the oldest first."""
+    return others(interpreters(), environment.environment_release())
+
+
+def test(release: str, python: str) -> int:
+    """Test one Python and print what was left out; return the exit code. A Python that pyproject.toml does not list
+    may lack a package."""
+    try:
+        left_out = tested(python, ROOT / ".venv" / "pythons" / release)
+    except CannotTest as error:
+        is_newer = isinstance(error, NoWheel) and not is_listed(release)
+        print(f"Python {release}: {'NOT TESTED' if is_newer else 'FAILED'}: {error}", flush=True)
+        return int(not is_newer)
+    for name, reason in left_out.items():
+        print(f"Python {release}: WITHOUT the extra {name!r}: {reason}", flush=True)
+    return 0
 
 
 def others(found: dict[str, str], tested: str) -> dict[str, str]:
@@ -141,36 +152,3 @@ def others(found: dict[str, str], tested: str) -> dict[str, str]:
 
 def _numbers(release: str) -> list[int]:
     return [int(number) for number in release.split(".")]
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Test each Python; return the exit code."""
-    try:
-        found = interpreters(arguments)
-    except NoInterpreter as error:
-        say(str(error))
-        return 2
-    if not arguments and environment.environment_fits():
-        found = others(found, environment.environment_release())
-    if not found:
-        say("this machine has no other Python that FlintMQ supports")
-    outcomes, failed = [], False
-    for version, python in found.items():
-        say(f"Python {version} ({python})")
-        started = time.monotonic()
-        try:
-            left_out = tested(python, ROOT / ".venv" / "pythons" / version)
-        except CannotTest as error:
-            is_newer = isinstance(error, NoWheel) and not is_listed(version)
-            failed |= not is_newer
-            outcomes.append(f"Python {version}: {'NOT TESTED' if is_newer else 'FAILED'}: {error}")
-            continue
-        outcomes.append(f"Python {version}: passed in {time.monotonic() - started:.0f} s")
-        outcomes += [f"Python {version}: WITHOUT the extra {name!r}: {reason}" for name, reason in left_out.items()]
-    for outcome in outcomes:
-        say(outcome)
-    return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

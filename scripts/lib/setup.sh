@@ -20,3 +20,11 @@ set_up_environment() {
     # Compiling takes about half a minute, once; later starts use the cache.
     "$root/.venv/bin/flintmq-broker" warm || exit 1
 }
+
+set_up_tests() {
+    set_up_environment all
+    . "$root/scripts/lib/browser.sh"
+    install_browser
+    . "$root/scripts/lib/etcd.sh"
+    install_etcd
+}

@@ -231,7 +231,7 @@ async def test_a_flood_leaves_the_live_view_small(browser: Browser, console: str
     await page.context.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=35)
 async def test_half_a_minute_of_a_flood_leaves_the_page_small_and_quick(
     browser: Browser, console: str, running: RunningBroker
 ) -> None:

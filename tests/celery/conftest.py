@@ -24,7 +24,7 @@ from tests.conftest import RunningBroker
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 REQUIREMENTS = HERE / "requirements.txt"
-READY_SECONDS = 60
+READY_SECONDS = 120
 
 
 @pytest.fixture(scope="session")

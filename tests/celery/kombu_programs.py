@@ -29,7 +29,7 @@ from flintmq.client import (
 from flintmq.client import Producer as FlintProducer
 from flintmq.client.celery.readers import PENDING_MAX
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 URL = os.environ["BROKER"]
 ADDRESS = URL.split("//")[1].rpartition("@")[2]
 

@@ -7,7 +7,7 @@ import sys
 from celery import chain, chord, group
 from tasks import add, again, app, crash, hesitate, refuse, total, work
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 
 
 def canvas() -> None:

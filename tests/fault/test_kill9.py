@@ -20,7 +20,7 @@ from flintmq.broker.store import MessageStore
 from tests.fault.kill_writer import QUEUES, TOPICS, message
 from tests.store_tools import HOST, SMALL, Sent, assert_found, kill, matches, pull_all
 
-ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "15"))
+ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "6"))
 SEED = int(os.environ.get("FLINTMQ_SEED", "1"))
 
 

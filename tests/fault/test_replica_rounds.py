@@ -20,7 +20,7 @@ from tests.fault.harness.mounts import LoopExt4, NotHere
 from tests.fault.harness.replica_hosts import MEMBERS, ReplicaHosts, SetOnHosts, member_disks, replica_hosts
 from tests.fault.harness.replica_rounds import ReplicaCampaign, ReplicaTally
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long(seconds=135)
 
 SEED = os.environ.get("FLINTMQ_SEED", "20261124")
 

@@ -56,7 +56,7 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([RUN, *arguments], capture_output=True, text=True, timeout=timeout, env=os.environ)
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=120)
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_every_requested_case_gives_its_figures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     stores = tmp_path / "stores"
@@ -80,7 +80,7 @@ def test_every_requested_case_gives_its_figures_and_leaves_nothing_behind(tmp_pa
     assert list(stores.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=45)
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_the_growth_case_gives_tables_and_a_plot_and_says_what_it_left_out(tmp_path: Path) -> None:
     stores, json_file, plot_file = tmp_path / "stores", tmp_path / "figures.json", tmp_path / "growth.svg"
@@ -108,7 +108,6 @@ def test_an_unknown_case_is_refused_and_the_known_cases_are_listed() -> None:
     assert "end-to-end" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(SPARK_TIMEOUT_S + 10)
 @pytest.mark.skipif("FLINTMQ_BENCH_SPARK" not in os.environ, reason="takes minutes; set FLINTMQ_BENCH_SPARK to run it")
@@ -128,6 +127,7 @@ def test_the_spark_cases_give_figures_for_both_brokers(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long(seconds=15)
 @pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="pyspark is not installed")
 def test_the_decode_case_decodes_every_row(tmp_path: Path) -> None:
     json_file = tmp_path / "figures.json"

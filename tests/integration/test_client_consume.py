@@ -27,7 +27,7 @@ from flintmq.client import (
     QueueNotExist,
     TopicNotExist,
 )
-from tests.group_tools import fill
+from tests.group_tools import SOON_S, WAIT_SECONDS, fill
 from tests.overload_tools import soon
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ class TestPull:
         producer.send(Message(topic, b"first"), queue=0)
         began = time.monotonic()
         assert not consumer.pull(topic, 0, 1, wait_ms=200)
-        assert 0.15 < time.monotonic() - began < 5
+        assert 0.15 < time.monotonic() - began < SOON_S
         timer = threading.Timer(0.3, producer.send, [Message(topic, b"second")], {"queue": 0})
         timer.start()
         began = time.monotonic()
         batch = consumer.pull(topic, 0, 1, wait_ms=20_000)
         timer.join()
         assert batch.bodies() == [b"second"]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON_S
 
     def test_tags_are_compared_exactly(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         # "Aa" and "BB" have the same Java hash.
@@ -155,7 +155,7 @@ class TestPull:
             for waiting in (held, followed):
                 with pytest.raises(ClientClosed):
                     waiting.result(60)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < SOON_S
         consumer.close()
         with pytest.raises(ClientClosed):
             consumer.pull(topic, 0, 0)
@@ -210,10 +210,10 @@ class TestIter:
         began = time.monotonic()
         timer = threading.Timer(0.2, producer.send, [Message(topic, b"new")])
         timer.start()
-        until = datetime.now(UTC) + timedelta(seconds=0.8)
+        until = datetime.now(UTC) + timedelta(seconds=2)
         assert len(list(consumer.iter(topic, until=until))) == 21
         timer.join()
-        assert 0.7 < time.monotonic() - began < 10
+        assert 1.9 < time.monotonic() - began < WAIT_SECONDS
 
     def test_offsets_by_queue(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         fill(producer, topic, 40)

@@ -116,6 +116,7 @@ class Timed:
         """
         self.send(f"{name}: level", delay_level=1)
         self.send(f"{name}: timed", delay=timedelta(seconds=2))
+        self.clock.passes(2)
         return {body for body in self.wait_for(f"{name}: level", f"{name}: timed") if ": " not in body}
 
     def assert_times_go_on(self, *, once: bool) -> None:

@@ -94,7 +94,7 @@ def test_a_filled_broker(broker: BrokerFactory, connect: ConnectionFactory) -> N
         check(client, running, of_filled)
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=20)
 def test_a_million_messages_and_a_thousand_topics(broker: BrokerFactory, connect: ConnectionFactory) -> None:
     running = broker("--flush", "async", settings={"store.commitlog_file_bytes": 256 << 20})
     fill(running, connect, 1_000_000)

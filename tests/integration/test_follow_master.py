@@ -36,7 +36,7 @@ from tests.migration_tools import (
 )
 from tests.store_tools import SMALL, UnsyncedFiles, append, assert_holds, dispatch, kill, plain, pull_all, put, reopen
 
-ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "6"))
+ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "3"))
 
 
 @pytest.fixture(autouse=True)

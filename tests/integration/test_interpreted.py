@@ -17,7 +17,7 @@ FILES = ("test_kill9.py", "test_delay_kill9.py")
 """They produce and pull, beside snapshots, orderly stops and recoveries, and messages that wait."""
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=60)
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(INTERPRETED, reason="this is that run")
 def test_a_broker_with_interpreted_kernels_keeps_acknowledged_messages() -> None:

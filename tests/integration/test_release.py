@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long(seconds=220), pytest.mark.timeout(1500)]
 
 
 def test_a_dry_run_builds_the_files_and_tries_them(tmp_path: Path) -> None:

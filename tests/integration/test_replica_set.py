@@ -106,6 +106,7 @@ def test_an_operator_sees_and_changes_the_set(replicas: ReplicaSet, tmp_path: Pa
     replicas.wait_in_sync("a", "b", "c")
 
 
+@pytest.mark.long(seconds=15)
 def test_the_demonstration_loses_nothing(etcd: EtcdServer) -> None:
     command = [sys.executable, "-P", "-m", "flintmq.scripts.examples.replica_set", "--kills", "1", "--seconds", "0.5"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from tests.tools_runs import tool
 
 EVERY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 SOON = {"retention.file_reserved_hours": 0, "retention.delete_when": EVERY_HOUR, "retention.check_interval_ms": 20}
-LONG_S = 60.0
+LONG_S = 120.0
 HOUR_MS = 3_600_000
 NO_DISK_RULE = {"retention.headroom_bytes": 0}
 """The use of the machine's disk does not count."""

@@ -269,6 +269,7 @@ def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
     return appended
 
 
+@pytest.mark.long(seconds=15)
 def test_each_broker_continues_after_the_other_stopped(
     writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
 ) -> None:
@@ -344,6 +345,7 @@ def test_while_flintmq_writes_rocketmq_refuses_the_store_and_nothing_is_lost(
     assert_flintmq_has(store, writing.acknowledged)
 
 
+@pytest.mark.long(seconds=15)
 def test_messages_written_after_rocketmq_refused_the_store_survive_a_stop(
     rocketmq: RocketMQFactory, tmp_path: Path
 ) -> None:
@@ -383,6 +385,7 @@ def assert_flintmq_has(store: Path, messages: list[Message]) -> None:
     flint.close()
 
 
+@pytest.mark.long(seconds=15)
 def test_a_whole_rocketmq_serves_its_own_clients_from_the_store(
     writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from flintmq.client import Admin, Consumer, Message, Producer
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.integration.rocketmq.harness import ROCKETMQ_SETTINGS, RocketMQ, class_path
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long(seconds=75), pytest.mark.java, pytest.mark.timeout(600)]
 
 TOPIC = "orders"
 SIZES = {
@@ -27,7 +27,7 @@ SIZES = {
     "store.index_slots": ROCKETMQ_SETTINGS["maxHashSlotNum"],
     "store.index_entries": ROCKETMQ_SETTINGS["maxIndexNum"],
 }
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 class Turns:

@@ -124,6 +124,7 @@ def table_of(store: Path, name: str) -> dict[str, Any]:
     return table
 
 
+@pytest.mark.long(seconds=20)
 def test_a_synchronous_master_counts_the_follower(master: Masters, tmp_path: Path) -> None:
     rocketmq = master(brokerRole="SYNC_MASTER", inSyncReplicas=2, slaveTimeout=500)
     assert status_of(rocketmq, "alone") != "SEND_OK"
@@ -139,6 +140,7 @@ def status_of(master: RocketMQ, body: str) -> str:
     return status
 
 
+@pytest.mark.long(seconds=20)
 def test_delayed_and_timed_messages_are_delivered_once(master: Masters, broker: BrokerFactory, tmp_path: Path) -> None:
     rocketmq = master()
     store = tmp_path / "store"
@@ -166,6 +168,7 @@ def timer_check_ms(store: Path) -> int:
     return int.from_bytes(path.read_bytes()[:8], "big") if path.exists() else 0
 
 
+@pytest.mark.long(seconds=20)
 def test_a_master_without_its_oldest_files_is_followed_from_where_its_log_begins(
     master: Masters, tmp_path: Path
 ) -> None:
@@ -185,6 +188,7 @@ def test_a_master_without_its_oldest_files_is_followed_from_where_its_log_begins
     assert tool("verify", store).code == 0
 
 
+@pytest.mark.long(seconds=20)
 def test_a_master_that_is_killed_and_starts_again_is_followed_on(master: Masters, tmp_path: Path) -> None:
     rocketmq = master()
     with follow(rocketmq, tmp_path) as running:

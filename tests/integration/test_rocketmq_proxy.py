@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import BrokerFactory
 from tests.integration.rocketmq.harness import class_path
 from tests.integration.rocketmq_proxy.proxy import FOLDER, SHORT_CASES, Row, prepare, run_cases, running_proxy
@@ -18,6 +20,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.long(seconds=90)
 def test_the_grpc_client_works_through_the_proxy(broker: BrokerFactory, tmp_path: Path) -> None:
     classes = class_path(FOLDER)
     gateway = RemotingBroker(broker, SETTINGS)

@@ -33,7 +33,7 @@ FLINTMQ_SETTINGS = {**SIZES, "server.name": "broker", "flush.checkpoint_interval
 ROCKETMQ_SETTINGS = {"enableRetryTopicV2": "true", "flushConsumerOffsetInterval": 200, "reviveInterval": 200}
 COMMIT, ROLLBACK = 8, 12
 HELD_MS, SHORT_MS = 600_000, 500
-PATIENCE_S = 60
+PATIENCE_S = 120
 _numbers = itertools.count()
 
 
@@ -231,6 +231,7 @@ class Turns:
             running.kill()
 
 
+@pytest.mark.long(seconds=60)
 @pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("release", RELEASES)
 def test_each_broker_continues_where_the_other_was(

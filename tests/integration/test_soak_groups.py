@@ -31,7 +31,7 @@ def soak(*options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=25)
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_acknowledged_messages_are_handled_in_order_over_stops_and_kills() -> None:
     said = soak("--restart-every", "4", "--change-every", "0.7")
@@ -42,7 +42,7 @@ def test_acknowledged_messages_are_handled_in_order_over_stops_and_kills() -> No
     assert "group concurrent: every one handled" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=25)
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_without_kills_every_message_is_handled_once_although_members_come_and_go_and_listeners_fail() -> None:
     said = soak("--calm", "--change-every", "0.5")

@@ -258,7 +258,7 @@ class TestMutual:
             mine = authority.issue("client", "client.example")
             shutil.copy(mine.key, theirs.key)
             shutil.copy(mine.certificate, theirs.certificate)
-            admin.topics(timeout=10)
+            admin.topics(timeout=60)
 
 
 class TestNewCertificates:

@@ -24,7 +24,7 @@ from tests.store_tools import copy_store, unpack_rocketmq
 
 COUNT = 12_000
 TOPICS = ("orders", "payments", "mails")
-MARK_TIMEOUT_S = 60.0
+MARK_TIMEOUT_S = 120.0
 FILE_BYTES = SMALL_FILES["store.commitlog_file_bytes"]
 
 Read = Callable[..., Any]

@@ -64,7 +64,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=140)
 @pytest.mark.timeout(600)
 def test_a_killed_worker_and_a_restarted_broker_change_nothing(
     spark: Any, spark_environment: dict[str, str], broker: BrokerFactory, tmp_path: Path

@@ -184,6 +184,7 @@ class Copying:
             self.process.communicate()
 
 
+@pytest.mark.long(seconds=60)
 @pytest.mark.timeout(TIMEOUT_S)
 def test_each_row_is_there_exactly_once_after_any_kill(
     spark_environment: dict[str, str], broker: BrokerFactory, tmp_path: Path

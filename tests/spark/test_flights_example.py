@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FLIGHTS = 3000
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 LONG_S = 150.0
 LATE_FLIGHT = {
     "time_hour": "2013-03-02T10:00:00Z",
@@ -95,6 +95,7 @@ def test_results_equal_the_csv_and_late_or_invalid_rows_are_counted(
     assert verify(spark, pipeline, csv).repeated_alerts == 0
 
 
+@pytest.mark.long(seconds=25)
 def test_small_batches_drop_nothing(spark: SparkSession, pipeline: Pipeline, csv: Path) -> None:
     lateness = timedelta(days=1)
     small = Pipeline(
@@ -158,6 +159,7 @@ def start_count(pipeline: Pipeline, environment: dict[str, str], *options: str) 
     )
 
 
+@pytest.mark.long(seconds=50)
 def test_after_a_kill_the_next_run_continues_and_the_results_are_exact(
     spark: SparkSession, spark_environment: dict[str, str], pipeline: Pipeline, csv: Path
 ) -> None:

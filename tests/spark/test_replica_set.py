@@ -33,6 +33,7 @@ def replicas(tmp_path: Path) -> Iterator[ReplicaSet]:
         brokers.stop_all()
 
 
+@pytest.mark.long(seconds=30)
 def test_a_copy_is_there_exactly_once_after_a_failover(spark: Any, replicas: ReplicaSet, tmp_path: Path) -> None:
     with Admin(replicas.bootstrap) as admin, Producer(replicas.bootstrap) as producer:
         for topic in ("in", "out"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -30,21 +31,29 @@ def test_stable():
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Make a folder with ``.ci/run`` and a test command that runs pytest itself."""
+    """Make a folder with ``.ci/run``, a test command that runs pytest itself, and the hooks of the tests."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "conftest.py").write_text("from processes import *\n")
+    shutil.copy(ROOT / "tests" / "processes.py", tmp_path)
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "test").write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest -c pytest.ini "$@"\n')
+    (tmp_path / "scripts" / "test").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m pytest -c pytest.ini -p xdist "$@"\n'
+    )
     (tmp_path / "scripts" / "test").chmod(0o755)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    long: slow\n    slow: slow\n")
     return tmp_path
 
 
 def run(checkout: Path) -> subprocess.CompletedProcess[str]:
     """Run ``.ci/run`` on one test file; arguments leave out the other Pythons."""
-    return subprocess.run([".ci/run", "test_it.py"], cwd=checkout, capture_output=True, text=True, timeout=240)
+    return command(checkout, ".ci/run", "test_it.py")
+
+
+def command(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command without the plug-ins that happen to be installed, which take seconds to load."""
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(arguments, cwd=checkout, capture_output=True, text=True, timeout=240, env=environment)
 
 
 def test_at_most_three_tests_that_pass_alone_are_accepted_and_named(checkout: Path) -> None:
@@ -53,12 +62,22 @@ def test_at_most_three_tests_that_pass_alone_are_accepted_and_named(checkout: Pa
     assert done.returncode == 0, done.stdout
     head, *names = done.stdout.splitlines()[-4:]
     assert head == "unstable: failed beside others, passed alone"
-    assert "    test_it.py::test_unstable[a b]" in names
+    assert "test_it.py::test_unstable[a b]" in names
     assert len(set(names)) == 3
     assert (checkout / "runs").read_text() == "x"
     done = run(checkout)
     assert done.returncode == 0
     assert "unstable" not in done.stdout
+
+
+@pytest.mark.parametrize("processes", [[], ["--numprocesses", "2"]], ids=["one-process", "two-processes"])
+def test_the_long_tests_that_are_left_out_are_counted(checkout: Path, processes: list[str]) -> None:
+    long = "@pytest.mark.long\n@pytest.mark.parametrize('number', [1, 2])\ndef test_long(number):\n    ...\n"
+    (checkout / "test_it.py").write_text(f"import pytest\n{long}\ndef test_short():\n    ...\n")
+    done = command(checkout, "scripts/test", *processes, "-m", "not long")
+    assert "2 long tests were left out: ./scripts/test-long runs them\n" in done.stdout
+    done = command(checkout, "scripts/test", "-m", "long")
+    assert "left out" not in done.stdout
 
 
 @pytest.mark.parametrize(

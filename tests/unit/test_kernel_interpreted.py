@@ -19,7 +19,7 @@ from flintmq.protocol.storage.arrays.jit import INTERPRETED
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=30)
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(INTERPRETED, reason="this is that run")
 def test_no_kernel_leaves_its_arrays_and_all_do_the_same_interpreted() -> None:

@@ -14,7 +14,7 @@ from flintmq.broker.app.output import ServiceManager
 
 def listen(address: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    sock.settimeout(5)
+    sock.settimeout(60)
     sock.bind(address)
     return sock
 

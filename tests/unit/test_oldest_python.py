@@ -1,6 +1,7 @@
 """The code needs nothing that the oldest patch release of a supported Python lacks.
 
-``scripts/test-pythons`` runs these and other tests with that release. What a linter knows is the minor version alone.
+``scripts/test-long python-oldest`` runs these and other tests with that release. What a linter knows is the minor
+version alone.
 """
 
 from __future__ import annotations

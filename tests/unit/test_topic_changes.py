@@ -18,7 +18,7 @@ from flintmq.broker.store.tables.topic_table import TopicTable
 from flintmq.protocol.errors import BrokerError
 from tests.store_tools import open_store
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class StoppingFiles(Files):

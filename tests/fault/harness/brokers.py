@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[3]
-END_S_MAX = 60.0
+END_S_MAX = 120.0
 """Longest time that a broker may take to start or to end; far more than it needs."""
 PORTS = range(15_000, 30_000)
 """Ports below the system's ephemeral range, so that a port is still free when the broker comes back."""

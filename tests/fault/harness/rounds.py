@@ -26,7 +26,7 @@ from .load import Load
 from .points import POINTS
 from .tally import Tally
 
-FIRE_S_MAX = 40.0
+FIRE_S_MAX = 80.0
 """Time after which a fault that has not happened never will."""
 LOOKED_UP = 8
 """Number of messages looked up by key and id in each round."""
@@ -50,7 +50,7 @@ ERRORS_NTH_MAX = {
 }
 """Number of calls of each operation that a short load makes at least."""
 EXIT_REFUSED, EXIT_FATAL = 1, 70
-SAID_WITHIN_S = 60.0
+SAID_WITHIN_S = 120.0
 """Time within which a start logs the damage that it found."""
 PROGRESS_MESSAGES = 30
 """A broker that has acknowledged so many more messages is working."""

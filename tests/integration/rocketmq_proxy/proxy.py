@@ -21,7 +21,7 @@ CASES = ("normal", "again", "renewed", "push", "fifo", "delay", "transaction", "
 """All cases of ``GrpcDriver``; the broker must ask producers after ``transactions.timeout_ms`` of a few seconds."""
 SHORT_CASES = ("normal", "push", "fifo", "delay", "transaction", "dead")
 CASES_SECONDS_MAX = 400.0
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 120.0
 CLIENT_JAR = "rocketmq-client-java"
 STARTED = "rocketmq-proxy startup successfully"
 MESSAGE_TYPES = ("normal", "fifo", "delay", "transaction")
