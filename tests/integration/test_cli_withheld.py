@@ -1,4 +1,4 @@
-"""``check`` and ``status`` for users who may see the broker; ``tests/transcripts/withheld.txt`` is of one who may not."""
+"""``check`` and ``status`` for users who may see the broker; a transcript, ``withheld``, is of one who may not."""
 
 from __future__ import annotations
 
