@@ -108,6 +108,11 @@ class RowLayout:
 _LAYOUTS: dict[type[Any], RowLayout] = {}
 
 
+def row_classes() -> list[type[Any]]:
+    """Return all row classes that were imported, in the order of their definition."""
+    return list(_LAYOUTS)
+
+
 def layout_of(cls: type[Any]) -> RowLayout:
     """Return the columns of a row class."""
     return _LAYOUTS[cls]

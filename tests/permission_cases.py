@@ -8,10 +8,12 @@ from typing import Any
 import msgpack
 
 from flintmq.protocol import commands
-from flintmq.protocol.auth.permissions import ACTIONS
+from flintmq.protocol.auth.permissions import ACTIONS, BROKER
+from flintmq.protocol.auth.rules import anybody
 from flintmq.protocol.auth.scram import ITERATIONS_MIN, make_verifier
 from flintmq.protocol.auth.users import verifier_row
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, RECEIPT_STRUCT, Command
+from flintmq.protocol.fields import fields_of
 from tests.conftest import RawConnection
 from tests.security_tools import PASSWORD
 
@@ -174,6 +176,29 @@ CASES = [
     Case(commands.AUTH_UPDATE_USER, ADMIN, {"user": "changed-user"}, msgpack.packb({"grant": []})),
     Case(commands.AUTH_DELETE_USER, ADMIN, {"user": "removed-user"}),
     Case(commands.AUTH_LIST_USER, ADMIN),
+]
+
+
+def _case_of(command: Command) -> Case:
+    """Return the case of a command that needs only what its declaration says, for its topic and its group."""
+    fields = {name: value for name, value in (T | G).items() if name in fields_of(command.request).rules}
+    needs = command.rule(fields)
+    return Case(
+        command,
+        [
+            {"actions": [need.actions[0]], "broker": True}
+            if need.kind == BROKER
+            else on(need.kind, need.name, need.actions[0])
+            for need in needs
+        ],
+        fields,
+    )
+
+
+CASES += [
+    _case_of(command)
+    for command in commands.COMMANDS.values()
+    if command.rule is not anybody and command not in {case.command for case in CASES}
 ]
 """Commands whose rule is ``anybody`` are not here: ``test_permissions.py`` tests what they show."""
 

@@ -33,8 +33,8 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ...protocol.storage.layout import RECORD
+from ..delivery.groups.retry import RetryPolicy
 from ..delivery.old_retries import OldRetries, is_alone
-from ..delivery.pop.redelivery import ReturnRule
 from ..delivery.pop.service import ALL_QUEUES, WaitEnd
 from ..delivery.pop.table import QueueKey, Take
 from ..delivery.topic_changes import check_has_messages, check_readable
@@ -486,7 +486,7 @@ def _records(pulled: PullResult) -> tuple[list[int], list[memoryview]]:
 # ---- Work queues: POP_MESSAGE, ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME. RocketMQ's requests use the same
 # service.
 
-NOT_COUNTED = ReturnRule(counts=False)
+NOT_COUNTED = RetryPolicy(is_attempt=False)
 
 
 def pop_message(request: Request, broker: Broker, pops: PopService) -> None:

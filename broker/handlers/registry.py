@@ -44,8 +44,8 @@ Served: TypeAlias = "tuple[Handler, Services]"
 """A handler, and the parts that it gets."""
 
 _OF_REQUEST = frozenset({"broker", "gateway"})
-"""Names that are attributes of the request: the whole broker, which only reports on all of it need, and the gateway for
-RocketMQ's clients."""
+"""Parameters that are looked up on the request itself: the whole broker, which handlers of messages and reports on all
+of it take, and the gateway for RocketMQ's clients."""
 
 
 def services_of(handler: Handler) -> Services:

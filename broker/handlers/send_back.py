@@ -11,8 +11,7 @@ from ...protocol.errors import DelayIllegal, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import DELAY_LEVEL_MAX
-from ..delivery.groups.retry import SendBack
-from ..delivery.pop.redelivery import ReturnRule
+from ..delivery.groups.retry import RetryPolicy, SendBack
 from .pop import receipts_in
 
 if TYPE_CHECKING:
@@ -30,12 +29,12 @@ async def consumer_send_msg_back(request: Request, retries: RetryService, pops: 
     check_name("group", params.group)
     if params.delay_level > DELAY_LEVEL_MAX:
         raise DelayIllegal(f"delay_level must be at most {DELAY_LEVEL_MAX}, got {params.delay_level}")
+    policy = RetryPolicy(params.delay_level, params.retry_times_max, params.member)
     # Only popped messages come with their topic: the body has receipts instead of offsets.
     if params.topic:
         receipts = receipts_in(request, pops, params.group, params.topic, params.count)
-        rule = ReturnRule(params.delay_level, params.retry_times_max, params.member)
         request.deferred.check_may_wait()
-        valid, retried, dead = await pops.give_back(receipts, params.reason_of_each(), rule)
+        valid, retried, dead = await pops.give_back(receipts, params.reason_of_each(), policy)
         request.respond(SendMessageBackAnswer(retried=retried, dead=dead), bytes(valid))
         return
     body = bytes(request.frame.body)
@@ -44,15 +43,8 @@ async def consumer_send_msg_back(request: Request, retries: RetryService, pops: 
             f"expected {params.count * PHYSICAL_OFFSET_STRUCT.size} bytes of body for {params.count} physical "
             f"offsets, got {len(body)}"
         )
-    messages = SendBack(
-        params.group,
-        [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)],
-        params.delay_level,
-        params.retry_times_max,
-        params.reason_of_each(),
-        params.member,
-        params.epoch,
-    )
+    offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
+    messages = SendBack(params.group, offsets, policy, params.reason_of_each(), params.epoch)
     retried, dead = await retries.store_again(request, messages, consumed_by(request))
     request.respond(SendMessageBackAnswer(retried=retried, dead=dead))
 

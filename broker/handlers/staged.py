@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..delivery.staged import Stage, StagedTransactions
     from ..delivery.writer import RecordWriter
-    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..store import Appended
 
@@ -54,12 +53,13 @@ def check_staged(request: Request, staged: StagedTransactions, params: ProduceRe
         _check_may_end(request, staged, params.prepare, may_end)
 
 
-def append_staged(request: Request, broker: Broker, params: ProduceRequest, queue: int) -> Appended | None:
+def append_staged(request: Request, params: ProduceRequest, queue: int) -> Appended | None:
     """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the queue of their topic for the commit.
 
     They are acknowledged once they are written; the commit flushes them. If PREPARED_TOPIC has to be created first, the
     frame is handled again afterwards; then None.
     """
+    broker = request.broker
     if not request.has_topics(TOPICS):
         return None
     broker.staged.check_new(params.prepare)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ..delivery.transactions.records import HalfRequest
     from ..delivery.transactions.service import TransactionalMessageService
     from ..delivery.transactions.table import History, OpenTransaction
-    from ..requests.broker import Broker
     from ..requests.request import Request
     from ..security.users import UserRights
     from ..store import Appended, MessageStore
@@ -40,14 +39,13 @@ Page = tuple[list[TransactionInfo], int]
 """Transactions of one page, and the offset of the next page (-1: there is none)."""
 
 
-def append_half_messages(
-    request: Request, broker: Broker, params: ProduceRequest, half: HalfRequest, queue: int
-) -> Appended | None:
+def append_half_messages(request: Request, params: ProduceRequest, half: HalfRequest, queue: int) -> Appended | None:
     """Append the frame's messages to the half topic and open their transactions; all or none.
 
     ``queue``: the queue of the request's topic that they will go to. The response contains the offsets of the half
     messages. If the half topic has to be created first, the frame is handled again afterwards; then None.
     """
+    broker = request.broker
     if not request.has_topics(TOPICS):
         return None
     topic = broker.store.topics.existing(HALF_TOPIC)

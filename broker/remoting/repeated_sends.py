@@ -72,8 +72,7 @@ class RepeatedSends:
         header_at = received.body_end - request.source.frame_bytes + LENGTHS.size
         if len(self.headers) >= HEADERS_PER_CONNECTION_MAX or not 0 < received.body_at - header_at <= HEADER_BYTES_MAX:
             return
-        simple = params.layout == LAYOUT_BODY and not request.recall_handle
-        if not simple or received.kind != REQUEST or params.topic.startswith(RETRY_TOPIC_PREFIX):
+        if params.layout != LAYOUT_BODY or received.kind != REQUEST or params.topic.startswith(RETRY_TOPIC_PREFIX):
             return
         if received.header_type != JSON_HEADER:
             return

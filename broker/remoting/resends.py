@@ -13,8 +13,7 @@ from ...protocol.commands import ProduceRequest
 from ...protocol.errors import MessageNotFound
 from ...protocol.storage.record import Record
 from ..delivery.deduplication import StoredBefore
-from ..handlers.produce import Duplicate, append_frame
-from ..requests.broker import Broker
+from ..handlers.produce import Duplicate, SendContext, append_frame
 from ..store import Places
 from .request import RemotingRequest
 
@@ -24,8 +23,10 @@ _NOWHERE = Places(b"", 0, 0, 0)
 class _Resend(Duplicate):
     """A message whose key is known. If it is another message, it is appended like a first one."""
 
-    def __init__(self, request: RemotingRequest, broker: Broker, params: ProduceRequest, before: StoredBefore) -> None:
-        super().__init__(request, broker, params, before)
+    def __init__(
+        self, request: RemotingRequest, params: ProduceRequest, before: StoredBefore, send: SendContext
+    ) -> None:
+        super().__init__(request, params, before, send)
         self._log_begin = request.log_begin
         self._body = bytes(request.received.body)
         self._stored: Record | None = None
@@ -50,9 +51,9 @@ class _Resend(Duplicate):
             super().answer(places)
         else:
             # Without the prefix, so that its key is not looked up again.
-            append_frame(self._request, self._broker, replace(self._params, unique_prefix=""))
+            append_frame(self._request, replace(self._params, unique_prefix=""), self._send)
 
 
-def answer_resend(request: RemotingRequest, broker: Broker, params: ProduceRequest, before: StoredBefore) -> None:
+def answer_resend(request: RemotingRequest, params: ProduceRequest, before: StoredBefore, send: SendContext) -> None:
     """Answer a message whose key is that of a message stored at ``before``, after storing it if it is another one."""
-    _Resend(request, broker, params, before).begin()
+    _Resend(request, params, before, send).begin()

@@ -11,18 +11,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence,
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ...protocol.commands import COMMANDS, PRODUCE, Audit, RecordsAnswer
-from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, NoPermission, SystemBusy, TopicNotExist
+from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, SystemBusy
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, encode_head
-from ...protocol.names import is_system_topic
-from ...protocol.produce_frame import encode_produce_answer, encode_records_head
+from ...protocol.produce_frame import encode_records_head
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..addresses import format_address
 from ..background.held_pulls import HELD_PULL_BYTES, Share, Shares
 from ..background.loop_work import called_back
 from ..config import BUSY_RETRY_AFTER_MS
 from ..security.audit import Author
-from ..store import ProduceBatch, TopicConfig, WouldBlock
+from ..store import WouldBlock
 from .connected_client import encode_error
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ..delivery.pop.service import Wait
     from ..security.audit import AuditLog
     from ..security.users import User
-    from ..store import PullResult
+    from ..store import PullResult, TopicConfig
     from .broker import Broker
     from .connected_client import Bytes, ConnectedClient, ResponseQueue
 
@@ -295,48 +294,6 @@ class Request:
         """Send an encoded response and record the request's latency."""
         self.responses.send(head, body)
         self.responses.completed(self.frame)
-
-    def encode_stored(self, queue: int, queue_offset: int, store_ms: int, physical_offsets: bytes | bytearray) -> bytes:
-        """Return the encoded response to a PRODUCE. ``physical_offsets``: count × i64."""
-        return encode_produce_answer(self.frame.request_id, queue, queue_offset, store_ms, physical_offsets)
-
-    def produce_batch(self, params: ProduceRequest, common: bytes) -> ProduceBatch:
-        """Return the messages of a PRODUCE as the store takes them. ``common``: their encoded common properties."""
-        frame = self.frame
-        return ProduceBatch(
-            # By position, because this runs for every frame and keyword arguments would double the cost of the call.
-            frame.buffer,
-            frame.body_at,
-            frame.body_end,
-            params.count,
-            params.layout,
-            common,
-            params.sys_flag,
-            params.unique_prefix.encode(),
-            params.unique_first,
-            params.born_ms,
-            self.peer.born_host,
-        )
-
-    def queues_to_write(self, topic: TopicConfig) -> int:
-        """Return the number of queues of a topic that the client may choose from."""
-        return topic.write_queues
-
-    def new_topic(self, name: str) -> TopicConfig:
-        """Return the topic to create for a message to an unknown topic. Raises if the broker does not create it."""
-        broker = self.broker
-        if is_system_topic(name):
-            raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
-        if not broker.auto_create:
-            setting = str(broker.settings.topics.auto_create).lower()
-            because = ", and it listens beyond loopback" if setting == "loopback" else ""
-            raise TopicNotExist(
-                f"topic {name} does not exist, and this broker does not create topics automatically "
-                f"(topics.auto_create is {setting}{because}): create it with `flintmq topic create {name}` or "
-                "Admin.create_topic, or allow automatic creation with `flintmq config set topics.auto_create=true`"
-            )
-        queues = broker.settings.topics.default_queues
-        return TopicConfig(name=name, read_queues=queues, write_queues=queues)
 
     def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
         """Respond to a pull. ``lost``: number of messages that damage took from its range, and the first's offset."""

@@ -91,10 +91,19 @@ class Derivation:
 
     def record_queue(self, array: np.ndarray, position: int) -> tuple[bytes, int, int]:
         """Return (topic, queue id, queue offset) of the record at which the last call stopped."""
-        parts = self._scratch
-        topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-        head = RECORD.unpack(array.data, position)
-        return topic, head.queue_id, head.queue_offset
+        return message_at(array, position, self._scratch)
+
+
+def message_at(array: np.ndarray, position: int, parts: np.ndarray) -> tuple[bytes, int, int]:
+    """Return (topic, queue id, queue offset) of the record there. ``parts``: its parts, as a kernel has found them."""
+    topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
+    head = RECORD.unpack(array.data, position)
+    return topic, head.queue_id, head.queue_offset
+
+
+def ends_file(array: np.ndarray, position: int) -> bool:
+    """Return whether the blank at ``position`` covers the rest of its file, as every valid blank does."""
+    return int.from_bytes(array[position : position + 4].tobytes(), "big") == len(array) - position
 
 
 def may_be_queue(topic: bytes, queue_id: int) -> bool:

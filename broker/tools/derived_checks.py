@@ -3,130 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ...protocol.storage.layout import (
-    INDEX_ENTRY_BYTES,
-    INDEX_HEADER,
-    INDEX_HEADER_BYTES,
-    INDEX_SLOT_BYTES,
-    PRE_BLANK_SIZE,
-    UNIT_BYTES,
-)
-from ...protocol.store_files import file_name
+from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from ..kernels import dispatch as kernel
 from ..kernels import index as index_kernel
-from ..store.index import IndexCursor, IndexFile
-from ..store.queues import BLOCK_UNITS, UNIT_DTYPE, ConsumeQueue, Units, first_unit, is_filling
+from ..store.check import read_present, unit_place
+from ..store.index import IndexFile
+from ..store.queues import BLOCK_UNITS, UNIT_DTYPE, ConsumeQueue, first_unit, is_filling
 from .findings import Findings
 from .offline import LogEnd, OfflineStore, unit_fits
 
 # ---- Comparison of ConsumeQueue units with the records that they should point at, in both directions.
-
-
-def unit_place(queue: ConsumeQueue, queue_offset: int) -> tuple[Path, int]:
-    """Return (file of a unit, byte position in it)."""
-    at = queue_offset * UNIT_BYTES
-    start = at - at % queue.file_bytes
-    return queue.folder / file_name(start), at - start
-
-
-def read_present(queue: ConsumeQueue, queue_offset: int, count: int) -> bytearray:
-    """Read ``count`` units, starting at ``queue_offset``; zeros if files are missing or too short."""
-    held = queue.read_units(queue_offset, count, hot=False)
-    while len(held) < count * UNIT_BYTES:
-        at = queue_offset * UNIT_BYTES + len(held)
-        left = count * UNIT_BYTES - len(held)
-        # A read ends before a file that is too short: read its units one by one, and leave the rest zero.
-        more = queue.read_units(at // UNIT_BYTES, 1, hot=False)
-        if more:
-            held += more
-        else:
-            held += bytes(min(queue.file_bytes - at % queue.file_bytes, left))
-            left = count * UNIT_BYTES - len(held)
-            held += queue.read_units(queue_offset + len(held) // UNIT_BYTES, left // UNIT_BYTES, hot=False)
-    return held
-
-
-class UnitComparison:
-    """Comparison from records to units, for one segment of the log."""
-
-    def __init__(self, store: OfflineStore, findings: Findings, dispatched: int) -> None:
-        self._store = store
-        self._findings = findings
-        self._dispatched = dispatched
-        self.explained: dict[int, int] = defaultdict(int)
-        """Number of units that have a record, by the queue's row."""
-        self.reported: dict[int, set[int]] = defaultdict(set)
-        """Queue offsets of the units that are already reported, by row."""
-        self.pending = 0
-        """Number of records whose unit the next start will write."""
-
-    def compare(self, queue: ConsumeQueue, queue_offset: int, units: memoryview) -> None:
-        """Compare a run of units derived from the log with the queue's files."""
-        count = len(units) // UNIT_BYTES
-        held = read_present(queue, queue_offset, count)
-        # Nearly always the case, so the units are compared one by one only after it fails.
-        if held == units:
-            self.explained[queue.row] += count
-            return
-        expected, found = np.frombuffer(units, UNIT_DTYPE), np.frombuffer(held, UNIT_DTYPE)
-        missing: list[int] = []
-        for number in np.flatnonzero(expected != found).tolist():
-            if found[number]["size"] <= 0:
-                count -= 1
-                missing.append(number)
-            else:
-                self._add_wrong(queue, queue_offset + number, expected[number], found[number])
-        self.explained[queue.row] += count
-        self._report_missing(queue, queue_offset, expected, missing)
-
-    def _add_wrong(self, queue: ConsumeQueue, queue_offset: int, expected: np.void, found: np.void) -> None:
-        """Report how a unit differs from the expected one."""
-        physical_offset, size, code = (int(value) for value in expected.item())
-        other_offset, other_size, other_code = (int(value) for value in found.item())
-        if other_size == PRE_BLANK_SIZE and other_offset == 0:
-            text = f"the unit only fills a gap, but the message is at physical offset {physical_offset:,}"
-        elif other_offset != physical_offset:
-            text = f"the unit points at physical offset {other_offset:,}, the message is at {physical_offset:,}"
-        elif other_size != size:
-            text = f"the unit says {other_size:,} bytes, the message has {size:,}"
-        else:
-            text = f"the unit has tags code {other_code}, the message's is {code}"
-        path, position = unit_place(queue, queue_offset)
-        self._findings.add(
-            "unit-wrong",
-            path,
-            f"message {queue_offset:,} of {queue.topic}, queue {queue.queue_id}: {text}",
-            position=position,
-            physical_offset=physical_offset,
-        )
-        self.reported[queue.row].add(queue_offset)
-
-    def _report_missing(self, queue: ConsumeQueue, queue_offset: int, expected: Units, missing: list[int]) -> None:
-        """Report each run of missing units once, except those that a start will write."""
-        offsets = expected["physical_offset"]
-        needed = [number for number in missing if offsets[number] < self._dispatched]
-        self.pending += len(missing) - len(needed)
-        begin = 0
-        for end in range(1, len(needed) + 1):
-            if end < len(needed) and needed[end] == needed[end - 1] + 1:
-                continue
-            first, last = queue_offset + needed[begin], queue_offset + needed[end - 1]
-            path, position = unit_place(queue, first)
-            which = f"message {first:,}" if first == last else f"messages {first:,} to {last:,}"
-            self._findings.add(
-                "unit-missing",
-                path,
-                f"{which} of {queue.topic}, queue {queue.queue_id}",
-                position=position,
-                physical_offset=int(offsets[needed[begin]]),
-            )
-            begin = end
 
 
 class UnitPass:
@@ -245,41 +136,16 @@ Entry = tuple[int, int, int, int]
 """(hash, physical offset, seconds, previous)."""
 
 
-class EntryComparison:
-    """Comparison of the keys of one segment of the log, up to the first difference.
-
-    ``dispatched``: keys of records below this must exist.
-    """
-
-    def __init__(self, cursor: IndexCursor, dispatched: int) -> None:
-        self._cursor = cursor
-        self._dispatched = dispatched
-        self._differs = False
-        self.pending = 0
-        """Number of keys that the next start will put."""
-
-    def compare(self, keys: np.ndarray, optional_keys: np.ndarray, reached: int, findings: Findings) -> bool:
-        """Compare the entries of the records before ``reached`` with the keys that ``examine`` returned; entries of
-        ``optional_keys`` may exist too. Return False if there is a difference, which is not reported."""
-        if not self._differs:
-            done = self._cursor.compare(keys, reached, optional_keys)
-            missing = keys[done * kernel.KEY_ROW :] if done >= 0 else keys[:0]
-            self.pending += len(missing) // kernel.KEY_ROW
-            # Keys may be missing only at the end of the index, and only above what is dispatched.
-            self._differs = done < 0 or (
-                len(missing) > 0
-                and (not self._cursor.at_end or int(missing[kernel.K_PHYSICAL_OFFSET]) < self._dispatched)
-            )
-        return not self._differs
-
-
 class EntryAlignment:
     """Comparison of all entries of ``files``, oldest first, with the keys of the whole log, that reports every error.
 
     ``begin``: the log's start; ``dispatched``: keys of records below this must exist.
     """
 
-    def __init__(self, folder: Path, files: Sequence[IndexFile], begin: int, dispatched: int) -> None:
+    def __init__(
+        self, folder: Path, files: Sequence[IndexFile], begin: int, dispatched: int, findings: Findings
+    ) -> None:
+        self._findings = findings
         self._folder = folder
         self._files = [file for file in files if file.index_count > 1]
         self._dispatched = dispatched
@@ -300,16 +166,17 @@ class EntryAlignment:
                 return
             self._at, self._number = self._at + 1, 1
 
-    def compare(self, keys: np.ndarray, optional_keys: np.ndarray, reached: int, findings: Findings) -> bool:
+    def compare(self, keys: np.ndarray, reached: int, optional_keys: np.ndarray) -> bool:
         """Take the next keys, as ``EntryComparison`` does; report what they show of the entries. Return True."""
         self._held += _merged(keys, optional_keys)
         if len(self._held) > 2 * LOOK_AHEAD:
-            del self._held[: self._align(self._held, len(self._held) - LOOK_AHEAD, findings)]
+            del self._held[: self._align(self._held, len(self._held) - LOOK_AHEAD)]
         return True
 
-    def finish(self, findings: Findings) -> None:
+    def finish(self) -> None:
         """Finish the comparison: no key follows."""
-        self._align(self._held, len(self._held), findings)
+        findings = self._findings
+        self._align(self._held, len(self._held))
         self._held.clear()
         places, entries = self._window(LOOK_AHEAD)
         while entries:
@@ -340,9 +207,10 @@ class EntryAlignment:
             if self._number == file.index_count:
                 self._at, self._number = self._at + 1, 1
 
-    def _align(self, keys: list[Key], stop: int, findings: Findings) -> int:
+    def _align(self, keys: list[Key], stop: int) -> int:
         """Lay keys and entries side by side, and find the smallest difference that explains what is there. Goes on to
         key ``stop`` at least, unless only missing entries explain the rest; returns how many keys are done."""
+        findings = self._findings
         places, entries = self._window(len(keys) + 2 * LOOK_AHEAD)
         offsets = [key[1] for key in keys]
         known = {key[:2] for key in keys}
@@ -350,12 +218,12 @@ class EntryAlignment:
         while at < stop:
             key = keys[at]
             if entry < len(entries) and _same(key, entries[entry]):
-                self._check_time(*places[entry], entries[entry][2], key[2], findings)
+                self._check_time(*places[entry], entries[entry][2], key[2])
                 at, entry = at + 1, entry + 1
             elif key[3]:  # of a deleted topic, and left out
                 at += 1
             elif entry == len(entries):
-                self._add_missing(keys[at:], findings)
+                self._add_missing(keys[at:])
                 at = len(keys)
             elif wrong := _wrong_in_a_row(keys, at, entries, entry):
                 # These keys and entries differ in pairs, and those after them fit again.
@@ -369,7 +237,7 @@ class EntryAlignment:
             elif entries[entry][1] > key[1]:
                 # The entry belongs to a later message: the keys up to that have none.
                 behind = max(bisect_left(offsets, entries[entry][1], at), at + 1)
-                self._add_missing(keys[at:behind], findings)
+                self._add_missing(keys[at:behind])
                 at = behind
             else:
                 # The entry belongs to an earlier message than the next key, and all keys of that are done.
@@ -378,7 +246,7 @@ class EntryAlignment:
         self._skip(entry)
         return at
 
-    def _add_missing(self, keys: list[Key], findings: Findings) -> None:
+    def _add_missing(self, keys: list[Key]) -> None:
         wanted = [key for key in keys if not key[3]]
         needed = [key for key in wanted if key[1] < self._dispatched]
         self.pending += len(wanted) - len(needed)
@@ -388,11 +256,11 @@ class EntryAlignment:
         first, last = needed[0][1], needed[-1][1]
         where = "of the message there" if first == last else f"of messages up to physical offset {last:,}"
         how_many = "a key" if len(needed) == 1 else f"{len(needed):,} keys"
-        findings.add("index-missing", path, f"{how_many} {where}", physical_offset=first)
+        self._findings.add("index-missing", path, f"{how_many} {where}", physical_offset=first)
 
-    def _check_time(self, file: IndexFile, number: int, seconds: int, store_ms: int, findings: Findings) -> None:
+    def _check_time(self, file: IndexFile, number: int, seconds: int, store_ms: int) -> None:
         """Check the time of an entry; for the first and the last entry, check the header's times too."""
-        header = file.header
+        header, findings = file.header, self._findings
         if number == 1:
             self._begin_ms[file] = store_ms
             if header.begin_timestamp != store_ms:

@@ -170,12 +170,10 @@ class Findings:
             if text not in self.notes:
                 self.notes.append(text)
 
-    def extend(self, others: Findings, prefix: str = "") -> None:
-        """Add the findings of another object whose kinds begin with ``prefix``."""
+    def extend(self, others: Findings) -> None:
+        """Add the findings of another object."""
         with self._lock:
             for kind, count in others.counts.items():
-                if not kind.startswith(prefix):
-                    continue
                 self.counts[kind] = self.counts.get(kind, 0) + count
                 shown = self._shown.setdefault(kind, [])
                 shown += others._shown.get(kind, [])[: self.shown_max - len(shown)]

@@ -14,11 +14,13 @@ import numpy as np
 from ...protocol.storage.layout import RECORD
 from ..kernels import dispatch as kernel
 from ..kernels import search
-from ..store.derivation import CheckDerivation
+from ..store.check import EntryComparison, UnitComparison, UnitFlaw, unit_place
+from ..store.derivation import CheckDerivation, ends_file, message_at
 from ..store.files.mapped_file import MappedFile
 from ..store.files.system_calls import usable_processors, will_read
-from ..store.index import IndexCursor, IndexFile
-from .derived_checks import EntryAlignment, EntryComparison, UnitComparison, check_file
+from ..store.index import IndexFile
+from ..store.queues import ConsumeQueue
+from .derived_checks import EntryAlignment, check_file
 from .findings import Findings
 from .offline import LogEnd, OfflineStore
 
@@ -54,6 +56,8 @@ class Segment:
     spans: dict[int, QueueSpan] = field(default_factory=dict)
     """By the queue's row."""
     units: UnitComparison | None = None
+    reported: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Queue offsets of wrong units, by the queue's row."""
     findings: Findings = field(default_factory=Findings)
     index_differs: bool = False
     pending_keys: int = 0
@@ -79,7 +83,7 @@ class Examiner:
     def run(self, segment: Segment, entries: EntryComparison | EntryAlignment | None) -> Segment:
         """Check the segment. ``entries``: the comparison of its keys with the index; None: ignore the index. Raises
         ``PassStopped``."""
-        segment.units = UnitComparison(self._store, segment.findings, self._end.dispatched)
+        segment.units = UnitComparison(self._end.dispatched)
         file, array = segment.file, segment.file.array()
         # Page faults alone read ahead too little from a disk.
         will_read(file.fd, segment.begin, segment.end - segment.begin)
@@ -97,7 +101,7 @@ class Examiner:
             status, at = derivation.step(array, at, chunk_end, file.start_offset)
             self._take(segment)
             # Buffers that are full need nothing: the next turn continues where this one stopped.
-            if status == kernel.BLANK and self._fills_file(array, at):
+            if status == kernel.BLANK and ends_file(array, at):
                 at = file.size
             elif status == kernel.NEW_QUEUE:
                 at = self._skip_queue(segment, array, at)
@@ -109,10 +113,6 @@ class Examiner:
         segment.reached = at
         self._note_spans(segment)
         return segment
-
-    @staticmethod
-    def _fills_file(array: np.ndarray, at: int) -> bool:
-        return int.from_bytes(array[at : at + 4].tobytes(), "big") == len(array) - at
 
     def _take(self, segment: Segment) -> None:
         """Take over the results of the last call, except keys."""
@@ -126,7 +126,8 @@ class Examiner:
                 add_flaw(segment, kind, place, detail)
         assert segment.units is not None
         for run in derivation.unit_runs():
-            segment.units.compare(*run)
+            for flaw in segment.units.compare(run):
+                add_unit_flaw(segment, run.queue, flaw)
 
     def _begins_again(self, segment: Segment, at: int) -> bool:
         """Return whether the record may be the first of a topic that RocketMQ deleted and recreated: it counts from
@@ -145,7 +146,7 @@ class Examiner:
 
     def _compare_keys(self, segment: Segment, entries: EntryComparison | EntryAlignment, reached: int) -> None:
         derivation = self._derivation
-        if not entries.compare(derivation.required_keys(), derivation.optional_keys(), reached, segment.findings):
+        if not entries.compare(derivation.required_keys(), reached, derivation.optional_keys()):
             segment.index_differs = True
 
     def _skip_queue(self, segment: Segment, array: np.ndarray, at: int) -> int:
@@ -200,6 +201,21 @@ _FLAWS = {
 }
 
 
+def add_unit_flaw(segment: Segment, queue: ConsumeQueue, flaw: UnitFlaw) -> None:
+    """Report units that are not those of the log."""
+    path, position = unit_place(queue, flaw.first)
+    which = f"message {flaw.first:,}" if flaw.first == flaw.last else f"messages {flaw.first:,} to {flaw.last:,}"
+    segment.findings.add(
+        "unit-missing" if flaw.is_missing else "unit-wrong",
+        path,
+        f"{which} of {queue.topic}, queue {queue.queue_id}{'' if flaw.is_missing else f': {flaw.text}'}",
+        position=position,
+        physical_offset=flaw.physical_offset,
+    )
+    if not flaw.is_missing:
+        segment.reported[queue.row].add(flaw.first)
+
+
 def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
     """Report a flaw that ``examine`` found in the record at ``at`` of the file."""
     name, text = _FLAWS[kind]
@@ -217,10 +233,9 @@ def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
 def which_message(array: np.ndarray, at: int) -> tuple[str, int, int]:
     """Return (topic, queue, queue offset) of the record at ``at``, whose parts are sound."""
     parts = np.zeros(kernel.PARTS, np.int64)
-    head = RECORD.unpack(array.data, at)
-    kernel.locate(array, at, len(array), head.physical_offset, parts)
-    topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-    return topic.decode("utf-8", "replace"), head.queue_id, head.queue_offset
+    kernel.locate(array, at, len(array), RECORD.unpack(array.data, at).physical_offset, parts)
+    topic, queue_id, queue_offset = message_at(array, at, parts)
+    return topic.decode("utf-8", "replace"), queue_id, queue_offset
 
 
 def store_time(store: OfflineStore, physical_offset: int) -> int | None:
@@ -337,8 +352,8 @@ class LogPass:
         examiner = getattr(self._local, "examiner", None)
         if examiner is None:
             examiner = self._local.examiner = self._new_examiner()
-        cursor = IndexCursor(self._store.index_files, segment.file.start_offset + segment.begin)
-        entries = EntryComparison(cursor, self._end.dispatched)
+        begin = segment.file.start_offset + segment.begin
+        entries = EntryComparison(self._store.index_files, begin, self._end.dispatched)
         result: Segment = examiner.run(segment, entries)
         result.pending_keys = entries.pending
         return result
@@ -387,7 +402,7 @@ class LogPass:
         self.pending_units += segment.units.pending
         for row, count in segment.units.explained.items():
             self.explained[row] += count
-        for row, offsets in segment.units.reported.items():
+        for row, offsets in segment.reported.items():
             self.reported[row] |= offsets
         for row, span in segment.spans.items():
             self.records_by_row[row] += span.records
@@ -416,13 +431,14 @@ class LogPass:
         examiner = self._new_examiner()
         examiner.bytes_done = 0
         store = self._store
-        entries = EntryAlignment(store.path / "index", store.index_files, store.log_start, self._end.dispatched)
+        entries = EntryAlignment(
+            store.path / "index", store.index_files, store.log_start, self._end.dispatched, self.findings
+        )
         for number, segment in enumerate(segments):
             again = Segment(segment.file, segment.begin, segment.end)
             examiner.run(again, entries)
             self._progress(sum(each.end - each.begin for each in segments[: number + 1]), self.bytes)
-            self.findings.extend(again.findings, "index-")
-        entries.finish(self.findings)
+        entries.finish()
         self.pending_keys = entries.pending
 
 

@@ -20,6 +20,7 @@ from ...protocol.display import escape, show_bytes, to_json
 from ...protocol.store_files import MANIFEST, PROGRESS, TABLES_PREFIX, file_name
 from ..kernels import dispatch as kernel
 from ..kernels import search
+from ..store.derivation import ends_file
 from ..store.errors import CorruptFile
 from ..store.files.checksummed import ChecksummedRanges
 from ..store.files.file_system import Files
@@ -317,7 +318,7 @@ class _Run:
             status, at = kernel.scan(array, at, stop, base, parts, state)
             if status == kernel.DONE:
                 continue
-            if status == kernel.BLANK and int.from_bytes(array[at : at + 4].tobytes(), "big") == size - at:
+            if status == kernel.BLANK and ends_file(array, at):
                 break
             found = int(search.next_record(array, at + 1, size, base, parts))
             name = "a blank record that does not end its file" if status == kernel.BLANK else kernel.BAD_NAMES[status]

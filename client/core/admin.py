@@ -34,10 +34,10 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import RemoteProtocolError, TransactionEnded, error_from_answer
 from ...protocol.fields import decode_fields
-from ...protocol.rows import decode_row, decode_rows
+from ...protocol.rows import decode_rows
 from ...protocol.times import duration_millis, from_millis
 from ..errors import InvalidArgument
-from .rpc.operation import Operation, listing, nothing, operation, pack_body, unpack_body
+from .rpc.operation import Operation, fetching, listing, nothing, operation, pack_body, unpack_body
 from .rpc.session import Answer
 from .rpc.timeouts import check_timeout
 from .topics import encode_offsets
@@ -216,11 +216,7 @@ def groups(*, timeout: float | None = None) -> Operation[list[GroupInfo]]:
 
 def group(group: str, *, timeout: float | None = None) -> Operation[GroupStatus]:
     """Return one group: its members, their assignments and the progress in each queue. Raises ``GroupNotExist``."""
-
-    def decode(answer: Answer) -> GroupStatus:
-        return decode_row(GroupStatus, unpack_body(answer))
-
-    return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, timeout=timeout, group=group)
+    return fetching(commands.GET_CONSUMER_CONNECTION_LIST, timeout=timeout, group=group)
 
 
 def delete_group(group: str, *, timeout: float | None = None) -> Operation[None]:

@@ -93,3 +93,10 @@ class RowsCommand(Command, Generic[RowT]):
     """A command whose response has one msgpack array of ``rows`` in its body."""
 
     rows: type[RowT] = dataclasses.field(kw_only=True)
+
+
+@dataclass(eq=False, slots=True)
+class RowCommand(Command, Generic[RowT]):
+    """A command whose response has the msgpack of one ``row`` in its body."""
+
+    row: type[RowT] = dataclasses.field(kw_only=True)

@@ -23,6 +23,7 @@ from .common import (
     Command,
     EmptyAnswer,
     EmptyRequest,
+    RowCommand,
     RowsAnswer,
     RowsCommand,
 )
@@ -311,8 +312,13 @@ NOTIFY_CONSUMER_IDS_CHANGED = Command(
 GET_ALL_SUBSCRIPTIONGROUP_CONFIG = RowsCommand(
     201, EmptyRequest, RowsAnswer, "list the consumer groups", rules.anybody, rows=GroupInfo
 )
-GET_CONSUMER_CONNECTION_LIST = Command(
-    203, GroupRequest, GroupMembersAnswer, "who is in a group, who has which queue, how far each is", rules.group(QUERY)
+GET_CONSUMER_CONNECTION_LIST = RowCommand(
+    203,
+    GroupRequest,
+    GroupMembersAnswer,
+    "who is in a group, who has which queue, how far each is",
+    rules.group(QUERY),
+    row=GroupStatus,
 )
 DELETE_SUBSCRIPTIONGROUP = Command(
     207, DeleteGroupRequest, EmptyAnswer, "delete a group", rules.group(ADMIN), audit=Audit.ALWAYS

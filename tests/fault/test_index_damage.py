@@ -20,6 +20,7 @@ from tests.store_tools import (
     Message,
     append,
     assert_holds,
+    copy_store,
     index_files,
     kill,
     open_store,
@@ -159,6 +160,20 @@ def a_slot_of_another_chain(path: Path) -> None:
 )
 def test_a_damaged_index_is_rebuilt(filled: Filled, tmp_path: Path, end: End, damage: Damage) -> None:
     assert_rebuilt(filled(end), tmp_path, damage, reported=end is not kill)
+
+
+@pytest.mark.parametrize(("damage", "kept"), [(newest_index_gone, 2), (middle_index_gone, 1)])
+def test_the_index_files_before_a_missing_one_stay(filled: Filled, tmp_path: Path, damage: Damage, kept: int) -> None:
+    source, sent = filled(close)
+    path = copy_store(source, tmp_path / "store")
+    names = [each.name for each in sorted((path / "index").iterdir())]
+    assert len(names) == 3
+    damage(path)
+    store, report = reopen(path)
+    assert [file.path.name for file in store.index.files][:kept] == names[:kept]
+    assert 0 < report.messages_recovered < len(sent)
+    store.close()
+    assert index_files(path) == index_files(source)
 
 
 @pytest.mark.parametrize("byte", range(20))

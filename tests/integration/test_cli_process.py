@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from flintmq.client.cli.failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_UNREACHED, EXIT_USAGE
+from flintmq.client.cli.failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_USAGE
 from flintmq.protocol.standard_output import EXIT_CLOSED_PIPE, EXIT_OUTPUT
 from tests.cli_tools import PROGRAM, Cli, Terminal
 from tests.conftest import BrokerFactory, RunningBroker
@@ -78,11 +78,6 @@ class TestTopicAlone:
         assert cli.run("send", "stauts", "x").code == 0
         assert cli.spawn("stauts", "-n", "1").out == "x\n"
         cli.run("topic", "delete", "stauts", "-y")
-
-    def test_a_topic_with_the_name_of_a_command_is_reached(self, cli: Cli) -> None:
-        assert cli.run("send", "tail", "x").code == 0
-        assert cli.run("tail", "tail", "-n", "1").lines == ["x"]
-        cli.run("topic", "delete", "tail", "-y")
 
 
 class TestPipes:
@@ -296,13 +291,6 @@ def test_the_console_script_is_installed(cli: Cli) -> None:
     done = subprocess.run([script, "status"], env=cli.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "write_offset\t" in done.stdout
-
-
-def test_a_missing_broker_is_reported_at_once(tmp_path: Path) -> None:
-    done = Cli(tmp_path, "127.0.0.1:1").spawn("tail", "orders")
-    assert done.code == EXIT_UNREACHED
-    assert done.out == ""
-    assert done.err.count("\n") == 1
 
 
 def test_deleting_asks_first(cli: Cli, filled: str) -> None:

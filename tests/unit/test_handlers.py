@@ -191,7 +191,7 @@ def produced(broker: Broker, rows: int, **others: Any) -> Connected:
     body = b"".join(msgpack.packb(message.to_row()) for message in plain(rows))
     params = commands.ProduceRequest("orders", rows, layout=commands.LAYOUT_ROWS, **others)
     sent = Connected(broker, commands.PRODUCE, params, body)
-    produce.produce(sent.request, broker)
+    produce.produce(sent.request)
     return sent
 
 

@@ -106,8 +106,8 @@ def _command(command: commands.Command) -> str:
             parts.append(_fields(cls))
     if isinstance(command, commands.RowsCommand):
         parts += _rows("Body: one msgpack array of {form}s", command.rows)
-    elif command is commands.GET_CONSUMER_CONNECTION_LIST:
-        parts += _rows("Body: one msgpack {form}", commands.GroupStatus)
+    elif isinstance(command, commands.RowCommand):
+        parts += _rows("Body: one msgpack {form}", command.row)
     elif command is commands.GET_PREPARED:
         parts += _rows("`attempts`: {form}s", commands.AttemptInfo)
         parts += _rows("`copying`: {form}s", commands.CopyingInfo)
@@ -318,12 +318,16 @@ def test_a_table_equals_the_code(name: str) -> None:
 
 
 def write_tables() -> None:
-    """Write the tables of ``protocol/README.md``; a command that is new needs its two marks there."""
-    text = README
+    """Write the tables of ``protocol/README.md``; a new command gets its section after that of the command before."""
+    text, previous = README, ""
     for name, make in GENERATED.items():
         begin, end = f"<!-- generated: {name} -->\n\n", "\n\n<!-- end -->"
+        if begin not in text:
+            following = text.index("\n##", text.index(previous))
+            text = f"{text[:following]}\n### {name}\n\n{begin}{end}\n{text[following:]}"
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}{make()}{end}{rest.partition(end)[2]}"
+        previous = begin
     PATH.write_text(text, encoding="utf-8")
 
 

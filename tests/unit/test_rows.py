@@ -10,7 +10,7 @@ import pytest
 
 from flintmq.protocol import commands
 from flintmq.protocol.auth.permissions import PUBLISH, TOPIC, Grant
-from flintmq.protocol.commands import COMMANDS, AccessKeyInfo, QuarantineEntry, RowsCommand, TopicInfo, UserInfo
+from flintmq.protocol.commands import AccessKeyInfo, QuarantineEntry, TopicInfo, UserInfo
 from flintmq.protocol.rows import (
     ValueKind,
     column,
@@ -20,14 +20,11 @@ from flintmq.protocol.rows import (
     layout_of,
     pack_rows,
     row,
+    row_classes,
     shown,
 )
 
-ROWS = sorted(
-    {command.rows for command in COMMANDS.values() if isinstance(command, RowsCommand)}
-    | {commands.GroupStatus, commands.AttemptInfo, commands.CopyingInfo},
-    key=lambda cls: cls.__name__,
-)
+ROWS = [cls for cls in row_classes() if cls.__module__.startswith("flintmq.protocol.")]
 VALUES: dict[str, Any] = {"str": "a", "int": 7, "bool": True, "SettingValue": 3, "Sequence[str]": ["a"]}
 
 

@@ -43,6 +43,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How messages are stored again that a consumer could not handle, or gives back.
+
+    ``delay_level``: 1 to 18, 0 for RocketMQ's rule (3, and one more with each attempt), -1 for a dead letter at once;
+    ``times_max``: number of redeliveries before a message becomes a dead letter, negative for the group's own;
+    ``member``: the member of the group that could not handle them, "" if it is none; ``is_attempt``: if the delivery
+    was none, the message is delivered again at once, and the other fields do not matter.
+    """
+
+    delay_level: int = 0
+    times_max: int = -1
+    member: str = ""
+    is_attempt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SentBack:
     """The new record of a message that was sent back. ``dead``: it becomes a dead letter."""
 
@@ -58,8 +74,8 @@ def send_back(
     The message's original topic and id come from the record's properties if a broker wrote it as a retry or as a dead
     letter. For any other record they are its own topic and offset, whatever properties its producer set.
 
-    ``delay_level``: 1 to 18, 0 for RocketMQ's rule (3, and one more with each attempt), -1 for a dead letter at once.
-    ``reason`` and ``member``: why, and at which member; they replace those of the previous attempt, even if empty.
+    ``delay_level``: as in ``RetryPolicy``. ``reason`` and ``member``: why, and at which member; they replace those of
+    the previous attempt, even if empty.
     ``to``: the retry topic, for a message that was popped; empty: the group's.
     """
     properties = record.property_map()
@@ -92,17 +108,21 @@ def send_back(
     encoded = encode_properties(properties)
     for name, value in ((PROPERTY_RETRY_MEMBER, member), (PROPERTY_RETRY_REASON, reason)):
         encoded += _property_that_fits(name, retry_note(value), PRODUCED_PROPERTIES_BYTES_MAX - len(encoded))
-    new_record = replace(
+    return SentBack(copied(record, topic, queue_id, encoded), dead)
+
+
+def copied(record: Record, topic: str, queue_id: int, properties: bytes, attempts: int = 1) -> Record:
+    """Return the record of another delivery of a message. ``attempts``: 0 if the last delivery was none."""
+    return replace(
         record,
         topic=topic.encode(),
         queue_id=queue_id,
-        properties=encoded,
+        properties=properties,
         # With the flag of a commit, the copy would pass for the transaction's own message.
         sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK,
-        reconsume_times=record.reconsume_times + 1,
+        reconsume_times=record.reconsume_times + attempts,
         prepared_transaction_offset=0,
     )
-    return SentBack(new_record, dead)
 
 
 def _property_that_fits(name: str, value: str, room: int) -> bytes:
@@ -123,19 +143,13 @@ def topics_for(group: str) -> list[TopicConfig]:
 
 @dataclass(frozen=True, slots=True)
 class SendBack:
-    """Messages that a consumer of a group could not handle. ``reasons``: one for each of ``physical_offsets``.
-
-    ``delay_level``: as ``retry.send_back``; ``times_max``: number of redeliveries before a message becomes a dead
-    letter, negative for the group's own; ``member`` and ``epoch``: the member of the group that sends them, "" if it
-    is none.
-    """
+    """Messages that a consumer of a group could not handle. ``reasons``: one for each of ``physical_offsets``;
+    ``epoch``: that of the policy's member."""
 
     group: str
     physical_offsets: Sequence[int]
-    delay_level: int
-    times_max: int
+    policy: RetryPolicy
     reasons: Sequence[str]
-    member: str = ""
     epoch: int = 0
 
 
@@ -156,19 +170,19 @@ class RetryService:
     ) -> tuple[int, int]:
         """Store messages again, all or none; once that is acknowledged, return how many are delivered again, and how
         many are dead letters now. ``may_consume``: predicate for the topics of the messages; None: all."""
-        store, groups, group = self._store, self._groups, messages.group
+        store, groups, group, policy = self._store, self._groups, messages.group, messages.policy
         offsets = messages.physical_offsets
         records = await caller.read(lambda hot: [self._record(offset, may_consume, hot) for offset in offsets])
         # Only now, because the records tell which queues the member must hold.
-        if messages.member:
+        if policy.member:
             for record in records:
                 topic = record.topic.decode()
-                groups.check_holder(group, messages.member, messages.epoch, topic, record.queue_id)
+                groups.check_holder(group, policy.member, messages.epoch, topic, record.queue_id)
         groups.check_may_send_back(group)
         await self._writer.topics_exist(topics_for(group))
-        times_max = messages.times_max if messages.times_max >= 0 else store.groups.retry_times_max(group)
+        times_max = store.groups.retry_times_max(group, policy.times_max)
         sent_back = [
-            send_back(record, group, messages.delay_level, times_max, reason, messages.member)
+            send_back(record, group, policy.delay_level, times_max, reason, policy.member)
             for record, reason in zip(records, messages.reasons, strict=True)
         ]
         end_offset = self._writer.append_records([each.record for each in sent_back])

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -29,14 +29,14 @@ from ....protocol.storage.delivery import (
     pop_retry_topic,
     popped_from,
 )
-from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import decode_record, encode_properties, offset_id
 from ...store import CorruptLog, DamagedRecord, PullSelection, TopicConfig, WouldBlock
-from ..groups.retry import send_back
+from ..groups.retry import copied, send_back
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
     from ...store import MessageStore
+    from ..groups.retry import RetryPolicy
     from ..writer import RecordWriter
     from .table import Expired, InFlightTable, QueueKey
 
@@ -64,26 +64,12 @@ class Tally(Protocol):
         """Count messages whose time was over."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnRule:
-    """How the broker stores again the messages that a consumer gives back.
-
-    ``delay_level``, ``times_max`` (negative: the group's) and ``member``: as in ``retry.send_back``. ``counts``: the
-    delivery was an attempt; if not, the message is delivered again at once, and the other fields do not matter.
-    """
-
-    delay_level: int = 0
-    times_max: int = -1
-    member: str = ""
-    counts: bool = True
-
-
 class ReturnedBatch:
     """The messages of one request. ``ended``: when all are stored, the numbers of messages that are delivered again and
     of dead letters; or the error that kept some from being stored."""
 
-    def __init__(self, rule: ReturnRule, left: int, ended: asyncio.Future[tuple[int, int]]) -> None:
-        self.rule = rule
+    def __init__(self, policy: RetryPolicy, left: int, ended: asyncio.Future[tuple[int, int]]) -> None:
+        self.policy = policy
         self.ended = ended
         self._left = left
         self._retried = 0
@@ -124,10 +110,10 @@ class Moving(NamedTuple):
     reason: str = ""
 
 
-def stored_again(record: Record, key: QueueKey, pop_ms: int, *, counts: bool = True) -> Record:
+def stored_again(record: Record, key: QueueKey, pop_ms: int, *, is_attempt: bool = True) -> Record:
     """Return the record to append for a message of ``key`` that its consumer did not settle in time.
 
-    ``counts``: the delivery was an attempt.
+    ``is_attempt``: the delivery was one.
     """
     properties = record.property_map()
     # The checksum is that of the old record.
@@ -138,16 +124,7 @@ def stored_again(record: Record, key: QueueKey, pop_ms: int, *, counts: bool = T
         properties[PROPERTY_RETRY_TOPIC] = topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = offset_id(record.store_host, record.physical_offset)
         properties[PROPERTY_FIRST_POP_TIME] = str(pop_ms)
-    return replace(
-        record,
-        topic=_retry_topic(key).encode(),
-        queue_id=0,
-        properties=encode_properties(properties),
-        # With the flag of a commit, the copy would pass for the transaction's own message.
-        sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK,
-        reconsume_times=record.reconsume_times + counts,
-        prepared_transaction_offset=0,
-    )
+    return copied(record, _retry_topic(key), 0, encode_properties(properties), int(is_attempt))
 
 
 class Redelivery:
@@ -274,7 +251,7 @@ class Redelivery:
         batch = moving.batch
         if batch is None:
             self._tally.count_expired(moving.message.key.group, 1)
-        if record is not None and (batch is None or batch.rule.counts):
+        if record is not None and (batch is None or batch.policy.is_attempt):
             self._tally.count_sent_back(moving.message.key.group, not dead, dead)
         if batch is None:
             return
@@ -286,18 +263,17 @@ class Redelivery:
     def _new_record(self, moving: Moving, record: Record) -> tuple[Record, bool]:
         """Return the record to append for a message, and whether it is a dead letter."""
         (key, _, pop_ms), _, batch, reason = moving
-        times_max = self._store.groups.retry_times_max(key.group)
-        if batch is not None and batch.rule.counts:
-            rule = batch.rule
-            times_max = times_max if rule.times_max < 0 else rule.times_max
+        if batch is not None and batch.policy.is_attempt:
+            policy = batch.policy
+            times_max = self._store.groups.retry_times_max(key.group, policy.times_max)
             popped, to = _popped(record, key, pop_ms), _retry_topic(key)
-            sent = send_back(popped, key.group, rule.delay_level, times_max, reason, rule.member, to)
+            sent = send_back(popped, key.group, policy.delay_level, times_max, reason, policy.member, to)
             return sent.record, sent.dead
-        if batch is None and record.reconsume_times >= times_max:
+        if batch is None and record.reconsume_times >= self._store.groups.retry_times_max(key.group):
             popped = _popped(record, key, pop_ms)
             return send_back(popped, key.group, DEAD_LETTER_LEVEL, 0, to=_retry_topic(key)).record, True
         # With a batch, its consumer gave the message back without an attempt; without one, the time is over.
-        return stored_again(record, key, pop_ms, counts=batch is None), False
+        return stored_again(record, key, pop_ms, is_attempt=batch is None), False
 
 
 def _retry_topic(key: QueueKey) -> str:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ...background.services import OnFatal
     from ...store import MessageStore, PopEntry
     from ..groups.coordinator import GroupCoordinator
+    from ..groups.retry import RetryPolicy
     from ..writer import RecordWriter
-    from .redelivery import ReturnRule, Tally
+    from .redelivery import Tally
     from .table import InFlight, QueueInFlight
 
 
@@ -353,7 +354,7 @@ class PopService:
         return renewed
 
     async def give_back(
-        self, receipts: Sequence[Receipt], reasons: Sequence[str], rule: ReturnRule
+        self, receipts: Sequence[Receipt], reasons: Sequence[str], policy: RetryPolicy
     ) -> tuple[list[bool], int, int]:
         """Store messages again, or as dead letters. Return for each whether its receipt is that of its current
         delivery; and, once they are stored, how many are delivered again, and how many are dead letters now.
@@ -365,7 +366,7 @@ class PopService:
         valid = [delivery is not None for delivery in found]
         if not any(valid):
             return valid, 0, 0
-        batch = ReturnedBatch(rule, sum(valid), self._loop.create_future())
+        batch = ReturnedBatch(policy, sum(valid), self._loop.create_future())
         self._redelivery.give_back(
             Moving(Expired(*receipt), delivery.visible_ms, batch, reason)
             for receipt, delivery, reason in zip(receipts, found, reasons, strict=True)

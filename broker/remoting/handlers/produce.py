@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -13,12 +14,13 @@ from ....protocol.errors import (
     InvalidParameter,
     MessageIllegal,
     MessageNotFound,
+    NoPermission,
     TopicNotExist,
 )
 from ....protocol.frames import REQUEST
-from ....protocol.names import check_client_group, check_name
+from ....protocol.names import check_client_group, check_name, is_system_topic
 from ....protocol.remoting import codes
-from ....protocol.remoting.command import REGION
+from ....protocol.remoting.command import JSON_HEADER, REGION, encode_json, encode_send_answer
 from ....protocol.storage.delivery import (
     DEAD_LETTER_LEVEL,
     DELAY_LEVEL_MAX,
@@ -28,17 +30,20 @@ from ....protocol.storage.delivery import (
     group_of_retries,
 )
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decode_host
+from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decode_host, offset_ids
 from ...addresses import format_address
-from ...delivery.groups.retry import SendBack, topics_for
+from ...delivery.groups.retry import RetryPolicy, SendBack, topics_for
 from ...delivery.routing import DAY_MS, route_recall
-from ...handlers.produce import append_frame, append_waiting, check_load
+from ...handlers.produce import NATIVE, SendContext, append_frame, append_waiting, check_load
 from ...handlers.send_back import consumed_by
-from ...store import LAYOUT_BATCH, LAYOUT_BODY, count_batch
+from ...store import LAYOUT_BATCH, LAYOUT_BODY, TopicConfig, count_batch
 from ..gateway import RemotingClient
 from ..handles import RecallRefused, recall_handle, split_recall_handle
+from ..request import RemotingRequest
 from ..resends import answer_resend
 from ..sends import (
+    DEFAULT_TOPIC,
+    DEFAULT_TOPIC_QUEUES,
     PROPERTY_REGION,
     PROPERTY_TRACE,
     decode_send,
@@ -48,32 +53,131 @@ from ..sends import (
     settle_half,
     split_properties,
 )
+from ..topic_rows import PERM_INHERIT
 
 if TYPE_CHECKING:
     from ...delivery.groups.producer_groups import ProducerGroups
     from ...delivery.groups.retry import RetryService
     from ...requests.broker import Broker
-    from ...store import MessageStore
+    from ...requests.request import Request
+    from ...store import MessageStore, ProduceBatch
     from ..gateway import RemotingGateway
-    from ..request import RemotingRequest
     from ..sends import SendFields
 
 
-def send_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
+PERM_READ_WRITE = 6
+MESSAGES_OF_CLIENTS = frozenset({"BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
+"""System topics that RocketMQ's own tools and traces send to; its brokers have them from the start."""
+
+
+@dataclass(slots=True)
+class RemotingSend(SendContext):
+    """A send of a RocketMQ client: what its message and its answer have beyond FlintMQ's PRODUCE.
+
+    ``passed_times``: properties with a delivery time that has passed; ``unique_key`` and ``recall_handle`` are told by
+    the answer.
+    """
+
+    default_topic: str
+    default_queues: int
+    flag: int = 0
+    reconsume_times: int = 0
+    passed_times: str = ""
+    unique_key: str = ""
+    recall_handle: str = ""
+
+    def encode_stored(
+        self, request: Request, queue: int, queue_offset: int, store_ms: int, physical_offsets: bytes | bytearray
+    ) -> bytes:
+        """Return the encoded answer, with the offset ids of the messages separated by commas."""
+        assert isinstance(request, RemotingRequest), "sends of the gateway"
+        ids = offset_ids(request.broker.store.commitlog.store_host, physical_offsets)
+        if request.received.header_type == JSON_HEADER and not self.recall_handle:
+            number = request.received.request_id
+            return encode_send_answer(number, ids, queue, queue_offset, encode_json(self.unique_key))
+        fields = {
+            "msgId": ids,
+            "queueId": str(queue),
+            "queueOffset": str(queue_offset),
+            "transactionId": self.unique_key,
+            PROPERTY_REGION: REGION,
+            PROPERTY_TRACE: "true",
+        }
+        if self.recall_handle:
+            fields["recallHandle"] = self.recall_handle
+        return request.head(codes.SUCCESS, fields, 0)
+
+    def batch(self, request: Request, params: ProduceRequest, common: bytes) -> ProduceBatch:
+        """Return the messages as the store takes them. Those of a batch that have no key get one."""
+        batch = NATIVE.batch(request, params, common + self.passed_times.encode())
+        batch.flag, batch.reconsume_times = self.flag, self.reconsume_times
+        if params.layout == LAYOUT_BATCH:
+            assert isinstance(request, RemotingRequest), "sends of the gateway"
+            keys = request.gateway.unique_keys
+            batch.unique_prefix, batch.unique_first = keys.prefix.encode(), keys.take(params.count)
+        return batch
+
+    def queues_to_write(self, topic: TopicConfig) -> int:
+        """Return how many queues a client may choose from: also those that are only read while the topic shrinks."""
+        return max(topic.write_queues, topic.read_queues)
+
+    def new_topic(self, broker: Broker, name: str) -> TopicConfig:
+        """Return the topic to create, which inherits from the send's default topic. Raises if that is not allowed."""
+        if is_system_topic(name) and name not in MESSAGES_OF_CLIENTS:
+            raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
+        queues, perm = 0, 0
+        if broker.auto_create:
+            default = broker.store.topics.get(self.default_topic)
+            if default is not None and default.perm & PERM_INHERIT:
+                # The new topic is a default for no other one.
+                queues, perm = default.write_queues, default.perm & ~PERM_INHERIT
+            elif self.default_topic == DEFAULT_TOPIC:
+                queues, perm = DEFAULT_TOPIC_QUEUES, PERM_READ_WRITE
+        if not perm:
+            raise TopicNotExist(
+                f"topic[{name}] not exist, apply first please! Create it (mqadmin updateTopic, or flintmq topic "
+                f"create), or let sends create it: topics.auto_create, and {DEFAULT_TOPIC} as their default topic"
+            )
+        # As in RocketMQ, a client may ask for fewer queues than its default topic has, not for more.
+        queues = min(self.default_queues, queues)
+        if queues < 1:
+            raise InvalidParameter(
+                f"topic {name} cannot be created with {self.default_queues} queues; set defaultTopicQueueNums to 1 or "
+                "more"
+            )
+        return TopicConfig(name=name, read_queues=queues, write_queues=queues, perm=perm)
+
+
+class _Recall(SendContext):
+    """The recall of the message with ``unique_key``."""
+
+    def __init__(self, unique_key: str) -> None:
+        self._unique_key = unique_key
+
+    def encode_stored(
+        self, request: Request, queue: int, queue_offset: int, store_ms: int, physical_offsets: bytes | bytearray
+    ) -> bytes:
+        """Return the encoded answer."""
+        assert isinstance(request, RemotingRequest), "recalls of the gateway"
+        return request.head(codes.SUCCESS, {"msgId": self._unique_key, PROPERTY_REGION: REGION}, 0)
+
+
+def send_message(request: RemotingRequest, gateway: RemotingGateway) -> None:
     """Append one message, or the messages of a batch; answer when they are as safe as the flush policy demands."""
     received = request.received
     send = decode_send(received.code, received.version, request.ext)
-    request.default_topic, request.default_queues = send.default_topic, send.default_queues
+    context = RemotingSend(send.default_topic, send.default_queues, reconsume_times=send.reconsume_times)
     if send.batch:
-        append_frame(request, broker, _batch_params(request, gateway, send))
+        append_frame(request, _batch_params(request, gateway, send, context), context)
     elif send.topic.startswith(RETRY_TOPIC_PREFIX):
-        _send_retry(request, gateway, broker, send)
+        _send_retry(request, gateway, send, context)
     else:
-        _send_one(request, gateway, broker, send)
+        _send_one(request, gateway, send, context)
 
 
-def _send_one(request: RemotingRequest, gateway: RemotingGateway, broker: Broker, send: SendFields) -> None:
+def _send_one(request: RemotingRequest, gateway: RemotingGateway, send: SendFields, context: RemotingSend) -> None:
     # Delivery would take the message for a recall whose handle has been checked.
+    broker = request.broker
     if f"{PROPERTY_TIMER_RECALLED}\x01" in send.properties:
         raise MessageIllegal(
             f"{PROPERTY_TIMER_RECALLED} is set by brokers only; to take a timed message back, call recallMessage with "
@@ -81,32 +185,32 @@ def _send_one(request: RemotingRequest, gateway: RemotingGateway, broker: Broker
         )
     properties = split_properties(send.properties)
     is_half = settle_half(properties, send.group, send.reconsume_times)
-    params = _params(request, gateway, broker.delays.now_ms(), send, properties)
+    params = _params(gateway, broker.delays.now_ms(), send, properties, context)
     if is_half:
         _as_row(request, params, properties, send)
     # No client resends a one-way send, because it has no answer that could be lost.
-    sequence = sequence_of(request.unique_key) if request.frame.kind == REQUEST else None
+    sequence = sequence_of(context.unique_key) if request.frame.kind == REQUEST else None
     if sequence is not None:
         # A client keeps the key when it sends a message again, so the broker can store it once.
         params.unique_prefix, params.unique_first = sequence
         before = broker.sequences.find(params.unique_prefix, params.topic, params.unique_first, 1)
         if before is not None:
-            answer_resend(request, broker, params, before)
+            answer_resend(request, params, before, context)
             return
-    append_frame(request, broker, params)
+    append_frame(request, params, context)
 
 
 def _params(
-    request: RemotingRequest, gateway: RemotingGateway, now_ms: int, send: SendFields, properties: dict[str, str]
+    gateway: RemotingGateway, now_ms: int, send: SendFields, properties: dict[str, str], context: RemotingSend
 ) -> ProduceRequest:
-    """Return the header of one message as FlintMQ's PRODUCE has it; what PRODUCE lacks is put into the request."""
-    deliver_ms, request.passed_times = settle_delay(properties, now_ms)
+    """Return the header of one message as FlintMQ's PRODUCE has it; what PRODUCE lacks is put into the context."""
+    deliver_ms, context.passed_times = settle_delay(properties, now_ms)
     key = properties.get(PROPERTY_UNIQ_KEY)
     if key is None:
         key = properties[PROPERTY_UNIQ_KEY] = gateway.unique_keys.next_key()
-    request.unique_key = key
-    request.recall_handle = recall_handle(send.topic, gateway.broker_name, deliver_ms, key) if deliver_ms else ""
-    request.flag, request.reconsume_times = send.flag, send.reconsume_times
+    context.unique_key = key
+    context.recall_handle = recall_handle(send.topic, gateway.broker_name, deliver_ms, key) if deliver_ms else ""
+    context.flag = send.flag
     return ProduceRequest(
         topic=send.topic,
         count=1,
@@ -127,11 +231,12 @@ def _as_row(request: RemotingRequest, params: ProduceRequest, properties: dict[s
     request.translate(bytearray(msgpack.packb(row, unicode_errors="surrogatepass")))
 
 
-def _send_retry(request: RemotingRequest, gateway: RemotingGateway, broker: Broker, send: SendFields) -> None:
+def _send_retry(request: RemotingRequest, gateway: RemotingGateway, send: SendFields, context: RemotingSend) -> None:
     """Append a message that a consumer sends again by itself, or make it a dead letter after its last attempt.
 
     The broker does not look for earlier copies: each attempt of a message has the same key.
     """
+    broker = request.broker
     store, group = broker.store, group_of_retries(check_name("topic", send.topic))
     if not store.groups.has(group):
         raise GroupNotExist(
@@ -142,26 +247,24 @@ def _send_retry(request: RemotingRequest, gateway: RemotingGateway, broker: Brok
     properties = split_properties(send.properties)
     # It is called for its changes of the properties alone.
     settle_half(properties, send.group, send.reconsume_times)
-    times_max = send.max_reconsume_times
-    if times_max < 0:
-        times_max = store.groups.retry_times_max(group)
-    dead = send.reconsume_times > times_max
+    dead = send.reconsume_times > store.groups.retry_times_max(group, send.max_reconsume_times)
     if dead:
         properties[PROPERTY_DELAY] = "0"
         send = send._replace(topic=dead_letter_topic(group), queue=0)
-    append_frame(request, broker, _params(request, gateway, broker.delays.now_ms(), send, properties))
+    append_frame(request, _params(gateway, broker.delays.now_ms(), send, properties, context), context)
     broker.counters.count_sent_back(group, 0 if dead else 1, 1 if dead else 0)
 
 
-def _batch_params(request: RemotingRequest, gateway: RemotingGateway, send: SendFields) -> ProduceRequest:
+def _batch_params(
+    request: RemotingRequest, gateway: RemotingGateway, send: SendFields, context: RemotingSend
+) -> ProduceRequest:
     """Return the header of a batch as FlintMQ's PRODUCE has it. Raises if its messages cannot be appended together."""
     if send.topic.startswith(RETRY_TOPIC_PREFIX):
         raise MessageIllegal(f"batch request does not support retry group {send.topic}; send the messages one by one")
     if send.sys_flag & SysFlag.COMPRESSED:
         raise MessageIllegal("a batch that is compressed as a whole is not supported; compress its messages, or none")
     frame = request.frame
-    request.unique_key = split_properties(send.properties).get(PROPERTY_UNIQ_KEY, "")
-    request.reconsume_times = send.reconsume_times
+    context.unique_key = split_properties(send.properties).get(PROPERTY_UNIQ_KEY, "")
     return ProduceRequest(
         topic=send.topic,
         count=count_batch(frame.buffer, frame.body_at, frame.body_end),
@@ -200,7 +303,7 @@ async def consumer_send_msg_back(request: RemotingRequest, store: MessageStore, 
         request.reply()
         return
     level = DEAD_LETTER_LEVEL if delay_level < 0 else min(delay_level, DELAY_LEVEL_MAX)
-    messages = SendBack(group, (physical_offset,), level, times_max, ("",))
+    messages = SendBack(group, (physical_offset,), RetryPolicy(level, times_max), ("",))
     await retries.store_again(request, messages, consumed_by(request))
     request.reply()
 
@@ -211,13 +314,14 @@ RECALL_BODY = b"0"
 """Body of a recall's record, as RocketMQ writes it: the properties say everything."""
 
 
-def recall_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
+def recall_message(request: RemotingRequest, gateway: RemotingGateway) -> None:
     """Append the recall of a timed message; answer when it is as safe as the flush policy demands.
 
     As with RocketMQ, a recall of a message that the broker does not have succeeds: only delivery looks for the message.
     """
+    broker = request.broker
     topic = request.ext.text("topic")
-    check_load(request, broker)
+    check_load(request)
     if broker.store.topics.get(topic) is None:
         raise TopicNotExist(f"recall failed, the topic[{topic}] not exist; pass the topic that the message was sent to")
     handle = split_recall_handle(request.ext.text("recallHandle", ""))
@@ -242,10 +346,10 @@ def recall_message(request: RemotingRequest, gateway: RemotingGateway, broker: B
             f"recall failed, timestamp invalid: no message is delivered later than in {max_days} days "
             "(delivery.delay_max_days); pass the handle of the answer to the send, unchanged"
         )
-    request.recalled = handle.unique_key
     request.translate(bytearray(RECALL_BODY))
     params = ProduceRequest(topic=topic, count=1, queue=0, layout=LAYOUT_BODY, born_ms=now_ms)
-    append_waiting(request, broker, params, 0, route_recall(topic, handle.unique_key, handle.deliver_ms))
+    route = route_recall(topic, handle.unique_key, handle.deliver_ms)
+    append_waiting(request, params, 0, route, _Recall(handle.unique_key))
 
 
 # ---- SEND_REPLY_MESSAGE and SEND_REPLY_MESSAGE_V2: replies to requests, passed on to the client that waits

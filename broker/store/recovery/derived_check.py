@@ -10,10 +10,11 @@ import numpy as np
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ...kernels import dispatch as kernel
+from ..check import EntryComparison, UnitComparison
 from ..derivation import CheckDerivation, Run
 from ..dispatch import damaged_record, impossible_queue
 from ..errors import DamagedRecord
-from ..index import IndexCursor, index_problem
+from ..index import index_problem
 from ..queues import count_units, first_unit, last_record_unit, order_problem
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 class Derived:
     """The units and keys of a part of the log that ends at the physical offset ``end``.
 
-    ``keys``: a row of (hash, physical offset, store ms) each. In ``runs``, the queue offsets of a queue ascend.
+    ``keys``: rows of the kernel's in one array. In ``runs``, the queue offsets of a queue ascend.
     """
 
     end: int
@@ -52,9 +53,7 @@ def derive(store: LoadedStore, begin: int, end: int, impossible: list[DamagedRec
         stop = min(position + CHUNK_BYTES, end - file.start_offset, file.size)
         status, position = derivation.step(array, position, stop, file.start_offset)
         at = file.end_offset if status == kernel.BLANK else file.start_offset + position
-        yield Derived(
-            at, list(_ascending(derivation, following)), derivation.required_keys().reshape(-1, kernel.KEY_ROW)
-        )
+        yield Derived(at, list(_ascending(derivation, following)), derivation.required_keys())
         for kind, place, _ in derivation.flaws():
             if kind == kernel.FLAW_NO_QUEUE_OFFSET:
                 impossible.append(damaged_record(file, place, kernel.BAD_QUEUE_OFFSET))
@@ -119,19 +118,21 @@ class DerivedCheck:
             if first < behind and row not in unsound and (problem := on_gap(row, first, behind)):
                 problems.setdefault(row, problem)
 
-        cursor = IndexCursor(self._index.files[:index_files], begin)
-        index_problem = ""
-        index_end = cursor.files[-1].end_physical_offset + 1 if cursor.files else 0
+        files = self._index.files[:index_files]
+        unit_comparison, entries = UnitComparison(end), EntryComparison(files, begin, end)
+        index_end = max((file.end_physical_offset + 1 for file in files if file.index_count > 1), default=0)
         reach = min(max(end, index_end), self._commitlog.write_offset)
         for derived in derive(self._store, begin, end, self.impossible):
-            for queue, first, units in derived.runs:
+            for run in derived.runs:
+                queue, first, units = run
                 row = queue.row
                 look_between(row, following[row] if row in following else self._count_below(row, begin, first), first)
                 following[row] = first + len(units) // UNIT_BYTES
                 if row not in problems and queue.end_byte:
-                    self._compare_units(row, first, units, problems)
-            if not index_problem:
-                index_files, index_problem = _compare_entries(cursor, derived, index_files)
+                    flaw = next(unit_comparison.compare(run), None)
+                    if flaw is not None:
+                        problems[row] = f"message {flaw.first:,}: {flaw.text}"
+            entries.compare(derived.keys, derived.end)
             progress("checking queues and index", derived.end - begin, reach - begin)
         for row, count in counts.items():
             look_between(row, following[row] if row in following else self._count_below(row, begin, count), count)
@@ -139,22 +140,16 @@ class DerivedCheck:
             if not self._queues.rows[row].end_byte:
                 problems.setdefault(row, "it has no files")
         for derived in derive(self._store, max(begin, end), reach, self.impossible):
-            if not index_problem:
-                index_files, index_problem = _compare_entries(cursor, derived, index_files)
-        return index_problem, index_files
+            entries.compare(derived.keys, derived.end)
+        return entries.problem, entries.files_right
 
     def _count_below(self, row: int, physical_offset: int, without_files: int) -> int:
         """Return the number of units of a queue below a physical offset; ``without_files`` if it has no files."""
         queue = self._queues.rows[row]
         return count_units(queue, physical_offset) if queue.end_byte else without_files
 
-    def _compare_units(self, row: int, first: int, units: memoryview, problems: dict[int, str]) -> None:
-        count = len(units) // UNIT_BYTES
-        if self._queues.rows[row].read_units(first, count, hot=False) != units:
-            problems[row] = f"units between {first:,} and {first + count:,} are not those of the log"
-
     def keys_of(self, physical_offset: int) -> np.ndarray | None:
-        """Return the record's keys, as rows (hash, physical offset, store ms); None if there is no record there."""
+        """Return the record's keys, rows of the kernel's in one array; None if there is no record there."""
         found = []
         for derived in derive(self._store, physical_offset, physical_offset + 1, self.impossible):
             if derived.end > physical_offset:
@@ -167,23 +162,8 @@ class DerivedCheck:
         end = min(begin + CHUNK_BYTES, self._commitlog.write_offset)
         for derived in derive(self._store, begin, end, self.impossible):
             if len(derived.keys):
-                return int(derived.keys[0, kernel.K_PHYSICAL_OFFSET])
+                return int(derived.keys[kernel.K_PHYSICAL_OFFSET])
         return None
-
-
-def _compare_entries(cursor: IndexCursor, derived: Derived, index_files: int) -> tuple[int, str]:
-    """Compare the entries of the records before ``derived.end``; return (number of right files, problem)."""
-    files, keys = cursor.files, derived.keys
-    last = len(files) - 1
-    reached = max(min(cursor.file_number, last), 0)
-    done = cursor.compare(keys.reshape(-1), derived.end)
-    if done < 0:
-        return cursor.file_number, f"{files[cursor.file_number].path}: its entries are not those of the log"
-    if done < len(keys):
-        path = files[min(cursor.file_number, last)].path if files else "there is no index file"
-        missing = keys[done, kernel.K_PHYSICAL_OFFSET]
-        return reached, f"{path}: keys from physical offset {missing:,} are not in the index"
-    return index_files, ""
 
 
 # ---- Examination of queues and index at a start: what is sound, and what must be refilled from the log.

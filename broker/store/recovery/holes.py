@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, UNIT, SysFlag
+from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, UNIT, SysFlag
 from ....protocol.storage.record import decode_record, without_record_crc
 from ...kernels import dispatch as kernel
 from ..damage import HOLE_BYTES_MIN, LostRange, QuarantinedRange, blank, plan, that_fit
+from ..derivation import ends_file, message_at
 from ..files.file_system import zero
 from ..queues import RECORD_BYTES_MAX, count_units, is_filling, read_units
 
@@ -210,18 +211,17 @@ class HoleFinder:
                 break
             if status != kernel.DONE:
                 return at - 1
-            head = RECORD.unpack(array.data, position)
-            name = array[self._parts[kernel.R_TOPIC_AT] : self._parts[kernel.R_TOPIC_END]].tobytes()
-            queue, queue_offset = (name, head.queue_id), head.queue_offset
-            transaction = head.sys_flag & SysFlag.TRANSACTION_MASK
+            topic, queue_id, queue_offset = message_at(array, position, self._parts)
+            queue, size = (topic, queue_id), int(self._parts[kernel.R_SIZE])
+            transaction = self._parts[kernel.R_SYS_FLAG] & SysFlag.TRANSACTION_MASK
             if transaction not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
                 before = seen.get(queue) or (self._last_offset(queue, begin), at)
                 if queue_offset <= before[0]:
                     forged = max(forged, before[1])
                 seen[queue] = (queue_offset, at)
-            if at < border < at + head.total_size:
+            if at < border < at + size:
                 return at
-            at += head.total_size
+            at += size
             count += 1
         return forged
 
@@ -235,8 +235,7 @@ class HoleFinder:
 
 def _ends_file(array: np.ndarray, position: int) -> bool:
     """Return whether a blank at ``position`` covers the rest of the file and is no longer than the longest message."""
-    size = int.from_bytes(array[position : position + 4].tobytes(), "big")
-    return size == len(array) - position and size <= FORGERY_BYTES_MAX
+    return ends_file(array, position) and len(array) - position <= FORGERY_BYTES_MAX
 
 
 __all__ = ["Hole", "HoleFinder", "KnownRecord", "RecordIsSound", "UnitEvidence"]

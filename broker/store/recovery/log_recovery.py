@@ -18,7 +18,6 @@ from ....protocol.storage.layout import (
     MAGIC_V1,
     MAGIC_V2,
     PRE_BLANK_SIZE,
-    RECORD,
     RECORD_HEAD_BYTES,
     RECORD_HEAD_BYTES_MAX,
     UNIT_BYTES,
@@ -28,6 +27,7 @@ from ....protocol.storage.record import unpack_head
 from ....protocol.store_files import file_name
 from ...kernels import dispatch as kernel
 from ..damage import LostRange
+from ..derivation import ends_file, message_at
 from ..dispatch import GAP_MAX
 from ..errors import CorruptLog
 from ..files.file_system import zero
@@ -262,7 +262,7 @@ class LogRecovery:
                 at = file.start_offset + position
                 status = kernel.BAD_PARTS
                 state[kernel.S_RECORDS] -= 1
-            if status == kernel.BLANK and not _reaches_the_end(file.array(), position):
+            if status == kernel.BLANK and not ends_file(file.array(), position):
                 status = kernel.BAD_LENGTH  # the file continues after it, so it is not the blank of this file
             if status == kernel.BLANK:
                 file.release()
@@ -368,12 +368,10 @@ class LogRecovery:
         blob = bytearray(size)
         file.files.read(file.fd, memoryview(blob), physical_offset - file.start_offset, wait=True)
         parts = np.zeros(kernel.PARTS, np.int64)
-        if kernel.locate(np.frombuffer(blob, np.uint8), 0, size, physical_offset, parts) != kernel.DONE:
+        array = np.frombuffer(blob, np.uint8)
+        if kernel.locate(array, 0, size, physical_offset, parts) != kernel.DONE or parts[kernel.R_SIZE] != size:
             return False
-        head = RECORD.unpack(blob)
-        stored_topic = bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]])
-        found = head.total_size, stored_topic, head.queue_id, head.queue_offset
-        return found == (size, topic, queue_id, queue_offset)
+        return message_at(array, 0, parts) == (topic, queue_id, queue_offset)
 
     def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
         """Return whether a unit of the queue (queue offset, physical offset, size) points at its own sound record."""
@@ -390,8 +388,7 @@ class LogRecovery:
         status = kernel.locate(array, position, len(array), physical_offset, parts)
         if status != kernel.DONE or parts[kernel.R_SIZE] != size:
             return None
-        head = RECORD.unpack(array.data, position)
-        return array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), head.queue_id, head.queue_offset
+        return message_at(array, position, parts)
 
     def store_ms_behind(self, physical_offset: int) -> int:
         """Return the store time of the first sound record at or after a record boundary.
@@ -427,19 +424,13 @@ class LogRecovery:
                 continue
             if status != kernel.DONE:
                 break
-            head = RECORD.unpack(array.data, position)
-            queue = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), head.queue_id
+            *queue, queue_offset = message_at(array, position, parts)
             if wanted is None:
                 wanted = queue
-            elif queue == wanted and not head.sys_flag & SysFlag.TRANSACTION_PREPARED:
-                found.append(head.queue_offset)
+            elif queue == wanted and not parts[kernel.R_SYS_FLAG] & SysFlag.TRANSACTION_PREPARED:
+                found.append(queue_offset)
             at += int(parts[kernel.R_SIZE])
         return found
-
-
-def _reaches_the_end(array: np.ndarray, position: int) -> bool:
-    """Return whether the blank at ``position`` covers the rest of its file, as every valid blank does."""
-    return int.from_bytes(array[position : position + 4].tobytes(), "big") == len(array) - position
 
 
 def _lost_its_tail(array: np.ndarray, end: int, parts: np.ndarray) -> bool:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.names import is_system_topic
 from ....protocol.storage.layout import UNIT_BYTES
+from ...kernels.dispatch import KEY_ROW
 from ..errors import ContainmentStuck, CorruptLog, DamagedRecord
 from ..queues import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
 from ..tables.store_state import DeletedTopic
@@ -364,7 +365,8 @@ class Recovery:
         keys = self._check.keys_of(self._index.end_physical_offset)
         if keys is not None:
             held = self._index.entries_of_last_record()
-            for _ in self._index.put(keys.reshape(-1), len(keys), min(held, len(keys))):
+            count = len(keys) // KEY_ROW
+            for _ in self._index.put(keys, count, min(held, count)):
                 pass
 
     def _dispatch(self, begin: int, end: int) -> None:

@@ -327,8 +327,11 @@ class SubscriptionGroupTable:
         self.dirty = True
         self.changes += 1
 
-    def retry_times_max(self, group: str) -> int:
-        """Return how often a message of the group is redelivered before it becomes a dead letter."""
+    def retry_times_max(self, group: str, asked: int = -1) -> int:
+        """Return how often a message of the group is redelivered before it becomes a dead letter. ``asked``: by the
+        request, which decides unless it is negative."""
+        if asked >= 0:
+            return asked
         return int(self._groups.get(group, _DEFAULTS).get("retryMaxTimes", RETRY_TIMES_MAX))
 
     def has_retries(self, group: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgpack
 
-from ....protocol.commands import PULL, Command, RowsCommand, RowT
+from ....protocol.commands import PULL, Command, RowCommand, RowsCommand, RowT
 from ....protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -31,7 +31,7 @@ from ....protocol.errors import (
 )
 from ....protocol.fields import I64_MAX, decode_fields, encode_fields
 from ....protocol.produce_frame import PullFields, PullHead
-from ....protocol.rows import decode_rows
+from ....protocol.rows import decode_row, decode_rows
 from ...errors import InvalidArgument
 from ..texts import check_unicode
 from .session import Answer
@@ -137,6 +137,15 @@ def listing(
         return decode_rows(command.rows, unpack_body(answer))
 
     return operation(command, decode, body, timeout=timeout, **arguments)
+
+
+def fetching(command: RowCommand[RowT], *, timeout: float | None = None, **arguments: Any) -> Operation[RowT]:
+    """Return an operation whose result is the row in the response."""
+
+    def decode(answer: Answer) -> RowT:
+        return decode_row(command.row, unpack_body(answer))
+
+    return operation(command, decode, timeout=timeout, **arguments)
 
 
 def nothing(answer: Answer) -> None:
