@@ -12,7 +12,6 @@ import click
 import pytest
 
 from flintmq.client.cli import failures
-from flintmq.client.cli.command import is_mistyped
 from flintmq.client.cli.commands.shell import EXAMPLES
 from flintmq.client.cli.formats import DIRECTIVES
 from flintmq.client.cli.main import COMMANDS, root
@@ -100,25 +99,6 @@ def test_help_and_completion_of_commands_import_neither_rich_nor_a_client() -> N
         assert "tail" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("word", "mistyped"),
-    [
-        ("stauts", True),
-        ("sned", True),
-        ("tial", True),
-        ("topics", True),
-        ("orders", False),
-        ("topic-0", False),
-        ("status-updates", False),
-        ("bench-results", False),
-        ("offers", False),
-        ("x", False),
-    ],
-)
-def test_a_word_counts_as_a_mistyped_command_only_if_it_is_close_to_one(word: str, mistyped: bool) -> None:
-    assert is_mistyped(word, list(COMMANDS)) is mistyped
-
-
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for _, line in lines])
 def test_every_example_is_a_valid_command_line(line: str) -> None:
     typed = next(part for part in re.split(r"\| *|\$\(", line) if part.strip().startswith("flintmq"))
@@ -126,9 +106,9 @@ def test_every_example_is_a_valid_command_line(line: str) -> None:
     if words[1] == "-b":
         words[1:3] = []
     name = next((name for name in (" ".join(words[1:3]), words[1]) if name in ALL_COMMANDS), "")
-    arguments = words[1 + len(name.split()) :]  # a topic alone is an argument of tail
+    arguments = words[1 + len(name.split()) :]
     arguments = ["/dev/null" if word.endswith((".png", ".jsonl")) else word for word in arguments]
-    with ALL_COMMANDS[name or "tail"].make_context(name, arguments) as ctx:
+    with ALL_COMMANDS[name].make_context(name, arguments) as ctx:
         assert ctx.params
 
 
